@@ -283,8 +283,8 @@ class PlanRun:
         finally:
             self._running.discard(task)
 
-    def _door(self, key: str, stopping: Callable[[], bool] | None = None) -> Door:
-        door = Door(
+    def _door(self, key: str, stops: Callable[[bool], bool] | None = None) -> Door:
+        return Door(
             view=self._view,
             ledger=self._ledger,
             plan_keys=self._keys,
@@ -292,17 +292,19 @@ class PlanRun:
             seconds_left=self._seconds_left,
             draining=self.drain_requested,
             budget=self.budget,
+            stops=stops or self._stops,
             may_wait=True,
         )
-        door.stopping = stopping or (lambda: self._stopping or self._waits_for_look(door))
-        return door
 
-    def _waits_for_look(self, door: Door | None = None) -> bool:
+    def _stops(self, begun: bool) -> bool:
+        return self._stopping or self._waits_for_look(begun)
+
+    def _waits_for_look(self, begun: bool = False) -> bool:
         """Tell whether a step may not begin, because the rest of the plan is looked at first.
 
         Where a step asked a person and has the answer, it has begun.
         """
-        return self._looking and not (door is not None and door.begun) and not answers_there()
+        return self._looking and not begun and not answers_there()
 
     async def _run_step(self, attempt: Attempt, door: Door) -> Envelope | None:
         try:
@@ -355,8 +357,8 @@ class PlanRun:
 
     async def _run_copy(self, copies: Copies, number: int) -> Envelope | None:
         attempt = copies.attempt_at(number)
-        stopping = lambda: self._stopping or copies.stopped  # noqa: E731
-        return await self._run_step(attempt, self._door(attempt.key, stopping))
+        stops = lambda _begun: self._stopping or copies.stopped  # noqa: E731
+        return await self._run_step(attempt, self._door(attempt.key, stops))
 
     def drain_requested(self) -> bool:
         """Whether the process is to stop: what runs may end, nothing else begins."""

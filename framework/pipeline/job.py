@@ -33,7 +33,7 @@ STOPPED: Any = object()
 """Given in place of a result when another step failed for good while this one waited."""
 
 
-def _never() -> bool:
+def _never(_begun: bool = False) -> bool:
     return False
 
 
@@ -51,7 +51,8 @@ class Door:
         plan_keys: Keys of the plan's steps.
         failures: Failed tries of the step so far.
         seconds_left: How long the turn may still run its steps; ``None`` for no bound.
-        stopping: Whether no further try may begin, because something else failed for good.
+        stops: Whether no further try may begin, because something else failed for good; it is told
+            whether one has begun.
         draining: Whether the process is to stop.
         may_wait: Whether a step may wait for a moment or an event, and the asker goes on meanwhile.
         state_keys: Keys of the state of a graph of one's own; ``None`` for those of ``AgentState``.
@@ -70,7 +71,7 @@ class Door:
     plan_keys: Collection[str] = ()
     failures: int = 0
     seconds_left: Callable[[], float | None] = _unbounded
-    stopping: Callable[[], bool] = _never
+    stops: Callable[[bool], bool] = _never
     draining: Callable[[], bool] = _never
     may_wait: bool = False
     state_keys: frozenset[str] | None = None
@@ -82,6 +83,10 @@ class Door:
     begun: bool = False
     absent: frozenset[str] = frozenset()
     labels: Mapping[str, str] = field(default_factory=dict)
+
+    def stopping(self) -> bool:
+        """Tell whether no further try may begin."""
+        return self.stops(self.begun)
 
 
 @dataclass(slots=True)

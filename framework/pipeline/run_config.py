@@ -7,6 +7,9 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
+from langgraph.config import get_config
+from langgraph.runtime import get_runtime
+
 from configs.scoped import scoped
 from framework.base.errors import ConfigurationError
 from framework.base.ports import Caller, Verdict
@@ -65,8 +68,6 @@ async def ask_about(about: str, said: Any, reasons: Sequence[str]) -> Verdict:
 
 def current_runtime() -> Any:
     """Return LangGraph's ``Runtime`` of the run that calls this, or ``None`` outside of one."""
-    from langgraph.runtime import get_runtime
-
     try:
         return get_runtime()
     except (RuntimeError, KeyError):
@@ -75,8 +76,6 @@ def current_runtime() -> Any:
 
 def configurable() -> Mapping[str, Any]:
     """Return the run's ``configurable``; empty outside of a run."""
-    from langgraph.config import get_config
-
     try:
         return get_config().get("configurable") or {}
     except RuntimeError:

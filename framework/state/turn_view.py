@@ -73,7 +73,7 @@ class TurnView:
         """Whether the graph keeps turns; one of one's own does not."""
         return bool(self.turn)
 
-    @property
+    @cached_property
     def ids(self) -> dict[str, str | None]:
         """The turn and the plan, as events name them."""
         return {"turn_id": self.turn_id or None, "plan_id": self.plan_id or None}
