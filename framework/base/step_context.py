@@ -12,6 +12,7 @@ from configs.streaming import get_streamer
 from framework.base.awaiting import awaited
 from framework.base.context import CapabilityContext
 from framework.base.plan import PlannedStep
+from framework.base.values import copied
 
 
 async def _simply(_key: str, call: Callable[[], Any]) -> Any:
@@ -34,7 +35,7 @@ class StepContext:
 
     Attributes:
         capability: Name of the capability.
-        step: The planned step.
+        planned: The step as the plan has it; read ``step``.
         step_index: Its place in the plan.
         total_steps: How many steps the plan has.
         state: The graph's state when the step began; read it, never change it.
@@ -51,7 +52,7 @@ class StepContext:
     """
 
     capability: str
-    step: PlannedStep
+    planned: PlannedStep
     step_index: int = 0
     total_steps: int = 0
     state: Mapping[str, Any] = field(default_factory=dict)
@@ -66,6 +67,14 @@ class StepContext:
     notify: Callable[[str, float | None], None] = lambda _message, _fraction: None
     once: Callable[[str, Callable[[], Any]], Awaitable[Any]] = _simply
     stored: list[CapabilityContext] = field(default_factory=list)
+    _step: PlannedStep | None = field(default=None, init=False, repr=False)
+
+    @property
+    def step(self) -> PlannedStep:
+        """The planned step: a copy of the capability's own, made when it is first read."""
+        if self._step is None:
+            self._step = copied(self.planned)
+        return self._step
 
     @property
     def logger(self) -> ComponentLogger:

@@ -14,7 +14,6 @@ from framework.base.errors import CapabilityError, ErrorSeverity, ValidationErro
 from framework.base.ports import Attempt
 from framework.base.step_context import OFFERED, StepContext
 from framework.base.threads import in_thread, is_sync
-from framework.base.values import copied
 from framework.pipeline.job import CURRENT, Job
 from framework.pipeline.lifecycle import Lifecycle
 from framework.pipeline.run_config import current_runtime
@@ -46,7 +45,7 @@ async def call(job: Job, attempt: Attempt) -> Any:
 
     context = StepContext(
         capability=spec.name,
-        step=copied(attempt.step),
+        planned=attempt.step,
         step_index=attempt.index,
         total_steps=attempt.total,
         # Steps beside this one have their own place in the plan.

@@ -71,7 +71,7 @@ async def run(
     instance = capability()
     instance._context = StepContext(
         capability=instance.name,
-        step=PlannedStep(context_key="out", capability=instance.name),
+        planned=PlannedStep(context_key="out", capability=instance.name),
         inputs=inputs or {},
         parameters=PythonParameters(code=code, **parameters),
         task=task,
