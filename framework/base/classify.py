@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from framework.base.errors import (
     CapabilityError,
@@ -136,8 +136,7 @@ _KEY_MARKERS = ("API key not valid", "API_KEY_INVALID")
 _RETRY_INFO = re.compile(r"retryDelay\W+([\d.]+)s")
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
+class Diagnosis(NamedTuple):
     """What kind of failure an exception is.
 
     Attributes:

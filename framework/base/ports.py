@@ -55,8 +55,7 @@ class Given(NamedTuple):
     told: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Element:
+class Element(NamedTuple):
     """The element of a list for which a copy of a step runs.
 
     Attributes:

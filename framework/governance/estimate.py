@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from framework.base.spec import CapabilitySpec
 
 
-@dataclass(frozen=True, slots=True)
-class PlanEstimate:
+class PlanEstimate(NamedTuple):
     """What a plan will need if each step needs what it needed on average.
 
     Attributes:

@@ -167,7 +167,7 @@ def _request(job: Job, attempt: Attempt, claim: Claim | None) -> dict[str, Any]:
             "number": attempt.number,
             "objective": attempt.objective,
         },
-        "element": None if attempt.element is None else asdict(attempt.element),
+        "element": None if attempt.element is None else attempt.element._asdict(),
         "inputs": {label: _packed(value) for label, value in attempt.inputs.items()},
         "values": dict(attempt.values),
         "state": {name: value for name, value in view.state.items() if name not in STAYS},

@@ -6,8 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NotRequired
+from typing import Any, NamedTuple, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -88,8 +87,7 @@ def _digest(content: object, step: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-@dataclass(frozen=True)
-class CarryOver:
+class CarryOver(NamedTuple):
     """Which finished results of an old plan serve a new one.
 
     Attributes:
@@ -100,9 +98,9 @@ class CarryOver:
             old record of the same key belongs to a step that has to run again.
     """
 
-    kept: dict[str, str] = field(default_factory=dict)
-    rerun: tuple[str, ...] = ()
-    results: dict[str, Any] = field(default_factory=dict)
+    kept: dict[str, str]
+    rerun: tuple[str, ...]
+    results: dict[str, Any]
 
     def context_updates(
         self, context_data: Mapping[str, Mapping[str, Any]]
