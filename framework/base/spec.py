@@ -326,7 +326,8 @@ def _check_effect_key(
 
 def can_name_a_node(name: str) -> bool:
     """Tell whether a node of a graph can have a name: not what LangGraph keeps, and printable."""
-    return not (name.startswith("__") or set(name) & {":", "|"}) and clean_text(name) == name
+    kept = name.startswith("__") and name.endswith("__")
+    return not (kept or set(name) & {":", "|"}) and clean_text(name) == name
 
 
 ROLES = (

@@ -74,8 +74,8 @@ def check_name(kind: str, name: str) -> None:
     """
     if not can_name_a_node(name):
         raise RegistryError(
-            f"The {kind} name {name!r} begins with '__', holds ':' or '|', which LangGraph reserves,"
-            " or cannot be printed.",
+            f"The {kind} name {name!r} stands between '__', holds ':' or '|', which LangGraph"
+            " reserves, or cannot be printed.",
             fix="Use letters, digits and underscores.",
         )
 

@@ -103,7 +103,7 @@ class StateMachineWorkflow(BaseWorkflow):
         if odd := [state for state in self._states if not can_name_a_node(state)]:
             raise ConfigurationError(
                 f"No node of a graph can be called {', '.join(map(repr, odd))}.",
-                fix="Use letters, digits and underscores, and no '__' in front.",
+                fix="Use letters, digits and underscores, and no '__' around them.",
             )
         named = [("the initial state", self._start)]
         named += [("a rule's own state", state) for state in self._rules]
@@ -120,7 +120,7 @@ class StateMachineWorkflow(BaseWorkflow):
     def compile(self, checkpointer: Checkpointer = None, **options: Any) -> WorkflowGraph:
         """Return the workflow as a graph; see :meth:`BaseWorkflow.compile`."""
         builder = StateGraph(_State, input_schema=WorkflowInput, output_schema=WorkflowOutput)
-        first = "__start" if "start" in self._states else "start"
+        first = "__begin__" if "start" in self._states else "start"
         builder.add_node(first, self._begin, destinations=(self._entry(self._start),))
         builder.add_edge(START, first)
         for state, node in self._states.items():
