@@ -289,7 +289,7 @@ async def test_what_does_not_fit_its_key_fails_the_step_that_wrote_it(
     assert out["control_error_info"]["capability_name"] == "read"
 
 
-@pytest.mark.parametrize("kept", [7, {"number": "x"}, {}])
+@pytest.mark.parametrize("kept", [{"number": "x"}, {}])
 async def test_nonsense_in_what_is_kept_of_a_turn_does_not_end_the_thread(
     agent: Any, kept: Any
 ) -> None:
