@@ -13,8 +13,9 @@ demo: $(VENV)/.demo
 	&& echo "In the console: $(BIN)/capgraph serve --config configs/demo.yml --thread $$thread"
 
 # Hundreds of processes are started: they are not to compile what they import, whatever is set here.
+# Three at a time on two cores, for a third of the time is waiting: for processes, leases, browsers.
 test: check browser
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
 # The console's tests want a browser; where none can be had they say so.
 browser:
@@ -30,7 +31,7 @@ pictures: $(VENV)/.dev browser
 SEED ?= 1
 test-long: check browser faults
 	env -u PYTHONDONTWRITEBYTECODE LONG_TESTS=1 SEED=$(SEED) \
-	  $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder \
+	  $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder \
 	  --timeout 3600 --hypothesis-seed=$(SEED)
 
 # The tests on every Python of PYTHONS that is on the machine, with the newest versions of what is

@@ -390,6 +390,7 @@ def test_an_open_page_goes_on_after_a_restart(browser: Any, tmp_path: Path) -> N
         server.end()
 
 
+@pytest.mark.sampled(0.5)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious(browser: Any, served: Any, scheme: str) -> None:
     rules = axe()
