@@ -6,16 +6,24 @@ import asyncio
 import contextlib
 import contextvars
 import queue
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple, cast
+
+if sys.platform == "win32":
+    from asyncio import ProactorEventLoop as _Loop
+else:
+    from asyncio import SelectorEventLoop as _Loop
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import StateSnapshot
 from langgraph.typing import ContextT
+
+Ts = TypeVarTuple("Ts")
 
 _AHEAD = 64
 """Parts that a run may be ahead of the one who reads them."""
@@ -101,6 +109,28 @@ def _iterate(make: _Make) -> Iterator[Any]:
         run.stop()
 
 
+class _OwnLoop(_Loop):
+    """Whoever reports to it when it has ended is not held up.
+
+    A thread of SQLite still reports of a query whose reader went away; an error ended the thread,
+    and with it the database for all who come after.
+    """
+
+    def call_soon_threadsafe(
+        self,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Handle:
+        """Report from another thread."""
+        try:
+            return super().call_soon_threadsafe(callback, *args, context=context)
+        except RuntimeError:
+            if not self.is_closed():
+                raise
+            return asyncio.Handle(callback, args, self, context)
+
+
 class _Run:
     """An asynchronous iterator on an event loop of its own, in a thread of its own."""
 
@@ -121,20 +151,19 @@ class _Run:
         loop, _ = self._started.result()
         while (part := self._items.get()) is not self._ended:
             yield part
-            with contextlib.suppress(RuntimeError):  # the loop has ended already
-                loop.call_soon_threadsafe(self._room.release)
+            loop.call_soon_threadsafe(self._room.release)
         self._ended.result()
 
     def stop(self) -> None:
         """Cancel the run if it goes on, and wait for its end."""
         loop, task = self._started.result()
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(task.cancel)
+        loop.call_soon_threadsafe(task.cancel)
         self._thread.join()
 
     def _work(self) -> None:
         try:
-            asyncio.run(self._pump())
+            with asyncio.Runner(loop_factory=_OwnLoop) as runner:
+                runner.run(self._pump())
         except BaseException as exc:  # handed to the caller's thread, whatever it is
             self._ended.set_exception(exc)
         else:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any, TypedDict
 
+import aiosqlite
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
@@ -19,6 +22,7 @@ from framework.agents import (
     ReActAgent,
     ReflexionAgent,
 )
+from framework.engine.sync_graph import compiled
 from framework.testing import ScriptedModel
 from framework.workflows import (
     DAGWorkflow,
@@ -109,3 +113,38 @@ def test_a_question_is_answered_from_a_synchronous_call(form: str, inside: bool)
     asked = graph.invoke({"task": "go"}, config)["__interrupt__"]
     assert {one.value for one in asked} == {"Well?"}  # of a nested task LangGraph tells it twice
     assert graph.invoke(Command(resume="yes"), config)["output"] == "go: yes"
+
+
+class Words(TypedDict):
+    words: str
+
+
+async def test_a_database_outlives_a_reader_who_goes_away_in_the_middle_of_a_query() -> None:
+    numbers = "SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000000"
+    slow = f"WITH RECURSIVE n(i) AS ({numbers}) SELECT max(i) FROM n"
+    asking = threading.Event()
+
+    async def ask_it(state: Words) -> Words:
+        query = asyncio.ensure_future(database.execute(slow))
+        await asyncio.sleep(0)
+        asking.set()
+        await query
+        return state
+
+    builder = StateGraph(Words)
+    builder.add_node("first", lambda state: state)
+    builder.add_node("ask_it", ask_it)
+    builder.add_edge(START, "first")
+    builder.add_edge("first", "ask_it")
+    graph = compiled(builder)
+
+    def goes_away() -> None:
+        parts = graph.stream({"words": "x"})
+        next(parts)
+        asking.wait()
+        parts.close()  # type: ignore[attr-defined]
+
+    async with aiosqlite.connect(":memory:") as database:
+        await asyncio.to_thread(goes_away)
+        async with asyncio.timeout(60), database.execute("SELECT 1") as found:
+            assert await found.fetchone() == (1,)
