@@ -13,6 +13,7 @@ import framework.telemetry as telemetry
 from configs.logger import get_logger
 from configs.streaming import is_heard
 from framework.approvals import RESULT
+from framework.base.context import CapabilityContext
 from framework.base.errors import ErrorSeverity, PersistenceError, ValidationError
 from framework.base.ports import Attempt, Failure, Question, StepRecord
 from framework.base.values import to_plain
@@ -76,17 +77,30 @@ async def _gave(job: Job, attempt: Attempt, inner: Inner) -> Sorted | Result:
     if job.door.unsorted and isinstance(result, Mapping) and not job.stored:
         # No schema could drop a key here: a unit test looks at what was returned.
         return Sorted(dict(result), {}, None)
-    if job.door.types is not None:
-        for context in contexts_in(result, job.stored):
+    types = job.runner.registry.context_types
+    for context in contexts_in(result, job.stored):
+        if job.door.types is not None:
             job.door.types.setdefault(context.CONTEXT_TYPE, type(context))
+        elif context.CONTEXT_TYPE not in types:
+            _tell_unknown(job, type(context))
     return sort_result(
         result,
         job.stored,
         job.spec,
         attempt.step,
         attempt.key,
-        job.runner.registry.context_types,
+        types,
         job.runner.schema.names if job.door.state_keys is None else job.door.state_keys,
+    )
+
+
+def _tell_unknown(job: Job, kind: type[CapabilityContext]) -> None:
+    get_logger("capability", job.spec.name).warning(
+        "%s gave a %s, a class that the registry does not know: only its fields are kept, and what it"
+        " says of itself is not used. Write provides = [%s], or register the class.",
+        job.spec.name,
+        kind.__name__,
+        kind.__name__,
     )
 
 

@@ -935,6 +935,29 @@ async def test_a_returned_type_keeps_its_summary_without_being_registered() -> N
     assert text_of(out) == "It is 3.0 m deep.\nIt is 4.0 m deep."
 
 
+async def test_a_class_that_the_registry_does_not_know_is_told_when_it_is_returned(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Depth(CapabilityContext):
+        metres: float
+
+    @capability_node
+    class Sound(BaseCapability):
+        name = "sound"
+        description = "Measure the depth"
+        provides = ["DEPTH"]
+
+        async def execute(self) -> Depth:
+            return Depth(metres=3)
+
+    given: Any = {"steps": [{"context_key": "d", "capability": "sound"}]}
+    for items, told in (([Sound], True), ([Sound, Depth], False)):
+        caplog.clear()
+        graph = build_graph(items)
+        await graph.ainvoke({"messages": [("user", "How deep?")], "planning_execution_plan": given})
+        assert ("Write provides = [Depth]" in caplog.text) is told
+
+
 def test_check_warns_of_parameters_that_nobody_fills(tmp_path: Path) -> None:
     (tmp_path / "first_hour_toys.py").write_text(
         "from framework import capability_node\n\n\n"
