@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import calendar
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from capabilities.data.readings import number_sql, time_sql
 from capabilities.data.session import Session, identifier
 from capabilities.data.units import conversion
 from capabilities.data.words import fold, name_words
+from capabilities.periods.items import DAY_NAMES, MONTH_NAMES
 from framework.base import ErrorSeverity, ValidationError
 
 _PLACE = re.compile(r" \(column \d+\)$")
@@ -27,10 +27,7 @@ _PARTS = {
     "month_of_year": "month({t})",
     "iso_week": "week({t})",
 }
-_NAMES = {
-    "weekday": [name.lower() for name in calendar.day_name],
-    "month_of_year": [name.lower() for name in calendar.month_name[1:]],
-}
+_NAMES = {"weekday": DAY_NAMES, "month_of_year": MONTH_NAMES}
 _YES, _NO = ("true", "yes", "1", "t", "y"), ("false", "no", "0", "f", "n")
 _SHOWN = 20
 

@@ -13,12 +13,27 @@ from pydantic.dataclasses import dataclass as checked
 from capabilities.data.wording import date_text
 from framework.base import ValidationError
 
-MONTHS = {name.lower(): number for number, name in enumerate(calendar.month_name) if number}
-MONTHS |= {name.lower(): number for number, name in enumerate(calendar.month_abbr) if number}
-MONTHS["sept"] = 9
-WEEKDAYS = {name.lower(): number for number, name in enumerate(calendar.day_name)}
+# Not those of ``calendar``: they follow the locale that the application has set.
+MONTH_NAMES = [
+    "january",
+    "february",
+    "march",
+    "april",
+    "may",
+    "june",
+    "july",
+    "august",
+    "september",
+    "october",
+    "november",
+    "december",
+]
+DAY_NAMES = ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
+MONTHS = {name: number for number, name in enumerate(MONTH_NAMES, 1)}
+MONTHS |= {name[:3]: number for name, number in MONTHS.items()} | {"sept": 9}
+WEEKDAYS = {name: number for number, name in enumerate(DAY_NAMES)}
+WEEKDAYS |= {name[:3]: number for name, number in WEEKDAYS.items()}
 WEEKDAYS |= {"tues": 1, "thurs": 3, "thur": 3, "weds": 2}
-WEEKDAYS |= {name.lower(): number for number, name in enumerate(calendar.day_abbr)}
 _NUMBERS = "one two three four five six seven eight nine ten eleven twelve"
 NUMBERS = {name: number for number, name in enumerate(_NUMBERS.split(), 1)}
 ORDINALS = {"first": 1, "second": 2, "third": 3, "fourth": 4, "1st": 1, "2nd": 2, "3rd": 3}

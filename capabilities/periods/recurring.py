@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from capabilities.periods.items import NUMBERS, WEEKDAYS, DataWindow, ParsedTime
+from capabilities.periods.items import DAY_NAMES, NUMBERS, WEEKDAYS, DataWindow, ParsedTime
 
-_DAY_NAMES = "monday|tuesday|wednesday|thursday|friday|saturday|sunday"
+_DAY_NAMES = "|".join(DAY_NAMES)
 _WEEKDAY = re.compile(
     rf"\b(?:(?:on\s+)?(?P<plural>{_DAY_NAMES})s|on\s+(?:an?\s+|the\s+)?(?P<single>{_DAY_NAMES}))\b",
     re.IGNORECASE,
