@@ -82,6 +82,11 @@ class AnswerRefusedError(ValidationError):
         self.problems = problems
 
 
+def error_of(message: str, code: str) -> dict[str, str]:
+    """Return an error as OpenAI's protocol has it."""
+    return {"message": message, "type": "capgraph_error", "code": code}
+
+
 def problem(
     status: int,
     code: str,
@@ -109,11 +114,7 @@ def problem(
         "detail": detail,
         **({"fix": fix} if fix else {}),
         # Where the clients of OpenAI's protocol look.
-        "error": {
-            "message": f"{detail} {fix or ''}".strip(),
-            "type": "capgraph_error",
-            "code": code,
-        },
+        "error": error_of(f"{detail} {fix or ''}".strip(), code),
         **more,
     }
     return JSONResponse(body, status, dict(headers or {}), media_type="application/problem+json")

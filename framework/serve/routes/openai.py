@@ -17,7 +17,7 @@ from configs.settings import ServeSettings
 from framework.base.ports import Caller
 from framework.serve.identity import caller_of
 from framework.serve.links import thread_link
-from framework.serve.problems import MalformedError, problem
+from framework.serve.problems import MalformedError, error_of, problem
 from framework.serve.routes.api import body_of
 from framework.serve.runs import Run, Runs
 
@@ -173,12 +173,7 @@ class _Answer:
                     streamed = ""
                     yield "\n\n"
                 elif kind == "RUN_ERROR":
-                    code = event.get("code") or "CG-000"
-                    self._error = {
-                        "message": event["message"],
-                        "type": "capgraph_error",
-                        "code": code,
-                    }
+                    self._error = error_of(event["message"], event.get("code") or "CG-000")
                 elif kind == "RUN_FINISHED":
                     for used in event.get("usage") or ():
                         self._count(used)
