@@ -78,12 +78,7 @@ async def _gave(job: Job, attempt: Attempt, inner: Inner) -> Sorted | Result:
         # No schema could drop a key here: a unit test looks at what was returned.
         return Sorted(dict(result), {}, None)
     types = job.runner.registry.context_types
-    for context in contexts_in(result, job.stored):
-        if job.door.types is not None:
-            job.door.types.setdefault(context.CONTEXT_TYPE, type(context))
-        elif context.CONTEXT_TYPE not in types:
-            _tell_unknown(job, type(context))
-    return sort_result(
+    found = sort_result(
         result,
         job.stored,
         job.spec,
@@ -92,6 +87,14 @@ async def _gave(job: Job, attempt: Attempt, inner: Inner) -> Sorted | Result:
         types,
         job.runner.schema.names if job.door.state_keys is None else job.door.state_keys,
     )
+    unknown = found.contexts.keys() - types.keys()
+    if unknown or job.door.types is not None:
+        for context in contexts_in(result, job.stored):
+            if job.door.types is not None:
+                job.door.types.setdefault(context.CONTEXT_TYPE, type(context))
+            elif context.CONTEXT_TYPE in unknown:
+                _tell_unknown(job, type(context))
+    return found
 
 
 def _tell_unknown(job: Job, kind: type[CapabilityContext]) -> None:
