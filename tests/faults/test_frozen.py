@@ -221,18 +221,23 @@ async def test_who_slept_past_the_lease_keeps_what_nobody_took(url: str) -> None
             await leases.confirm("t", ask=True)
 
 
+async def _left_alone(leases: Any, taker: Any, thread: str) -> None:
+    """Have a late holder beat again while another process looks at its lease."""
+    asking = asyncio.create_task(taker.take(thread))
+    await asyncio.sleep(0.3)
+    while not asking.done():
+        await leases.confirm(thread)
+        await asyncio.sleep(0.05)
+    with pytest.raises(ThreadBusyError):
+        await asking
+
+
 async def test_whoever_is_late_and_beats_again_is_left_alone(url: str) -> None:
     async with open_saver(url) as saver, open_saver(url) as other:
         leases = _asleep(saver)
         await leases.take("t")
         await asyncio.sleep(0.4)
-        asking = asyncio.create_task(_elsewhere(other, beat=0.6).take("t"))
-        await asyncio.sleep(0.3)
-        while not asking.done():
-            await leases.confirm("t")
-            await asyncio.sleep(0.05)
-        with pytest.raises(ThreadBusyError):
-            await asking
+        await _left_alone(leases, _elsewhere(other, beat=0.6), "t")
 
 
 async def test_what_a_silent_process_held_is_taken_after_one_look(url: str) -> None:
@@ -263,13 +268,7 @@ async def test_whoever_was_silent_once_and_beats_by_a_clock_that_was_set_back_is
         await rows_of(saver).run(
             "UPDATE capgraph_leases SET beat = beat - 1000 WHERE thread_id = ?", ("b",)
         )
-        asking = asyncio.create_task(taker.take("b"))
-        await asyncio.sleep(0.3)
-        while not asking.done():
-            await leases.confirm("b")
-            await asyncio.sleep(0.05)
-        with pytest.raises(ThreadBusyError):
-            await asking
+        await _left_alone(leases, taker, "b")
 
 
 async def test_locks_of_a_process_frozen_in_a_pipeline_go_with_its_lease(url: str) -> None:
