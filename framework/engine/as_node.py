@@ -33,7 +33,7 @@ from framework.base.spec import CapabilitySpec
 from framework.engine.apply_answers import take_up
 from framework.engine.asking import ask_apart, reader, remember
 from framework.engine.bind import unbound_services
-from framework.engine.run_scope import end_run, run_scope
+from framework.engine.run_scope import end_run, run_scope, services_around
 from framework.engine.services import Services
 from framework.engine.undo import failed_before, offered_apart
 from framework.governance.spending import running_spending
@@ -68,7 +68,8 @@ async def run_capability_node(
     Args:
         spec: What the capability declares.
         state: The graph's state.
-        services: What ``bind`` or ``build_graph`` decided; without, default limits hold.
+        services: What ``bind`` or ``build_graph`` decided; without, what the run around it goes by,
+            and where none knows the capability, default limits.
 
     Returns:
         State updates: the capability's own, and the bookkeeping of the step.
@@ -78,7 +79,7 @@ async def run_capability_node(
         InfrastructureError: The graph's state has no place for the result.
     """
     in_run = current_runtime() is not None
-    bound = services if services is not None else unbound_services(spec)
+    bound = services or services_around(spec) or unbound_services(spec)
     view, behind = await _turn(bound, state) if in_run else (bound.view(state), 0)
     attempt = _attempt(spec, view, behind)
     # Without turns nothing would ever begin a new budget: then it is that of this visit.
@@ -129,13 +130,14 @@ async def run_request(
         spec: What the capability declares.
         step: What is asked for: objective, parameters, inputs.
         contexts: Context type to key to plain data, for the inputs.
-        services: What ``bind`` or ``build_graph`` decided; without, default limits hold.
+        services: What ``bind`` or ``build_graph`` decided; without, what the run around it goes by,
+            and where none knows the capability, default limits.
         labels: Of what whoever asks has heard, with their sources.
 
     Returns:
         What it left behind, a failure included.
     """
-    bound = services if services is not None else unbound_services(spec)
+    bound = services or services_around(spec) or unbound_services(spec)
     view = bound.view({"capability_context_data": contexts or {}})
     key = "_".join((spec.name, *_apart(spec.name)))
     attempt = Attempt(

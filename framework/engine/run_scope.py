@@ -12,6 +12,7 @@ from typing import Any
 from configs.logger import use_masker
 from configs.streaming import heard, is_heard
 from framework.base.ports import Verdict
+from framework.base.spec import CapabilitySpec
 from framework.engine.services import Services
 from framework.langgraph_compat import is_streamed
 from framework.pipeline.run_config import use_asker, use_models
@@ -21,6 +22,12 @@ from framework.telemetry.audit import auditing, current_audit
 _inside: ContextVar[tuple[Services, ...]] = ContextVar("capgraph_run_scope", default=())
 _answering: ContextVar[bool] = ContextVar("capgraph_answering", default=True)
 _UNSET = object()
+
+
+def services_around(spec: CapabilitySpec) -> Services | None:
+    """Return what the runs around the caller decided about a capability, the innermost first."""
+    around = reversed(_inside.get())
+    return next((s for s in around if s.registry.capabilities.get(spec.name) is spec), None)
 
 
 async def _ask(services: Services, about: str, said: Any, reasons: Sequence[str]) -> Verdict:

@@ -256,6 +256,25 @@ async def test_a_node_of_a_graph_of_ones_own_asks_too(tools: list[Any], ran: lis
     assert ran == ["wipe"]
 
 
+async def test_a_capability_inside_another_asks_too(
+    agent: Any, tools: list[Any], ran: list[str], step: Any
+) -> None:
+    wipe, told = tools[3], list[str]()
+
+    @capability_node
+    async def tidy() -> dict[str, Any]:
+        """Tidy up, by another capability."""
+        told.append(str(await wipe.langgraph_node({})))
+        return {}
+
+    it = agent(*tools, tidy, plans=[[step("a", "tidy")]], permissions=POLICY)
+    await ask(it, role="clerk")
+    assert ran == []
+    assert "Permission denied" in told[0]
+    await ask(it, role="chief")
+    assert ran == ["wipe"]
+
+
 def test_what_cannot_be_used_is_said_when_the_graph_is_built(
     tools: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
