@@ -66,6 +66,9 @@ class ChainPlanner:
                 severity=ErrorSeverity.CRITICAL,
             ) from exc
         lost = set(_outputs(request.previous)) - set(_outputs(plan))
+        failed = request.catalog.capabilities.get(request.failed_capability)
+        if request.previous and failed and not failed.provides:  # what does the same is unknown
+            lost = {f"what {request.failed_capability!r} does"}
         if lost:
             raise PlanError(
                 f"{reason} Nothing else gives {', '.join(sorted(lost))}.",

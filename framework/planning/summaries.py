@@ -76,10 +76,17 @@ def summary_of(kind: str, key: str, entry: Any, types: ContextTypes) -> str:
 
 
 def missing_steps(state: Mapping[str, Any]) -> tuple[str, ...]:
-    """Say for each step that was planned and not done what is missing."""
+    """Say for each step that was planned and not done what is missing.
+
+    Where no step is left to plan, it is what refused the task.
+    """
     steps = (state.get("planning_execution_plan") or {}).get("steps") or []
     results = state.get("execution_step_results") or {}
     missing = []
+    if all(step["capability"] in CLOSING for step in steps):
+        missing += [
+            f"{name}: {why}" for name, why in (state.get("planning_excluded") or {}).items()
+        ]
     for step in steps:
         record = results.get(step.get("context_key", "")) or {}
         if step["capability"] in CLOSING:

@@ -11,7 +11,13 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import GraphBubbleUp
 from langgraph.types import Command, interrupt
 
-from framework import BaseCapability, CapabilityContext, ErrorClassification, ErrorSeverity
+from framework import (
+    BaseCapability,
+    CapabilityContext,
+    ErrorClassification,
+    ErrorSeverity,
+    build_graph,
+)
 from framework.base import CapabilityError, FatalExecutionError, capability_node
 from framework.telemetry import Retry, parse_event
 from framework.testing import with_faults
@@ -252,6 +258,23 @@ async def test_a_planner_that_never_gets_it_right_is_bounded(
     assert out["execution_outcome"]["status"] == "failed"
     if can_correct:
         assert bench.planner.calls[1].problems
+
+
+@pytest.mark.parametrize("level", [ErrorSeverity.REPLANNING, ErrorSeverity.RECLASSIFICATION])
+async def test_work_that_gives_no_data_and_was_not_done_is_not_told_as_done(level: Any) -> None:
+    @capability_node
+    class Water(BaseCapability):
+        name = "water_plants"
+        description = "Waters the plants."
+
+        @staticmethod
+        async def execute(state: Any, **_: Any) -> dict[str, Any]:
+            raise severity(level, "the tap is shut")
+
+    out = await build_graph([Water]).ainvoke({"messages": [("user", "Water the plants")]})
+    assert out["execution_outcome"]["status"] == "failed"
+    assert out["execution_outcome"]["reason"].startswith("the tap is shut")
+    assert "the tap is shut" in said(out)
 
 
 # --- RECLASSIFICATION -----------------------------------------------------------------------
