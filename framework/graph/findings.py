@@ -76,9 +76,10 @@ def findings_of(
             yield Finding(
                 "registry",
                 "warning",
-                f"{module}, line {line}: a call with callbacks of its own does not inherit the"
-                " run's; if it reaches a chat model, nobody counts it.",
-                "Leave 'callbacks' out, or add yours to the configuration of the run.",
+                f"{module}, line {line}: a call with callbacks of its own or in a thread of its"
+                " own does not inherit the run's; if it reaches a chat model, nobody counts it.",
+                "Leave 'callbacks' out, or add yours to the configuration of the run; start"
+                " threads with asyncio.to_thread.",
             )
     yield from check_settings(settings, registry)
 

@@ -7,14 +7,15 @@ import inspect
 import sys
 
 _CALLS = frozenset({"invoke", "ainvoke", "stream", "astream", "batch", "abatch", "with_config"})
+_ELSEWHERE = frozenset({"Thread", "Timer", "run_in_executor", "submit"})  # to_thread inherits
 
 
 def uncounted_calls(module: str) -> list[int]:
-    """Return the lines of an imported module that call something with callbacks of its own.
+    """Return the lines of an imported module that call with callbacks or a thread of their own.
 
     Such a call does not inherit the callbacks of the run, so nobody counts it. Only what is
-    written out can be found: ``model.ainvoke(messages, {"callbacks": [mine]})``, or a
-    ``config`` built in the call.
+    written out can be found: ``model.ainvoke(messages, {"callbacks": [mine]})``, a ``config``
+    built in the call, or ``Thread(target=model.invoke)``.
 
     >>> uncounted_calls("framework.models.uncounted")
     []
@@ -24,11 +25,17 @@ def uncounted_calls(module: str) -> list[int]:
     except (KeyError, OSError, TypeError):
         return []  # made at run time: there is nothing to read
     calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
-    return sorted(
-        call.lineno
-        for call in calls
-        if isinstance(call.func, ast.Attribute)
-        and call.func.attr in _CALLS
+    return sorted(call.lineno for call in calls if _goes_alone(call))
+
+
+def _goes_alone(call: ast.Call) -> bool:
+    name = getattr(call.func, "attr", None) or getattr(call.func, "id", None)
+    if name in _ELSEWHERE:
+        given = [*call.args, *(keyword.value for keyword in call.keywords)]
+        return any(isinstance(part, ast.Attribute) and part.attr in _CALLS for part in given)
+    return (
+        isinstance(call.func, ast.Attribute)
+        and name in _CALLS
         and any(_names_callbacks(part) for part in [*call.args, *call.keywords])
     )
 
