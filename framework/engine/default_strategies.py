@@ -66,9 +66,8 @@ class ChainPlanner:
                 severity=ErrorSeverity.CRITICAL,
             ) from exc
         lost = set(_outputs(request.previous)) - set(_outputs(plan))
-        failed = request.catalog.capabilities.get(request.failed_capability)
-        if request.previous and failed and not failed.provides:  # what does the same is unknown
-            lost = {f"what {request.failed_capability!r} does"}
+        if request.failed_capability in _giving_nothing(request.previous):
+            lost = {f"what {request.failed_capability!r} does"}  # what does the same is unknown
         if lost:
             raise PlanError(
                 f"{reason} Nothing else gives {', '.join(sorted(lost))}.",
@@ -108,6 +107,11 @@ def _also_away(problem: PlanError, request: PlanRequest) -> PlanError:
 def _outputs(plan: ExecutionPlan | None) -> list[str]:
     steps = (plan or {}).get("steps") or []
     return [output for step in steps if (output := step.get("expected_output"))]
+
+
+def _giving_nothing(plan: ExecutionPlan | None) -> list[str]:
+    steps = (plan or {}).get("steps") or []
+    return [step["capability"] for step in steps if not step.get("expected_output")]
 
 
 class SummaryAnswerer:

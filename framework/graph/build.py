@@ -112,10 +112,17 @@ def build_graph(
     services.step_tasks.update({name: _step_task(name, services) for name in known.capabilities})
     state_schema = options.get("state_schema", AgentState)
     schema = StateSchema.of(state_schema)
-    if not schema.names >= StateSchema.of(AgentState).names:
+    ours = StateSchema.of(AgentState)
+    if not schema.names >= ours.names:
         raise ConfigurationError(
             f"The state {state_schema.__name__} lacks keys of AgentState.",
             fix=f"Write class {state_schema.__name__}(AgentState, total=False).",
+        )
+    if changed := [name for name, key in ours.keys.items() if schema.keys[name] != key]:
+        raise ConfigurationError(
+            f"The state {state_schema.__name__} declares {', '.join(changed)} anew, which the"
+            " framework reads and writes.",
+            fix="Leave that out: AgentState has it. Keys of your own have other names.",
         )
     builder: Any = StateGraph(
         state_schema, context_schema=context_schema, input_schema=_input_of(state_schema, schema)

@@ -103,6 +103,14 @@ async def test_a_caller_sends_only_the_keys_that_are_marked(
         await it.ask(nonsense=1)
 
 
+def test_a_key_of_the_framework_is_not_declared_anew() -> None:
+    class MyState(AgentState, total=False):
+        messages: Annotated[list[Any], add]
+
+    with pytest.raises(CapgraphError, match=r"MyState declares messages anew"):
+        build_graph([read], state_schema=MyState)
+
+
 async def test_without_a_schema_an_own_key_is_refused_by_name(
     agent: Any, step: Any, clerk: Any
 ) -> None:
