@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import importlib
 import json
+import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -44,6 +46,8 @@ _ENGINES = {
     "temporal": ("temporalio", "temporal", "TemporalEngine"),
 }
 """Name of an engine to the library, the extra and the class."""
+_LOOK_SECONDS = 0.2
+"""How often whoever stops a thread looks whether it is."""
 _DATABASE = """CREATE TABLE IF NOT EXISTS capgraph_database (
     one INTEGER PRIMARY KEY,
     id TEXT NOT NULL,
@@ -118,7 +122,7 @@ class Client:
             raise ValidationError(
                 f"The plan {plan!r:.80} has no 'steps'.", fix="Give it a list of steps."
             )
-        given = {"message": message, "plan": plan, "context": context}
+        given = {"message": message, "plan": plan and dict(plan), "context": context}
         request = {name: value for name, value in given.items() if value is not None}
         # What the graph would refuse is refused before anything is kept of it.
         admitted(given_of(request), thread_config(thread), self.graph.services, saved=True)
@@ -204,8 +208,9 @@ class Client:
     async def stop(self, thread: str) -> None:
         """Cancel what runs of a thread, wherever it does, and what waits or is asked; it is ``stopped``.
 
-        What runs on other machines ends within twice ``scale.lease_seconds``. A further message
-        begins a new turn.
+        Returns when that is so, also where its worker is dead: within twice ``scale.lease_seconds``.
+        A step that goes on all the same, as it blocks its worker, is waited for no longer. A further
+        message begins a new turn.
 
         Raises:
             PersistenceError: There is no such thread.
@@ -213,21 +218,32 @@ class Client:
         await self.status(thread)
         await self.log.stop(thread)
         await step_results_of(self._saver).cancel_thread(thread)
+        lease_seconds = self.graph.services.settings.scale.lease_seconds
+        until = time.monotonic() + 2 * lease_seconds
+        while await self._is_stopping(thread):
+            if time.monotonic() > until:
+                break
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _is_stopping(self, thread: str) -> bool:
+        """End what nobody runs; tells whether a worker has something to end."""
         leases = leases_of(self._saver)
         runner = Runner(self.graph, self.log)
-        # Where it runs, its worker ends it; otherwise it is ended here.
-        with suppress(ThreadBusyError):
-            for run in await self.log.open_of(thread):
-                if run.status == STOPPING:
-                    await runner.run(run, await leases.take(thread))
+        stopping = [run for run in await self.log.open_of(thread) if run.status == STOPPING]
+        try:
+            for run in stopping:
+                await runner.run(run, await leases.take(thread))
             lease = await leases.take(thread)
-            try:
-                found = await self._saver.aget_tuple(thread_config(thread))
-                if found is not None and (open_questions(found) or open_waits(found)):
-                    with lend(lease):
-                        await stopped(self.graph, thread)
-            finally:
-                await leases.release(lease)
+        except ThreadBusyError:
+            return bool(stopping)
+        try:
+            found = await self._saver.aget_tuple(thread_config(thread))
+            if found is not None and (open_questions(found) or open_waits(found)):
+                with lend(lease):
+                    await stopped(self.graph, thread)
+        finally:
+            await leases.release(lease)
+        return False
 
     async def status(self, thread: str) -> ThreadStatus:
         """Say how far a thread is, and what a person is asked.

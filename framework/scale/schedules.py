@@ -61,13 +61,17 @@ class Schedules:
             ValidationError: It says no times, or there is nothing to ask.
             PersistenceError: The database or the engine cannot be reached.
         """
-        from croniter import croniter  # comes with the extra of workers
+        from croniter import CroniterError, croniter  # comes with the extra of workers
 
         if not schedule.message.strip():
             raise ValidationError("The message is empty.", fix="Write something.")
-        if not croniter.is_valid(schedule.cron) or len(schedule.cron.split()) != 5:
+        try:
+            comes = len(schedule.cron.split()) == 5 and croniter(schedule.cron).get_next(float)
+        except CroniterError:
+            comes = False
+        if not comes:
             raise ValidationError(
-                f"{schedule.cron!r:.80} says no times.",
+                f"{schedule.cron!r:.80} says no time that ever comes.",
                 fix="Write the five fields of cron: '0 7 * * *' is every day at seven, UTC.",
             )
         request = as_text(self._serde, [schedule.message, schedule.thread])

@@ -125,12 +125,22 @@ async def _asks_again(client: Client, thread: str) -> bool:
 
 
 async def test_what_waits_or_runs_is_stopped(crew: Crew) -> None:
-    asks, waits, runs = crew.named("a"), crew.named("w"), crew.named("r")
+    asks, waits, runs, dead = (crew.named(name) for name in ("a", "w", "r", "d"))
     async with crew.client() as client:
         await client.submit(waits, plan=READ)
         assert (await client.status(waits)).status == "queued"
         await client.stop(waits)
         assert (await client.status(waits)).status == "stopped"
+        # No worker lives, and the one that ran it has left its lease behind.
+        await client.submit(dead, plan=READ)
+        rows: Any = rows_of(client.graph.checkpointer)
+        await rows.run(
+            "INSERT INTO capgraph_leases (thread_id, owner, machine, process, beat)"
+            " VALUES (?, 'x', 'elsewhere', '1|1', {now} - 2.5)",
+            (dead,),
+        )
+        await client.stop(dead)
+        assert (await client.status(dead)).status == "stopped"
         async with crew.worker():
             await client.submit(asks, plan=VALVE)
             await client.submit(runs, plan=FILL)
@@ -141,7 +151,7 @@ async def test_what_waits_or_runs_is_stopped(crew: Crew) -> None:
             assert not await client.answer(asks, question, "approve")
             await crew.until(lambda: any(line.startswith("fill") for line in crew.notes()))
             await client.stop(runs)
-            assert await crew.over(client, runs) == ["stopped"]
+            assert (await client.status(runs)).status == "stopped"
             assert [run.status for run in await client.log.of_thread(runs)] == ["stopped"] * 2
             assert "filled" not in crew.notes()
             # What is stopped may be asked anew.

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from framework.base.errors import ValidationError
 from framework.scale.schedules import Schedule, Schedules
 from framework.stores import open_saver
 from framework.stores.rows import rows_of
@@ -30,3 +33,7 @@ async def test_one_that_cannot_be_read_hides_no_other() -> None:
         assert (bad.id, bad.cron, bad.message) == ("a", "0 7 * * *", "")
         assert good == await schedules.get("b") == Schedule("b", "0 7 * * *", "b?")
         assert await schedules.get("c") is None
+        # The last is no day of any year.
+        for never in ("x", "* * * *", "0 0 31 2 *"):
+            with pytest.raises(ValidationError, match="no time that ever comes"):
+                await schedules.add(Schedule("c", never, "c?"), engine)
