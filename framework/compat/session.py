@@ -1,40 +1,56 @@
 """Sessions of an agent that is no graph, under the names of techrevati-runtime.
 
-A session runs turns and tools of one role through permissions, guards, limits and budget, and tells
-what happened. The rules are those of :mod:`framework.governance` and :mod:`framework.behaviors`;
-a graph (or ``bind``) is the way of this project. Each synchronous name waits for its asynchronous
-twin.
+What a session is given is handed to ``bind``, and each turn and each call of a tool is an attempt at
+a capability of that name: it passes the same stages as a step of a plan. A session adds what only
+its source has: workers, hooks, recipes, events of its own. Each synchronous name waits for its
+asynchronous twin.
 """
 
 # ruff: noqa: ASYNC109  the documented names have a time limit of their own
 from __future__ import annotations
 
 import asyncio
-import threading
+import sys
 from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Coroutine,
     Iterator,
     Mapping,
     Sequence,
 )
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import KW_ONLY, InitVar, dataclass, field
-from typing import Any, Literal, TypeVar
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
+from functools import lru_cache, wraps
+from typing import Any, Literal, ParamSpec, TypeVar
 
-from langgraph.config import get_config
+from langgraph.errors import GraphBubbleUp
 from langgraph.types import interrupt
 
+import framework.governance as governance
+from configs.limits import Limits
 from configs.logger import get_logger, mask_secrets
+from configs.scoped import scoped
+from configs.settings import Settings
+from framework.base import BaseCapability, capability_node
 from framework.base.awaiting import awaited, blocking, waited
 from framework.base.clock import SystemClock, as_clock
 from framework.base.errors import CapgraphError, ErrorSeverity, LimitError
 from framework.base.errors import ValidationError as CapgraphValidationError
 from framework.base.ports import Sink as EventSink
-from framework.behaviors import AsyncCircuitBreaker, CircuitBreaker, RateLimitExceededError
-from framework.behaviors.guardrails import GuardrailViolationError, Guards
+from framework.base.threads import in_thread
+from framework.base.values import to_plain
+from framework.behaviors import (
+    AsyncCircuitBreaker,
+    CircuitBreaker,
+    CircuitOpenError,
+    GuardrailBehavior,
+    RateLimitExceededError,
+)
+from framework.behaviors.guardrails import GuardrailViolationError
 from framework.compat.worker import (
     AgentRegistry,
     AgentStatus,
@@ -43,30 +59,17 @@ from framework.compat.worker import (
     Handoff,
     InvalidTransitionError,
 )
-from framework.governance import (
-    BudgetExceededError,
-    GovernanceBreachError,
-    GovernancePlane,
-    PermissionDeniedError,
-    PermissionEnforcer,
-    PhaseContext,
-    PolicyEngine,
-    QualityGate,
-    RecoveryContext,
-    UsageLimits,
-    aattempt_recovery,
-    classify_exception,
-)
-from framework.telemetry import (
-    AgentEvent,
-    AgentEventName,
-    AgentEventStatus,
-    AgentFailureClass,
-    UsageSnapshot,
-    UsageTracker,
-)
+from framework.engine.as_node import run_request
+from framework.engine.bind import bind
+from framework.engine.services import Services
+from framework.pipeline.run_config import called_by, current_caller, current_runtime
+from framework.registry import Registry
+from framework.telemetry import AgentEvent, AgentFailureClass, UsageSnapshot, UsageTracker
+from framework.telemetry import AgentEventName as Name
+from framework.telemetry import AgentEventStatus as Status
 from framework.telemetry import NoopSink as NoopEventSink
 from framework.telemetry import RingBufferSink as RingBufferEventSink
+from framework.telemetry.audit import note
 
 __all__ = [
     "AgentRegistry",
@@ -90,6 +93,7 @@ __all__ = [
     "TurnTimeoutError",
 ]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Call = Callable[[], Any]
 """What a turn or a tool does: a function without arguments, or a coroutine function."""
@@ -213,8 +217,8 @@ class AgentSession:
     circuit_breaker: CircuitBreaker | AsyncCircuitBreaker | None = None
     async_circuit_breaker: InitVar[AsyncCircuitBreaker | None] = None
     breakers: Mapping[str, CircuitBreaker | AsyncCircuitBreaker] = field(default_factory=dict)
-    policy_engine: PolicyEngine | None = None
-    quality_gate: QualityGate | None = None
+    policy_engine: governance.PolicyEngine | None = None
+    quality_gate: governance.QualityGate | None = None
     budget_usd: float | None = None
     enforce_budget: bool = False
     max_iterations: int = 25
@@ -223,8 +227,8 @@ class AgentSession:
     usage_sink: Any = None
     limiters: Sequence[Any] = ()
     provider_router: Any = None
-    usage_limits: UsageLimits | None = None
-    governance: GovernancePlane | None = None
+    usage_limits: governance.UsageLimits | None = None
+    governance: governance.GovernancePlane | None = None
     hooks: Sequence[Any] = ()
     audit_log: Any = None
     risks: Any = None
@@ -232,10 +236,8 @@ class AgentSession:
 
     def __post_init__(self, async_circuit_breaker: AsyncCircuitBreaker | None) -> None:
         self.registry = AgentRegistry() if self.registry is None else self.registry
-        if self.permissions is not None and not isinstance(self.permissions, PermissionEnforcer):
-            self.permissions = PermissionEnforcer(self.permissions)
+        self.permissions = getattr(self.permissions, "policy", self.permissions)
         self.circuit_breaker = self.circuit_breaker or async_circuit_breaker
-        self.guards, self.breakers = Guards(self.guardrails), self.breakers or {}
         self.clock = SystemClock() if self.clock is None else as_clock(self.clock)
 
     @contextmanager
@@ -267,6 +269,26 @@ Orchestrator = AgentSession
 """The older name."""
 
 
+_SYNC: ContextVar[bool] = ContextVar("capgraph_session_sync", default=False)
+
+
+def _blocking(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """Return the synchronous form; what is bounded in time works in a thread, to be left behind."""
+
+    async def work(*args: P.args, **kwargs: P.kwargs) -> T:
+        with scoped(_SYNC, True):
+            return await method(*args, **kwargs)
+
+    return wraps(method)(blocking(work))
+
+
+async def _through(breaker: Any, fn: Call, timeout: float | None) -> Any:
+    async def call() -> Any:
+        return await awaited(await in_thread(fn) if timeout and _SYNC.get() else fn())
+
+    return await (call() if breaker is None else breaker.acall(call))
+
+
 class OrchestrationSession:
     """One session: what ``AgentSession.session()`` and ``asession()`` give."""
 
@@ -279,9 +301,11 @@ class OrchestrationSession:
         self.turns = 0
         self.stream_cancelled = False
         self._plane = agent.governance.for_session() if agent.governance is not None else None
-        self._recovery = RecoveryContext()
+        self._recovery = governance.RecoveryContext()
         self._answers: dict[str, Future[Any]] = {}
-        self._lock = threading.Lock()
+        self._bound: dict[tuple[str, str], Services] = {}
+        bounded = agent.enforce_budget and agent.budget_usd is not None
+        self._budget = governance.Budget(cost_usd=agent.budget_usd) if bounded else None
         self._waiting: Future[Any] | None = None
         self._failed: Exception | None = None
         self._told_budget = False
@@ -296,26 +320,26 @@ class OrchestrationSession:
             self.agent.risks.assert_no_unacceptable()
         self.worker.transition(AgentStatus.INITIALIZING)
         self.worker.transition(AgentStatus.RUNNING)
-        await self._emit(AgentEvent.started(self.agent.role, self.agent.phase))
+        await self._emit(AgentEvent.started(**self._about))
 
     async def _end(self, exc: BaseException | None) -> None:
-        role, phase = self.agent.role, self.agent.phase
         if self.worker.is_terminal:
             return
+        if isinstance(exc, GraphBubbleUp):  # the run around waits for somebody
+            self.worker.transition(AgentStatus.WAITING_FOR_INPUT)
+            return
         failed = exc if isinstance(exc, Exception) else self._failed if exc is None else None
-        if failed is not None:
-            told = mask_secrets(str(failed) or type(failed).__name__)
-            self.worker.transition(AgentStatus.FAILED, told)
-            await self._emit(AgentEvent.failed(role, phase, _failure_class(failed), told))
-        elif exc is not None:
-            self.worker.transition(AgentStatus.CANCELLED, type(exc).__name__)
-            event = AgentEvent.failed(role, phase, AgentFailureClass.CANCELLED, type(exc).__name__)
-            await self._emit(event)
-        else:
-            if self.worker.status is AgentStatus.WAITING_FOR_INPUT:
-                self.worker.transition(AgentStatus.RUNNING)
-            self.worker.transition(AgentStatus.COMPLETED)
-            await self._emit(AgentEvent.completed(role, phase))
+        if failed is not None or exc is not None:
+            status = AgentStatus.FAILED if failed is not None else AgentStatus.CANCELLED
+            kind = AgentFailureClass.CANCELLED if failed is None else _failure_class(failed)
+            told = mask_secrets(str(failed or "") or type(failed or exc).__name__)
+            self.worker.transition(status, told)
+            await self._emit(AgentEvent.failed(**self._about, failure_class=kind, detail=told))
+            return
+        if self.worker.status is AgentStatus.WAITING_FOR_INPUT:
+            self.worker.transition(AgentStatus.RUNNING)
+        self.worker.transition(AgentStatus.COMPLETED)
+        await self._emit(AgentEvent.completed(**self._about))
 
     def _running(self, what: str) -> None:
         if self.worker.status is not AgentStatus.RUNNING:
@@ -359,38 +383,27 @@ class OrchestrationSession:
         """
         return await self._once(
             idempotency_key,
-            lambda: self._turn(fn, model, usage, estimate_usage, timeout, hook_ctx),
+            lambda: self._turn(fn, model, lambda: usage, estimate_usage, timeout, hook_ctx),
         )
 
-    run_turn = blocking(arun_turn)
+    run_turn = _blocking(arun_turn)
 
     async def _turn(
         self,
         fn: Call,
         model: str,
-        usage: UsageSnapshot | None,
+        usage: Callable[[], UsageSnapshot | None],
         estimate: UsageSnapshot | None,
         timeout: float | None,
-        hook_ctx: HookContext | None,
+        context: HookContext | None,
     ) -> tuple[Any, UsageSnapshot]:
-        context = hook_ctx or HookContext(self.agent.role, self.agent.phase, "model", model)
-        await self._may_begin(model, estimate)
-        try:
-            await self._hooks("before_model", context)
-            breaker = self.agent.breakers.get(model, self.agent.circuit_breaker)
-            result = await self._bounded(fn, model, timeout, breaker)
-            result = await self._hooks("after_model", context, result)
-        except Exception as exc:
-            await self._failure(exc)
-            raise
-        spent = usage or estimate or UsageSnapshot()
-        await self._spent(model, spent)
-        self._success()
-        return result, spent
-
-    async def _may_begin(self, model: str, estimate: UsageSnapshot | None) -> None:
         self._running("run a turn")
-        agent = self.agent
+        agent, tracker = self.agent, self.tracker
+        told = context or HookContext(agent.role, agent.phase, "model", model)
+
+        def spent() -> UsageSnapshot:
+            return usage() or estimate or UsageSnapshot()
+
         for limiter in agent.limiters:
             tokens = estimate.prompt_tokens if estimate is not None else 0
             await awaited(limiter.acquire(model or agent.role, input_tokens=tokens))
@@ -400,118 +413,112 @@ class OrchestrationSession:
                 f" {agent.max_iterations}.",
                 fix="Raise max_iterations, or ask for less.",
             )
-        if agent.enforce_budget and agent.budget_usd is not None:
-            more = self.tracker.cost_for_turn(model, estimate) if estimate is not None else 0.0
-            await self._over(more or 0.0)
         self.turns += 1
-        if self._plane is not None:
-            self._plane.state.record_turn_start()
-            await self._govern()
+        await self._govern("record_turn_start")
 
-    async def _bounded(self, fn: Call, name: str, timeout: float | None, breaker: Any) -> Any:
-        async def call() -> Any:
-            return await awaited(fn())
+        async def run() -> Any:
+            await self._hooks("before_model", told)
+            asked = tracker.cost_for_turn(model, estimate or UsageSnapshot())
+            async with self._reserved(asked or 0.0) as used:
+                breaker = agent.breakers.get(model, agent.circuit_breaker)
+                result = await _through(breaker, fn, timeout)
+                cost = tracker.cost_for_turn(model, spent())
+                used["cost_usd"] = cost or 0.0
+            tracker.record_turn(model, spent())
+            note("turn", **self._about, model=model, usage=spent().to_dict())
+            if agent.usage_sink is not None:
+                await self._quietly(agent.usage_sink.record, model, spent(), cost)
+            if agent.usage_limits is not None:
+                tracker.check_limits(agent.usage_limits)
+            await self._govern("record_cost", cost)
+            await self._over()
+            return result
 
-        timer = asyncio.timeout(timeout)
+        return await self._attempt(model or agent.role, run, told, timeout), spent()
+
+    @asynccontextmanager
+    async def _reserved(self, cost: float) -> AsyncIterator[dict[str, float]]:
+        """Hold what a turn may cost where that is bounded; what it did cost is filled in."""
+        used: dict[str, float] = {"cost_usd": 0.0}
+        if self._budget is None:
+            yield used
+            return
+        await self._over()
         try:
-            async with timer:
-                return await (call() if breaker is None else breaker.acall(call))
-        except TimeoutError as exc:
-            if not timer.expired():
-                raise
-            raise TurnTimeoutError(
-                f"{name or 'The turn'} took longer than {timeout:g} s.", fix="Raise timeout."
-            ) from exc
+            held = await self._budget.reserve(cost_usd=cost)
+        except governance.BudgetExceededError as exc:
+            told = f"{exc.used:g} is used or reserved, and {cost:g} more would be needed"
+            raise self._too_dear(told) from exc
+        try:
+            yield used
+        finally:
+            await held.settle(**used)
 
-    async def _spent(self, model: str, usage: UsageSnapshot) -> None:
-        agent = self.agent
-        self.tracker.record_turn(model, usage)
-        cost = self.tracker.cost_for_turn(model, usage)
-        if agent.usage_sink is not None:
-            await self._quietly(agent.usage_sink.record, model, usage, cost)
-        await self._audit("turn", model=model, usage=usage.to_dict())
-        if agent.usage_limits is not None:
-            self.tracker.check_limits(agent.usage_limits)
-        if self._plane is not None:
-            self._plane.state.record_cost(cost)
-            await self._govern()
-        await self._over(0.0)
-
-    async def _over(self, more: float) -> None:
+    async def _over(self) -> None:
         """Tell once that the budget is passed, and raise where it is enforced."""
         budget, total = self.agent.budget_usd, self.tracker.total_cost()
-        if budget is None or (total is not None and total + more <= budget):
+        if budget is None or (total is not None and total <= budget):
             return
+        cost = "a cost that nobody knows" if total is None else f"${total:.4f}"
+        error = self._too_dear(f"the session came to {cost}")
+        if self._budget is not None:
+            raise error
+        await self._tell_budget(error)
+
+    def _too_dear(self, told: str) -> governance.BudgetExceededError:
+        budget, fix = self.agent.budget_usd, "Raise budget_usd, or ask for less."
+        told = f"budget_usd is {budget:g}, and {told}."
+        return governance.BudgetExceededError(told, fix=fix, limit="cost_usd", value=budget)
+
+    async def _tell_budget(self, error: governance.BudgetExceededError) -> None:
         if not self._told_budget:
             self._told_budget = True
-            told = "a cost that nobody knows" if total is None else f"${total + more:.4f}"
-            event = AgentEvent.failed(
-                self.agent.role,
-                self.agent.phase,
-                AgentFailureClass.GOVERNANCE_BREACH,
-                f"The budget of ${budget:g} does not hold {told}.",
-            )
-            await self._emit(event.with_data({"budget_usd": budget, "cost_usd": total}))
-        if self.agent.enforce_budget:
-            self._failed = BudgetExceededError(
-                f"The session would come to ${(total or 0.0) + more:.4f}, and budget_usd is"
-                f" {budget:g}.",
-                fix="Raise budget_usd, or ask for less.",
-                limit="cost_usd",
-                value=budget,
-                used=total or 0.0,
-                asked=more,
-            )
-            raise self._failed
+            kind = AgentFailureClass.GOVERNANCE_BREACH
+            event = AgentEvent.failed(**self._about, failure_class=kind, detail=error.message)
+            data = {"budget_usd": self.agent.budget_usd, "cost_usd": self.tracker.total_cost()}
+            await self._emit(event.with_data(data))
 
-    async def _govern(self) -> None:
-        assert self._plane is not None
-        role, phase = self.agent.role, self.agent.phase
-        name, status = AgentEventName.GOVERNANCE_ALERT, AgentEventStatus.BLOCKED
+    async def _govern(self, what: str, *counted: Any) -> None:
+        """Count something, and hold the limits of the session against it."""
+        if self._plane is None:
+            return
+        getattr(self._plane.state, what)(*counted)
         try:
             found = self._plane.enforce()
-        except GovernanceBreachError as exc:
+        except governance.GovernanceBreachError as exc:
             self._failed = exc
-            name, status = AgentEventName.GOVERNANCE_BREACH, AgentEventStatus.FAILED
-            await self._emit(AgentEvent(name, status, role=role, phase=phase, detail=str(exc)))
+            await self._tell(Name.GOVERNANCE_BREACH, Status.FAILED, detail=str(exc))
             raise
         for outcome in found:
             if outcome.breached:
-                detail = f"{outcome.limit_name}: {outcome.observed:g} of {outcome.ceiling:g}"
-                await self._emit(AgentEvent(name, status, role=role, phase=phase, detail=detail))
-
-    def _success(self) -> None:
-        if self._plane is not None:
-            self._plane.state.record_success()
+                told = f"{outcome.limit_name}: {outcome.observed:g} of {outcome.ceiling:g}"
+                await self._tell(Name.GOVERNANCE_ALERT, Status.BLOCKED, detail=told)
 
     async def _failure(self, exc: Exception) -> None:
         """Classify a failure, try once to recover, and say what was done."""
-        if self._plane is not None:
-            self._plane.state.record_failure()
-        if isinstance(exc, (LimitError, PermissionDeniedError)):
-            return  # a bound of ours: nothing recovers it
-        role, phase = self.agent.role, self.agent.phase
-        scenario = classify_exception(exc)
-        told = mask_secrets(str(exc) or type(exc).__name__)
-        await self._emit(AgentEvent.recovery_attempted(role, phase, f"{scenario.value}: {told}"))
+        if isinstance(exc, governance.BudgetExceededError) and self._budget is not None:
+            self._failed = exc
+            await self._tell_budget(exc)
+        if isinstance(exc, (LimitError, governance.PermissionDeniedError)):
+            if isinstance(exc, CircuitOpenError):
+                await self._govern("record_failure")
+            return  # nothing recovers a bound of ours
+        scenario = governance.classify_exception(exc)
+        told = f"{scenario.value}: {mask_secrets(str(exc) or type(exc).__name__)}"
+        await self._emit(AgentEvent.recovery_attempted(**self._about, detail=told))
         self.worker.retry_count += 1
-        result = await aattempt_recovery(scenario, self._recovery)
+        result = await governance.aattempt_recovery(scenario, self._recovery)
         self.recovery_events.append(result)
         if result.outcome == "escalation_required":
             self._exhausted.add(scenario.value)
-        router = self.agent.provider_router
+        router, current = self.agent.provider_router, self.worker.provider_used
         if router is not None:
-            current = self.worker.provider_used
-            found = router.select(
-                scenario=scenario.value, attempt=self.worker.retry_count, current=current
-            )
+            tries = self.worker.retry_count
+            found = router.select(scenario=scenario.value, attempt=tries, current=current)
             if found is not None and found != current:
                 self.worker.provider_used = found
-                name = AgentEventName.RECOVERY_PROVIDER_SWITCHED
-                status = AgentEventStatus.RUNNING
-                await self._emit(AgentEvent(name, status, role=role, phase=phase, detail=found))
-        if self._plane is not None:
-            await self._govern()
+                await self._tell(Name.RECOVERY_PROVIDER_SWITCHED, Status.RUNNING, detail=found)
+        await self._govern("record_failure")
 
     async def arun_turn_stream(
         self,
@@ -531,33 +538,47 @@ class OrchestrationSession:
         Raises:
             Exception: What ``fn`` raised, after an ``error`` and a ``final`` event.
         """
-        context = HookContext(self.agent.role, self.agent.phase, "model", model)
-        await self._may_begin(model, estimate_usage)
-        pieces, over = fn(), False
-        spent = usage
+        told: asyncio.Queue[StreamEvent] = asyncio.Queue(1)
+        seen: list[UsageSnapshot] = []
+
+        async def listen() -> str:
+            pieces, text = fn(), ""
+            try:
+                async for piece in pieces:
+                    if isinstance(piece, UsageSnapshot):
+                        seen.append(piece)
+                    else:
+                        text += str(piece)
+                        await told.put(StreamEvent("text_delta", str(piece)))
+            finally:
+                close = getattr(pieces, "aclose", None)
+                if close is not None:
+                    await close()
+            return text
+
+        def spent() -> UsageSnapshot | None:
+            return usage or next(iter(seen), None)
+
+        async def turn() -> None:
+            try:
+                used = (await self._turn(listen, model, spent, estimate_usage, None, None))[1]
+                last = StreamEvent("final", status="completed", usage=used)
+            except Exception as exc:
+                await told.put(StreamEvent("error", error=exc))
+                last = StreamEvent("final", status="failed", usage=spent(), error=exc)
+            await told.put(last)
+
+        task, event = asyncio.create_task(turn()), StreamEvent("text_delta")
         try:
-            await self._hooks("before_model", context)
-            async for piece in pieces:
-                if isinstance(piece, UsageSnapshot):
-                    spent = spent or piece
-                else:
-                    yield StreamEvent("text_delta", str(piece))
-            over = True
-        except Exception as exc:
-            over = True
-            await self._failure(exc)
-            yield StreamEvent("error", error=exc)
-            yield StreamEvent("final", status="failed", usage=spent, error=exc)
-            raise
+            while event.kind != "final":
+                event = await told.get()
+                yield event
+            if event.error is not None:
+                raise event.error
         finally:
-            self.stream_cancelled = self.stream_cancelled or not over
-            close = getattr(pieces, "aclose", None)
-            if close is not None:
-                await close()
-        spent = spent or estimate_usage or UsageSnapshot()
-        await self._spent(model, spent)
-        self._success()
-        yield StreamEvent("final", status="completed", usage=spent)
+            self.stream_cancelled = self.stream_cancelled or event.kind != "final"
+            task.cancel()
+            await asyncio.wait([task])
 
     # Tools
 
@@ -587,40 +608,68 @@ class OrchestrationSession:
             idempotency_key, lambda: self._tool(tool, fn, dict(arguments or {}), timeout)
         )
 
-    run_tool = blocking(arun_tool)
+    run_tool = _blocking(arun_tool)
 
     async def _tool(
         self, tool: str, fn: Call, arguments: dict[str, Any], timeout: float | None
     ) -> Any:
-        agent = self.agent
         self._running("run a tool")
-        if agent.permissions is not None:
-            outcome = agent.permissions.check(agent.role, tool)
-            if not outcome.allowed:
-                await self._audit("denied", tool=tool)
-                raise PermissionDeniedError(outcome)
-        if self._plane is not None:
-            self._plane.state.record_tool_call()
-            await self._govern()
-        context = HookContext(agent.role, agent.phase, "tool", tool, arguments)
-        said: dict[str, Any] = {"role": agent.role, "phase": agent.phase, "data": {"tool": tool}}
-        try:
-            await self._hooks("before_tool", context)
-            # The function has its arguments already, so nothing could be rewritten.
-            await agent.guards.before(context.arguments, tool=tool, role=agent.role, can=())
-            called = AgentEventName.AGENT_TOOL_CALLED
-            await self._emit(AgentEvent(called, AgentEventStatus.RUNNING, **said))
-            result = await self._bounded(fn, tool, timeout, agent.breakers.get(tool))
-            await self._audit("tool", tool=tool)
-            result = (await agent.guards.after(result, tool=tool, role=agent.role)).value
-            result = await self._hooks("after_tool", context, result)
-        except Exception as exc:
-            await self._failure(exc)
-            raise
-        done = AgentEventName.AGENT_TOOL_COMPLETED
-        await self._emit(AgentEvent(done, AgentEventStatus.GREEN, **said))
-        self._success()
+        agent = self.agent
+        told = HookContext(agent.role, agent.phase, "tool", tool, arguments)
+
+        async def run() -> Any:
+            await self._govern("record_tool_call")
+            await self._hooks("before_tool", told)
+            await self._tell(Name.AGENT_TOOL_CALLED, Status.RUNNING, data={"tool": tool})
+            result = await _through(agent.breakers.get(tool), fn, timeout)
+            note("tool", **self._about, tool=tool)
+            return result
+
+        result = await self._attempt(tool, run, told, timeout)
+        await self._tell(Name.AGENT_TOOL_COMPLETED, Status.GREEN, data={"tool": tool})
         return result
+
+    async def _attempt(self, name: str, run: Call, told: HookContext, timeout: float | None) -> Any:
+        """Run something through the pipeline as a capability of its name."""
+        name = name or told.stage
+        services, work = self._services(told.stage, name), _Work(run)
+        plain = {str(key): to_plain(value, lenient=True) for key, value in told.arguments.items()}
+        work.arguments = plain
+        step: Any = {"parameters": plain, **({} if timeout is None else {"timeout": timeout})}
+        caller = replace(current_caller(), role=self.agent.role)
+        try:
+            with scoped(_WORK, work), called_by(caller):
+                spec = services.registry.capabilities[name]
+                record = await run_request(spec, step, services=services, raw_errors=True)
+            gave = record.contexts[_RESULT][record.key]
+            result = work.result if gave == work.shown else gave  # a guard rewrote it
+            result = await self._hooks(f"after_{told.stage}", told, result)
+        except GraphBubbleUp:
+            raise
+        except Exception as exc:
+            if isinstance(exc, TimeoutError) and exc is not work.raised:
+                exc = TurnTimeoutError(
+                    f"{name} took longer than {timeout} s.", fix="Raise timeout."
+                )
+            await self._failure(exc)
+            raise exc
+        if self._plane is not None:
+            self._plane.state.record_success()
+        return result
+
+    def _services(self, stage: str, name: str) -> Services:
+        """Return what a model or a tool of some name runs with: what this session decides."""
+        found = self._bound.get((stage, name))
+        if found is None:
+            agent = self.agent
+            options: dict[str, Any] = {"clock": agent.clock, "audit": agent.audit_log}
+            if stage == "tool":
+                options["behaviors"] = [GuardrailBehavior(guardrails=agent.guardrails)]
+                options["permissions"] = agent.permissions
+            registry = Registry(infrastructure=())
+            registry.register(_capability(name))
+            found = self._bound[stage, name] = bind(registry, settings=_SETTINGS, **options)
+        return found
 
     async def arun_parallel_tools(
         self, calls: Sequence[tuple[str, Call]], timeout: float | None = None
@@ -656,11 +705,7 @@ class OrchestrationSession:
             RuntimeError: The session has ended, or waits already.
         """
         self._running("wait for input")
-        try:
-            get_config()
-        except RuntimeError:
-            pass
-        else:
+        if current_runtime() is not None:
             return interrupt(prompt)
         self._waiting = Future()
         self.worker.transition(AgentStatus.WAITING_FOR_INPUT)
@@ -706,7 +751,7 @@ class OrchestrationSession:
 
     handoff_to = blocking(ahandoff_to)
 
-    def evaluate_policy(self, context: PhaseContext | None = None) -> list[Any]:
+    def evaluate_policy(self, context: governance.PhaseContext | None = None) -> list[Any]:
         """Return the actions that the policies ask for; none without policies.
 
         Args:
@@ -717,8 +762,8 @@ class OrchestrationSession:
             return []
         return list(waited(awaited(engine.evaluate(context or self._standing()))))
 
-    def _standing(self) -> PhaseContext:
-        return PhaseContext(
+    def _standing(self) -> governance.PhaseContext:
+        return governance.PhaseContext(
             phase=self.agent.phase,
             all_roles={self.agent.role},
             failed_roles={self.agent.role} if self._failed is not None else set(),
@@ -752,22 +797,15 @@ class OrchestrationSession:
     async def _once(self, key: str | None, run: Callable[[], Awaitable[T]]) -> T:
         if key is None:
             return await run()
-        with self._lock:
-            known = self._answers.get(key)
-            mine: Future[T] = known or Future()
-            self._answers.setdefault(key, mine)
-        if known is not None:
-            return await asyncio.wrap_future(mine)
+        mine: Future[T] = Future()
+        if (known := self._answers.setdefault(key, mine)) is not mine:
+            return await asyncio.shield(asyncio.wrap_future(known))
         try:
             result = await run()
         except BaseException as exc:
-            with self._lock:
-                del self._answers[key]  # what failed may be tried again
-            mine.set_exception(
-                exc if isinstance(exc, Exception) else SessionStateError("cancelled")
-            )
-            with suppress(Exception):
-                mine.exception()
+            del self._answers[key]  # what failed may be tried again
+            failed = isinstance(exc, Exception)
+            mine.set_exception(exc if failed else SessionStateError("It was cancelled."))
             raise
         mine.set_result(result)
         return result
@@ -782,15 +820,17 @@ class OrchestrationSession:
             result = result if found is None or before else found
         return result
 
+    async def _tell(self, name: Name, status: Status, **more: Any) -> None:
+        await self._emit(AgentEvent(name, status, **self._about, **more))
+
     async def _emit(self, event: AgentEvent) -> None:
         self.events.append(event)
         if self.agent.event_sink is not None:
             await self._quietly(self.agent.event_sink.emit, event)
 
-    async def _audit(self, kind: str, **data: Any) -> None:
-        if self.agent.audit_log is not None:
-            found = {"role": self.agent.role, "phase": self.agent.phase, **data}
-            await awaited(self.agent.audit_log.append(kind, found))
+    @property
+    def _about(self) -> dict[str, Any]:
+        return {"role": self.agent.role, "phase": self.agent.phase}
 
     async def _quietly(self, take: Callable[..., Any], *given: Any) -> None:
         try:
@@ -801,8 +841,69 @@ class OrchestrationSession:
 
 AsyncOrchestrationSession = OrchestrationSession
 """What ``asession()`` gives is the same."""
+
+# What stands for turns and tools in the pipeline
+
+_RESULT = "SESSION_RESULT"
+_SETTINGS = Settings(
+    infrastructure=[],
+    limits=Limits(max_parallel=sys.maxsize, step_timeout_seconds=None, run_timeout_seconds=None),
+)
+"""A session bounds what its source bounds, and takes no slots: it waits for others."""
+
+
+class _Work:
+    """One turn, or one call of a tool.
+
+    Attributes:
+        run: Does it.
+        arguments: What guards were shown before.
+        result: What it gave.
+        shown: What guards were shown of that.
+        raised: The time-out that it raised itself.
+    """
+
+    def __init__(self, run: Call) -> None:
+        self.run = run
+        self.arguments: dict[str, Any] = {}
+        self.result: Any = None
+        self.shown: Any = None
+        self.raised: TimeoutError | None = None
+
+
+_WORK: ContextVar[_Work] = ContextVar("capgraph_session_work")
+
+
+@lru_cache(maxsize=256)
+def _capability(called: str) -> Any:
+    """Make the capability that stands for a model or a tool."""
+
+    class Work(BaseCapability):
+        name = called
+        description = f"What a session calls {called!r}."
+        provides = (_RESULT,)
+
+        async def execute(self) -> Any:
+            work = _WORK.get()
+            if dict(self.parameters) != work.arguments:
+                told = (
+                    "The arguments of a session's tool are with its function, and stay as they are."
+                )
+                raise GuardrailViolationError("rewriting", told)
+            try:
+                with called_by(None):
+                    work.result = await work.run()
+            except TimeoutError as exc:
+                work.raised = exc
+                raise
+            work.shown = to_plain(work.result, lenient=True)
+            return {_RESULT: work.shown}
+
+    return capability_node(Work)
+
+
 _CLASSES: tuple[tuple[type[BaseException], AgentFailureClass], ...] = (
-    (PermissionDeniedError, AgentFailureClass.PERMISSION_DENIED),
+    (governance.PermissionDeniedError, AgentFailureClass.PERMISSION_DENIED),
     (GuardrailViolationError, AgentFailureClass.GUARDRAIL_VIOLATION),
     (RateLimitExceededError, AgentFailureClass.RATE_LIMIT),
     (LimitError, AgentFailureClass.GOVERNANCE_BREACH),

@@ -120,6 +120,8 @@ async def run_request(
     contexts: Mapping[str, Mapping[str, Any]] | None = None,
     services: Services | None = None,
     labels: Mapping[str, str] | None = None,
+    *,
+    raw_errors: bool = False,
 ) -> StepRecord:
     """Run a capability for somebody who keeps neither plan nor state: a tool call, a task.
 
@@ -133,6 +135,7 @@ async def run_request(
         services: What ``bind`` or ``build_graph`` decided; without, what the run around it goes by,
             and where none knows the capability, default limits.
         labels: Of what whoever asks has heard, with their sources.
+        raw_errors: Whether a failure is raised as it is.
 
     Returns:
         What it left behind, a failure included.
@@ -150,6 +153,7 @@ async def run_request(
     apart, nowhere = current_runtime() is not None, frozenset[str]()
     budget = TurnBudget()
     about: Any = {"apart": apart, "state_keys": nowhere, "labels": labels or {}}
+    about["raw_errors"] = raw_errors
     run = partial(_answered, attempt, view, bound, budget, **about)
     async with _entered(view, bound, budget):
         again = lambda failures: run(failures=failures)  # noqa: E731
@@ -179,10 +183,12 @@ async def _governed(
 async def _entered(view: TurnView, services: Services, budget: TurnBudget) -> AsyncIterator[None]:
     """Say what holds inside a node: in a graph of one's own nobody has, so far."""
     inside: AbstractContextManager[None] = nullcontext()
+    audit = None
     if current_runtime() is not None:
         inside = run_scope(services, get_config())
     elif services.auditor is not None:
-        inside = auditing(services.auditor.of({}))
+        audit = services.auditor.of({})
+        inside = auditing(audit)
     try:
         # What an agent or a team does inside its own visit is paid by that one's account.
         outer = running_spending()
@@ -196,6 +202,8 @@ async def _entered(view: TurnView, services: Services, budget: TurnBudget) -> As
                 yield
     finally:
         await end_run(inside)
+        if audit is not None and services.auditor is not None:
+            await services.auditor.close(audit)
 
 
 async def _payer(view: TurnView, services: Services) -> Caller:
@@ -295,6 +303,7 @@ async def _answered(
     unsorted: bool = False,
     failures: int = 0,
     labels: Mapping[str, str] | None = None,
+    raw_errors: bool = False,
 ) -> StepRecord:
     """Run the step; ask a person whatever it needs to know, as often as it asks.
 
@@ -322,6 +331,7 @@ async def _answered(
         unsorted=unsorted,
         budget=tries,
         labels=labels or {},
+        raw_errors=raw_errors,
     )
     while True:
         result = await services.runner.run(attempt, door)

@@ -100,13 +100,21 @@ def current_payer() -> Caller:
     return _payer.get() or current_caller()
 
 
+_caller: ContextVar[Caller | None] = ContextVar("capgraph_caller", default=None)
+
+
+def called_by(caller: Caller | None) -> AbstractContextManager[None]:
+    """Have :func:`current_caller` name whom a program asks for; ``None`` for the run's own again."""
+    return scoped(_caller, caller)
+
+
 def current_caller() -> Caller:
     """Return who asks: whom a server authenticated, and only without one what the run says.
 
     A ``configurable`` is a caller's input: once a server made sure who it is, nothing else in it
     is believed.
     """
-    return caller_of(configurable())
+    return _caller.get() or caller_of(configurable())
 
 
 def caller_of(known: Mapping[str, Any]) -> Caller:

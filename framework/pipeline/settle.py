@@ -24,6 +24,7 @@ from framework.pipeline.job import STOPPED, Inner, Job, Result
 from framework.pipeline.run_config import raw_errors_wanted
 from framework.pipeline.sort_result import PLAN_KEY, Sorted, contexts_in, sort_result
 from framework.state import dump_context
+from framework.telemetry.audit import note_refusal
 from framework.telemetry.sinks import about
 
 
@@ -265,6 +266,7 @@ async def failed_record(job: Job, attempt: Attempt, exc: Exception) -> StepRecor
     """
     ends_the_run = isinstance(exc, PersistenceError) and exc.ends_the_run
     if ends_the_run or job.door.raw_errors or raw_errors_wanted():
+        note_refusal(exc)
         raise exc
     failure = read_job_failure(job, attempt, exc)
     if failure.severity is ErrorSeverity.FATAL:

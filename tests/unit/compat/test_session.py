@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
+from langgraph.graph import StateGraph
+from langgraph.types import Command
 
+from framework.base import StoppedError
 from framework.behaviors import (
     AsyncCircuitBreaker,
     CircuitBreaker,
     CircuitOpenError,
+    GuardrailViolationError,
     PatternGuardrail,
 )
 from framework.compat.compliance import (
@@ -50,8 +56,10 @@ from framework.governance import (
     QualityLevel,
     RolePermissionConfig,
     TimedOut,
+    stop,
 )
-from framework.telemetry import AgentEvent, ModelPricing, PriceTable, UsageSnapshot
+from framework.stores import open_saver
+from framework.telemetry import AgentEvent, AuditLog, ModelPricing, PriceTable, UsageSnapshot
 
 PRICES = PriceTable({"m": ModelPricing(1.0, 1.0)})
 DOLLAR = UsageSnapshot(input_tokens=1_000_000)
@@ -160,6 +168,15 @@ async def test_a_turn_is_bounded_in_time() -> None:
             await session.arun_turn(lambda: asyncio.sleep(60), timeout=0.01)
 
 
+def test_a_function_that_holds_up_its_thread_is_left_behind() -> None:
+    go = threading.Event()
+    with agent().session() as session:
+        with pytest.raises(TurnTimeoutError, match="took longer"):
+            session.run_turn(go.wait, timeout=0.01)
+        assert session.run_turn(lambda: asyncio.sleep(0, 3), timeout=60)[0] == 3
+    go.set()
+
+
 async def test_two_turns_of_one_key_are_one_call() -> None:
     calls: list[int] = []
 
@@ -196,6 +213,16 @@ def test_a_budget_that_is_passed_is_told_once_and_ends_what_enforces_it() -> Non
             session.run_turn(lambda: calls.append(1), "m", estimate_usage=DOLLAR)
     assert calls == []
     assert session.worker.status is AgentStatus.FAILED
+
+
+async def test_turns_side_by_side_hold_what_they_may_cost() -> None:
+    strict = agent(budget_usd=1.5, enforce_budget=True)
+    async with strict.asession() as session:
+        turn = priced(session).arun_turn
+        both = [turn(lambda: asyncio.sleep(0), "m", estimate_usage=DOLLAR) for _ in "ab"]
+        found = await asyncio.gather(*both, return_exceptions=True)
+    assert sorted(type(one).__name__ for one in found) == ["BudgetExceededError", "tuple"]
+    assert session.tracker.total_cost() == 1.0
 
 
 @pytest.mark.parametrize("name", ["circuit_breaker", "async_circuit_breaker"])
@@ -308,6 +335,69 @@ def test_guards_see_arguments_and_results_also_when_they_are_asynchronous() -> N
         for arguments, result in (({"a": "secret"}, "x"), ({"a": "bad"}, "x"), ({}, "bad")):
             with pytest.raises(Exception, match=r"guard|bad|secret"):
                 session.run_tool("read", lambda found=result: found, arguments=arguments)
+
+
+def test_a_guard_rewrites_a_result_and_no_arguments() -> None:
+    class Cover:
+        name = "cover"
+
+        def check_pre(self, *, role: str, tool: str, arguments: Any = None) -> Any:
+            return self._cover(arguments, {"a": "*"})
+
+        def check_post(self, value: Any, *, role: str, tool: str) -> Any:
+            assert (role, tool) == ("writer", "read")
+            return self._cover(value, "*")
+
+        def _cover(self, value: Any, instead: Any) -> Any:
+            from framework.behaviors import GuardrailOutcome
+
+            bad = "secret" in str(value)
+            return GuardrailOutcome(True, action="rewrite" if bad else None, value=instead)
+
+    with agent(guardrails=[Cover()]).session() as session:
+        assert session.run_tool("read", lambda: "secret") == "*"
+        whole = {"an", "object"}
+        assert session.run_tool("read", lambda: whole) is whole
+        with pytest.raises(GuardrailViolationError, match="stay as they are"):
+            session.run_tool(
+                "read", lambda: pytest.fail("it was called"), arguments={"a": "secret"}
+            )
+
+
+def test_an_audit_holds_what_the_pipeline_decided(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path / "audit.jsonl")
+    with agent(audit_log=log, permissions=policy()).session() as session:
+        session.run_turn(lambda: None, "m", DOLLAR)
+        session.run_tool("read", lambda: 1)
+        with pytest.raises(PermissionDeniedError):
+            session.run_tool("delete", lambda: pytest.fail("it was called"))
+    lines = (tmp_path / "audit.jsonl").read_text().splitlines()
+    kinds = [json.loads(line)["kind"] for line in lines]
+    assert kinds == ["turn", "policy", "tool", "refused"]
+    assert log.verify()
+
+
+async def test_in_a_run_that_was_stopped_no_tool_begins(tmp_path: Path) -> None:
+    """And one that waits for a person waits with its run, whose question outlives the process."""
+    seen: list[OrchestrationSession] = []
+
+    async def work(state: dict[str, Any]) -> dict[str, Any]:
+        async with agent().asession() as session:
+            seen.append(session)
+            given = await session.pause_for_input("how much?")
+            await stop(saver, thread="1")
+            with pytest.raises(StoppedError):
+                await session.arun_tool("read", lambda: pytest.fail("it was called"))
+            return {"said": given}
+
+    async with open_saver(f"sqlite:///{tmp_path}/threads.db") as saver:
+        own: Any = StateGraph(dict[str, Any])  # type: ignore[type-var]
+        graph = own.add_node("work", work).set_entry_point("work").compile(checkpointer=saver)
+        config: Any = {"configurable": {"thread_id": "1"}}
+        found = await graph.ainvoke({"a": 1}, config)
+        assert found["__interrupt__"][0].value == "how much?"
+        assert seen[0].worker.status is AgentStatus.WAITING_FOR_INPUT
+        assert (await graph.ainvoke(Command(resume=5), config))["said"] == 5
 
 
 async def test_tools_side_by_side_keep_their_order_and_pass_the_same_doors() -> None:
