@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from capabilities.data.query import Query
 from capabilities.periods.items import DataWindow, Period
+from capabilities.query import Query
 from framework.base import CapabilityContext
 
 

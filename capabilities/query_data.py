@@ -12,10 +12,10 @@ from pydantic import ValidationError as PydanticError
 from capabilities.contexts import DataSource, QueryResult, TimeRange
 from capabilities.data.answer import answer_query, answer_question
 from capabilities.data.fresh import made_in_this_plan
-from capabilities.data.query import Aggregate, Query
 from capabilities.data.schema import schema_of
 from capabilities.data.work import Workers, classify_data_error
 from capabilities.guided import Guided
+from capabilities.query import Aggregate, Query
 from framework.base import capability_node
 
 _ASKS = re.compile(

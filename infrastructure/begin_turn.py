@@ -40,7 +40,7 @@ class BeginTurnNode(BaseInfrastructureNode):
         plan = state.get("planning_execution_plan")
         brought = brought_id(plan, view.turn)
         keep = {"planning_execution_plan"} if brought else set()
-        schema = services.runner.schema
+        schema = services.equipment.schema
         update = schema.reset(state, schema.for_one_turn | keep)
         message = _last_message(state)
         number = view.turn_number + 1

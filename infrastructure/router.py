@@ -84,7 +84,9 @@ class RouterNode(BaseInfrastructureNode):
         await work.tell_waits(decision)
         work.write(_handed_over(decision, work.view))
         work.write({"control_routing_count": routed, "control_next_node": decision.target})
-        return Command(update=combined(work.writes, services.runner.schema), goto=decision.target)
+        return Command(
+            update=combined(work.writes, services.equipment.schema), goto=decision.target
+        )
 
 
 class _Work:
@@ -101,7 +103,7 @@ class _Work:
 
     def write(self, update: dict[str, Any]) -> None:
         self.writes += list(update.items())
-        self.state = applied(self.state, list(update.items()), self.services.runner.schema)
+        self.state = applied(self.state, list(update.items()), self.services.equipment.schema)
 
     async def consult(self, decision: Route) -> bool:
         """Have the rules of policy engines act; tell whether that calls for another decision."""

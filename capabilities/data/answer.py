@@ -8,11 +8,11 @@ from typing import Any
 from capabilities.contexts import Answer, QueryResult, TimeRange
 from capabilities.data.engine import compute
 from capabilities.data.fill import fill, recurring
-from capabilities.data.query import Query
 from capabilities.data.say import say
 from capabilities.data.schema import read_tables
 from capabilities.data.session import open_session
 from capabilities.periods.reading import MAX_TEXT, read_times
+from capabilities.query import Query
 from framework.base import ErrorSeverity, ValidationError
 
 

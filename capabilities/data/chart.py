@@ -14,12 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from capabilities.contexts import Answer, Plot, QueryResult
 from capabilities.data.engine import compute
-from capabilities.data.query import Query
 from capabilities.data.schema import read_tables
 from capabilities.data.scope import choose_table
 from capabilities.data.session import Session, open_session
-from capabilities.data.wording import date_text, value_text
 from capabilities.data.words import fold
+from capabilities.query import Query
+from capabilities.wording import date_text, value_text
 from framework.base import CapabilityError, ValidationError, require_extra
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from typing import Any
 
 from capabilities.contexts import ResultRow
 from capabilities.data.profile import TableProfile
-from capabilities.data.query import TIME_PARTS, TIME_UNITS, Query
 from capabilities.data.scope import Scope, replan
 from capabilities.data.session import Session
 from capabilities.data.units import conversion
-from capabilities.data.wording import bucket_text, date_range, listed
+from capabilities.query import TIME_PARTS, TIME_UNITS, Query
+from capabilities.wording import bucket_text, date_range, listed
 
 MOST_GROUPS = 60
 MOST_ROWS = 15
@@ -436,7 +436,7 @@ def _period_label(start: datetime | None, end: datetime | None) -> str:
     """
     if start is None and end is None:
         return "all times"
-    from capabilities.data.wording import date_text, end_of
+    from capabilities.wording import date_text, end_of
 
     if start is None:
         assert end is not None

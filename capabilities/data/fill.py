@@ -15,10 +15,10 @@ from capabilities.data.lexicon import CHANGE, CLAUSE, FOLLOWING, GREW, NOTHING, 
 from capabilities.data.mentions import concept
 from capabilities.data.placing import BothError, Placing, Unplaced
 from capabilities.data.profile import TableProfile
-from capabilities.data.query import TIME_PARTS, Filter, Query
 from capabilities.data.words import blank, name_words, words_of
 from capabilities.periods.items import DataWindow, ParsedTime, floor, shift
 from capabilities.periods.reading import read_times
+from capabilities.query import TIME_PARTS, Filter, Query
 from framework.base import ValidationError
 
 

@@ -16,10 +16,10 @@ from capabilities.data.mentions import (
     values_named,
 )
 from capabilities.data.profile import Column, TableProfile
-from capabilities.data.query import Filter
 from capabilities.data.units import TIMES, is_unit
 from capabilities.data.words import blank, fold, name_words, words_of
 from capabilities.periods.items import ParsedTime
+from capabilities.query import Filter
 from framework.base import ValidationError
 
 

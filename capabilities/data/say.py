@@ -6,8 +6,8 @@ from datetime import datetime
 
 from capabilities.contexts import ResultRow
 from capabilities.data.engine import Computed
-from capabilities.data.query import Filter, Query
-from capabilities.data.wording import count_of, date_text, listed, number_text, signed, value_text
+from capabilities.query import Filter, Query
+from capabilities.wording import count_of, date_text, listed, number_text, signed, value_text
 
 _WORDS = {
     "rows": "number of rows", "count": "number of values", "sum": "total", "mean": "mean",

@@ -10,8 +10,8 @@ from capabilities.data.files import find_file, list_tables
 from capabilities.data.mentions import concept
 from capabilities.data.profile import Column, TableProfile, profile_table
 from capabilities.data.session import Session, open_session
-from capabilities.data.wording import date_range
 from capabilities.data.words import name_words, words_of
+from capabilities.wording import date_range
 from framework.base import ValidationError
 
 MOST_CHARACTERS = 6000

@@ -11,12 +11,12 @@ from typing import Any
 
 from capabilities.data.arithmetic import arithmetic_sql
 from capabilities.data.profile import Column, TableProfile
-from capabilities.data.query import TIME_PARTS, TIME_UNITS, Filter, Query
 from capabilities.data.readings import number_sql, time_sql
 from capabilities.data.session import Session, identifier
 from capabilities.data.units import conversion
 from capabilities.data.words import fold, name_words
 from capabilities.periods.items import DAY_NAMES, MONTH_NAMES
+from capabilities.query import TIME_PARTS, TIME_UNITS, Filter, Query
 from framework.base import ErrorSeverity, ValidationError
 
 _PLACE = re.compile(r" \(column \d+\)$")

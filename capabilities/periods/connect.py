@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 from datetime import timedelta
 
-from capabilities.data.wording import date_text, listed
 from capabilities.periods.items import (
     Item,
     Options,
@@ -17,6 +16,7 @@ from capabilities.periods.items import (
 )
 from capabilities.periods.recurring import find_recurring
 from capabilities.periods.scan import scan
+from capabilities.wording import date_text, listed
 
 _RANGE = re.compile(
     r"^\s*,?\s*(?:up\s+)?(?:to|until|till|through|thru|-|\u2013|\u2014)\s*(?:the\s+)?$", re.I

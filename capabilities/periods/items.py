@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked
 
-from capabilities.data.wording import date_text
+from capabilities.wording import date_text
 from framework.base import ValidationError
 
 # Not those of ``calendar``: they follow the locale that the application has set.

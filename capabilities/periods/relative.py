@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from capabilities.data.wording import date_text
 from capabilities.periods.items import (
     MONTHS,
     NUMBERS,
@@ -18,6 +17,7 @@ from capabilities.periods.items import (
     resolve,
     shift,
 )
+from capabilities.wording import date_text
 
 Match = re.Match[str]
 Rule = tuple[re.Pattern[str], Callable[[Match, Options], Item | None]]

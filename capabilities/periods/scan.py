@@ -7,7 +7,6 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 
-from capabilities.data.wording import date_text
 from capabilities.periods.items import (
     MONTHS,
     ORDINALS,
@@ -17,6 +16,7 @@ from capabilities.periods.items import (
     checked_day,
 )
 from capabilities.periods.relative import RELATIVE, Match, Rule, fixed, number_of, rule
+from capabilities.wording import date_text
 from framework.base import ValidationError
 
 _MONTH = (

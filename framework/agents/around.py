@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 from langgraph.runtime import Runtime
@@ -23,15 +23,13 @@ from framework.behaviors.base import BaseBehavior
 from framework.engine.as_node import run_request
 from framework.engine.bind import unbound_services
 from framework.engine.services import Services
-from framework.engine.sync_graph import one_node
+from framework.engine.sync_graph import SyncGraph, one_node
 from framework.governance.spending import running_spending
 from framework.pipeline.capacity import Capacity
+from framework.pipeline.equipment import Equipment
 from framework.pipeline.job import CURRENT
 from framework.pipeline.run_config import configurable
 from framework.pipeline.runner import StepRunner
-
-if TYPE_CHECKING:
-    from framework.agents.base import AgentGraph, BaseAgent
 
 _OUTPUT = "AGENT_OUTPUT"
 
@@ -60,17 +58,27 @@ class _Run:
 _RUN: ContextVar[_Run] = ContextVar("capgraph_agent_run")
 
 
-def around(agent: BaseAgent, inner: AgentGraph, state: Any, output: Any) -> Any:
+def around(
+    inner: SyncGraph[Any],
+    agent_id: str,
+    behaviors: Sequence[Any],
+    services: Services | None,
+    *,
+    state: Any,
+    output: Any,
+) -> Any:
     """Return a graph with one node that runs an agent's own graph as one attempt.
 
     Args:
-        agent: The agent.
-        inner: Its own graph.
+        inner: The agent's own graph.
+        agent_id: Names the agent.
+        behaviors: What stands around its run.
+        services: What ``bind`` decided, if it was given something.
         state: The state of both.
         output: What they leave behind.
     """
-    spec = _capability(agent).capability_spec
-    services = _services(agent.services, unbound_services(spec))
+    spec = _capability(agent_id, behaviors, services).capability_spec
+    under = _services(services, unbound_services(spec))
 
     async def run(state: Any, runtime: Runtime[Any]) -> dict[str, Any]:
         given = state.get("given") or {}
@@ -91,13 +99,13 @@ def around(agent: BaseAgent, inner: AgentGraph, state: Any, output: Any) -> Any:
 
         current = _Run(work, execution_id(runtime) or uuid4().hex)  # nothing keeps this run
         with scoped(_RUN, current):
-            record = await run_request(spec, {"task_objective": state["task"]}, services=services)
+            record = await run_request(spec, {"task_objective": state["task"]}, services=under)
         if record.error is not None:
             info = runtime.execution_info
             if record.attempts > 1 and info is not None:
                 # Whoever resumes the run has all tries again.
-                ledger = services.ledger(services.view({}), visit=info.task_id)
-                await ledger.failed(record.key, 0, 0.0, services.clock.now())
+                ledger = under.ledger(under.view({}), visit=info.task_id)
+                await ledger.failed(record.key, 0, 0.0, under.clock.now())
             raise current.error or CapabilityError(record.error.message)
         gave = record.contexts[_OUTPUT][record.key]
         result = current.result or AgentResult(gave, metadata={"source": record.source})
@@ -126,23 +134,25 @@ def _services(given: Services | None, alone: Services) -> Services:
     """
     settings = (given or alone).settings
     boundless = settings.limits.model_copy(update={"max_parallel": sys.maxsize})
-    runner = StepRunner(
+    equipment = Equipment(
         alone.registry,
         settings.model_copy(update={"limits": boundless}),
         clock=(given or alone).clock,
         capacity=Capacity(),
     )
-    return replace(given or alone, runner=runner, permissions=None, flow=None, engines=())
+    return replace(
+        given or alone, runner=StepRunner(equipment), permissions=None, flow=None, engines=()
+    )
 
 
-def _capability(agent: BaseAgent) -> Any:
+def _capability(agent_id: str, around: Sequence[Any], services: Services | None) -> Any:
     """Make the capability that stands for an agent's run."""
-    hooks = [_Hooks(b) if _has_hooks_only(b) else b for b in agent.behaviors]
-    limits = agent.services.limits if agent.services is not None else None
+    hooks = [_Hooks(b) if _has_hooks_only(b) else b for b in around]
+    limits = services.limits if services is not None else None
 
     class Run(BaseCapability):
-        name = agent.agent_id
-        description = f"Runs the agent {agent.agent_id}."
+        name = agent_id
+        description = f"Runs the agent {agent_id}."
         provides = (_OUTPUT,)
         behaviors = (_Listener(), *hooks)
         timeout_seconds = (limits.run_timeout_seconds if limits else None) or 86_400.0

@@ -160,7 +160,14 @@ class BaseAgent:
         graph = self._work()
         if self.behaviors or self.services is not None:
             inner = compiled(graph, name=self.agent_id, store=options.get("store"))
-            graph = around(self, inner, RunState, RunOutput)
+            graph = around(
+                inner,
+                self.agent_id,
+                self.behaviors,
+                self.services,
+                state=RunState,
+                output=RunOutput,
+            )
         return compiled(graph, checkpointer=checkpointer, name=self.agent_id, **options)
 
     def _work(self) -> StateGraph[Any, Any, Any, Any]:

@@ -176,7 +176,7 @@ def held_for(view: TurnView, services: Services) -> AbstractAsyncContextManager[
     spending = running_spending()
     if spending is None or not spending.bounded:
         return nullcontext()
-    sender, queues = services.runner.sender, services.runner.queues
+    sender, queues = services.equipment.sender, services.runner.queues
     here = [
         # A step on another worker is reserved for there.
         name
@@ -196,11 +196,11 @@ async def _judged(plan: ExecutionPlan, view: TurnView, services: Services) -> Ve
     if asks := view.turn.get("asks"):  # of guards, about what opened the turn
         verdicts.append(Verdict("ask", list(asks)))
     verdict = weighed(verdicts, "the plan")
-    if services.runner.step_policies:
+    if services.equipment.step_policies:
         for step in plan["steps"]:
             # Asked again at dispatch, which is where a person is asked about the step.
             if step["capability"] not in CLOSING and step["context_key"] not in view.done:
-                await judge(services.runner.step_policies, step, view)
+                await judge(services.equipment.step_policies, step, view)
     return verdict
 
 

@@ -23,6 +23,7 @@ from framework.engine.strategies import choose_strategies
 from framework.governance.flow import InformationFlow, declares_labels
 from framework.governance.spending import BudgetStage, Purse, declared_budgets, declared_prices
 from framework.langgraph_compat import lent_saver, running_checkpoints
+from framework.pipeline.equipment import Equipment
 from framework.pipeline.journal import LENT, Journal
 from framework.pipeline.runner import StepRunner
 from framework.prompts import get_framework_prompts
@@ -135,19 +136,22 @@ def bind(
             f"answer_type is {answer_type!r}, and no chat model is configured that could keep to it.",
             fix="Give a model for the role 'answer', or an answerer of your own.",
         )
-    runner = StepRunner(
+    equipment = Equipment(
         registry,
         settings,
         clock=options.get("clock"),
         capacity=options.get("capacity"),
         chat_model=chosen.pop("chat_model", lambda _role: None),
+        step_policies=step_policies,
+        flow=flow,
+        schema=StateSchema.of(options.get("state_schema", AgentState)),
+    )
+    runner = StepRunner(
+        equipment,
         behaviors=behaviors,
         where_bounded=(BudgetStage(),),
         bounded=bool(purse.budgets),
         own_behaviors=of_capabilities(registry, settings),
-        step_policies=step_policies,
-        flow=flow,
-        schema=StateSchema.of(options.get("state_schema", AgentState)),
     )
     return Services(
         runner=runner,

@@ -76,7 +76,7 @@ def admitted(
             f"The graph was given {type(given).__name__}, not a dictionary.",
             fix='Give {"messages": [("user", "…")]}.',
         )
-    schema = services.runner.schema
+    schema = services.equipment.schema
     keys = schema.from_caller
     if inside:
         # The state of an outer graph flows in whole; only these keys are read.

@@ -190,7 +190,7 @@ def _checked(spec: InfrastructureSpec, result: Any, services: Services | None) -
             f"{spec.name!r} returned {type(result).__name__}.",
             fix="Return a dictionary of state updates, a Command or None.",
         )
-    keys = services.runner.schema.names if services is not None else STATE_KEYS
+    keys = services.equipment.schema.names if services is not None else STATE_KEYS
     plain = written_by(spec.name, result.update if isinstance(result, Command) else result, keys)
     if isinstance(result, Command):
         _check_goto(spec, result, services)

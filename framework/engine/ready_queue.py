@@ -73,7 +73,7 @@ async def run_ready_steps(view: TurnView, services: Services) -> Pass:
             around.enter_context(called_back(CASHIER))
         left = await run.run()
     found = [one for envelope in left for one in (*envelope.get("copies", ()), envelope)]
-    schema = services.runner.schema
+    schema = services.equipment.schema
     writes = combined((write for entry in found for write in entry["update"].items()), schema)
     state = applied(view.state, writes, schema)
     questions = {entry["key"]: entry["question"] for entry in found if "question" in entry}
@@ -249,7 +249,7 @@ class PlanRun:
                     self._state[name].setdefault(kind, {}).update(entries)
             elif name == "execution_step_results":
                 self._state[name].update(value)
-            elif name not in self._services.runner.schema.reduced:
+            elif name not in self._services.equipment.schema.reduced:
                 self._state[name] = value
 
     async def step(self, payload: Mapping[str, Any]) -> Envelope | None:

@@ -33,6 +33,7 @@ from framework.base.ports import (
 from framework.governance.spending import Purse, Spending, running_spending
 from framework.pipeline.capacity import Capacity
 from framework.pipeline.effect_ledger import EffectLedger
+from framework.pipeline.equipment import Equipment
 from framework.pipeline.journal import Journal
 from framework.pipeline.run_config import configurable, current_caller, payer_around
 from framework.pipeline.runner import StepRunner
@@ -168,29 +169,34 @@ class Services:
     _guard: Any = field(default_factory=threading.Lock)
 
     @property
+    def equipment(self) -> Equipment:
+        """What the stages of an attempt go by."""
+        return self.runner.equipment
+
+    @property
     def registry(self) -> Registry:
         """Capabilities, nodes and context types."""
-        return self.runner.registry
+        return self.equipment.registry
 
     @property
     def settings(self) -> Settings:
         """All settings."""
-        return self.runner.settings
+        return self.equipment.settings
 
     @property
     def limits(self) -> Limits:
         """Bounds of a run."""
-        return self.runner.limits
+        return self.equipment.limits
 
     @property
     def clock(self) -> Clock:
         """Time."""
-        return self.runner.clock
+        return self.equipment.clock
 
     @property
     def chat_model(self) -> Callable[[str], Any]:
         """Role to chat model, or ``None``."""
-        return self.runner.chat_model
+        return self.equipment.chat_model
 
     def beside(self, *capabilities: Any) -> Services:
         """Return the same with further capabilities, such as the tools of one agent.

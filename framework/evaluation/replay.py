@@ -224,7 +224,7 @@ def _build(
         **{"clock": RecordedClock(script), **options, "behaviors": behaviors, "audit": False},
     )
     if model is None and modelled:  # it could have read and talked; asked, it would be refused
-        graph.services.runner.chat_model = lambda _role: GenericFakeChatModel(messages=iter(()))
+        graph.services.equipment.chat_model = lambda _role: GenericFakeChatModel(messages=iter(()))
     return graph
 
 
@@ -249,7 +249,7 @@ async def _turn(graph: Any, script: Script, saver: Any, *, asks_models: bool) ->
     def config(by: Mapping[str, str]) -> Any:
         return {"configurable": {**by, **thread}, "callbacks": callbacks}
 
-    known = graph.services.runner.schema.names
+    known = graph.services.equipment.schema.names
     before = {name: value for name, value in state_of(taken.before).items() if name in known}
     given: Any = state_of(taken.given)
     by, raised = taken.caller, ""

@@ -504,7 +504,7 @@ class BudgetStage:
         if job is None or not bounded:
             return await call_next(attempt)
         spending, *around = bounded
-        clock = job.runner.clock
+        clock = job.equipment.clock
         own: dict[str, float] = {"steps": 1, "tool_calls": 1}
         if job.spec.cost_usd:
             own["cost_usd"] = job.spec.cost_usd

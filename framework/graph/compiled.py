@@ -208,7 +208,7 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
             return update
         from framework.engine.infrastructure import written_by
 
-        keys = self.services.runner.schema.names
+        keys = self.services.equipment.schema.names
         return update._replace(values=dict(written_by("update_state", values, keys)))
 
 

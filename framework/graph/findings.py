@@ -121,10 +121,11 @@ def _check_declared(settings: Settings, registry: Registry) -> Iterator[Finding]
     from framework.engine.named import named, of_capabilities, of_role
     from framework.governance.declared import permissions_from
     from framework.governance.spending import declared_budgets, declared_prices
+    from framework.pipeline.equipment import Equipment
     from framework.pipeline.runner import StepRunner
 
     def around(**given: Any) -> bool:
-        StepRunner(registry, settings, **given)  # says whether it can stand there
+        StepRunner(Equipment(registry, settings), **given)  # says whether it can stand there
         return any(given.values())
 
     roles = {f"models.{role}.behaviors": entry.behaviors for role, entry in settings.models.items()}

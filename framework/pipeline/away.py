@@ -11,31 +11,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import Any
 
 from langgraph.config import get_stream_writer
 from langgraph.errors import GraphBubbleUp
 
 from configs.streaming import emit, is_heard
-from framework.base.budget import TurnBudget
 from framework.base.context import CapabilityContext
 from framework.base.errors import CapabilityError, CapgraphError, ErrorSeverity, FatalExecutionError
-from framework.base.ports import Attempt, Caller, Element, Failure, Question, StepRecord
-from framework.pipeline.effect_ledger import Claim, EffectLedger, digest_of, plain_inputs
-from framework.pipeline.job import Door, Inner, Job, Result, kept_effects
-from framework.pipeline.journal import Journal
+from framework.base.ports import Attempt, Failure, Question, StepRecord
+from framework.pipeline.effect_ledger import Claim, digest_of, plain_inputs
+from framework.pipeline.job import Inner, Job, Result, kept_effects
 from framework.pipeline.ledger import acted
 from framework.pipeline.observe import run_limit_reached
 from framework.pipeline.settle import failed_record
-from framework.pipeline.state_update import with_inside
-from framework.planning.parameters import validated_parameters
-from framework.state import ContextTypes, TurnView, load_context
 from framework.telemetry.metered import counted_elsewhere, current_budget
 from framework.telemetry.sinks import current_ids
-
-if TYPE_CHECKING:
-    from framework.pipeline.runner import StepRunner
 
 STAYS = frozenset({"messages", "capability_context_data", "capability_context_labels"})
 """Keys of the state that do not travel: they grow with the thread, and a step has its inputs."""
@@ -50,7 +42,7 @@ async def away(job: Job, attempt: Attempt, inner: Inner, queue: str) -> Result:
         inner: The try.
         queue: The capability's queue.
     """
-    sender = job.runner.sender
+    sender = job.equipment.sender
     if sender is None or attempt.given is not None or sender.serves(queue):
         here: Result = await inner(job, attempt)
         return here
@@ -84,7 +76,7 @@ async def _taken(job: Job, attempt: Attempt, found: Mapping[str, Any]) -> Result
 
 
 async def _sent(job: Job, attempt: Attempt, queue: str) -> Mapping[str, Any] | None:
-    door, sender = job.door, job.runner.sender
+    door, sender = job.door, job.equipment.sender
     assert sender is not None
     book, journal = door.ledger, door.ledger.journal
     if not journal.durable:
@@ -201,125 +193,6 @@ async def _done_there(job: Job, found: Mapping[str, Any]) -> None:
         await acted(job)
 
 
-# --- where it runs ----------------------------------------------------------------------------
-
-
-def view_of(request: Mapping[str, Any]) -> TurnView:
-    """Return the reading of a turn that a step of it gets on another worker."""
-    return TurnView(
-        request["state"],
-        thread_id=request["thread"],
-        caller=Caller(**request["caller"]),
-        opened_by=request["turn"],
-    )
-
-
-async def run_sent(
-    runner: StepRunner,
-    request: Mapping[str, Any],
-    journal: Journal,
-    *,
-    seconds_left: Callable[[], float | None],
-    draining: Callable[[], bool],
-) -> dict[str, Any] | None:
-    """Run a try that another worker's turn asks for; what comes back is plain data.
-
-    Args:
-        runner: The runner of this worker.
-        request: What :func:`away` sent.
-        journal: The records of the thread.
-        seconds_left: How long the turn may still run its steps.
-        draining: Whether this process is to stop.
-
-    Returns:
-        What :func:`away` reads; ``None`` where the process is to stop before the step began.
-
-    Raises:
-        PersistenceError: Nothing that the step did could be reported.
-    """
-    view, about = view_of(request), request["attempt"]
-    spec = runner.registry.capabilities.get(about["capability"])
-    if spec is None:
-        unknown = f"A worker was given a step of {about['capability']!r}, which it does not know."
-        fix = "Start the workers of its queue with the configuration of those that run the turns."
-        return refused(CapabilityError(unknown, fix=fix))
-    name, new, mine = request["claim"] or ("", False, False)
-    ledger = EffectLedger(
-        journal,
-        view,
-        visit=request["visit"],
-        claimed=Claim(name, {}, new=new, mine=mine) if name else None,
-    )
-    budget = current_budget() or TurnBudget()
-    agreed = request["agreed"]
-    door = Door(
-        view=view,
-        ledger=ledger,
-        plan_keys=request["plan_keys"],
-        seconds_left=seconds_left,
-        draining=draining,
-        state_keys=None if request["state_keys"] is None else frozenset(request["state_keys"]),
-        absent=STAYS,
-    )
-    job = Job(
-        spec,
-        runner,
-        door,
-        bounded=request["bounded"],
-        flow=runner.flow,
-        labels=request["labels"],
-        agreed=None if agreed is None else Question(**agreed),
-        agreed_until=request["agreed_until"],
-    )
-    element = request["element"]
-    attempt = Attempt(**about, element=None if element is None else Element(**element))
-    types = runner.registry.context_types
-    try:
-        parameters, values = validated_parameters(spec, request["values"])
-        attempt = replace(
-            attempt,
-            inputs={
-                label: _unpacked(value, f"{attempt.key}.{label}", types)
-                for label, value in request["inputs"].items()
-            },
-            parameters=parameters,
-            values=values,
-        )
-        result: Result = await runner.inside(spec, bounded=job.bounded)(job, attempt)
-        if isinstance(result, StepRecord):
-            result = with_inside(result, job.inside)
-    except GraphBubbleUp as signal:
-        result = await failed_record(job, attempt, _cannot_ask(spec.name, signal))
-    except FatalExecutionError as exc:
-        return {"fatal": str(exc)}
-    except CapgraphError as exc:
-        if getattr(exc, "ends_the_run", False):
-            raise
-        result = await failed_record(job, attempt, exc)
-    if result is None:
-        return None
-    return {
-        **_plain(result),
-        "raised": _told(job.failure[0]) if job.failure is not None else None,
-        "effect_done": job.effect_done,
-        "acted_inside": job.acted_inside,
-        "model_calls": budget.model_calls - request["model_calls"],
-    }
-
-
-def refused(error: Exception) -> dict[str, Any]:
-    """Return what :func:`away` reads of a step that a worker could not even begin."""
-    return {"refused": _told(error)}
-
-
-def _cannot_ask(name: str, signal: GraphBubbleUp) -> CapabilityError:
-    return CapabilityError(
-        f"{name!r} interrupted itself ({type(signal).__name__}), and it runs on another worker than"
-        " its turn, which alone can ask a person.",
-        fix="Leave out its queue; or declare requires_approval, which is asked before it is sent.",
-    )
-
-
 # --- plain data -------------------------------------------------------------------------------
 
 
@@ -331,24 +204,6 @@ def _packed(value: Any) -> Any:
     return {"plain": value}
 
 
-def _unpacked(value: Mapping[str, Any], key: str, types: ContextTypes) -> Any:
-    if "type" in value:
-        return load_context(value["type"], key, value["data"], types)
-    if "many" in value:
-        return [_unpacked(item, key, types) for item in value["many"]]
-    return value["plain"]
-
-
-def _plain(result: StepRecord | Question) -> dict[str, Any]:
-    if isinstance(result, Question):
-        return {"question": result.to_state()}
-    record = {one.name: getattr(result, one.name) for one in fields(result)}
-    if result.error is not None:
-        error = {one.name: getattr(result.error, one.name) for one in fields(result.error)}
-        record["error"] = {**error, "severity": result.error.severity.value}
-    return {"record": record}
-
-
 def _result(found: Mapping[str, Any]) -> StepRecord | Question:
     if "question" in found:
         return Question(**found["question"])
@@ -358,14 +213,6 @@ def _result(found: Mapping[str, Any]) -> StepRecord | Question:
     for name in ("asks", "missing"):
         record[name] = tuple(record[name])
     return StepRecord(**record)
-
-
-def _told(error: BaseException) -> dict[str, Any]:
-    return {
-        "types": [[cls.__module__, cls.__qualname__] for cls in type(error).__mro__],
-        "message": getattr(error, "message", None) or str(error),
-        "fix": getattr(error, "fix", None),
-    }
 
 
 def _raised(told: Mapping[str, Any] | None) -> Exception:

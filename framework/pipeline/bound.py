@@ -27,7 +27,7 @@ async def bound(job: Job, attempt: Attempt, inner: Inner, instead: TimeLimit | N
     own = instead.time_limit if instead is not None else job.spec.timeout_seconds
     if planned is not None:
         own = planned if instead is None else min(planned, instead.time_limit)
-    limit = own or job.runner.limits.step_timeout_seconds
+    limit = own or job.equipment.limits.step_timeout_seconds
     left = job.door.seconds_left()
     by_turn = left is not None and (limit is None or left < limit)
     timer = asyncio.timeout(left if by_turn else limit)

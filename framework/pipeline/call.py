@@ -37,11 +37,12 @@ async def call(job: Job, attempt: Attempt) -> Any:
             severity=ErrorSeverity.CRITICAL,
         )
     announce(job, attempt)
-    runner, spec = job.runner, job.spec
+    equipment, spec = job.equipment, job.spec
     ledger = job.door.ledger
 
     async def once(key: str, action: Any) -> Any:
-        return await ledger.once(job, attempt, key, action)
+        keys = job.door.plan_keys
+        return await ledger.once(spec, attempt, key, action, effect=job.effect, plan_keys=keys)
 
     context = StepContext(
         capability=spec.name,
@@ -58,8 +59,8 @@ async def call(job: Job, attempt: Attempt) -> Any:
         task=attempt.objective,
         attempt=attempt.number,
         idempotency_key=attempt.idempotency_key or ledger.plain_key(attempt),
-        config=runner.settings.section(spec.name, job.view.caller.place),
-        model=runner.chat_model,
+        config=equipment.settings.section(spec.name, job.view.caller.place),
+        model=equipment.chat_model,
         runtime=current_runtime(),
         notify=job.door.notify or _streamed(attempt),
         once=once,

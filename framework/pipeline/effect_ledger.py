@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from langgraph.errors import GraphBubbleUp
 
@@ -35,9 +35,6 @@ from framework.pipeline.agreements import Agreements
 from framework.pipeline.journal import Journal
 from framework.state.turn_view import TurnView
 from framework.telemetry.audit import may, must
-
-if TYPE_CHECKING:
-    from framework.pipeline.job import Job
 
 _SAFE = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 
@@ -324,8 +321,25 @@ class EffectLedger:
             if key in contexts.get(kind, {})
         ]
 
-    async def once(self, job: Job, attempt: Attempt, key: str, call: Callable[[], Any]) -> Any:
+    async def once(
+        self,
+        spec: CapabilitySpec,
+        attempt: Attempt,
+        key: str,
+        call: Callable[[], Any],
+        *,
+        effect: str | None,
+        plan_keys: Collection[str],
+    ) -> Any:
         """Run a part of a step at most once; see ``BaseCapability.once``.
+
+        Args:
+            spec: The step's capability.
+            attempt: The step.
+            key: Names the part.
+            call: The part.
+            effect: Name of the step's own effect; ``None`` for none.
+            plan_keys: Keys of the plan's steps.
 
         Raises:
             UnknownOutcome: It began in an earlier process and nobody knows how it ended.
@@ -336,7 +350,7 @@ class EffectLedger:
                 f"once({key!r}, …) was given {call!r:.80}, which cannot be called.",
                 fix="Give the function itself: await self.once('sent', send).",
             )
-        name = f"{job.effect or await self._room(job, attempt)}/once/{digest_of(key)}"
+        name = f"{effect or await self._room(spec, attempt, plan_keys)}/once/{digest_of(key)}"
         record = await self._read(name)
         if record.get("status") == "finished":
             if record.get("lost"):
@@ -374,16 +388,18 @@ class EffectLedger:
         await self.end(name, "finished", result=result)
         return result
 
-    async def _room(self, job: Job, attempt: Attempt) -> str:
+    async def _room(
+        self, spec: CapabilitySpec, attempt: Attempt, plan_keys: Collection[str]
+    ) -> str:
         """Return under what name the parts of a step lie that has no effect as a whole.
 
         They are claimed as effects are: a later plan finds them whatever it calls the step.
         """
         if self.journal.is_lent:  # claims are made where the turn runs
             return f"{self.turn}/{attempt.capability}/{self._owner(attempt.key)}"
-        others = [key for key in job.door.plan_keys if key != plan_key(attempt.key)]
-        kept = {key for key in others if (job.view.results.get(key) or {}).get("success")}
-        return (await self.claim(job.spec, attempt, job.view.plan_id, (), kept)).name
+        others = [key for key in plan_keys if key != plan_key(attempt.key)]
+        kept = {key for key in others if (self._view.results.get(key) or {}).get("success")}
+        return (await self.claim(spec, attempt, self._view.plan_id, (), kept)).name
 
     # --- decisions ----------------------------------------------------------------------
 

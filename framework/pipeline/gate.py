@@ -28,7 +28,7 @@ def _value(job: Job, attempt: Attempt, found: Sorted) -> Any:
         return given.value
     if given is None and job.worked is not None:
         return job.worked[0] if job.worked[0] is not None or not job.stored else job.stored[-1]
-    types = job.runner.registry.context_types
+    types = job.equipment.registry.context_types
     objects = {
         kind: load_context(kind, key, data, types)
         for kind, entries in found.contexts.items()

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from configs.scoped import scoped
 from framework.base.budget import TurnBudget
@@ -16,11 +16,9 @@ from framework.base.context import CapabilityContext
 from framework.base.ports import Attempt, Failure, Flow, Question, Source, StepRecord
 from framework.base.spec import CapabilitySpec
 from framework.pipeline.capacity import Slot
+from framework.pipeline.effect_ledger import EffectLedger
+from framework.pipeline.equipment import Equipment
 from framework.state.turn_view import TurnView
-
-if TYPE_CHECKING:
-    from framework.pipeline.effect_ledger import EffectLedger
-    from framework.pipeline.runner import StepRunner
 
 Result = StepRecord | Question | None
 """What comes out of the outer stages; ``None`` for a step that was put off to another run."""
@@ -95,7 +93,7 @@ class Job:
 
     Attributes:
         spec: What the capability declares.
-        runner: Whose stages these are.
+        equipment: What an operator decided.
         door: What the asker brought.
         outer: The attempt inside which this one runs.
         key: Key of the step.
@@ -122,7 +120,7 @@ class Job:
     """
 
     spec: CapabilitySpec
-    runner: StepRunner
+    equipment: Equipment
     door: Door
     outer: Job | None = None
     key: str = ""

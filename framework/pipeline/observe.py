@@ -17,7 +17,7 @@ from framework.telemetry.sinks import about
 
 def run_limit_reached(job: Job, attempt: Attempt) -> LimitError:
     """Return the error of a step for which the turn, or its plan, has no time left."""
-    deadline, limit = job.view.plan.get("deadline"), job.runner.limits.run_timeout_seconds
+    deadline, limit = job.view.plan.get("deadline"), job.equipment.limits.run_timeout_seconds
     if deadline is not None and (limit is None or deadline < limit):
         return LimitError(
             f"The plan's deadline of {deadline:g} s was reached at step {attempt.key!r}"

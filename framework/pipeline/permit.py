@@ -45,7 +45,7 @@ async def permit(
             return await failed_record(job, attempt, exc)
         if verdict.decision == "ask":
             reasons += verdict.problems or ["A policy asks for a person's agreement."]
-    if reasons or needs_approval(job.spec, job.view.switches, job.runner.settings):
+    if reasons or needs_approval(job.spec, job.view.switches, job.equipment.settings):
         shown = shown_of(attempt, job.view.plan)
         digest = agreement_digest(attempt.capability, shown)
         ask = Question(STEP, attempt.capability, " ".join(reasons), digest=digest, shown=shown)
@@ -94,7 +94,7 @@ async def agreement(job: Job, attempt: Attempt, ask: Question) -> Question | Non
         ask: What is asked.
     """
     policy = ApprovalPolicy.of(job.spec.requires_approval)
-    others, now = list(job.door.plan_keys), job.runner.clock.now()
+    others, now = list(job.door.plan_keys), job.equipment.clock.now()
     book = job.door.ledger.agreements
     found = await book.consent(ask.digest, attempt.key, others, policy, now)
     job.agreed = ask if found.enough else None

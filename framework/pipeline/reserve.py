@@ -18,7 +18,7 @@ async def reserve(job: Job, attempt: Attempt, inner: Inner) -> Any:
         CapabilityError: The wait would never end: who holds the slots waits for this attempt.
         LimitError: The turn has no tries left.
     """
-    spec, sender = job.spec, job.runner.sender
+    spec, sender = job.spec, job.equipment.sender
     if sender is not None and spec.max_parallel is not None:
         # Held while a slot of this process is waited for: that wait is short, and by itself.
         async with sender.slot(spec.name, spec.max_parallel):
@@ -29,12 +29,12 @@ async def reserve(job: Job, attempt: Attempt, inner: Inner) -> Any:
 async def _here(job: Job, attempt: Attempt, inner: Inner) -> Any:
     spec, outer = job.spec, job.outer
     job.door.budget.take_attempt()
-    whole = job.runner.limits.max_parallel if outer is None else None
+    whole = job.equipment.limits.max_parallel if outer is None else None
     if whole is None and spec.max_parallel is None:
         job.slot = outer.slot if outer is not None else None
         result = await inner(job, attempt)
     else:
-        capacity = job.runner.capacity
+        capacity = job.equipment.capacity
         around = outer.slot if outer is not None else None
         job.slot = await capacity.take(spec.name, spec.max_parallel, whole, around)
         try:

@@ -27,11 +27,11 @@ async def retry(job: Job, attempt: Attempt, inner: Inner, rule: RetryRule | None
     if attempt.given is not None:
         given: Result = await inner(job, attempt)
         return given
-    failures, wait = await door.ledger.earlier_failures(attempt.key, job.runner.clock.now())
+    failures, wait = await door.ledger.earlier_failures(attempt.key, job.equipment.clock.now())
     failures = max(failures, door.failures)
     while True:
         if wait is not None:
-            await job.runner.clock.sleep(wait)
+            await job.equipment.clock.sleep(wait)
         if door.stopping() or door.draining():
             return None
         if attempt.number != failures + 1:
@@ -57,7 +57,7 @@ async def _next_try(
     """Return how long to wait before the next try; ``None`` when there is none."""
     if not _may_pass(job, error, rule):
         return None
-    limits, door = job.runner.limits, job.door
+    limits, door = job.equipment.limits, job.door
     declared = RetryPolicy.from_dict(error.retry_policy, limits)
     policy = rule or declared
     tries = _allowed(policy.max_attempts, job)
@@ -71,7 +71,7 @@ async def _next_try(
         return None
     if failures >= declared.max_attempts and limits.max_turn_attempts is None:
         door.budget.allow(1)  # the budget was made of what the class says
-    await door.ledger.failed(attempt.key, failures, delay, job.runner.clock.now())
+    await door.ledger.failed(attempt.key, failures, delay, job.equipment.clock.now())
     telemetry.emit(
         telemetry.Retry(
             name=attempt.capability,
@@ -101,4 +101,4 @@ def _allowed(declared: int, job: Job) -> int:
     retries = job.view.state.get("control_max_retries")
     if isinstance(retries, int) and not isinstance(retries, bool) and retries >= 0:
         declared = retries + 1
-    return min(declared, job.runner.limits.max_attempts)
+    return min(declared, job.equipment.limits.max_attempts)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from langgraph.errors import GraphBubbleUp
 
-from configs.limits import Limits
-from framework.base.clock import Clock, SystemClock, use_clock
+from framework.base.clock import use_clock
 from framework.base.errors import (
     CapabilityError,
     ConfigurationError,
@@ -21,13 +20,10 @@ from framework.base.ports import (
     AnyBehavior,
     Attempt,
     Behavior,
-    Flow,
     Middleware,
     Question,
     Reach,
     RetryRule,
-    Sender,
-    StepPolicy,
     StepRecord,
     TimeLimit,
     TurnGuard,
@@ -46,11 +42,9 @@ from framework.pipeline import (
     screen,
     settle,
 )
-from framework.pipeline.capacity import Capacity
+from framework.pipeline.equipment import Equipment
 from framework.pipeline.job import CURRENT, Door, Inner, Job, Result, standing_in
 from framework.pipeline.state_update import told_outside, with_inside
-from framework.registry import Registry
-from framework.state import AgentState, StateSchema
 
 _SHIPPED: dict[str, Any] = {
     "observe": observe.observe,
@@ -81,52 +75,32 @@ if TYPE_CHECKING:
 
 
 class StepRunner:
-    """Runs attempts. It holds what an operator decided and nothing of a run.
+    """Runs attempts through the stages that an operator's decisions make.
 
     Args:
-        registry: Capabilities and context types.
-        settings: All settings.
-        clock: Time.
-        capacity: Slots of the process.
-        chat_model: Role to chat model, or ``None``.
+        equipment: What an operator gave.
         behaviors: What stands around each attempt, besides what a capability brings itself.
         own_behaviors: Name of a capability to what stands around it besides.
         where_bounded: What stands around each attempt besides where something is bounded: always,
             if ``bounded``; else where the plan brings a budget, or the step around is so.
         bounded: Whether the operator has budgets.
-        step_policies: What is asked before a step starts.
-        flow: Knows the labels of data; ``None`` where nothing declares one.
-        schema: Keys of the graph's state.
 
     Attributes:
-        sender: Has steps run on other workers, where this process is one of several.
+        queues: Name of a capability to the queue of the workers that run its steps.
         around_models: What of it stands around every model call.
     """
 
     def __init__(
         self,
-        registry: Registry,
-        settings: Settings,
+        equipment: Equipment,
         *,
-        clock: Clock | None = None,
-        capacity: Capacity | None = None,
-        chat_model: Callable[[str], Any] = lambda _role: None,
         behaviors: Sequence[AnyBehavior] = (),
         own_behaviors: Mapping[str, Sequence[Any]] | None = None,
         where_bounded: Sequence[AnyBehavior] = (),
         bounded: bool = False,
-        step_policies: Sequence[StepPolicy] = (),
-        flow: Flow | None = None,
-        schema: StateSchema | None = None,
     ) -> None:
-        self.registry = registry
-        self.settings = settings
-        self.clock = clock or SystemClock()
-        self.capacity = capacity or Capacity.of_process()
-        self.chat_model = chat_model
-        self.step_policies = tuple(step_policies)
-        self.flow = flow
-        self.schema = schema or StateSchema.of(AgentState)
+        self.equipment = equipment
+        registry = equipment.registry
         self._behaviors = tuple(behaviors)
         self.around_models = around_models(self._behaviors)
         check_middlewares(in_parts(self._behaviors), "behaviors")
@@ -150,14 +124,8 @@ class StepRunner:
         self.queues = {
             name: queue
             for name, spec in known.items()
-            if (queue := queue_of(spec, settings)) is not None
+            if (queue := queue_of(spec, equipment.settings)) is not None
         }
-        self.sender: Sender | None = None
-
-    @property
-    def limits(self) -> Limits:
-        """Bounds of a run."""
-        return self.settings.limits
 
     async def run(self, attempt: Attempt, door: Door) -> Result:
         """Run one step through all stages.
@@ -174,12 +142,12 @@ class StepRunner:
             FatalExecutionError: A failure was classified FATAL; the cause is chained.
             GraphBubbleUp: An interrupt of the capability's own, or another signal of LangGraph.
         """
-        spec = self.registry.capabilities[attempt.capability]
+        spec = self.equipment.registry.capabilities[attempt.capability]
         outer = CURRENT.get()
         around = outer is not None and outer.bounded
         bounded = self._bounded or around or bool(door.view.plan.get("budget"))
-        flow = self.flow or (outer.flow if outer else None)
-        job = Job(spec, self, door, outer, attempt.key, flow=flow, bounded=bounded)
+        flow = self.equipment.flow or (outer.flow if outer else None)
+        job = Job(spec, self.equipment, door, outer, attempt.key, flow=flow, bounded=bounded)
         if job.flow is not None:
             given = job.flow.reaching(spec, permit.step_of(attempt), door.view)
             job.labels = {**(outer.labels if outer is not None else {}), **door.labels, **given}
@@ -218,14 +186,15 @@ class StepRunner:
             attempt: The step; for each element an attempt of its own goes through all stages.
             door: What the asker brings.
         """
-        job = Job(self.registry.capabilities[attempt.capability], self, door, CURRENT.get())
+        spec = self.equipment.registry.capabilities[attempt.capability]
+        job = Job(spec, self.equipment, door, CURRENT.get())
         found: list[Any] | StepRecord = await observe.observe(job, attempt, screen.elements)
         return found
 
     async def out_of_reach(self) -> dict[str, str]:
         """Return the capabilities that cannot be called now, each with why and until when."""
         found: dict[str, str] = {}
-        with use_clock(self.clock):
+        with use_clock(self.equipment.clock):
             for item, names in self._reach:
                 found |= await item.out_of_reach(names)
         return found
@@ -245,7 +214,7 @@ class StepRunner:
         around = self._around(spec, more)
         asked = [item for item in around if callable(getattr(item, "decide", None))]
         told: dict[str, dict[str, Any]] = {
-            "permit": {"policies": (*self.step_policies, *asked)},
+            "permit": {"policies": (*self.equipment.step_policies, *asked)},
             "retry": {"rule": innermost(around, RetryRule)},
             "bound": {"instead": innermost(around, TimeLimit)},
         }
@@ -350,7 +319,7 @@ async def _around(job: Job, attempt: Attempt, *, middleware: Middleware, inner: 
     async def call_next(changed: Attempt | None = None) -> Any:
         return await inner(job, changed if changed is not None else attempt)
 
-    with standing_in(job), use_clock(job.runner.clock):
+    with standing_in(job), use_clock(job.equipment.clock):
         return await middleware.around(attempt, call_next)
 
 

@@ -56,7 +56,7 @@ async def _prepared(
 
 
 async def _resolved(job: Job, attempt: Attempt) -> Attempt | Skipped | Question:
-    types = job.runner.registry.context_types
+    types = job.equipment.registry.context_types
     step = needed(job.spec, attempt.step, job.view, types)
     if isinstance(step, Skipped):
         return step
@@ -99,8 +99,8 @@ def resolved(
 
 async def elements(job: Job, attempt: Attempt) -> list[Any] | StepRecord:
     """Return for what a step runs, each by itself; or its record, where it cannot run."""
-    types = job.runner.registry.context_types
-    of, bound = (attempt.step.get("for_each") or {})["of"], job.runner.limits.max_elements
+    types = job.equipment.registry.context_types
+    of, bound = (attempt.step.get("for_each") or {})["of"], job.equipment.limits.max_elements
     try:
         step = needed(job.spec, attempt.step, job.view, types)
         if isinstance(step, Skipped):

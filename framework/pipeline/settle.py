@@ -78,7 +78,7 @@ async def _gave(job: Job, attempt: Attempt, inner: Inner) -> Sorted | Result:
     if job.door.unsorted and isinstance(result, Mapping) and not job.stored:
         # No schema could drop a key here: a unit test looks at what was returned.
         return Sorted(dict(result), {}, None)
-    types = job.runner.registry.context_types
+    types = job.equipment.registry.context_types
     found = sort_result(
         result,
         job.stored,
@@ -86,7 +86,7 @@ async def _gave(job: Job, attempt: Attempt, inner: Inner) -> Sorted | Result:
         attempt.step,
         attempt.key,
         types,
-        job.runner.schema.names if job.door.state_keys is None else job.door.state_keys,
+        job.equipment.schema.names if job.door.state_keys is None else job.door.state_keys,
     )
     unknown = found.contexts.keys() - types.keys()
     if unknown or job.door.types is not None:
@@ -185,7 +185,7 @@ async def _as_it_leaves(job: Job, attempt: Attempt, found: Result) -> Result:
 
 
 def _valid(job: Job, contexts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    types = job.runner.registry.context_types
+    types = job.equipment.registry.context_types
     return {
         kind: {key: dump_context(kind, key, value, types) for key, value in entries.items()}
         for kind, entries in contexts.items()

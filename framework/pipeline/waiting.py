@@ -40,7 +40,7 @@ async def waited(job: Job, attempt: Attempt, step: PlannedStep) -> Question | di
     """
     if not any(step.get(name) for name in WAITS):
         return {}
-    ledger, now = job.door.ledger, job.runner.clock.now()
+    ledger, now = job.door.ledger, job.equipment.clock.now()
     if not job.door.may_wait:
         raise ValidationError(
             f"The step {attempt.key!r} is to wait, and only the router of a plan lets steps wait.",
@@ -99,7 +99,7 @@ def wake_at(shown: Mapping[str, Any], now: float) -> float:
 
 def _begun(job: Job, attempt: Attempt, step: PlannedStep, now: float) -> dict[str, Any]:
     def value(given: Any) -> Any:
-        types = job.runner.registry.context_types
+        types = job.equipment.registry.context_types
         return resolve_references(given, job.view.contexts, types, attempt.own)
 
     try:
@@ -113,7 +113,7 @@ def _begun(job: Job, attempt: Attempt, step: PlannedStep, now: float) -> dict[st
             fix="Refer to a result that holds a moment with its offset, or a key.",
             severity=ErrorSeverity.REPLANNING,
         ) from exc
-    most = job.runner.limits.max_wait_seconds
+    most = job.equipment.limits.max_wait_seconds
     latest = max(until, now) + min(seconds_of(within) or most, most)
     if until - now > most:
         raise CapabilityError(

@@ -18,9 +18,9 @@ from framework.base.errors import CapabilityError, PersistenceError, ThreadBusyE
 from framework.base.ports import Caller
 from framework.engine.run_scope import end_run, run_scope
 from framework.langgraph_compat import called_back
-from framework.pipeline.away import refused, run_sent, view_of
 from framework.pipeline.journal import LENT, Journal
 from framework.pipeline.run_config import configurable_of, paid_by
+from framework.pipeline.run_sent import refused, run_sent, view_of
 from framework.scale.engine import Engine
 from framework.scale.order import StepOrder
 from framework.stores.cells import lend_rows
@@ -66,7 +66,7 @@ class Steps:
         self._saver = graph.checkpointer
         self._results = step_results_of(self._saver)
         self._leases = leases_of(self._saver)
-        graph.services.runner.sender = self
+        graph.services.equipment.sender = self
 
     def serves(self, queue: str) -> bool:
         """Tell whether this very process takes the orders of a queue."""

@@ -72,10 +72,10 @@ class Standing:
 
     async def limits(self, caller: Caller) -> list[dict[str, Any]]:
         """Return slots of this process with how many are taken, and what cannot be called now."""
-        runner = self._services.runner
-        running, most = runner.capacity.held, self._services.limits.max_parallel
+        capacity = self._services.equipment.capacity
+        running, most = capacity.held, self._services.limits.max_parallel
         known = {one["name"] for one in self.capabilities(caller)}
-        whole = {"name": "steps", "used": runner.capacity.running, "allows": most, "told": ""}
+        whole = {"name": "steps", "used": capacity.running, "allows": most, "told": ""}
         slots = [
             {"name": name, "used": running.get(name, 0), "allows": spec.max_parallel, "told": ""}
             for name, spec in self._services.registry.capabilities.items()
@@ -83,7 +83,7 @@ class Standing:
         ]
         closed = [
             {"name": name, "used": None, "allows": None, "told": told}
-            for name, told in (await runner.out_of_reach()).items()
+            for name, told in (await self._services.runner.out_of_reach()).items()
             if name in known
         ]
         return [{"kind": "slots", **one} for one in (whole, *slots)] + [

@@ -14,6 +14,7 @@ from framework.base.ports import Attempt, StepRecord
 from framework.langgraph_compat import as_in_a_run
 from framework.pipeline import StepRunner
 from framework.pipeline.effect_ledger import EffectLedger
+from framework.pipeline.equipment import Equipment
 from framework.pipeline.job import Door
 from framework.pipeline.journal import Journal
 from framework.planning import validated_parameters
@@ -128,7 +129,7 @@ async def run_capability(
         data_folders=told.pop("data_folders", []),
         approvals={"steps": "none"},
     )
-    runner = StepRunner(registry, settings, chat_model=lambda _role: model)
+    runner = StepRunner(Equipment(registry, settings, chat_model=lambda _role: model))
     view = TurnView(known)
     door = Door(
         view,

@@ -10,8 +10,8 @@ import pytest
 
 from capabilities.data.answer import answer_query, answer_question
 from capabilities.data.files import find_file, list_tables
-from capabilities.data.query import Query
 from capabilities.data.session import open_session
+from capabilities.query import Query
 from framework.base import ValidationError
 
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError as PydanticError
 
 from capabilities.contexts import QueryResult
 from capabilities.data.answer import answer_query
-from capabilities.data.query import Query
+from capabilities.query import Query
 from framework.base import ErrorSeverity, ValidationError
 
 ROWS = """day,region,product,units,price,revenue,weight_kg

@@ -1,0 +1,169 @@
+"""The other end of a step that runs on another worker than its turn: ``settle``'s checks to ``call``.
+
+What :mod:`framework.pipeline.away` sent is read, run with the services of this worker, and what came of it
+told as plain data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from langgraph.errors import GraphBubbleUp
+
+from framework.base.budget import TurnBudget
+from framework.base.errors import CapabilityError, CapgraphError, FatalExecutionError
+from framework.base.ports import Attempt, Caller, Element, Question, StepRecord
+from framework.pipeline.away import STAYS
+from framework.pipeline.effect_ledger import Claim, EffectLedger
+from framework.pipeline.job import Door, Job, Result
+from framework.pipeline.journal import Journal
+from framework.pipeline.runner import StepRunner
+from framework.pipeline.settle import failed_record
+from framework.pipeline.state_update import with_inside
+from framework.planning.parameters import validated_parameters
+from framework.state import ContextTypes, TurnView, load_context
+from framework.telemetry.metered import current_budget
+
+
+def view_of(request: Mapping[str, Any]) -> TurnView:
+    """Return the reading of a turn that a step of it gets on another worker."""
+    return TurnView(
+        request["state"],
+        thread_id=request["thread"],
+        caller=Caller(**request["caller"]),
+        opened_by=request["turn"],
+    )
+
+
+async def run_sent(
+    runner: StepRunner,
+    request: Mapping[str, Any],
+    journal: Journal,
+    *,
+    seconds_left: Callable[[], float | None],
+    draining: Callable[[], bool],
+) -> dict[str, Any] | None:
+    """Run a try that another worker's turn asks for; what comes back is plain data.
+
+    Args:
+        runner: The runner of this worker.
+        request: What :func:`~framework.pipeline.away.away` sent.
+        journal: The records of the thread.
+        seconds_left: How long the turn may still run its steps.
+        draining: Whether this process is to stop.
+
+    Returns:
+        What :func:`~framework.pipeline.away.away` reads; ``None`` where the process is to stop before the step began.
+
+    Raises:
+        PersistenceError: Nothing that the step did could be reported.
+    """
+    view, about = view_of(request), request["attempt"]
+    spec = runner.equipment.registry.capabilities.get(about["capability"])
+    if spec is None:
+        unknown = f"A worker was given a step of {about['capability']!r}, which it does not know."
+        fix = "Start the workers of its queue with the configuration of those that run the turns."
+        return refused(CapabilityError(unknown, fix=fix))
+    name, new, mine = request["claim"] or ("", False, False)
+    ledger = EffectLedger(
+        journal,
+        view,
+        visit=request["visit"],
+        claimed=Claim(name, {}, new=new, mine=mine) if name else None,
+    )
+    budget = current_budget() or TurnBudget()
+    agreed = request["agreed"]
+    door = Door(
+        view=view,
+        ledger=ledger,
+        plan_keys=request["plan_keys"],
+        seconds_left=seconds_left,
+        draining=draining,
+        state_keys=None if request["state_keys"] is None else frozenset(request["state_keys"]),
+        absent=STAYS,
+    )
+    job = Job(
+        spec,
+        runner.equipment,
+        door,
+        bounded=request["bounded"],
+        flow=runner.equipment.flow,
+        labels=request["labels"],
+        agreed=None if agreed is None else Question(**agreed),
+        agreed_until=request["agreed_until"],
+    )
+    element = request["element"]
+    attempt = Attempt(**about, element=None if element is None else Element(**element))
+    types = runner.equipment.registry.context_types
+    try:
+        parameters, values = validated_parameters(spec, request["values"])
+        attempt = replace(
+            attempt,
+            inputs={
+                label: _unpacked(value, f"{attempt.key}.{label}", types)
+                for label, value in request["inputs"].items()
+            },
+            parameters=parameters,
+            values=values,
+        )
+        result: Result = await runner.inside(spec, bounded=job.bounded)(job, attempt)
+        if isinstance(result, StepRecord):
+            result = with_inside(result, job.inside)
+    except GraphBubbleUp as signal:
+        result = await failed_record(job, attempt, _cannot_ask(spec.name, signal))
+    except FatalExecutionError as exc:
+        return {"fatal": str(exc)}
+    except CapgraphError as exc:
+        if getattr(exc, "ends_the_run", False):
+            raise
+        result = await failed_record(job, attempt, exc)
+    if result is None:
+        return None
+    return {
+        **_plain(result),
+        "raised": _told(job.failure[0]) if job.failure is not None else None,
+        "effect_done": job.effect_done,
+        "acted_inside": job.acted_inside,
+        "model_calls": budget.model_calls - request["model_calls"],
+    }
+
+
+def refused(error: Exception) -> dict[str, Any]:
+    """Return what :func:`~framework.pipeline.away.away` reads of a step that a worker could not even begin."""
+    return {"refused": _told(error)}
+
+
+def _cannot_ask(name: str, signal: GraphBubbleUp) -> CapabilityError:
+    return CapabilityError(
+        f"{name!r} interrupted itself ({type(signal).__name__}), and it runs on another worker than"
+        " its turn, which alone can ask a person.",
+        fix="Leave out its queue; or declare requires_approval, which is asked before it is sent.",
+    )
+
+
+def _unpacked(value: Mapping[str, Any], key: str, types: ContextTypes) -> Any:
+    if "type" in value:
+        return load_context(value["type"], key, value["data"], types)
+    if "many" in value:
+        return [_unpacked(item, key, types) for item in value["many"]]
+    return value["plain"]
+
+
+def _plain(result: StepRecord | Question) -> dict[str, Any]:
+    if isinstance(result, Question):
+        return {"question": result.to_state()}
+    record = {one.name: getattr(result, one.name) for one in fields(result)}
+    if result.error is not None:
+        error = {one.name: getattr(result.error, one.name) for one in fields(result.error)}
+        record["error"] = {**error, "severity": result.error.severity.value}
+    return {"record": record}
+
+
+def _told(error: BaseException) -> dict[str, Any]:
+    return {
+        "types": [[cls.__module__, cls.__qualname__] for cls in type(error).__mro__],
+        "message": getattr(error, "message", None) or str(error),
+        "fix": getattr(error, "fix", None),
+    }
