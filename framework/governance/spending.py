@@ -12,7 +12,7 @@ import math
 import sys
 import uuid
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -468,7 +468,10 @@ async def spending_of(account: Spending | None, name: str) -> AsyncIterator[None
 
 @asynccontextmanager
 async def _drawn(
-    accounts: Sequence[Spending], own: Mapping[str, float], taken: Collection[Place] = ()
+    accounts: Sequence[Spending],
+    own: Mapping[str, float],
+    used: Mapping[str, float],
+    taken: Collection[Place] = (),
 ) -> AsyncIterator[None]:
     """Draw what a step needs on the steps that it goes on inside of: their reservation covers it."""
     held = {made.place: made for one in accounts for made in one.held() if made.place not in taken}
@@ -476,15 +479,10 @@ async def _drawn(
     try:
         for reservation in held.values():
             parts.append(await reservation.draw(**own))  # noqa: PERF401  what was taken is given back
-    except BaseException:
-        for part in parts:
-            await part.release()
-        raise
-    try:
         yield
     finally:
         for part in parts:
-            await part.settle(**own)
+            await (part.settle(**own) if used else part.release())
 
 
 class BudgetStage:
@@ -503,29 +501,27 @@ class BudgetStage:
         bounded = [a for a in accounts if isinstance(a, Spending) and a.bounded]
         if job is None or not bounded:
             return await call_next(attempt)
-        spending, *around = bounded
-        clock = job.equipment.clock
+        spending, clock = bounded[0], job.equipment.clock
         own: dict[str, float] = {"steps": 1, "tool_calls": 1}
         if job.spec.cost_usd:
             own["cost_usd"] = job.spec.cost_usd
         began = clock.monotonic()
-        if job.outer is not None and spending.held():
-            async with _drawn(bounded, own):
-                return await call_next(attempt)
-        async with spending.reserved(attempt.key, **own, seconds=_INSTANT) as used:
-            try:
-                async with _drawn(around, own, {made.place for made in spending.held()}):
+        reserved: Any = spending.reserved(attempt.key, **own, seconds=_INSTANT)
+        inside = job.outer is not None and bool(spending.held())
+        async with nullcontext({}) if inside else reserved as used:
+            # What it has reserved itself is drawn on by nobody but what goes on inside of it.
+            taken = set[Place]() if inside else {made.place for made in spending.held()}
+            async with _drawn(bounded, own, used, taken):
+                try:
                     result = await call_next(attempt)
-            except GraphBubbleUp:
-                raise
-            except BudgetExceededError:
-                used |= {**own, "seconds": max(0.0, clock.monotonic() - began)}
-                raise
-            except Exception:
-                used |= {**own, "seconds": max(0.0, clock.monotonic() - began)}
-                used["consecutive_failures"] = 1
-                raise
-            if result is not STOPPED and not isinstance(result, Question) and job.source == "run":
-                used |= {**own, "seconds": max(0.0, clock.monotonic() - began)}
-                used["consecutive_failures"] = 0
-            return result
+                except GraphBubbleUp:
+                    raise
+                except Exception as exc:
+                    used |= {**own, "seconds": max(0.0, clock.monotonic() - began)}
+                    if not isinstance(exc, BudgetExceededError):
+                        used["consecutive_failures"] = 1
+                    raise
+                if not (result is STOPPED or isinstance(result, Question)) and job.source == "run":
+                    used |= {**own, "seconds": max(0.0, clock.monotonic() - began)}
+                    used["consecutive_failures"] = 0
+                return result

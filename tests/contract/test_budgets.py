@@ -251,7 +251,10 @@ async def test_each_turn_begins_anew_and_a_thread_goes_on(agent: Any, step: Any)
         assert status(await soon(it.ask(thread="u"))) == "completed"
 
 
-async def test_a_question_in_a_step_counts_it_once(agent: Any, step: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("asks", "steps"), [("asking", 1), ("around", 2)])
+async def test_a_question_in_a_step_counts_it_once(
+    agent: Any, step: Any, tmp_path: Path, asks: str, steps: int
+) -> None:
     model = ScriptedModel(responses=answer(5))
 
     @capability_node
@@ -265,13 +268,20 @@ async def test_a_question_in_a_step_counts_it_once(agent: Any, step: Any, tmp_pa
             await self.chat_model().ainvoke(str(said))
             return Gauge(value=1)
 
+    @capability_node
+    async def around() -> Gauge:
+        """Have another one ask."""
+        await Asking.langgraph_node({})  # type: ignore[attr-defined]
+        return Gauge(value=1)
+
     def make(saver: Any) -> Any:
         return agent(
             Gauge,
             Asking,
-            plans=[[step("a", "asking")]],
+            around,
+            plans=[[step("a", asks)]],
             model={"capability": model},
-            budget=Budget(steps=1, requests=1),
+            budget=Budget(steps=steps, requests=1),
             checkpointer=saver,
         )
 
@@ -286,7 +296,7 @@ async def test_a_question_in_a_step_counts_it_once(agent: Any, step: Any, tmp_pa
         assert rows is not None
         _, found = await rows.run("SELECT value FROM capgraph_cells")
         ((used, held),) = (json.loads(value) for (value,) in found)
-        assert (used["steps"], used["requests"], held) == (1, 1, {})
+        assert (used["steps"], used["requests"], held) == (steps, 1, {})
 
 
 async def test_failures_in_a_row_end_the_turn(agent: Any, step: Any) -> None:
