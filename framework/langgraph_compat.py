@@ -10,7 +10,7 @@ import itertools
 import re
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -333,6 +333,13 @@ def channels_of_graph() -> frozenset[str] | None:
     if len(args) < 2 or not isinstance(args[1], Mapping):
         return None
     return frozenset(name for name in args[1] if not name.startswith(("__", "branch:")))
+
+
+def messages_of_graph() -> Sequence[Any]:
+    """Return the messages in the state of the graph whose task is running, if it has any."""
+    known = "messages" in (channels_of_graph() or ())
+    found: Sequence[Any] = _configurable()["__pregel_read"]("messages") if known else ()
+    return found
 
 
 def keys_of(graph: Any) -> tuple[list[str], list[str]] | None:

@@ -8,6 +8,8 @@ from typing import Any
 from langchain_core.tools import BaseTool, StructuredTool, ToolException
 
 from framework.adapters.request import (
+    labels_heard,
+    labels_told,
     output_of,
     refusal_of,
     request_of,
@@ -19,6 +21,7 @@ from framework.base.errors import ConfigurationError
 from framework.base.spec import CapabilitySpec
 from framework.engine.as_node import run_request
 from framework.engine.services import Services
+from framework.langgraph_compat import messages_of_graph
 
 _NAME = re.compile(r"[^A-Za-z0-9_-]")
 
@@ -31,7 +34,8 @@ def as_tool(capability: Any, services: Services | None = None) -> BaseTool:
     each input as an object; of several, a list. Its result is the data that the capability gives.
     Where a person has to agree, the call asks by ``interrupt()`` in the task that runs it, and goes
     on with the answer; limits, permissions, guards, ledger and audit are those of the services. A
-    failure comes back as an error of the tool, which a model can read.
+    failure comes back as an error of the tool, which a model can read. What labelled tools have told
+    an agent, by its state's ``messages``, reaches its later calls with these labels.
 
     The tool is asynchronous: use ``ainvoke``, and ``ainvoke`` or ``astream`` of an agent.
 
@@ -62,10 +66,11 @@ def as_tool(capability: Any, services: Services | None = None) -> BaseTool:
 
     async def call(**given: Any) -> Any:
         step, contexts = request_of(spec, given)
-        record = await run_request(spec, step, contexts, bound)
+        heard = labels_heard({"messages": messages_of_graph()})
+        record = await run_request(spec, step, contexts, bound, heard)
         if (refused := refusal_of(record)) is not None:
             raise ToolException(refused)
-        return output_of(record)
+        return output_of(record), labels_told(record)
 
     return StructuredTool(
         name=_NAME.sub("_", spec.name)[:64],
@@ -73,4 +78,5 @@ def as_tool(capability: Any, services: Services | None = None) -> BaseTool:
         args_schema=request_schema(spec, bound.registry.context_types),
         coroutine=call,
         handle_tool_error=True,
+        response_format="content_and_artifact",
     )

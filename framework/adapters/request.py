@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from langchain_core.messages import ToolMessage
+
 from framework.base.context import CapabilityContext
 from framework.base.plan import PlannedStep
 from framework.base.ports import StepRecord
@@ -15,6 +17,7 @@ from framework.engine.services import Services
 
 Contexts = dict[str, dict[str, Any]]
 Schema = dict[str, Any]
+LABELS = "capgraph_labels"
 _SCALARS = ["string", "number", "boolean", "null"]
 
 
@@ -120,3 +123,21 @@ def plain_output(given: Mapping[str, Any]) -> Any:
         for kind, data in given.items()
     }
     return next(iter(found.values())) if len(found) == 1 else found or None
+
+
+def labels_heard(state: Any) -> dict[str, str]:
+    """Return the labels of what an agent has heard from its tools, with their sources.
+
+    They lie beside the messages, so they are there as long as the words are.
+    """
+    known = state if isinstance(state, Mapping) else {}
+    said = [*(known.get("conversation") or ()), *(known.get("messages") or ())]
+    told = [m.artifact if isinstance(m, ToolMessage) else m.response_metadata for m in said]
+    labels = [one[LABELS] for one in told if isinstance(one, Mapping) and LABELS in one]
+    return {label: at for one in labels for label, at in one.items()}
+
+
+def labels_told(record: StepRecord) -> dict[str, dict[str, str]] | None:
+    """Return what stands beside the words of a tool, for :func:`labels_heard` to find."""
+    labels = {label: at for own in record.labels.values() for label, at in own.items()}
+    return {LABELS: labels} if labels else None

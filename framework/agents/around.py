@@ -13,8 +13,9 @@ from uuid import uuid4
 from langgraph.runtime import Runtime
 
 from configs.scoped import scoped
+from framework.adapters.request import labels_heard
 from framework.agents.result import AgentResult, said_in
-from framework.agents.tool_calls import labelled, labels_heard
+from framework.agents.tool_calls import labelled
 from framework.base import BaseCapability, capability_node
 from framework.base.awaiting import awaited
 from framework.base.errors import CapabilityError

@@ -12,7 +12,7 @@ from langgraph.prebuilt import ToolNode
 from langgraph.prebuilt.tool_node import ToolCallRequest
 
 from framework.adapters.as_tools import as_tool
-from framework.adapters.request import output_of, request_of
+from framework.adapters.request import LABELS, labels_heard, labels_told, output_of, request_of
 from framework.adapters.tools import tool_capability
 from framework.base.errors import (
     ConfigurationError,
@@ -28,7 +28,6 @@ from framework.engine.as_node import run_request
 from framework.engine.services import Services
 
 Execute = Callable[[ToolCallRequest], Awaitable[Any]]
-_LABELS = "capgraph_labels"
 
 
 def tool_node(
@@ -97,21 +96,9 @@ def _refuse_namesakes(node: ToolNode, given: int) -> None:
         )
 
 
-def labels_heard(state: Any) -> dict[str, str]:
-    """Return the labels of what an agent has heard from its tools, with their sources.
-
-    They lie beside the messages, so they are there as long as the words are.
-    """
-    known = state if isinstance(state, Mapping) else {}
-    said = [*(known.get("conversation") or ()), *(known.get("messages") or ())]
-    told = [m.artifact if isinstance(m, ToolMessage) else m.response_metadata for m in said]
-    labels = [one[_LABELS] for one in told if isinstance(one, Mapping) and _LABELS in one]
-    return {label: at for one in labels for label, at in one.items()}
-
-
 def labelled(answer: BaseMessage, labels: Mapping[str, str]) -> BaseMessage:
     """Return an answer with the labels of all that stands behind it."""
-    return answer.model_copy(update={"response_metadata": {_LABELS: dict(labels)}})
+    return answer.model_copy(update={"response_metadata": {LABELS: dict(labels)}})
 
 
 async def _attempted(
@@ -120,9 +107,7 @@ async def _attempted(
     """Run a call as a step of its own, with what the agent has heard in mind."""
     step, contexts = request_of(spec, call["args"])
     record = await run_request(spec, step, contexts, services, heard)
-    labels = {label: at for own in record.labels.values() for label, at in own.items()}
-    said = _observed(call, record)
-    return said.model_copy(update={"artifact": {_LABELS: labels}}) if labels else said
+    return _observed(call, record).model_copy(update={"artifact": labels_told(record)})
 
 
 def _observed(call: Any, record: StepRecord) -> ToolMessage:
