@@ -133,6 +133,14 @@ STRICT_RESUME = {"__pregel_strict_resume": True}
 """Configuration with which a resume that names a closed interrupt is refused."""
 
 
+async def last_writer(saver: BaseCheckpointSaver[Any], config: RunnableConfig) -> str | None:
+    """Name the node that wrote last to a thread, as which LangGraph changes it by hand."""
+    found = await saver.aget_tuple(config)
+    seen = found.checkpoint["versions_seen"] if found is not None else {}
+    marks = ((mark, node) for node, marks in seen.items() for mark in marks.values())
+    return max(marks, default=(None, None))[1]
+
+
 def is_between_nodes(values: Mapping[str, Any]) -> bool:
     """Tell whether a checkpoint's values say that a node is to run next."""
     return any(name.startswith(_NEXT_NODE) for name in values)

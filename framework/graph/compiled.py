@@ -23,7 +23,7 @@ from framework.engine.run_scope import end_run, run_scope
 from framework.engine.services import Services
 from framework.engine.sync_graph import SyncGraph, graph_of
 from framework.engine.thread_lease import hold, run_alone
-from framework.langgraph_compat import is_task, merged_config, saver_of
+from framework.langgraph_compat import is_task, last_writer, merged_config, saver_of
 from framework.stores.history import know_channels
 from framework.stores.leases import leases_of
 
@@ -193,18 +193,24 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
             ValidationError: No thread is named, or a value has another form than its key.
         """
         config = self._of_thread(config)
-        if not config["configurable"].get("checkpoint_ns"):  # a graph inside has keys of its own
-            supersteps = [[self._by_hand(one) for one in step] for step in supersteps]
         merged = merged_config(self, config)
         saver = saver_of(self, merged)
+        if not config["configurable"].get("checkpoint_ns"):  # a graph inside has keys of its own
+            last = await last_writer(saver, merged) if saver is not None else None
+            supersteps = [[self._by_hand(one, last) for one in step] for step in supersteps]
         if saver is None:
             return await super().abulk_update_state(config, supersteps)
         async with hold(saver, merged):
             return await super().abulk_update_state(config, supersteps)
 
-    def _by_hand(self, update: StateUpdate) -> StateUpdate:
+    def _by_hand(self, update: StateUpdate, last: str | None) -> StateUpdate:
         values = update.values
-        if self.services is None or not isinstance(values, Mapping):
+        if self.services is None:
+            return update
+        if (update.as_node or last) == "router":
+            # It says itself where it goes, which an update does not: the turn would be lost.
+            update = update._replace(as_node="approval")
+        if not isinstance(values, Mapping):
             return update
         from framework.engine.infrastructure import written_by
 

@@ -239,6 +239,19 @@ async def test_update_state_makes_no_agreement(
         assert status(out) != "completed"
 
 
+@pytest.mark.parametrize("node", [None, "router", "orchestrator"])
+async def test_a_change_by_hand_leaves_the_question_open(
+    desk: Any, step: Any, paid: list[Any], node: str | None
+) -> None:
+    it = desk([step("a", "pay", {"amount": 5})])
+    await it.ask()
+    await it.graph.aupdate_state(it.config(), {"ui_agent_context": {"seen": 1}}, as_node=node)
+    out = await it.graph.ainvoke(None, it.config())
+    assert "pay" in shown(out), "the turn was lost without a word"
+    assert status(await answer(it, "approve")) == "completed"
+    assert len(paid) == 1
+
+
 @pytest.mark.parametrize("node", ["approval", "router"])
 async def test_an_agreement_does_not_hold_for_a_plan_changed_behind_it(
     desk: Any, step: Any, paid: list[Any], node: str

@@ -257,6 +257,7 @@ async def test_what_a_checkpoint_says_of_nodes_answers_and_tasks() -> None:
     graph = graph_of(node, saver)
     await graph.ainvoke({"seen": []}, CONFIG)
     await graph.ainvoke(Command(resume="yes"), CONFIG)
+    assert await compat.last_writer(saver, CONFIG) == "node"
     [at] = [one async for one in saver.alist(CONFIG) if compat.next_nodes(compat.plain_values(one))]
     assert compat.next_nodes(compat.plain_values(at)) == ["node"]
     assert at.checkpoint["v"] == compat.LATEST_VERSION
