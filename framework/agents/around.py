@@ -28,7 +28,7 @@ from framework.engine.sync_graph import SyncGraph, one_node
 from framework.governance.spending import running_spending
 from framework.pipeline.capacity import Capacity
 from framework.pipeline.equipment import Equipment
-from framework.pipeline.job import CURRENT
+from framework.pipeline.job import CURRENT, hear
 from framework.pipeline.run_config import configurable
 from framework.pipeline.runner import StepRunner
 
@@ -95,8 +95,10 @@ def around(
             async for values in inner.astream(inputs, stream_mode="values"):
                 found |= values
             current.summary = found.get("summary")
-            current.heard = labels_heard({"messages": [*said, *(found.get("messages") or ())]})
-            return AgentResult.of(found)
+            result = AgentResult.of(found)
+            heard = labels_heard({"messages": [*said, *(found.get("messages") or ())]})
+            current.heard = {**result.metadata.get("labels", {}), **heard}
+            return result
 
         current = _Run(work, execution_id(runtime) or uuid4().hex)  # nothing keeps this run
         with scoped(_RUN, current):
@@ -115,6 +117,7 @@ def around(
         talk = said_in(state["task"], result.output if result.success else result.error)
         if current.heard:
             talk[-1] = labelled(talk[-1], current.heard)
+            result.metadata = {**result.metadata, "labels": current.heard}
         left = {"given": None, "conversation": talk, "summary": current.summary}
         return {**result.to_plain(), **left}
 
@@ -169,8 +172,7 @@ def _capability(agent_id: str, around: Sequence[Any], services: Services | None)
             async with holds:
                 with scoped(CURRENT, job.outer):
                     run.result = await run.work()
-            if job.outer is not None:
-                job.outer.labels = {**run.heard, **job.outer.labels}
+                    hear(run.heard)
             if not run.result.success:
                 job.source = "fallback"  # nothing that a cache should keep
             return {_OUTPUT: run.result.to_plain()["output"]}

@@ -28,7 +28,8 @@ from framework.base.task import TaskInput, TaskOutput
 from framework.engine.services import Services
 from framework.engine.sync_graph import SyncGraph, compiled, one_node
 from framework.langgraph_compat import INTERRUPT
-from framework.pipeline.run_config import current_runtime
+from framework.pipeline.job import hear
+from framework.pipeline.run_config import configurable, current_runtime
 from framework.stores.checkpoints import CheckpointManager
 
 AgentGraph = SyncGraph[Any]
@@ -328,6 +329,9 @@ class BaseAgent:
             owner = {"agent_id": self.agent_id}  # by which a saver's checkpoints are found
             config = {"configurable": {"thread_id": execution_id}, "metadata": owner}
         depth = 1 if self._wrapped and not inside else 0
+        # Inside another graph all that is streamed stands below the place of the call.
+        place = str(configurable().get("checkpoint_ns") or "") if nested and depth else ""
+        below = len(place.split("|")) if place else 0
         keeps = self.checkpoint_manager if graph.checkpointer is None and not nested else None
         values: Mapping[str, Any] = {}
         told = 0
@@ -345,10 +349,10 @@ class BaseAgent:
                         told += 1
                         yield AgentStep(**chunk[STEP])
                     continue
-                if not namespace:  # several tasks may ask, one after the other
+                if len(namespace) == below:  # several tasks may ask, one after the other
                     asked |= {item.id: item for item in chunk.get(INTERRUPT, ())}
                     values = {**values, **chunk, INTERRUPT: list(asked.values())}
-                if len(namespace) != depth:
+                if len(namespace) != below + depth:
                     continue
                 if keeps is not None:
                     await keeps.save(self.agent_id, snapshot(chunk), execution_id=execution_id)
@@ -385,6 +389,7 @@ class BaseAgent:
         if self.response_format is not None and result.success:
             result.output = self.response_format.model_validate(result.output)
         result.metadata = {**result.metadata, "execution_id": execution_id}
+        hear(result.metadata.get("labels", {}))  # also of a run that was kept
         return result
 
 

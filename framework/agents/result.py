@@ -54,7 +54,7 @@ class AgentResult:
     Attributes:
         output: The answer; of ``response_format`` an instance.
         steps: What it did, in order.
-        metadata: ``execution_id``, and what an agent says besides.
+        metadata: ``execution_id``, and what an agent says besides; ``labels`` of what it has read.
         success: Whether the task was done; reaching a limit is no success.
         error: Why it was not.
 

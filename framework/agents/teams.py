@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from langgraph.graph import StateGraph
 from langgraph.runtime import Runtime
 from pydantic import BaseModel
 
+from configs.scoped import scoped
 from framework.adapters.task_graph import TaskGraph, task_graph
 from framework.agents.asking import agent_role
 from framework.agents.base import STEP, BaseAgent, RunOutput, RunState, through_the_door
@@ -28,9 +30,13 @@ from framework.base.errors import (
     Malformed,
     ModelError,
 )
+from framework.engine.bind import running_journal
 from framework.engine.envelopes import as_task, side_by_side
 from framework.engine.sync_graph import one_node
+from framework.governance.flow import InformationFlow
 from framework.models.calls import structured
+from framework.pipeline.job import HEARING, Hearing, hear
+from framework.registry import Registry
 from framework.selection import BaseRouter, RoutingRequest
 
 FormT = TypeVar("FormT", bound=BaseModel)
@@ -134,10 +140,14 @@ class BaseOrchestrator(BaseAgent):
 
     async def _ran(self, task: str, context: Any) -> AgentResult:
         """Run what a subclass wrote as ``run``, and make an agent's result of it."""
-        found = await self.run(task, context)
+        labels: dict[str, str] = {}
+        with _hearing(labels, labels):
+            found = await self.run(task, context)
+        hear(labels)
         done = [[name, text, _plain(one)] for name, text, one in found.subtask_outputs]
         outputs = {name: _plain(one) for name, one in found.agent_outputs.items()}
         known = {"subtasks": done, "rounds": found.rounds, "agent_outputs": outputs}
+        known |= {"labels": labels} if labels else {}
         return AgentResult(
             found.final_output,
             metadata={**found.metadata, **known},
@@ -187,6 +197,7 @@ class Work:
         self._team = team
         self._graphs = graphs
         self._done: list[_Done] = []
+        self._labels: dict[str, str] = {}  # of what members have read
         self.rounds = 0
         self.wrong: list[str] = []
 
@@ -249,12 +260,23 @@ class Work:
         write = get_stream_writer()
         for (name, text), result in zip(subtasks, results, strict=True):
             self._done.append(_Done(name, text, result))
+            self._labels |= result.metadata.get("labels", {})
             if not result.success:
                 self.wrong.append(f"{name}: {result.error}")
             write({STEP: _step(self._done[-1]).to_plain()})
+        hear(self._labels)
         return results
 
     async def _member(self, name: str, text: str, context: Any) -> dict[str, Any]:
+        labels: dict[str, str] = {}
+        with _hearing(self._labels, labels):
+            found = await self._worked(name, text, context)
+        labels |= found["metadata"].get("labels", {})
+        if labels:  # kept with the result, for whoever goes on with the run
+            found["metadata"] = {**found["metadata"], "labels": labels}
+        return found
+
+    async def _worked(self, name: str, text: str, context: Any) -> dict[str, Any]:
         if name not in self._graphs:
             told = f"there is no member {name!r}; the members are {', '.join(self._graphs)}"
             return AgentResult(None, success=False, error=told).to_plain()
@@ -283,13 +305,22 @@ class Work:
     def result(self, output: Any) -> AgentResult:
         """Return what came of it all."""
         plain = [[item.member, item.subtask, item.result.to_plain()] for item in self._done]
+        known: dict[str, Any] = {"subtasks": plain, "rounds": self.rounds}
         return AgentResult(
             output,
             [_step(item) for item in self._done],
-            {"subtasks": plain, "rounds": self.rounds},
+            {**known, "labels": self._labels} if self._labels else known,
             success=not self.wrong,
             error="; ".join(self.wrong) or None,
         )
+
+
+def _hearing(labels: Mapping[str, str], told: dict[str, str]) -> AbstractContextManager[None]:
+    """Have what runs inside carry labels, those of a team around among them."""
+    around = HEARING.get()
+    before = {**around.before, **labels} if around is not None else labels
+    flow = InformationFlow().of(Registry(infrastructure=()), lambda: running_journal().durable)
+    return scoped(HEARING, Hearing(before, told, flow))
 
 
 def _plain(found: Any) -> dict[str, Any]:

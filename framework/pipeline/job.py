@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from configs.scoped import scoped
 from framework.base.budget import TurnBudget
@@ -160,6 +160,33 @@ CURRENT: ContextVar[Job | None] = ContextVar("capgraph_attempt", default=None)
 """The attempt whose body is running, so that an attempt inside it knows where it is."""
 
 _AROUND: ContextVar[Job | None] = ContextVar("capgraph_around", default=None)
+
+
+class Hearing(NamedTuple):
+    """What a member of a team has before it that others have read.
+
+    Attributes:
+        before: Labels of it, with their sources.
+        told: Takes up the labels of what it reads itself.
+        flow: Knows the labels where nothing else does.
+    """
+
+    before: Mapping[str, str]
+    told: dict[str, str]
+    flow: Flow | None = None
+
+
+HEARING: ContextVar[Hearing | None] = ContextVar("capgraph_hearing", default=None)
+"""Of the member that is at work; a graph around hears by the attempt in which the team runs."""
+
+
+def hear(labels: Mapping[str, str]) -> None:
+    """Have whatever goes on around carry the labels of something that was read here."""
+    outer, around = CURRENT.get(), HEARING.get()
+    if outer is not None:
+        outer.labels = {**labels, **outer.labels}
+    if around is not None:
+        around.told.update(labels)
 
 
 def current_job() -> Job | None:

@@ -43,7 +43,17 @@ from framework.pipeline import (
     settle,
 )
 from framework.pipeline.equipment import Equipment
-from framework.pipeline.job import CURRENT, Door, Inner, Job, Result, standing_in
+from framework.pipeline.job import (
+    CURRENT,
+    HEARING,
+    Door,
+    Hearing,
+    Inner,
+    Job,
+    Result,
+    hear,
+    standing_in,
+)
 from framework.pipeline.state_update import told_outside, with_inside
 
 _SHIPPED: dict[str, Any] = {
@@ -146,11 +156,14 @@ class StepRunner:
         outer = CURRENT.get()
         around = outer is not None and outer.bounded
         bounded = self._bounded or around or bool(door.view.plan.get("budget"))
+        hearing = HEARING.get() or Hearing({}, {})
         flow = self.equipment.flow or (outer.flow if outer else None)
+        flow = flow or (hearing.flow if hearing.before else None)
         job = Job(spec, self.equipment, door, outer, attempt.key, flow=flow, bounded=bounded)
         if job.flow is not None:
             given = job.flow.reaching(spec, permit.step_of(attempt), door.view)
-            job.labels = {**(outer.labels if outer is not None else {}), **door.labels, **given}
+            heard = {**hearing.before, **(outer.labels if outer is not None else {})}
+            job.labels = {**heard, **door.labels, **given}
         result: Result = await self._stages(spec, bounded=bounded)[0](job, attempt)
         if not isinstance(result, StepRecord):
             return result
@@ -159,8 +172,8 @@ class StepRunner:
             record = job.flow.labelled(record, spec, job.labels, door.view)
         if outer is not None:
             outer.inside |= told_outside(record, outer.key)
-            for labels in record.labels.values():
-                outer.labels = {**labels, **outer.labels}
+        for labels in record.labels.values():
+            hear(labels)
         return record
 
     def inside(self, spec: CapabilitySpec, *, bounded: bool) -> Inner:
