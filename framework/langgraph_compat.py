@@ -22,8 +22,9 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 from langgraph._internal._config import ensure_config
 from langgraph._internal._constants import CONFIG_KEY_RUNTIME
+from langgraph._internal._typing import MISSING
 from langgraph.channels import DeltaChannel
-from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
+from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple, DeltaChannelHistory
 from langgraph.checkpoint.base import id as checkpoint_ids
 from langgraph.checkpoint.serde.jsonplus import EXT_DELTA_SNAPSHOT, EXT_PYDANTIC_V2
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
@@ -437,6 +438,13 @@ def counts_deltas(found: CheckpointTuple) -> set[str]:
     """Name the keys of a checkpoint whose values follow from earlier checkpoints."""
     counted: Any = found.metadata.get(COUNTERS) or {}
     return set(counted)
+
+
+def replayed(channel: DeltaChannel[Any], history: DeltaChannelHistory) -> Any:
+    """Return what a channel holds after what was written to it."""
+    made = channel.from_checkpoint(history.get("seed", MISSING))
+    made.replay_writes(history["writes"])
+    return made.get()
 
 
 def plain_values(found: CheckpointTuple) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from langgraph.checkpoint.base import (
     DeltaChannelHistory,
 )
 
+from framework.stores.held import held_of
 from framework.stores.history import History, since_saved
 from framework.stores.leases import leases_of
 from framework.stores.reading import checked, readable
@@ -75,6 +76,7 @@ class GuardedSaver(BaseCheckpointSaver[Any]):
         """Drop a thread, with what its steps left on other workers."""
         drop = super().adelete_thread
         await self.guarded("written", lambda: drop(thread_id))
+        held_of(self).pop(thread_id, None)
         await step_results_of(self).drop_thread(thread_id)
 
     @abstractmethod

@@ -20,8 +20,9 @@ from langgraph.checkpoint.base import (
 )
 
 from framework.base.errors import PersistenceError
-from framework.langgraph_compat import COUNTERS, as_whole, counts_deltas
+from framework.langgraph_compat import COUNTERS, as_whole, counts_deltas, replayed
 from framework.state import AgentState, StateSchema
+from framework.stores.held import Held, held_of
 from framework.stores.records import END, PREFIX
 from framework.stores.rows import SaverRows, rows_of
 
@@ -44,6 +45,8 @@ _WRITTEN = (
     " BETWEEN (SELECT MIN(id) FROM chain) AND (SELECT MAX(id) FROM chain) AND channel IN"
 )
 _DEPTHS = "SELECT id, '', '', NULL, '', depth, '' FROM chain"
+_FAR = 50
+"""What was found further back than so many checkpoints is held for whoever reads next."""
 
 
 def know_channels(saver: BaseCheckpointSaver[Any], channels: Mapping[str, Any]) -> None:
@@ -97,8 +100,10 @@ async def since_saved(
     rows: SaverRows,
     place: tuple[str, str, str],
     channels: Sequence[str],
+    *,
+    anew: bool = False,
 ) -> Mapping[str, DeltaChannelHistory] | None:
-    """Read what was written to channels since they were last saved as a whole.
+    """Read what was written to channels since they were last saved, or held, as a whole.
 
     LangGraph's savers look through every checkpoint on the way back to find where that was. The
     newest one says how far back it is.
@@ -108,11 +113,12 @@ async def since_saved(
         rows: Its rows.
         place: Thread, namespace and checkpoint.
         channels: Names of the channels.
+        anew: Whether to do without what is held.
 
     Returns:
         ``None`` when the newest one does not say it.
     """
-    thread, namespace, _ = place
+    thread, namespace, latest = place
     _, told = await rows.run(
         f"SELECT {rows.metadata(COUNTERS)} FROM checkpoints"
         " WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?",
@@ -121,18 +127,31 @@ async def since_saved(
     counters = json.loads((told and told[0][0]) or "{}")
     if not channels or any(name not in counters for name in channels):
         return None
-    reach = {name: counters[name][1] for name in channels}
+    kept = None if namespace else held_of(saver).get(thread)
+    held = Held("", {}, {}) if kept is None or anew else kept
+    steps = {
+        name: counters[name][1] - held.counters[name][1]
+        for name in channels
+        if name in held.counters
+    }
+    back = max(steps.values(), default=-1)
+    # Whatever was saved as a whole meanwhile counts from there.
+    near = {name for name in channels if back >= 0 and steps.get(name) == back}
+    reach = {name: back if name in near else counters[name][1] for name in channels}
+    saved = [far for name, far in reach.items() if name not in near] or [-1]
     walk = (*place, thread, namespace, max(reach.values()))
     marks = f"({','.join('?' * len(channels))})"
     _, found = await rows.run(
         f"{_CHAIN} {_WRITTEN} {marks} UNION ALL {_DEPTHS}"
         f" UNION ALL SELECT saved.*, '', -1, '' FROM ({rows.saved}"
         " WHERE c.thread_id = ? AND c.checkpoint_ns = ?"
-        f" AND (depth IN {marks} OR parent IS NULL)) saved",
-        (*walk, thread, namespace, *channels, thread, namespace, *reach.values()),
+        f" AND (depth IN ({','.join('?' * len(saved))}) OR parent IS NULL)) saved",
+        (*walk, thread, namespace, *channels, thread, namespace, *saved),
     )
     read = saver.serde.loads_typed
     depths = {row[0]: row[5] for row in found if not row[4] and row[5] >= 0}
+    if near and depths.get(held.checkpoint) != back:  # that was on another branch
+        return await since_saved(saver, rows, place, channels, anew=True)
     written = [(depths.get(row[0], 0), *row[1:]) for row in found if row[4]]
     seeds: dict[int, dict[str, Any]] = {}
     for checkpoint, name, kind, data, task, number, _ in found:
@@ -142,12 +161,15 @@ async def since_saved(
                 seed |= read((kind, data))["channel_values"]
             elif name in reach:
                 seed[name] = read((kind, bytes(data)))
+    for name in near:
+        seeds.setdefault(back, {})[name] = read(held.values[name])
     result: dict[str, DeltaChannelHistory] = {}
     for name in channels:
         far = min(reach[name], max(seeds))
         mine = [row for row in written if row[1] == name and 0 < row[0] <= far]
         # What update_state or another durability leaves is counted in another way.
-        if far == reach[name] and len({row[0] for row in mine}) != counters[name][0]:
+        updates = counters[name][0] - (held.counters[name][0] if name in near else 0)
+        if far == reach[name] and len({row[0] for row in mine}) != updates:
             return None
         mine.sort(key=lambda row: (-row[0], writes_sort_key(row[6], row[4], row[5])))
         result[name] = {
@@ -157,7 +179,17 @@ async def since_saved(
         }
         if name in seeds[far]:
             result[name]["seed"] = seeds[far][name]
-    return result
+    known = vars(saver).get(_KEPT, {})
+    older = namespace or (kept is not None and latest <= kept.checkpoint)
+    if older or max(reach.values()) <= _FAR or any(known.get(name) is None for name in channels):
+        return result
+    values = {name: replayed(known[name], history) for name, history in result.items()}
+    held_of(saver)[thread] = Held(
+        latest,
+        {name: counters[name] for name in values},
+        {name: saver.serde.dumps_typed(value) for name, value in values.items()},
+    )
+    return {name: {"seed": value, "writes": []} for name, value in values.items()}
 
 
 class History:
