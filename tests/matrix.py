@@ -13,10 +13,13 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".matrix"
 _FOR_DEVELOPERS = {"dev", "docs", "bench"}
+_ONLY_NEWEST = "langgraph-cli"
+"""A tool that itself needs newer versions of what users may have older."""
 
 
 def interpreter(version: str) -> str | None:
@@ -37,7 +40,7 @@ def lowest() -> list[str]:
     >>> [line for line in lowest() if line.startswith("typer=")]
     ['typer==0.26']
     """
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = _project()
     lines = [*project["dependencies"]]
     for name, extra in project["optional-dependencies"].items():
         lines += extra if name not in _FOR_DEVELOPERS else []
@@ -53,7 +56,9 @@ def run(version: str, python: str, pins: list[str], options: list[str]) -> str:
     subprocess.run([python, "-m", "venv", "--clear", folder], check=True)
     (FOLDER / f"{name}.txt").write_text("\n".join(pins) + "\n", encoding="utf-8")
     install = [environment, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    wanted = ["--constraint", FOLDER / f"{name}.txt", "--editable", ".[dev]"]
+    tools = [one for one in _project()["optional-dependencies"]["dev"] if _ONLY_NEWEST not in one]
+    what = [one.replace("capgraph[", ".[") for one in tools] if pins else [".[dev]"]
+    wanted = ["--constraint", FOLDER / f"{name}.txt", "--editable", *what]
     if subprocess.run([*install, *wanted], cwd=ROOT, check=False).returncode:
         return "cannot be installed"
     tests = [
@@ -92,6 +97,11 @@ def main() -> int:
         print(f"{label}: {result}")
     results = [result for _, result in rows if not result.startswith("not on this machine")]
     return 0 if results and set(results) == {"passed"} else 1
+
+
+def _project() -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    return found["project"]
 
 
 def _version(python: str) -> str:

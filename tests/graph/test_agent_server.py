@@ -93,6 +93,7 @@ class Server:
     """An Agent Server, its folder, and what the capabilities there have done."""
 
     def __init__(self, folder: Path) -> None:
+        pytest.importorskip("langgraph_cli", reason="needs langgraph-cli[inmem]")
         self.folder = folder
         self.hold = folder / "hold"
         self.url = f"http://127.0.0.1:{_free_port()}"
