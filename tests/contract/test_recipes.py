@@ -24,6 +24,7 @@ from framework import (
 )
 from framework.base import PlanError, RegistryError
 from framework.governance import PermissionMode, PermissionPolicy, RolePermissionConfig
+from framework.registry import load_recipe
 from framework.testing import ScriptedModel
 from tests.support.commands import project, together
 
@@ -525,7 +526,7 @@ def capgraph(
 
 
 def test_modules_and_settings_bring_recipes(capgraph: Run, tmp_path: Path) -> None:
-    assert capgraph("recipe", "list") == (0, "a_double\t1\t-\t2\tGreets twice.\n")
+    assert "a_double" in capgraph("capabilities")[1]
     two = {"recipe": 1, "name": "two", "description": "Twice", "steps": [
         {"context_key": "t", "capability": "one"}]}  # fmt: skip
     one = {"recipe": 1, "name": "one", "description": "Once", "steps": [
@@ -534,17 +535,18 @@ def test_modules_and_settings_bring_recipes(capgraph: Run, tmp_path: Path) -> No
     for number, data in enumerate((two, one)):  # the one that needs the other comes first
         (tmp_path / "kept" / f"{number}.yml").write_text(yaml.safe_dump(data))
     (tmp_path / "capgraph.yml").write_text("modules: [greeters]\nrecipes: [kept]\n")
-    code, out = capgraph("recipe", "list", "--json")
-    assert (code, [one["name"] for one in json.loads(out)]) == (0, ["a_double", "one", "two"])
-    assert "who: ${HOME}" in capgraph("recipe", "show", "one")[1]
-    assert capgraph("recipe", "check")[1] == "ok one (version 1)\nok two (version 1)\n"
+    code, out = capgraph("capabilities", "--json")
+    known = [one["name"] for one in json.loads(out)]
+    assert (code, known) == (0, ["greet", "a_double", "one", "two"])
+    assert load_recipe(tmp_path / "kept" / "1.yml").steps[0]["parameters"] == {"who": "${HOME}"}
+    assert capgraph("check")[0] == 0
     (tmp_path / "kept" / "1.yml").write_text(yaml.safe_dump({**one, "steps": two["steps"][:1] and [
         {"context_key": "g", "capability": "two"}]}))  # fmt: skip
-    code, out = capgraph("recipe", "list")
+    code, out = capgraph("check")
     assert code == 2
     assert "cycle" in out
     (tmp_path / "kept" / "1.yml").write_text("recipe: 1\nname: x\nsteps: []\nmore: 1\n")
-    code, out = capgraph("recipe", "check")
+    code, out = capgraph("check")
     assert code == 2
     for told in ("description: Field required", "steps: ", "more: Extra inputs"):
         assert told in out
@@ -557,7 +559,7 @@ def test_save_show_use_and_measure(capgraph: Run, tmp_path: Path) -> None:
     assert "recipes/warm.yml: version 1, 1 step(s), parameters: who" in out
     assert "name 'recipes' under 'recipes'" in out
     (tmp_path / "capgraph.yml").write_text("modules: [greeters]\nrecipes: [recipes]\n")
-    assert "Greets warmly." in capgraph("recipe", "show", "warm")[1]
+    assert "Greets warmly." in capgraph("capabilities")[1]
     code, out = capgraph("ask", "greet Cy warmly", "--thread", "t2")
     assert "Hello Cy" in out
     assert "capabilities: warm" in out
@@ -571,12 +573,12 @@ def test_save_show_use_and_measure(capgraph: Run, tmp_path: Path) -> None:
     code, out = capgraph("eval", "recipes/warm.yml")
     assert code == 0, out
     assert "2 of 2" in out
-    assert capgraph("recipe", "show", "cold")[0] == 2
     assert capgraph("recipe", "save", "t1", "greet")[0] == 2
     assert capgraph("recipe", "save", "nowhere", "x")[0] == 2
     broken = {**saved, "uses": {"greet": {"effect": "once"}}}
-    (tmp_path / "broken.yml").write_text(yaml.safe_dump({**broken, "name": "broken"}))
-    code, out = capgraph("recipe", "check", "broken.yml")
-    assert code == 1
-    assert "error broken: " in out
+    broken_file = tmp_path / "recipes" / "broken.yml"
+    broken_file.write_text(yaml.safe_dump({**broken, "name": "broken"}))
+    code, out = capgraph("check")
+    assert code == 2
+    assert "'broken'" in out
     assert "'greet' has changed since it was saved" in out
