@@ -1,12 +1,17 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and tables as CSV."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import os
 import uuid
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 
 def write_whole(path: str | os.PathLike[str], text: str, *, mode: int = 0o666) -> None:
@@ -34,3 +39,26 @@ def write_whole(path: str | os.PathLike[str], text: str, *, mode: int = 0o666) -
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    r"""Write a table as CSV.
+
+    Text that a spreadsheet would take for a formula has an apostrophe before it.
+
+    >>> to_csv([{"a": 1, "b": "=2+3"}, {"b": "x"}])
+    "a,b\r\n1,'=2+3\r\n,x\r\n"
+    """
+    text = io.StringIO()
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    out = csv.writer(text)
+    out.writerow(map(_cell, names))
+    out.writerows([_cell(row.get(name)) for name in names] for row in rows)
+    return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, (dict, list)):
+        value = json.dumps(value, ensure_ascii=False)
+    formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if formula else value

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import csv
-import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -14,6 +12,7 @@ from typing import Any, Literal
 
 from configs.logger import clean_text, get_logger
 from framework.base.errors import CapgraphError, ErrorSeverity, ValidationError
+from framework.base.files import to_csv as to_csv
 from framework.base.values import member
 
 REPORTING_DAYS = 15
@@ -302,25 +301,3 @@ def transparency_report(
             for incident in incidents
         ],
     }
-
-
-def to_csv(rows: Iterable[Mapping[str, Any]]) -> str:
-    r"""Return rows as CSV, quoted; what a spreadsheet would run as a formula is text there.
-
-    >>> to_csv([{"a": "=1+1", "b": "x,y"}])
-    'a,b\n\'=1+1,"x,y"\n'
-    """
-    found = list(rows)
-    text = io.StringIO()
-    names = list(dict.fromkeys(name for row in found for name in row))
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    for row in found:
-        writer.writerow({name: _cell(value) for name, value in row.items()})
-    return text.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
-        return f"'{value}"
-    return value

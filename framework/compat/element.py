@@ -15,8 +15,7 @@ from uuid import UUID, uuid4
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
 
 from framework.base.errors import CapgraphError, ValidationError
-from framework.base.files import write_whole
-from framework.compat.compliance import to_csv
+from framework.base.files import to_csv, write_whole
 
 ElementT = TypeVar("ElementT", bound="Element")
 Ref = Any
@@ -506,10 +505,10 @@ class Pile(Generic[ElementT]):
         if format != "csv":
             raise ValidationError(f"{format!r} is no format.", fix="Use 'json' or 'csv'.")
         nested = (dict, list, bool, type(None))
-        cells = (
+        cells = [
             {k: json.dumps(v) if isinstance(v, nested) else v for k, v in row.items()}
             for row in rows
-        )
+        ]
         write_whole(path, to_csv(cells))
 
     async def __aenter__(self) -> Pile[ElementT]:

@@ -6,10 +6,8 @@ Both have ids; no path of the server's disk is ever asked for or told.
 from __future__ import annotations
 
 import asyncio
-import csv
 import hashlib
 import io
-import json
 import os
 import re
 import shutil
@@ -23,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from framework.base.errors import ConfigurationError, ValidationError
+from framework.base.files import to_csv
 from framework.base.ports import Caller
 from framework.graph.turns import contexts_of, files_given, thread_values
 from framework.serve.problems import MalformedError, NotThereError, TooLargeError
@@ -343,7 +342,7 @@ class Made:
         """
         if self.path is not None:
             return _opened(self.path)
-        text = csv_of(self.rows).encode("utf-8", "replace")
+        text = to_csv(self.rows).encode("utf-8", "replace")
         return io.BytesIO(text), len(text)
 
 
@@ -419,26 +418,3 @@ class MadeFiles:
 def _id(*parts: str) -> str:
     text = "\0".join(parts).encode("utf-8", "surrogatepass")
     return hashlib.sha256(text).hexdigest()[:32]
-
-
-def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
-    r"""Write a table as CSV.
-
-    Text that a spreadsheet would take for a formula has an apostrophe before it.
-
-    >>> csv_of([{"a": 1, "b": "=2+3"}, {"b": "x"}])
-    "a,b\r\n1,'=2+3\r\n,x\r\n"
-    """
-    text = io.StringIO()
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    out = csv.writer(text)
-    out.writerow(map(_cell, names))
-    out.writerows([_cell(row.get(name)) for name in names] for row in rows)
-    return text.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, (dict, list)):
-        value = json.dumps(value, ensure_ascii=False)
-    formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
-    return f"'{value}" if formula else value
