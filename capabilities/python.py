@@ -11,12 +11,12 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, cast, runtime_checkable
+from typing import Any, ClassVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from pydantic import ValidationError as PydanticValidationError
 
-from capabilities._sandbox.isolation import IsolationReport, Sandbox, SandboxSettings, sandbox_for
+from capabilities._sandbox.isolation import IsolationReport, SandboxSettings, sandbox_for
 from capabilities._sandbox.limits import MIB, Figure, SandboxLimits, SandboxOutcome
 from capabilities._sandbox.process import InputTooLargeError
 from capabilities.guided import Guided
@@ -158,14 +158,6 @@ class CodeFailedError(CapabilityError):
     traceback: str = ""
 
 
-@runtime_checkable
-class HoldsRows(Protocol):
-    """A context whose rows lie elsewhere and can be loaded."""
-
-    def load_rows(self) -> list[dict[str, Any]]:
-        """Load the rows as plain data."""
-
-
 def python_settings(config: Mapping[str, Any]) -> PythonSettings:
     """Read the settings section of the capability.
 
@@ -191,7 +183,7 @@ async def isolation_report(config: Mapping[str, Any] | None = None) -> Isolation
     Args:
         config: Settings section of the capability; defaults when not given.
     """
-    return await _sandbox(python_settings(config or {})).report()
+    return await sandbox_for(python_settings(config or {})).report()
 
 
 @capability_node
@@ -214,8 +206,8 @@ class RunPython(Guided):
         """Run the code and hand back checked data and figures."""
         settings = python_settings(self.config)
         code = self._code()
-        inputs = await collect_inputs(self.inputs)
-        sandbox = _sandbox(settings)
+        inputs = collect_inputs(self.inputs)
+        sandbox = sandbox_for(settings)
         report = await sandbox.report()
         if report.level is None or not (report.strong or settings.allow_weak_isolation):
             raise CapabilityError(
@@ -276,38 +268,20 @@ class RunPython(Guided):
         return found
 
 
-async def collect_inputs(contexts: Mapping[str, Any]) -> dict[str, Any]:
+def collect_inputs(contexts: Mapping[str, Any]) -> dict[str, Any]:
     """Turn the step's contexts into the plain data that code finds as ``inputs``.
 
-    A context with a method ``load_rows`` gets its rows beside its description.
-
-    >>> import asyncio
-    >>> asyncio.run(collect_inputs({"CODE": Code(code="1"), "TIME_RANGE": None}))
+    >>> collect_inputs({"CODE": Code(code="1"), "TIME_RANGE": None})
     {}
     """
     collected: dict[str, Any] = {}
     for context_type, value in contexts.items():
         if value is None or context_type == "CODE":
             continue
-        if isinstance(value, list):
-            collected[context_type] = [await _plain(item) for item in value]
-        else:
-            collected[context_type] = await _plain(value)
+        several = isinstance(value, list)
+        plain = [item.model_dump(mode="json") for item in (value if several else [value])]
+        collected[context_type] = plain if several else plain[0]
     return collected
-
-
-async def _plain(context: CapabilityContext) -> dict[str, Any]:
-    """Turn one context into plain data."""
-    data = context.model_dump(mode="json")
-    if isinstance(context, HoldsRows):
-        data["rows"] = await asyncio.to_thread(context.load_rows)
-    return data
-
-
-def _sandbox(settings: PythonSettings) -> Sandbox:
-    """Find the sandbox for these settings."""
-    fields = {name: getattr(settings, name) for name in SandboxSettings.model_fields}
-    return sandbox_for(SandboxSettings(**fields))
 
 
 def _raise_for(outcome: SandboxOutcome) -> None:

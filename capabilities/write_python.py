@@ -40,7 +40,7 @@ class WritePython(Guided):
                 "No chat model is configured, so no code can be written.",
                 fix="Configure a model, or give the code in parameters.code of the step 'python'.",
             )
-        inputs = await collect_inputs(self.inputs)
+        inputs = collect_inputs(self.inputs)
         builder = get_framework_prompts().get_python_prompt_builder()
         shown = {"task": self.task, "inputs": [describe_inputs(inputs)] if inputs else []}
         messages = [

@@ -47,15 +47,12 @@ ANYWHERE = {"allow_weak_isolation": True}
 
 
 class Readings(CapabilityContext):
-    """A context that keeps its rows elsewhere."""
+    """What was measured."""
 
     CONTEXT_TYPE: ClassVar[str] = "QUERY_RESULT"
 
     label: str
-    hidden: list[dict[str, Any]] = Field(default_factory=list, exclude=True)
-
-    def load_rows(self) -> list[dict[str, Any]]:
-        return self.hidden
+    rows: list[dict[str, Any]] = Field(default_factory=list)
 
 
 async def run(
@@ -120,7 +117,7 @@ class TestRun:
         rows = [{"v": 1}, {"v": 5}]
         result = await run(
             "data = inputs['QUERY_RESULT']\nresult = [data['label'], sum(r['v'] for r in data['rows'])]",
-            inputs={"QUERY_RESULT": Readings(label="lab", hidden=rows), "TIME_RANGE": None},
+            inputs={"QUERY_RESULT": Readings(label="lab", rows=rows), "TIME_RANGE": None},
         )
         assert result.result == ["lab", 6]
 
@@ -161,7 +158,7 @@ for name in ("b.png", "a b.png"):
             "result = {'frame': frame, 'series': frame.v, 'mean': numpy.mean(frame.v),\n"
             "          'sql': duckdb.sql('select max(v) as top from frame').fetchall(),\n"
             "          'array': numpy.arange(2)}",
-            inputs={"QUERY_RESULT": Readings(label="lab", hidden=[{"v": 1.0}, {"v": 4.0}])},
+            inputs={"QUERY_RESULT": Readings(label="lab", rows=[{"v": 1.0}, {"v": 4.0}])},
         )
         assert result.result == {
             "frame": [{"v": 1.0}, {"v": 4.0}],
