@@ -13,7 +13,6 @@ import math
 import random
 import re
 import threading
-import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Generator, Iterator
@@ -24,7 +23,6 @@ from weakref import WeakKeyDictionary
 
 from langgraph.config import get_config
 
-from configs.latest import Latest
 from configs.logger import get_logger, mask_secrets
 from configs.scoped import scoped
 from framework.base.awaiting import to_its_end
@@ -73,8 +71,6 @@ _KEYS = "capgraph:"
 _LAST = "\U0010ffff"  # sorts after whatever a name goes on with
 _KEPT = "_capgraph_cells"
 _AGES = 1e10  # seconds; Redis counts no further than some millions of centuries
-_TRUSTED = 10.0  # seconds for which the database's clock is taken to go as the machine's
-_SHORT, _MANY = 16_384, 256
 _SWEEP_SHARE = 0.005  # of changes that clear away what expired
 _SWEEP_SIZE = 1024
 _LENT: ContextVar[Rows | None] = ContextVar("capgraph_lent_rows", default=None)
@@ -197,9 +193,6 @@ class RowCells(Cells):
         self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
             WeakKeyDictionary()
         )
-        # What was written last, and how far the database's clock is from the machine's since when.
-        self._known: Latest[str, tuple[str, str]] = Latest(_MANY)
-        self._ahead = self._asked = 0.0
 
     def change(self, name: str, change: Change[T], clock: Clock) -> T:
         """Change a value, in a thread that may wait."""
@@ -209,7 +202,7 @@ class RowCells(Cells):
                 "What lies in a database in memory cannot be reached from a thread.",
                 fix="Name a file.",
             )
-        return _in_thread(rows, self._steps(name, change, clock))[0]
+        return _in_thread(rows, _steps(name, change, clock))[0]
 
     async def achange(
         self, name: str, change: Change[T], clock: Clock, undo: Undo[T] | None = None
@@ -219,7 +212,7 @@ class RowCells(Cells):
         # Those of one loop go one after the other instead of overtaking each other in the database.
         async with self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
             return await _whole(
-                lambda change: _write(rows, self._steps(name, change, clock)), change, undo
+                lambda change: _write(rows, _steps(name, change, clock)), change, undo
             )
 
     async def aread(self, prefix: str, clock: Clock) -> tuple[dict[str, Any], float]:
@@ -240,42 +233,6 @@ class RowCells(Cells):
         """Close a connection of its own; what a saver has open is the saver's."""
         if isinstance(self._rows, OwnRows):
             self._rows.close()
-
-    def _steps(self, name: str, change: Change[T], clock: Clock) -> _Steps[T]:
-        """Read a cell and write it, again when another one was first; yields the statements.
-
-        What this process wrote last need not be read: it is only written over if it still stands.
-        """
-        missed = False
-        while True:
-            age = time.time() - self._asked
-            known = None if missed or not 0 <= age < _TRUSTED else self._known.pop(name, None)
-            if known is not None:
-                text: str | None
-                (text, stamp), told = known, time.time() + self._ahead
-            else:
-                ((told, text, stamp),) = (yield _READ, (name,))[1]
-                self._asked = time.time()
-                self._ahead = float(told) - self._asked
-            now = _moment(told, clock)
-            new, kept, result = change(None if text is None else json.loads(text), now)
-            gone = new is None or kept <= 0
-            written = None if gone else json.dumps(new)
-            if written == text:
-                if known is None:
-                    return result, now
-                missed = True  # nothing is written that would show whether it still stands
-                continue
-            expires = None if kept == FOREVER else now + kept
-            mark = uuid.uuid4().hex
-            values = (written, mark, expires, name)
-            statement = (_UPDATE, (*values, stamp)) if text is not None else (_INSERT, values)
-            touched, _ = yield (_DELETE, (name, stamp)) if gone else statement
-            if touched:
-                if written is not None and not missed and len(written) < _SHORT:
-                    self._known[name] = written, mark
-                return result, now
-            missed = True
 
 
 class RedisCells(Cells):
@@ -383,6 +340,24 @@ async def _whole(
             await write(undo(result))
 
     return cast("T", await to_its_end(write(change), take_back))
+
+
+def _steps(name: str, change: Change[T], clock: Clock) -> _Steps[T]:
+    """Read a cell and write it, again when another one was first; yields the statements."""
+    while True:
+        ((told, text, stamp),) = (yield _READ, (name,))[1]
+        now = _moment(told, clock)
+        new, kept, result = change(None if text is None else json.loads(text), now)
+        gone = new is None or kept <= 0
+        written = None if gone else json.dumps(new)
+        if written == text:
+            return result, now
+        expires = None if kept == FOREVER else now + kept
+        values = (written, uuid.uuid4().hex, expires, name)
+        statement = (_UPDATE, (*values, stamp)) if text is not None else (_INSERT, values)
+        touched, _ = yield (_DELETE, (name, stamp)) if gone else statement
+        if touched:
+            return result, now
 
 
 async def _write(rows: Rows, steps: _Steps[T]) -> T:
