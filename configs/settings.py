@@ -238,16 +238,14 @@ class WebhookSettings(Section):
     """An address that is told when a person is asked something.
 
     Attributes:
-        url: The address, ``https``.
+        url: The address; ``http`` only where nobody else can listen.
         secret: Signs what is told; set ``CAPGRAPH_SERVE__WEBHOOK__SECRET``.
         content: Whether what is asked is told besides the link to it.
-        private: Whether the address may be inside the house, and ``http``.
     """
 
     url: str
     secret: SecretStr = Field(min_length=16)
     content: bool = False
-    private: bool = False
 
 
 class ServeSettings(Section):
