@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, NamedTuple
+from typing import Any
+
+from starlette.routing import BaseRoute, Route
 
 Schema = dict[str, Any]
 
 
-def _object(needed: Mapping[str, Schema], **more: Schema) -> Schema:
+def object_of(needed: Mapping[str, Schema], **more: Schema) -> Schema:
+    """Return the schema of an object: what it has to have, and what it may."""
     return {"type": "object", "properties": {**needed, **more}, "required": list(needed)}
 
 
-def _list_of(item: Schema) -> Schema:
-    return _object({"items": {"type": "array", "items": item}, "next": _NAME_OR_NULL})
+def list_of(item: Schema) -> Schema:
+    """Return the schema of a page of a list."""
+    return object_of({"items": {"type": "array", "items": item}, "next": NAME_OR_NULL})
 
 
-_TEXT: Schema = {"type": "string"}
-_NAME: Schema = {"type": "string", "minLength": 1, "maxLength": 200}
-_NAME_OR_NULL: Schema = {"type": ["string", "null"]}
-_ANY: Schema = {"type": "object"}
-_RUN = _object(
+TEXT: Schema = {"type": "string"}
+NAME: Schema = {"type": "string", "minLength": 1, "maxLength": 200}
+NAME_OR_NULL: Schema = {"type": ["string", "null"]}
+ANY: Schema = {"type": "object"}
+RUN = object_of(
     {
-        "run_id": _TEXT,
-        "thread_id": _TEXT,
+        "run_id": TEXT,
+        "thread_id": TEXT,
         "status": {
             "type": "string",
             "description": "queued, running, or how the turn ended: completed, partial, failed,"
@@ -32,161 +36,135 @@ _RUN = _object(
         },
     }
 )
-_THREAD = _object(
-    {"thread_id": _TEXT, "title": _TEXT, "outcome": _TEXT, "turns": {"type": "integer"}},
-    updated_at=_NAME_OR_NULL,
-    last_message=_TEXT,
-    task=_NAME_OR_NULL,
+THREAD_DATA = object_of(
+    {"thread_id": TEXT, "title": TEXT, "outcome": TEXT, "turns": {"type": "integer"}},
+    updated_at=NAME_OR_NULL,
+    last_message=TEXT,
+    task=NAME_OR_NULL,
     questions={"type": "integer"},
 )
-_QUESTION = _object(
-    {"question_id": _TEXT, "thread_id": _TEXT},
+QUESTION = object_of(
+    {"question_id": TEXT, "thread_id": TEXT},
     steps={
         "type": "array",
-        "items": _object(
-            {"context_key": _TEXT, "decisions": {"type": "array", "items": _TEXT}},
-            capability=_TEXT,
-            parameters=_ANY,
-            parameters_schema={**_ANY, "description": "JSON schema of the parameters"},
+        "items": object_of(
+            {"context_key": TEXT, "decisions": {"type": "array", "items": TEXT}},
+            capability=TEXT,
+            parameters=ANY,
+            parameters_schema={**ANY, "description": "JSON schema of the parameters"},
         ),
     },
 )
-_EFFECT = _object(
+EFFECT = object_of(
     {
-        "effect": _TEXT,
-        "key": _TEXT,
-        "capability": _TEXT,
-        "thread_id": _TEXT,
-        "state": _TEXT,
-        "approved_by": {"type": "array", "items": _TEXT},
+        "effect": TEXT,
+        "key": TEXT,
+        "capability": TEXT,
+        "thread_id": TEXT,
+        "state": TEXT,
+        "approved_by": {"type": "array", "items": TEXT},
     }
 )
-_FILE = _object({"file_id": _TEXT, "name": _TEXT, "media_type": _TEXT}, bytes={"type": "integer"})
-_MADE = _object(
-    {"file_id": _TEXT, "name": _TEXT, "media_type": _TEXT},
+FILE = object_of({"file_id": TEXT, "name": TEXT, "media_type": TEXT}, bytes={"type": "integer"})
+MADE = object_of(
+    {"file_id": TEXT, "name": TEXT, "media_type": TEXT},
     kind={"enum": ["image", "table", "file"]},
-    type=_TEXT,
-    step=_NAME_OR_NULL,
+    type=TEXT,
+    step=NAME_OR_NULL,
     bytes={"type": "integer"},
     rows={"type": "integer"},
 )
-_BYTES: Schema = {"type": "string", "format": "binary"}
-_PROBLEM = _object(
-    {"status": {"type": "integer"}, "code": _TEXT, "detail": _TEXT},
-    type=_TEXT,
-    title=_TEXT,
-    fix=_TEXT,
+BYTES: Schema = {"type": "string", "format": "binary"}
+_PROBLEM = object_of(
+    {"status": {"type": "integer"}, "code": TEXT, "detail": TEXT},
+    type=TEXT,
+    title=TEXT,
+    fix=TEXT,
     problems={
         "type": "array",
-        "items": _object({"path": _TEXT, "message": _TEXT}),
+        "items": object_of({"path": TEXT, "message": TEXT}),
         "description": "what does not fit in an answer, with its dotted place",
     },
 )
-_COUNT: Schema = {"type": "integer", "minimum": 0, "maximum": 100_000}
-_PAGED: Mapping[str, Schema] = {"limit": _COUNT, "after": _NAME}
+_WRONG: Schema = {
+    "description": "What is wrong",
+    "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
+}
+_NOTHING: Mapping[str, Schema] = {}
+COUNT: Schema = {"type": "integer", "minimum": 0, "maximum": 100_000}
+PAGED: Mapping[str, Schema] = {"limit": COUNT, "after": NAME}
 
 
-class Operation(NamedTuple):
-    """What the document says of one route."""
+class Operation(Route):
+    """A route, and what the document says of it.
 
-    method: str
-    path: str
-    summary: str
-    gives: Schema | None = None
-    status: int = 200
-    query: Mapping[str, Schema] = {}
-    body: Schema | None = None
-    media: str = "application/json"
-    takes: str = "application/json"
+    Args:
+        method: What is done there.
+        path: Where.
+        endpoint: Who answers.
+        summary: What it is for.
+        gives: What comes back; ``None`` for nothing.
+        status: With which status.
+        query: What the query may hold.
+        body: What the body may hold.
+        media: The type of what comes back.
+        takes: The type of the body.
+        name: Name of the route.
+    """
 
-
-OPERATIONS = (
-    Operation("post", "/api/threads", "Make a thread", _object({"thread_id": _TEXT}), 201,
-              body=_object({}, title={"type": "string", "maxLength": 200})),
-    Operation("get", "/api/threads", "List threads, the one saved last first", _list_of(_THREAD),
-              query={"query": _TEXT, "outcome": _TEXT, **_PAGED}),
-    Operation("get", "/api/threads/{id}", "Read a thread with its conversation", _THREAD),
-    Operation("patch", "/api/threads/{id}", "Give a thread a title", _THREAD,
-              body=_object({"title": {"type": "string", "maxLength": 200}})),
-    Operation("delete", "/api/threads/{id}", "Drop a thread", None, 204),
-    Operation("post", "/api/threads/{id}/fork", "Begin a thread with the past of another one",
-              _object({"thread_id": _TEXT}), 201, body=_object({}, checkpoint_id=_NAME)),
-    Operation("get", "/api/threads/{id}/history", "List the checkpoints of a thread",
-              _list_of(_object({"checkpoint_id": _TEXT})), query=_PAGED),
-    Operation("get", "/api/threads/{id}/state", "Read what a thread holds, or held", _ANY,
-              query={"checkpoint_id": _NAME}),
-    Operation("post", "/api/threads/{id}/runs", "Begin a run", _RUN, 202,
-              body=_object({}, message=_TEXT, plan=_ANY, context=_ANY,
-                           files={"type": "array", "items": _TEXT})),
-    Operation("post", "/api/files", "Bring a file along", _FILE, 201, query={"name": _TEXT},
-              body=_BYTES, takes="application/octet-stream"),
-    Operation("get", "/api/files", "List the files that one brought along", _list_of(_FILE)),
-    Operation("get", "/api/files/{id}", "Have a file", _BYTES, media="*/*"),
-    Operation("delete", "/api/files/{id}", "Drop a file", None, 204),
-    Operation("get", "/api/threads/{id}/files", "List what steps of a thread made",
-              _list_of(_MADE)),
-    Operation("get", "/api/threads/{id}/files/{file_id}", "Have a file, or a table as CSV",
-              _BYTES, media="*/*"),
-    Operation("get", "/api/threads/{id}/files/{file_id}/rows", "Read a table",
-              _list_of(_ANY), query={"limit": _COUNT, "after": _COUNT}),
-    Operation("post", "/api/threads/{id}/signals/{key}", "Tell a thread that an event came",
-              _object({"waited": {"type": "boolean"}, "run_id": _NAME_OR_NULL}), 202,
-              body=_object({}, value={})),
-    Operation("get", "/api/runs/{id}", "Read a run", _RUN),
-    Operation("post", "/api/runs/{id}/stop", "Stop a run", _RUN, 202),
-    Operation("get", "/api/runs/{id}/events", "Follow a run; Last-Event-ID goes on", _TEXT,
-              media="text/event-stream"),
-    Operation("get", "/api/questions", "List what people are asked", _list_of(_QUESTION),
-              query={"thread_id": _NAME}),
-    Operation("post", "/api/questions/{id}", "Answer a question", _RUN, 202,
-              body=_object({"answer": {"description": "one word, or {context_key: {decision, …}}"}})),
-    Operation("get", "/api/effects", "List effects and who agreed to them", _list_of(_EFFECT),
-              query={"thread_id": _NAME, **_PAGED}),
-    Operation("get", "/api/usage", "Read what calls of models used", _list_of(_ANY),
-              query={"by": {"enum": ["model", "day", "user", "step"]}, "thread_id": _NAME}),
-    Operation("get", "/api/audit", "Read the audit", _list_of(_ANY),
-              query={"limit": _COUNT, "after": _COUNT}),
-    Operation("get", "/api/audit/verify", "Check the audit",
-              _object({"valid": {"type": "boolean"}})),
-    Operation("get", "/api/capabilities", "List what the agent can do", _list_of(_ANY)),
-    Operation("get", "/api/budgets", "Read what may be used up, and what is left", _list_of(_ANY),
-              query={"thread_id": _NAME}),
-    Operation("get", "/api/limits", "Read slots that are taken, and what is out of reach now",
-              _list_of(_ANY)),
-    Operation("get", "/api/graph", "Read the nodes and edges of the graph",
-              _object({"nodes": {"type": "array"}, "edges": {"type": "array"}})),
-    Operation("get", "/api/findings", "Read what would fail, as 'capgraph check' finds it",
-              _list_of(_ANY)),
-    Operation("get", "/api/workers", "List the workers that live", _list_of(_ANY)),
-    Operation("get", "/api/evaluations", "Read what evaluations of the agent gave",
-              _list_of(_ANY)),
-    Operation("post", "/agui", "Run over AG-UI", _TEXT, body=_object(
-        {"threadId": _NAME, "runId": _NAME, "messages": {"type": "array", "items": _ANY}},
-        resume={"type": "array", "items": _ANY}), media="text/event-stream"),
-    Operation("post", "/v1/chat/completions", "Ask as a chat model of OpenAI's API", _ANY,
-              body=_object({"messages": {"type": "array", "items": _object(
-                  {"role": {"enum": ["system", "developer", "user", "assistant"]}, "content": _TEXT})}},
-                  model=_TEXT, stream={"type": "boolean"}, metadata=_ANY)),
-    Operation("get", "/v1/models", "List the models of OpenAI's API", _ANY),
-    Operation("get", "/healthz", "Whether the server lives", _ANY),
-    Operation("get", "/readyz", "Whether the server is ready", _ANY),
-    Operation("get", "/metrics", "What the server has done", _TEXT, media="text/plain"),
-)  # fmt: skip
-"""All that the document says."""
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        endpoint: Callable[..., Any],
+        summary: str,
+        gives: Schema | None = None,
+        status: int = 200,
+        *,
+        query: Mapping[str, Schema] = _NOTHING,
+        body: Schema | None = None,
+        media: str = "application/json",
+        takes: str = "application/json",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(path, endpoint, methods=[method], name=name)
+        answer: Schema = {"description": summary}
+        if gives is not None:
+            answer["content"] = {media: {"schema": gives}}
+        places = [(name, "path", NAME) for name in self.param_convertors]
+        places += [(name, "query", schema) for name, schema in query.items()]
+        if path.endswith("/events"):
+            places.append(("Last-Event-ID", "header", COUNT))
+        self.told: Schema = {
+            "summary": summary,
+            "parameters": [
+                {"name": name, "in": place, "required": place == "path", "schema": schema}
+                for name, place, schema in places
+            ],
+            "responses": {str(status): answer, "default": _WRONG},
+        }
+        if body is not None:
+            content = {takes: {"schema": body}}
+            self.told["requestBody"] = {"required": bool(body.get("required")), "content": content}
 
 
-def document(title: str) -> dict[str, Any]:
+def document(title: str, routes: Iterable[BaseRoute]) -> dict[str, Any]:
     """Return the OpenAPI document.
 
     Args:
         title: Name of the agent.
+        routes: The routes of the server; of those that say nothing of themselves nothing is said.
 
-    >>> document("Tank")["paths"]["/api/runs/{id}/stop"]["post"]["responses"]["202"]["description"]
-    'Stop a run'
+    >>> stop = Operation("POST", "/api/runs/{id}/stop", print, "Stop a run", TEXT, 202)
+    >>> document("Tank", [stop])["paths"]["/api/runs/{id}/stop"]["post"]["responses"]["202"]
+    {'description': 'Stop a run', 'content': {'application/json': {'schema': {'type': 'string'}}}}
     """
     paths: dict[str, dict[str, Any]] = {}
-    for operation in OPERATIONS:
-        paths.setdefault(operation.path, {})[operation.method] = _described(operation)
+    for route in routes:
+        if isinstance(route, Operation):
+            methods = (route.methods or set()) - {"HEAD"}
+            told = {method.lower(): route.told for method in methods}
+            paths.setdefault(route.path_format, {}).update(told)
     return {
         "openapi": "3.1.0",
         "info": {"title": title, "version": server_version()},
@@ -197,41 +175,6 @@ def document(title: str) -> dict[str, Any]:
         },
         "security": [{"token": []}],
     }
-
-
-def _described(operation: Operation) -> dict[str, Any]:
-    places = [part.strip("{}") for part in operation.path.split("/") if part.startswith("{")]
-    parameters = [
-        {"name": name, "in": "path", "required": True, "schema": _NAME} for name in places
-    ]
-    parameters += [
-        {"name": name, "in": "query", "required": False, "schema": schema}
-        for name, schema in operation.query.items()
-    ]
-    if operation.path.endswith("/events"):
-        parameters.append(
-            {"name": "Last-Event-ID", "in": "header", "required": False, "schema": _COUNT}
-        )
-    answer: dict[str, Any] = {"description": operation.summary}
-    if operation.gives is not None:
-        answer["content"] = {operation.media: {"schema": operation.gives}}
-    problem = {"schema": {"$ref": "#/components/schemas/Problem"}}
-    found: dict[str, Any] = {
-        "summary": operation.summary,
-        "parameters": parameters,
-        "responses": {
-            str(operation.status): answer,
-            "default": {
-                "description": "What is wrong",
-                "content": {"application/problem+json": problem},
-            },
-        },
-    }
-    if operation.body is not None:
-        needed = bool(operation.body.get("required"))
-        content = {operation.takes: {"schema": operation.body}}
-        found["requestBody"] = {"required": needed, "content": content}
-    return found
 
 
 def server_version() -> str:

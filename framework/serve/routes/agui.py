@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError as PydanticError
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from framework.base.errors import ValidationError
 from framework.base.ports import Caller
 from framework.scale.translate import Translator, interrupt_of
 from framework.serve.identity import caller_of
+from framework.serve.openapi import ANY, NAME, TEXT, Operation, object_of
 from framework.serve.problems import AnswerRefusedError, MalformedError
 from framework.serve.routes.api import body_of
 from framework.serve.runs import Runs
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _OF_THE_RUN = ('"RUN_STARTED"', '"RUN_FINISHED"')
 
 
-def routes(runs: Runs) -> list[Route]:
+def routes(runs: Runs) -> list[Operation]:
     """Return the route of AG-UI.
 
     Args:
@@ -48,7 +48,12 @@ def routes(runs: Runs) -> list[Route]:
             ) from exc
         return stream(await _begun(runs, caller_of(request), given))
 
-    return [Route("/agui", run, methods=["POST"])]
+    body = object_of(
+        {"threadId": NAME, "runId": NAME, "messages": {"type": "array", "items": ANY}},
+        resume={"type": "array", "items": ANY},
+    )
+    media = "text/event-stream"
+    return [Operation("POST", "/agui", run, "Run over AG-UI", TEXT, body=body, media=media)]
 
 
 async def _begun(runs: Runs, caller: Caller, given: RunAgentInput) -> Pages:

@@ -9,11 +9,23 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from framework.base.ports import Caller
 from framework.serve.files import Uploads
 from framework.serve.identity import caller_of
+from framework.serve.openapi import (
+    ANY,
+    NAME,
+    NAME_OR_NULL,
+    PAGED,
+    QUESTION,
+    RUN,
+    TEXT,
+    THREAD_DATA,
+    Operation,
+    list_of,
+    object_of,
+)
 from framework.serve.problems import MalformedError, NotThereError
 from framework.serve.runs import Runs
 from framework.serve.streams import after_of, stream
@@ -73,7 +85,7 @@ def page(found: tuple[list[dict[str, Any]], str | None]) -> Response:
     return JSONResponse({"items": items, "next": following})
 
 
-def routes(runs: Runs, threads: Threads, uploads: Uploads | None = None) -> list[Route]:
+def routes(runs: Runs, threads: Threads, uploads: Uploads | None = None) -> list[Operation]:
     """Return the routes below ``/api``.
 
     Args:
@@ -84,7 +96,7 @@ def routes(runs: Runs, threads: Threads, uploads: Uploads | None = None) -> list
     return [*_thread_routes(runs, threads), *_run_routes(runs, threads, uploads)]
 
 
-def _thread_routes(runs: Runs, threads: Threads) -> list[Route]:
+def _thread_routes(runs: Runs, threads: Threads) -> list[Operation]:
     async def create(request: Request) -> Response:
         title = _text(await body_of(request), "title") or ""
         thread_id = await threads.create(caller_of(request), title)
@@ -136,16 +148,24 @@ def _thread_routes(runs: Runs, threads: Threads) -> list[Route]:
         thread = request.path_params["id"]
         return JSONResponse(await threads.state(caller_of(request), thread, checkpoint))
 
+    made, title = object_of({"thread_id": TEXT}), {"type": "string", "maxLength": 200}
     return [
-        Route("/api/threads", create, methods=["POST"]),
-        Route("/api/threads", listed, methods=["GET"]),
-        Route(f"{THREAD}/fork", fork, methods=["POST"]),
-        Route(f"{THREAD}/history", history, methods=["GET"]),
-        Route(f"{THREAD}/state", state, methods=["GET"]),
-        Route(THREAD, get, methods=["GET"], name="thread"),
-        Route(THREAD, patch, methods=["PATCH"]),
-        Route(THREAD, delete, methods=["DELETE"]),
-    ]
+        Operation("POST", "/api/threads", create, "Make a thread", made, 201,
+                  body=object_of({}, title=title)),
+        Operation("GET", "/api/threads", listed, "List threads, the one saved last first",
+                  list_of(THREAD_DATA), query={"query": TEXT, "outcome": TEXT, **PAGED}),
+        Operation("POST", f"{THREAD}/fork", fork, "Begin a thread with the past of another one",
+                  made, 201, body=object_of({}, checkpoint_id=NAME)),
+        Operation("GET", f"{THREAD}/history", history, "List the checkpoints of a thread",
+                  list_of(object_of({"checkpoint_id": TEXT})), query=PAGED),
+        Operation("GET", f"{THREAD}/state", state, "Read what a thread holds, or held", ANY,
+                  query={"checkpoint_id": NAME}),
+        Operation("GET", THREAD, get, "Read a thread with its conversation", THREAD_DATA,
+                  name="thread"),
+        Operation("PATCH", THREAD, patch, "Give a thread a title", THREAD_DATA,
+                  body=object_of({"title": title})),
+        Operation("DELETE", THREAD, delete, "Drop a thread", None, 204),
+    ]  # fmt: skip
 
 
 async def _context_of(caller: Caller, body: Mapping[str, Any], uploads: Uploads | None) -> Any:
@@ -162,7 +182,7 @@ async def _context_of(caller: Caller, body: Mapping[str, Any], uploads: Uploads 
     return {**(context or {}), **await uploads.context(caller, named)}
 
 
-def _run_routes(runs: Runs, threads: Threads, uploads: Uploads | None) -> list[Route]:
+def _run_routes(runs: Runs, threads: Threads, uploads: Uploads | None) -> list[Operation]:
     async def start(request: Request) -> Response:
         caller, thread = caller_of(request), request.path_params["id"]
         body = await body_of(request)
@@ -207,11 +227,19 @@ def _run_routes(runs: Runs, threads: Threads, uploads: Uploads | None) -> list[R
         return JSONResponse(found, 202)
 
     return [
-        Route(f"{THREAD}/runs", start, methods=["POST"]),
-        Route(f"{THREAD}/signals/{{key}}", signal, methods=["POST"]),
-        Route("/api/runs/{id}", get, methods=["GET"]),
-        Route("/api/runs/{id}/stop", stop, methods=["POST"]),
-        Route("/api/runs/{id}/events", events, methods=["GET"]),
-        Route("/api/questions", questions, methods=["GET"]),
-        Route("/api/questions/{id}", answer, methods=["POST"]),
-    ]
+        Operation("POST", f"{THREAD}/runs", start, "Begin a run", RUN, 202,
+                  body=object_of({}, message=TEXT, plan=ANY, context=ANY,
+                                 files={"type": "array", "items": TEXT})),
+        Operation("POST", f"{THREAD}/signals/{{key}}", signal, "Tell a thread that an event came",
+                  object_of({"waited": {"type": "boolean"}, "run_id": NAME_OR_NULL}), 202,
+                  body=object_of({}, value={})),
+        Operation("GET", "/api/runs/{id}", get, "Read a run", RUN),
+        Operation("POST", "/api/runs/{id}/stop", stop, "Stop a run", RUN, 202),
+        Operation("GET", "/api/runs/{id}/events", events, "Follow a run; Last-Event-ID goes on",
+                  TEXT, media="text/event-stream"),
+        Operation("GET", "/api/questions", questions, "List what people are asked",
+                  list_of(QUESTION), query={"thread_id": NAME}),
+        Operation("POST", "/api/questions/{id}", answer, "Answer a question", RUN, 202,
+                  body=object_of(
+                      {"answer": {"description": "one word, or {context_key: {decision, …}}"}})),
+    ]  # fmt: skip

@@ -10,23 +10,24 @@ from urllib.parse import quote
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
 
 from framework.serve.files import MadeFiles, Uploads, media_type
 from framework.serve.identity import caller_of
+from framework.serve.openapi import ANY, BYTES, COUNT, FILE, MADE, TEXT, Operation, list_of
 from framework.serve.problems import MalformedError, TooLargeError
 from framework.serve.routes.api import THREAD, number_of, page
 
 UPLOADS = "/api/files"
 """Where bodies may be longer than elsewhere."""
 
+_BROUGHT = "List the files that one brought along"
 _PART = 1 << 18
 _LINGER_SECONDS = 5.0
 _SANDBOX = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"
 """Whatever is in a file, opened as a page it can do nothing."""
 
 
-def routes(uploads: Uploads | None, made: MadeFiles) -> list[Route]:
+def routes(uploads: Uploads | None, made: MadeFiles) -> list[Operation]:
     """Return the routes of files.
 
     Args:
@@ -36,12 +37,12 @@ def routes(uploads: Uploads | None, made: MadeFiles) -> list[Route]:
     return [*_brought(uploads), *_made(made)]
 
 
-def _brought(uploads: Uploads | None) -> list[Route]:
+def _brought(uploads: Uploads | None) -> list[Operation]:
     async def nothing(_: Request) -> Response:
         return JSONResponse({"items": [], "next": None, "uploads": None})
 
     if uploads is None:
-        return [Route(UPLOADS, nothing, methods=["GET"])]
+        return [Operation("GET", UPLOADS, nothing, _BROUGHT, list_of(FILE))]
 
     async def add(request: Request) -> Response:
         name = request.query_params.get("name", "")
@@ -77,14 +78,15 @@ def _brought(uploads: Uploads | None) -> list[Route]:
         return Response(status_code=204)
 
     return [
-        Route(UPLOADS, add, methods=["POST"]),
-        Route(UPLOADS, listed, methods=["GET"]),
-        Route(f"{UPLOADS}/{{id}}", get, methods=["GET"]),
-        Route(f"{UPLOADS}/{{id}}", delete, methods=["DELETE"]),
-    ]
+        Operation("POST", UPLOADS, add, "Bring a file along", FILE, 201, query={"name": TEXT},
+                  body=BYTES, takes="application/octet-stream"),
+        Operation("GET", UPLOADS, listed, _BROUGHT, list_of(FILE)),
+        Operation("GET", f"{UPLOADS}/{{id}}", get, "Have a file", BYTES, media="*/*"),
+        Operation("DELETE", f"{UPLOADS}/{{id}}", delete, "Drop a file", None, 204),
+    ]  # fmt: skip
 
 
-def _made(made: MadeFiles) -> list[Route]:
+def _made(made: MadeFiles) -> list[Operation]:
     async def things(request: Request) -> Response:
         found = await made.items(caller_of(request), request.path_params["id"])
         return page(([one.as_data() for one in found], None))
@@ -104,10 +106,12 @@ def _made(made: MadeFiles) -> list[Route]:
 
     thread = f"{THREAD}/files"
     return [
-        Route(thread, things, methods=["GET"]),
-        Route(f"{thread}/{{file_id}}", thing, methods=["GET"]),
-        Route(f"{thread}/{{file_id}}/rows", rows, methods=["GET"]),
-    ]
+        Operation("GET", thread, things, "List what steps of a thread made", list_of(MADE)),
+        Operation("GET", f"{thread}/{{file_id}}", thing, "Have a file, or a table as CSV", BYTES,
+                  media="*/*"),
+        Operation("GET", f"{thread}/{{file_id}}/rows", rows, "Read a table", list_of(ANY),
+                  query={"limit": COUNT, "after": COUNT}),
+    ]  # fmt: skip
 
 
 def _sent(name: str, kind: str, file: BinaryIO, size: int) -> Response:

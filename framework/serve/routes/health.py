@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from framework.serve.openapi import document
+from framework.serve.openapi import ANY, TEXT, Operation, document
 from framework.serve.runs import Runs
 
 
@@ -54,13 +54,13 @@ def routes(runs: Runs, name: str, registry: CollectorRegistry) -> list[Route]:
             generate_latest(registry), media_type="text/plain; version=0.0.4; charset=utf-8"
         )
 
-    async def openapi(_: Request) -> Response:
+    async def openapi(request: Request) -> Response:
         # It names the version, which stands in a file.
-        return JSONResponse(await asyncio.to_thread(document, name))
+        return JSONResponse(await asyncio.to_thread(document, name, request.app.routes))
 
     return [
         Route("/openapi.json", openapi),
-        Route("/healthz", healthz),
-        Route("/readyz", readyz),
-        Route("/metrics", metrics),
+        Operation("GET", "/healthz", healthz, "Whether the server lives", ANY),
+        Operation("GET", "/readyz", readyz, "Whether the server is ready", ANY),
+        Operation("GET", "/metrics", metrics, "What the server has done", TEXT, media="text/plain"),
     ]

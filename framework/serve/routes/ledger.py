@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from framework.serve.identity import caller_of
 from framework.serve.ledger import Ledger
+from framework.serve.openapi import (
+    ANY,
+    COUNT,
+    EFFECT,
+    NAME,
+    PAGED,
+    Operation,
+    list_of,
+    object_of,
+)
 from framework.serve.routes.api import number_of, page
 from framework.serve.standing import Standing
 from framework.serve.threads import finite
 
 
-def routes(ledger: Ledger, standing: Standing) -> list[Route]:
+def routes(ledger: Ledger, standing: Standing) -> list[Operation]:
     """Return the routes that only read.
 
     Args:
@@ -23,7 +32,7 @@ def routes(ledger: Ledger, standing: Standing) -> list[Route]:
     return [*_kept(ledger), *_standing(standing)]
 
 
-def _kept(ledger: Ledger) -> list[Route]:
+def _kept(ledger: Ledger) -> list[Operation]:
 
     async def effects(request: Request) -> Response:
         asked = request.query_params
@@ -49,14 +58,18 @@ def _kept(ledger: Ledger) -> list[Route]:
         return JSONResponse(await ledger.verified(caller_of(request)))
 
     return [
-        Route("/api/effects", effects),
-        Route("/api/usage", usage),
-        Route("/api/audit", audit),
-        Route("/api/audit/verify", verify),
-    ]
+        Operation("GET", "/api/effects", effects, "List effects and who agreed to them",
+                  list_of(EFFECT), query={"thread_id": NAME, **PAGED}),
+        Operation("GET", "/api/usage", usage, "Read what calls of models used", list_of(ANY),
+                  query={"by": {"enum": ["model", "day", "user", "step"]}, "thread_id": NAME}),
+        Operation("GET", "/api/audit", audit, "Read the audit", list_of(ANY),
+                  query={"limit": COUNT, "after": COUNT}),
+        Operation("GET", "/api/audit/verify", verify, "Check the audit",
+                  object_of({"valid": {"type": "boolean"}})),
+    ]  # fmt: skip
 
 
-def _standing(standing: Standing) -> list[Route]:
+def _standing(standing: Standing) -> list[Operation]:
     async def budgets(request: Request) -> Response:
         thread = request.query_params.get("thread_id")
         return page((await standing.budgets(caller_of(request), thread), None))
@@ -80,11 +93,17 @@ def _standing(standing: Standing) -> list[Route]:
         return page((finite(await standing.evaluations(caller_of(request))), None))
 
     return [
-        Route("/api/budgets", budgets),
-        Route("/api/limits", limits),
-        Route("/api/capabilities", capabilities),
-        Route("/api/graph", graph),
-        Route("/api/findings", findings),
-        Route("/api/workers", workers),
-        Route("/api/evaluations", evaluations),
-    ]
+        Operation("GET", "/api/budgets", budgets, "Read what may be used up, and what is left",
+                  list_of(ANY), query={"thread_id": NAME}),
+        Operation("GET", "/api/limits", limits,
+                  "Read slots that are taken, and what is out of reach now", list_of(ANY)),
+        Operation("GET", "/api/capabilities", capabilities, "List what the agent can do",
+                  list_of(ANY)),
+        Operation("GET", "/api/graph", graph, "Read the nodes and edges of the graph",
+                  object_of({"nodes": {"type": "array"}, "edges": {"type": "array"}})),
+        Operation("GET", "/api/findings", findings,
+                  "Read what would fail, as 'capgraph check' finds it", list_of(ANY)),
+        Operation("GET", "/api/workers", workers, "List the workers that live", list_of(ANY)),
+        Operation("GET", "/api/evaluations", evaluations,
+                  "Read what evaluations of the agent gave", list_of(ANY)),
+    ]  # fmt: skip

@@ -11,12 +11,12 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
 
 from configs.settings import ServeSettings
 from framework.base.ports import Caller
 from framework.serve.identity import caller_of
 from framework.serve.links import thread_link
+from framework.serve.openapi import ANY, TEXT, Operation, object_of
 from framework.serve.problems import MalformedError, error_of, problem
 from framework.serve.routes.api import body_of
 from framework.serve.runs import Run, Runs
@@ -25,7 +25,7 @@ MODEL = "capgraph"
 _ROLES = frozenset({"system", "developer", "user", "assistant"})
 
 
-def routes(runs: Runs, settings: ServeSettings) -> list[Route]:
+def routes(runs: Runs, settings: ServeSettings) -> list[Operation]:
     """Return the routes below ``/v1``.
 
     A conversation that a client sends is a thread of its own; ``metadata.thread_id`` goes on with
@@ -64,10 +64,18 @@ def routes(runs: Runs, settings: ServeSettings) -> list[Route]:
         about = {"id": MODEL, "object": "model", "created": 0, "owned_by": "capgraph"}
         return JSONResponse(about)
 
+    said = object_of({"role": {"enum": sorted(_ROLES)}, "content": TEXT})
+    body = object_of(
+        {"messages": {"type": "array", "items": said}},
+        model=TEXT,
+        stream={"type": "boolean"},
+        metadata=ANY,
+    )
+    asked = "Ask as a chat model of OpenAI's API"
     return [
-        Route("/v1/chat/completions", completions, methods=["POST"]),
-        Route("/v1/models", models, methods=["GET"]),
-        Route("/v1/models/{model}", model, methods=["GET"]),
+        Operation("POST", "/v1/chat/completions", completions, asked, ANY, body=body),
+        Operation("GET", "/v1/models", models, "List the models of OpenAI's API", ANY),
+        Operation("GET", "/v1/models/{model}", model, "Read a model of OpenAI's API", ANY),
     ]
 
 
