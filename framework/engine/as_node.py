@@ -48,7 +48,7 @@ from framework.langgraph_compat import (
 from framework.pipeline.effect_ledger import digest_of
 from framework.pipeline.failures import clear_failure, killed, raise_failure
 from framework.pipeline.job import CURRENT, Door
-from framework.pipeline.journal import Journal
+from framework.pipeline.journal import Journal, Opening
 from framework.pipeline.run_config import current_runtime, paid_by
 from framework.pipeline.state_update import last_result, to_state
 from framework.state import TurnView
@@ -209,8 +209,7 @@ async def _entered(view: TurnView, services: Services, budget: TurnBudget) -> As
 async def _payer(view: TurnView, services: Services) -> Caller:
     """Return whose turn it is; of a graph of one's own, who began the run that is gone on with."""
     known = view.begun_by
-    earlier = known is None and goes_on()
-    began = await services.journal().began(before=True, whole=True) if earlier else None
+    began = await _opening(services, people=True) if known is None else None
     if known is not None or began is None:
         return known or view.caller
     # What a server made sure of stands beside what a caller may say.
@@ -223,12 +222,19 @@ async def _payer(view: TurnView, services: Services) -> Caller:
 
 async def _run(view: TurnView, services: Services) -> str:
     """Name the run whose visits are one turn for budgets, where nothing else opened one."""
-    if view.turn_id or not any(budget.per == "turn" for budget in services.purse.budgets):
-        return ""
+    began = None if view.turn_id else await _opening(services, people=False)
+    return "" if began is None else began.checkpoint_id
+
+
+async def _opening(services: Services, *, people: bool) -> Opening | None:
+    """Return with what the run began that goes on, where budgets count by people, or by turns."""
+    counted = {"user", "tenant"} if people else {"turn"}
     with suppress(PersistenceError):  # nothing keeps it before it ends: each visit is one
-        began = await services.journal().began(whole=True)
-        return "" if began is None else str(began.config["configurable"]["checkpoint_id"])
-    return ""
+        if people and goes_on():
+            return await services.journal().opening(services.openings, before=True)
+        if counted.intersection(budget.per for budget in services.purse.budgets):
+            return await services.journal().opening(services.openings)
+    return None
 
 
 async def _turn(services: Services, state: Mapping[str, Any]) -> tuple[TurnView, int]:

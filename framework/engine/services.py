@@ -8,6 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -15,6 +16,7 @@ from langgraph.errors import GraphBubbleUp
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
+from configs.latest import Latest
 from configs.limits import Limits
 from configs.logger import SecretMasker
 from framework.base.approval_policy import ApprovalPolicy
@@ -34,7 +36,7 @@ from framework.governance.spending import Purse, Spending, running_spending
 from framework.pipeline.capacity import Capacity
 from framework.pipeline.effect_ledger import EffectLedger
 from framework.pipeline.equipment import Equipment
-from framework.pipeline.journal import Journal
+from framework.pipeline.journal import Journal, Opening
 from framework.pipeline.run_config import configurable, current_caller, payer_around
 from framework.pipeline.runner import StepRunner
 from framework.prompts import PromptProvider
@@ -139,6 +141,7 @@ class Services:
             function of the turn.
         answer_type: The form of the answer; ``None`` for text.
         rebind: Makes the same of another registry.
+        openings: With what runs of graphs of one's own began, by checkpoint.
     """
 
     runner: StepRunner
@@ -163,6 +166,7 @@ class Services:
     system_prompt: SystemPrompt = ""
     answer_type: type[BaseModel] | None = None
     rebind: Callable[[Registry], Services] | None = None
+    openings: Latest[str, Opening] = field(default_factory=partial(Latest, 256))
     _locks: WeakValueDictionary[tuple[str | None, int], asyncio.Lock] = field(
         default_factory=WeakValueDictionary
     )

@@ -13,10 +13,10 @@ history of its turn (``prune_threads``, the settings' ``persistence.keep_…``) 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
@@ -42,6 +42,18 @@ def _ending_the_run() -> Iterator[None]:
     except PersistenceError as exc:
         exc.ends_the_run = True
         raise
+
+
+class Opening(NamedTuple):
+    """With what a run began.
+
+    Attributes:
+        checkpoint_id: The checkpoint.
+        metadata: What is kept of its configuration: who began it.
+    """
+
+    checkpoint_id: str
+    metadata: Mapping[str, Any]
 
 
 class Journal:
@@ -153,25 +165,44 @@ class Journal:
             delay = min(delay * 2, 0.1)
         return found
 
-    async def began(self, *, before: bool = False, whole: bool = False) -> CheckpointTuple | None:
-        """Return the checkpoint with which the running graph began; ``None`` when none is kept.
-
-        Args:
-            before: Whether it began in an earlier run, so that nothing has to be waited for.
-            whole: Whether the outermost graph is meant.
-        """
+    async def began(self) -> CheckpointTuple | None:
+        """Return the checkpoint with which the running graph began; ``None`` when none is kept."""
         if self._saver is None or self.thread_id is None or self._checkpoint is None:
             return None
-        space, moment = self.checkpoints[0] if whole else self._checkpoint
-        found: CheckpointTuple | None = None
-        if before:
-            place = {"thread_id": self.thread_id, "checkpoint_ns": space}
-            for named in ({**place, "checkpoint_id": moment}, place):
-                found = found or await self._saver.aget_tuple({"configurable": named})
-        else:
-            found = await self._rock(self._saver, space, moment)
+        found: CheckpointTuple | None = await self._rock(self._saver, *self._checkpoint)
         while found is not None and found.parent_config and given_to_run(found) is None:
             found = await self._saver.aget_tuple(found.parent_config)
+        return found
+
+    async def opening(self, known: dict[str, Opening], *, before: bool = False) -> Opening | None:
+        """Return with what the run of the outermost graph began; ``None`` when nothing is kept.
+
+        Args:
+            known: The same by the checkpoints seen so far; each is read once.
+            before: Whether it began in an earlier run, so that nothing has to be waited for.
+        """
+        if self._saver is None or self.thread_id is None or not self.checkpoints:
+            return None
+        space, moment = self.checkpoints[0]
+        place = {"thread_id": self.thread_id, "checkpoint_ns": space}
+        passed: list[str] = []
+        while (found := known.get(moment)) is None:
+            here: RunnableConfig = {"configurable": {**place, "checkpoint_id": moment}}
+            if passed or before:
+                read = await self._saver.aget_tuple(here)
+                if read is None and not passed:
+                    read = await self._saver.aget_tuple({"configurable": place})
+            else:
+                read = await self._rock(self._saver, space, moment)
+            if read is None:
+                return None
+            passed.append(moment)
+            if given_to_run(read) is not None or not read.parent_config:
+                found = Opening(read.config["configurable"]["checkpoint_id"], read.metadata)
+                break
+            moment = read.parent_config["configurable"]["checkpoint_id"]
+        for name in passed:
+            known[name] = found
         return found
 
     async def go_on(self, users: Collection[str], *, confirm: bool = False) -> None:

@@ -120,6 +120,34 @@ async def test_who_began_the_turn_pays_whoever_agrees(desk: Any, path: str) -> N
     assert it.paid == [5, 5]  # the limit of alice is used up, that of bob was not
 
 
+async def test_who_began_a_run_pays_for_all_nodes_of_a_graph_of_ones_own() -> None:
+    @capability_node(requires_approval=True)
+    async def pay() -> dict[str, Any]:
+        """Pay."""
+        return {}
+
+    @capability_node
+    async def tell() -> dict[str, Any]:
+        """Tell."""
+        return {}
+
+    nodes, budget = [pay, tell, tell], Budget(steps=9, per="user")
+    services = bind([pay, tell], budget=budget)
+    own = StateGraph(AgentState).add_sequence(
+        [(f"n{place}", services.node(node)) for place, node in enumerate(nodes)]
+    )
+    own.add_edge(START, "n0")
+    graph = own.compile(checkpointer=InMemorySaver(), interrupt_before=["n2"])
+    given = {"messages": [("user", "Pay")]}
+    for turn, (who, *others) in enumerate((["ann", "bob", "cy"], ["bob", "ann", "cy"])):
+        for user, said in zip(
+            [who, *others], (given, Command(resume="approve"), None), strict=True
+        ):
+            config: Any = {"configurable": {"thread_id": "1", "user_id": user}}
+            await graph.ainvoke(said, config)
+        assert await budget.left(who) == {"steps": 6}, turn
+
+
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_rejection_ends_it_however_many_have_agreed(desk: Any, path: str) -> None:
     it = desk(path, ApprovalPolicy(approvers=3))
