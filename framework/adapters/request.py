@@ -14,10 +14,10 @@ from framework.base.ports import StepRecord
 from framework.base.spec import CapabilitySpec
 from framework.engine.bind import unbound_services
 from framework.engine.services import Services
+from framework.pipeline.job import LABELS
 
 Contexts = dict[str, dict[str, Any]]
 Schema = dict[str, Any]
-LABELS = "capgraph_labels"
 _SCALARS = ["string", "number", "boolean", "null"]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -17,7 +16,6 @@ from langgraph.graph import StateGraph
 from langgraph.runtime import Runtime
 from pydantic import BaseModel
 
-from configs.scoped import scoped
 from framework.adapters.task_graph import TaskGraph, task_graph
 from framework.agents.asking import agent_role
 from framework.agents.base import STEP, BaseAgent, RunOutput, RunState, through_the_door
@@ -30,13 +28,10 @@ from framework.base.errors import (
     Malformed,
     ModelError,
 )
-from framework.engine.bind import running_journal
-from framework.engine.envelopes import as_task, side_by_side
+from framework.engine.envelopes import as_task, hearing, side_by_side
 from framework.engine.sync_graph import one_node
-from framework.governance.flow import InformationFlow
 from framework.models.calls import structured
-from framework.pipeline.job import HEARING, Hearing, hear
-from framework.registry import Registry
+from framework.pipeline.job import hear
 from framework.selection import BaseRouter, RoutingRequest
 
 FormT = TypeVar("FormT", bound=BaseModel)
@@ -140,8 +135,7 @@ class BaseOrchestrator(BaseAgent):
 
     async def _ran(self, task: str, context: Any) -> AgentResult:
         """Run what a subclass wrote as ``run``, and make an agent's result of it."""
-        labels: dict[str, str] = {}
-        with _hearing(labels, labels):
+        with hearing({}) as labels:
             found = await self.run(task, context)
         hear(labels)
         done = [[name, text, _plain(one)] for name, text, one in found.subtask_outputs]
@@ -268,8 +262,7 @@ class Work:
         return results
 
     async def _member(self, name: str, text: str, context: Any) -> dict[str, Any]:
-        labels: dict[str, str] = {}
-        with _hearing(self._labels, labels):
+        with hearing(self._labels) as labels:
             found = await self._worked(name, text, context)
         labels |= found["metadata"].get("labels", {})
         if labels:  # kept with the result, for whoever goes on with the run
@@ -313,14 +306,6 @@ class Work:
             success=not self.wrong,
             error="; ".join(self.wrong) or None,
         )
-
-
-def _hearing(labels: Mapping[str, str], told: dict[str, str]) -> AbstractContextManager[None]:
-    """Have what runs inside carry labels, those of a team around among them."""
-    around = HEARING.get()
-    before = {**around.before, **labels} if around is not None else labels
-    flow = InformationFlow().of(Registry(infrastructure=()), lambda: running_journal().durable)
-    return scoped(HEARING, Hearing(before, told, flow))
 
 
 def _plain(found: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from langgraph.prebuilt import ToolNode
 from langgraph.prebuilt.tool_node import ToolCallRequest
 
 from framework.adapters.as_tools import as_tool
-from framework.adapters.request import LABELS, labels_heard, labels_told, output_of, request_of
+from framework.adapters.request import labels_heard, labels_told, output_of, request_of
 from framework.adapters.tools import tool_capability
 from framework.base.errors import (
     ConfigurationError,
@@ -26,6 +26,7 @@ from framework.behaviors.guarding import GuardrailBehavior
 from framework.behaviors.guardrails import REWRITE_OR_ASK
 from framework.engine.as_node import run_request
 from framework.engine.services import Services
+from framework.pipeline.job import LABELS
 
 Execute = Callable[[ToolCallRequest], Awaitable[Any]]
 

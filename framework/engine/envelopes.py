@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from langgraph.func import task
 
+from configs.scoped import scoped
 from framework.base.errors import InfrastructureError
-from framework.base.ports import StepRecord
+from framework.base.ports import Flow, StepRecord
+from framework.engine.bind import running_journal
+from framework.governance.flow import InformationFlow
+from framework.pipeline.job import HEARING, LABELS, Hearing, hear
 from framework.pipeline.state_update import to_state
+from framework.registry import Registry
 
 T = TypeVar("T")
 Envelope = dict[str, Any]
@@ -63,15 +69,49 @@ def let_go(record: StepRecord) -> StepRecord:
     return replace(record, skipped=error.message)
 
 
-def as_task(name: str, work: Callable[[], Awaitable[T]]) -> Awaitable[T]:
-    """Begin work as a LangGraph task: what it gave is kept, so that none is done twice."""
+@contextmanager
+def hearing(known: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Have what runs in the block carry labels, those of what is around among them.
 
-    async def body() -> T:
-        return await work()
+    Args:
+        known: Labels of what it has before it, with their sources.
+
+    Yields:
+        Takes up the labels of what is read in the block.
+    """
+    around, told = HEARING.get(), dict[str, str]()
+    before = {**around.before, **known} if around is not None else known
+    with scoped(HEARING, Hearing(before, told, _flow)):
+        yield told
+
+
+def _flow() -> Flow:
+    return InformationFlow().of(Registry(infrastructure=()), lambda: running_journal().durable)
+
+
+def as_task(name: str, work: Callable[[], Awaitable[T]]) -> Awaitable[T]:
+    """Begin work as a LangGraph task: what it gave is kept, so that none is done twice.
+
+    The labels of what it heard meanwhile are kept beside it, and heard wherever it is handed out.
+    """
+    around = HEARING.get()
+    known = around.labels if around is not None else {}
+
+    async def body() -> Any:
+        with hearing(known) as told:
+            gave = await work()
+        return {LABELS: told, "gave": gave} if told else gave
 
     decorate: Any = task(name=name)
-    begun: Awaitable[T] = decorate(body)()
-    return begun
+    return _told(decorate(body)())
+
+
+async def _told(begun: Awaitable[Any]) -> Any:
+    found = await begun
+    if isinstance(found, Mapping) and LABELS in found:
+        hear(found[LABELS])
+        return found["gave"]
+    return found
 
 
 async def side_by_side(begun: Iterable[Awaitable[T]]) -> list[T]:

@@ -162,18 +162,27 @@ CURRENT: ContextVar[Job | None] = ContextVar("capgraph_attempt", default=None)
 _AROUND: ContextVar[Job | None] = ContextVar("capgraph_around", default=None)
 
 
+LABELS = "capgraph_labels"
+"""Where labels stand beside words, or beside what is kept of a task."""
+
+
 class Hearing(NamedTuple):
-    """What a member of a team has before it that others have read.
+    """What a member of a team, or a node of a workflow, has before it that others have read.
 
     Attributes:
         before: Labels of it, with their sources.
         told: Takes up the labels of what it reads itself.
-        flow: Knows the labels where nothing else does.
+        flow: Gives what knows the labels where nothing else does.
     """
 
     before: Mapping[str, str]
     told: dict[str, str]
-    flow: Flow | None = None
+    flow: Callable[[], Flow]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """All that whoever works here has heard."""
+        return {**self.before, **self.told}
 
 
 HEARING: ContextVar[Hearing | None] = ContextVar("capgraph_hearing", default=None)

@@ -47,7 +47,6 @@ from framework.pipeline.job import (
     CURRENT,
     HEARING,
     Door,
-    Hearing,
     Inner,
     Job,
     Result,
@@ -156,13 +155,14 @@ class StepRunner:
         outer = CURRENT.get()
         around = outer is not None and outer.bounded
         bounded = self._bounded or around or bool(door.view.plan.get("budget"))
-        hearing = HEARING.get() or Hearing({}, {})
+        hearing = HEARING.get()
+        heard = hearing.labels if hearing is not None else {}
         flow = self.equipment.flow or (outer.flow if outer else None)
-        flow = flow or (hearing.flow if hearing.before else None)
+        flow = hearing.flow() if flow is None and hearing is not None and heard else flow
         job = Job(spec, self.equipment, door, outer, attempt.key, flow=flow, bounded=bounded)
         if job.flow is not None:
             given = job.flow.reaching(spec, permit.step_of(attempt), door.view)
-            heard = {**hearing.before, **(outer.labels if outer is not None else {})}
+            heard |= outer.labels if outer is not None else {}
             job.labels = {**heard, **door.labels, **given}
         result: Result = await self._stages(spec, bounded=bounded)[0](job, attempt)
         if not isinstance(result, StepRecord):

@@ -14,9 +14,10 @@ from langgraph.types import Checkpointer
 from framework.adapters.task_graph import TaskGraph
 from framework.base.checked import checked
 from framework.base.errors import CapgraphError, ConfigurationError
-from framework.engine.envelopes import as_task, one_signal
+from framework.engine.envelopes import as_task, hearing, one_signal
 from framework.engine.services import Services
 from framework.engine.sync_graph import SyncGraph, compiled, graph_of, one_node
+from framework.pipeline.job import hear
 from framework.workflows.nodes import (
     BaseWorkflow,
     Plain,
@@ -28,6 +29,7 @@ from framework.workflows.nodes import (
     failed,
     given_by,
     holds,
+    names_used,
     run_node,
 )
 
@@ -201,6 +203,7 @@ class _Run:
         self._nodes = nodes
         self._graphs = graphs
         self._known = known
+        self._labels: dict[str, Mapping[str, str]] = {}
         self._into: dict[str, list[WorkflowEdge]] = {name: [] for name in nodes}
         for edge in edges:
             self._into[edge.target].append(edge)
@@ -236,7 +239,10 @@ class _Run:
                 return failed(str(exc))
             if self._into[name] and not gone:
                 return {"not_needed": True}
-            return await run_node(self._nodes[name], self._graphs[name], self._known)
+            node, graph = self._nodes[name], self._graphs[name]
+            used = names_used(node, graph, self._known)
+            labels = {k: v for n in used for k, v in self._labels.get(n, {}).items()}
+            return await run_node(node, graph, self._known, labels)
 
         return body
 
@@ -249,7 +255,9 @@ class _Run:
 
     async def _watch(self, name: str, call: Any) -> None:
         try:
-            found = await call
+            with hearing({}) as told:
+                found = await call
+            hear(told)
         except GraphBubbleUp as signal:
             self._signals[name] = signal
         except BaseException as exc:
@@ -262,7 +270,9 @@ class _Run:
             else:
                 self._outputs[name] = found
                 if found["success"]:
-                    self._known |= given_by(name, found)
+                    given = given_by(name, found)
+                    self._known |= given
+                    self._labels |= dict.fromkeys(given, told)
         finally:
             self._ended[name].set()
 

@@ -17,9 +17,10 @@ from configs.logger import get_logger
 from framework.base.awaiting import awaited
 from framework.base.checked import checked
 from framework.base.errors import ConfigurationError, FatalExecutionError, ValidationError
-from framework.engine.envelopes import as_task, side_by_side
+from framework.engine.envelopes import as_task, hearing, side_by_side
 from framework.engine.services import Services
 from framework.engine.sync_graph import compiled, one_node
+from framework.pipeline.job import hear
 from framework.workflows.nodes import (
     BaseWorkflow,
     Plain,
@@ -149,7 +150,10 @@ class EventDrivenWorkflow(BaseWorkflow):
             known = {**state, **(state.get("inputs") or {})}
             known.pop("inputs", None)
             task_of(known)
-            return await self._handle_all(_events_of(known), handlers)
+            with hearing({}) as told:
+                left = await self._handle_all(_events_of(known), handlers)
+            hear(told)
+            return left
 
         builder = one_node("events", run, WorkflowOutput, takes=_EventInput, gives=WorkflowOutput)
         return compiled(builder, checkpointer=checkpointer, name=self.name, **options)
@@ -165,7 +169,7 @@ class EventDrivenWorkflow(BaseWorkflow):
         graph = self.nested(node.node_id, handler)
 
         async def work(event: WorkflowEvent) -> Plain:
-            found = await run_node(node, graph, event.payload)
+            found = await run_node(node, graph, event.payload, {})
             if found["success"] and gives is not None:
                 output = found["output"]
                 payload = {"output": output, "task": task_of({"task": output})}

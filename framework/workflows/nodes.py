@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NotRequired
 from uuid import uuid4
@@ -28,9 +28,11 @@ from framework.base.ports import Agent
 from framework.base.spec import CapabilitySpec
 from framework.base.task import TaskInput, TaskOutput
 from framework.base.values import short_text
+from framework.engine.envelopes import hearing
 from framework.engine.services import Services
 from framework.engine.sync_graph import SyncGraph
 from framework.langgraph_compat import INTERRUPT, keys_of
+from framework.pipeline.job import hear
 from framework.pipeline.run_config import current_runtime
 
 WorkflowGraph = SyncGraph[Any]
@@ -244,13 +246,16 @@ class Plain(TypedDict):
     metadata: dict[str, Any]
 
 
-async def run_node(node: WorkflowNode, graph: TaskGraph, known: Mapping[str, Any]) -> Plain:
+async def run_node(
+    node: WorkflowNode, graph: TaskGraph, known: Mapping[str, Any], labels: Mapping[str, str]
+) -> Plain:
     """Give a node what it needs and return what it gave; a failure is what it gave, too.
 
     Args:
         node: The node.
         graph: Its graph, of :meth:`BaseWorkflow.nested`.
         known: The input of the workflow and what earlier nodes gave, by name.
+        labels: Of what reaches it of these.
 
     Raises:
         GraphBubbleUp: The node asks a person.
@@ -258,7 +263,10 @@ async def run_node(node: WorkflowNode, graph: TaskGraph, known: Mapping[str, Any
     """
     try:
         given, context = _given(node, graph, known)
-        found = await graph.ainvoke(given, context=context)
+        with hearing(labels) as told:
+            found = await graph.ainvoke(given, context=context)
+        # What a capability gives has the labels that its step says.
+        hear(told if _is_capability(node) else {**labels, **told})
         output = found.get("output")
         success = found.get("success")
         more = {k: v for k, v in found.items() if k not in TaskOutput.__annotations__}
@@ -289,6 +297,25 @@ def given_by(node_id: str, found: Mapping[str, Any]) -> dict[str, Any]:
     return dict(mapped) if mapped else {node_id: found["output"]}
 
 
+def names_used(node: WorkflowNode, graph: TaskGraph, known: Mapping[str, Any]) -> Collection[str]:
+    """Return which of the known values reach a node."""
+    if node.inputs_map:
+        return node.inputs_map.values()
+    if _is_agent(node):
+        return known.keys()
+    takes, _ = keys_of(graph) or ([], [])
+    return known.keys() & {"task", *takes}
+
+
+def _is_agent(node: WorkflowNode) -> bool:
+    graph = hasattr(node.agent, "compile")
+    return isinstance(node.agent, Agent) and not graph and not _is_capability(node)
+
+
+def _is_capability(node: WorkflowNode) -> bool:
+    return isinstance(getattr(node.agent, "capability_spec", None), CapabilitySpec)
+
+
 def _given(
     node: WorkflowNode, graph: TaskGraph, known: Mapping[str, Any]
 ) -> tuple[dict[str, Any], Any]:
@@ -299,13 +326,12 @@ def _given(
             fix=f"There is {sorted(known)}; give the rest to the workflow.",
         )
     values = {own: known[name] for own, name in node.inputs_map.items()} or dict(known)
-    if isinstance(getattr(node.agent, "capability_spec", None), CapabilitySpec):
+    if _is_capability(node):
         whole = node.inputs_map and set(values) != {"task"}
         return {"task": values if whole else task_of(values)}, None
     takes, _ = keys_of(graph) or ([], [])
     further = {name: value for name, value in values.items() if name in takes}
-    is_agent = isinstance(node.agent, Agent) and not hasattr(node.agent, "compile")
-    return {**further, "task": task_of(values)}, values if is_agent else None
+    return {**further, "task": task_of(values)}, values if _is_agent(node) else None
 
 
 def _field(node: WorkflowNode, name: str, output: Any, more: Mapping[str, Any]) -> Any:

@@ -12,8 +12,10 @@ from framework.base.checked import checked
 from framework.base.errors import CapgraphError, ConfigurationError
 from framework.base.ports import Keeper
 from framework.base.spec import can_name_a_node
+from framework.engine.envelopes import hearing
 from framework.engine.services import Services
 from framework.engine.sync_graph import compiled
+from framework.pipeline.job import hear
 from framework.pipeline.run_config import configurable
 from framework.workflows.nodes import (
     BaseWorkflow,
@@ -24,6 +26,7 @@ from framework.workflows.nodes import (
     WorkflowNode,
     WorkflowOutput,
     holds,
+    names_used,
     run_node,
 )
 
@@ -34,6 +37,7 @@ class _State(WorkflowInput, WorkflowOutput):
     """What a run has done so far."""
 
     path: NotRequired[Annotated[list[str], lambda old, new: new]]
+    heard: NotRequired[dict[str, str]]
 
 
 class StateMachineWorkflow(BaseWorkflow):
@@ -135,7 +139,14 @@ class StateMachineWorkflow(BaseWorkflow):
 
     async def _begin(self, state: _State) -> Command[Any]:
         # A thread may hold what an earlier run left.
-        fresh = {"output": "", "success": True, "error": None, "outputs": {}, "path": [self._start]}
+        fresh = {
+            "output": "",
+            "success": True,
+            "error": None,
+            "outputs": {},
+            "path": [self._start],
+            "heard": {},
+        }
         return Command(
             update={**fresh, "metadata": self._told([self._start])}, goto=self._entry(self._start)
         )
@@ -152,13 +163,19 @@ class StateMachineWorkflow(BaseWorkflow):
             known |= {name: found["output"] for name, found in outputs.items()}
             if len(state["path"]) > 1:
                 known["last_output"] = state["output"]
-            found = await run_node(node, graph, known)
+            before = state.get("heard") or {}
+            more = {*names_used(node, graph, known)} - {"task"}
+            with hearing({}) as told:
+                found = await run_node(node, graph, known, before if more else {})
+            heard = {**before, **told}
+            hear(heard)
             following, error = await self._next(node.node_id, found, len(state["path"]) - 1)
             path = [*state["path"], *([following] if following else [])]
             update: dict[str, Any] = {
                 "output": found["output"] if found["success"] else state["output"],
                 "outputs": {**outputs, node.node_id: found},
                 "path": path,
+                "heard": heard,
                 "metadata": self._told(path),
                 "success": error is None,
                 "error": error,

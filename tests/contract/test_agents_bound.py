@@ -37,6 +37,7 @@ from framework.behaviors import (
 from framework.governance import (
     AgentFailed,
     Budget,
+    InformationFlow,
     PermissionMode,
     PermissionPolicy,
     PolicyActionData,
@@ -48,6 +49,13 @@ from framework.pipeline.capacity import Capacity
 from framework.stores import open_saver
 from framework.telemetry import RingBufferSink
 from framework.testing import ScriptedModel
+from framework.workflows import (
+    DAGWorkflow,
+    EventDrivenWorkflow,
+    StateMachineWorkflow,
+    WorkflowEdge,
+    WorkflowNode,
+)
 from tests.support.agents import add, call, calls
 from tests.support.doors import let_others_run, soon
 
@@ -365,6 +373,86 @@ async def test_what_one_member_has_read_reaches_what_the_next_one_does(kind: str
     out = await team.compile(saver).ainvoke(Command(resume="approve"), config)
     assert PAID == {"Ann": 1}
     assert out["metadata"]["labels"].keys() == {"untrusted"}
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("kind", ["dag", "machine", "events", "team"])
+async def test_what_a_node_gave_before_a_question_reaches_effects_after_it(
+    kind: str, alone: bool
+) -> None:
+    @capability_node
+    async def fetch() -> Page:
+        """Fetch a page."""
+        return Page(text="Ann")
+
+    @capability_node(requires_approval=True)
+    async def look() -> dict[str, Any]:
+        """Look around."""
+        return {}
+
+    tools = [fetch, look, once()]
+    services = bind([Page, *tools], policies=[InformationFlow(on_violation="deny")])
+
+    async def last(_: Any) -> Any:
+        await as_tool(look, services).ainvoke({})
+        return {"output": await as_tool(tools[2], services).ainvoke({"whom": "Ann"})}
+
+    class Last:
+        async def execute(self, task: str, context: Any = None) -> Any:
+            return await last(task)
+
+    made: dict[str, Any] = {
+        "dag": DAGWorkflow(
+            [
+                WorkflowNode("a", fetch, outputs_map={"text": "found"}),
+                WorkflowNode("b", last, inputs_map={"task": "found"}),
+            ],
+            [WorkflowEdge("a", "b")],
+            services=services,
+        ),
+        "machine": StateMachineWorkflow(
+            {"a": fetch, "b": Last()}, {"a": [(None, "b")]}, "a", services=services
+        ),
+        "events": EventDrivenWorkflow(services=services),
+        "team": PipelineOrchestrator([fetch, last], services=services),
+    }
+    made["events"].on("task", fetch, gives="found")
+    made["events"].on("found", last, gives="done")
+    saver = InMemorySaver()
+    graph: Any = made[kind].compile(saver)
+    given: dict[str, Any] = {"task": "Read."}
+    if not alone:
+        helper = agent_capability(made[kind], name="helper")
+        graph = build_graph([Page, *tools, helper], checkpointer=saver)
+        given = {"messages": [("user", "Read")], "planning_execution_plan": {"steps": [HELP]}}
+    config: Any = {"configurable": {"thread_id": "1"}}
+    out = await graph.ainvoke(given, config)
+    assert out["__interrupt__"][0].value["steps"][0]["capability"] == "look"
+    out = await graph.ainvoke(Command(resume="approve"), config)
+    assert "untrusted" in str(out)
+    assert PAID == {}
+
+
+async def test_a_check_among_the_nodes_takes_the_label_off() -> None:
+    @capability_node
+    async def fetch() -> Page:
+        """Fetch a page."""
+        return Page(text="Ann")
+
+    @capability_node(removes_labels=["untrusted"])
+    async def known(name: str) -> str:
+        """Say whom we know."""
+        return name
+
+    services = bind([fetch, known, once()])
+    nodes = [
+        WorkflowNode("page", fetch, outputs_map={"text": "name"}),
+        WorkflowNode("whom", known, inputs_map={"name": "name"}),
+        WorkflowNode("paid", once(), inputs_map={"whom": "whom"}),
+    ]
+    edges = [WorkflowEdge("page", "whom"), WorkflowEdge("whom", "paid")]
+    await DAGWorkflow(nodes, edges, services=services).run({"task": "Pay."})
+    assert PAID == {"Ann": 1}
 
 
 @pytest.mark.parametrize("own", [None, 9], ids=["", "with a budget of their own"])
