@@ -12,6 +12,7 @@ from langchain_core.messages import AnyMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
+from framework.base.checked import checked
 from framework.base.errors import PersistenceError, ThreadBusyError
 from framework.langgraph_compat import id_at, is_between_nodes, open_interrupts, plain_values
 from framework.planning.waits import is_wait, told_wait
@@ -60,6 +61,7 @@ class ThreadSummary:
     reason: str | None = None
 
 
+@checked
 async def list_threads(
     saver: BaseCheckpointSaver[Any], *, limit: int | None = None, after: str | None = None
 ) -> list[ThreadSummary]:
@@ -112,13 +114,14 @@ async def each_thread_id(
     count = 0
     while page := await _page(saver, before, older_than, prefix):
         for thread, _ in page:
-            if count == limit:
+            if limit is not None and count >= limit:
                 return
             count += 1
             yield thread
         before = page[-1]
 
 
+@checked
 async def thread_summary(saver: BaseCheckpointSaver[Any], thread_id: str) -> ThreadSummary | None:
     """Describe one thread; ``None`` when the saver does not know it."""
     found = await saver.aget_tuple(thread_config(thread_id))
@@ -159,6 +162,7 @@ async def thread_summary(saver: BaseCheckpointSaver[Any], thread_id: str) -> Thr
     )
 
 
+@checked
 async def thread_messages(saver: BaseCheckpointSaver[Any], thread_id: str) -> list[AnyMessage]:
     """Return the conversation of a thread; empty when the saver does not know it."""
     found = await saver.aget_tuple(thread_config(thread_id))
@@ -173,6 +177,7 @@ def open_questions(found: CheckpointTuple) -> dict[str, Any]:
     return {item.id: item.value for item in asked if not is_wait(item.value)}
 
 
+@checked
 async def waiting_questions(
     saver: BaseCheckpointSaver[Any], *, limit: int = 50
 ) -> dict[str, list[Any]]:
@@ -191,6 +196,7 @@ async def waiting_questions(
     return found
 
 
+@checked
 async def prune_threads(
     saver: BaseCheckpointSaver[Any],
     thread_ids: Sequence[str] | None = None,
@@ -221,16 +227,12 @@ async def prune_threads(
         The threads that were pruned.
 
     Raises:
+        ConfigurationError: There is no such policy, or an argument is of another type.
         ValueError: What the policy needs is missing, or something else is given.
         ThreadBusyError: A named thread is being run.
         PersistenceError: The saver cannot drop histories.
     """
-    if (policy == "older_than") != (older_than is not None):
-        raise ValueError("Give older_than with the policy 'older_than', and only then.")
-    if (policy == "keep") != (keep_turns is not None or keep_checkpoints is not None):
-        raise ValueError(
-            "Give keep_turns or keep_checkpoints with the policy 'keep', and only then."
-        )
+    _check_pruning(policy, older_than, (keep_turns, keep_checkpoints), limit)
     if policy == "keep_latest":
         keep_checkpoints = 1
 
@@ -264,6 +266,20 @@ async def prune_threads(
     return pruned
 
 
+def _check_pruning(
+    policy: str, age: timedelta | None, keep: tuple[int | None, ...], limit: int | None
+) -> None:
+    kept = [number for number in keep if number is not None]
+    if (policy == "older_than") != (age is not None):
+        raise ValueError("Give older_than with the policy 'older_than', and only then.")
+    if (policy == "keep") != bool(kept):
+        raise ValueError(
+            "Give keep_turns or keep_checkpoints with the policy 'keep', and only then."
+        )
+    if min(*kept, 1 if limit is None else limit, 1) < 1 or (age or timedelta()) < timedelta():
+        raise ValueError("Count turns, checkpoints and threads from 1 on; an age is not negative.")
+
+
 async def _drop_usage(saver: BaseCheckpointSaver[Any], older_than: timedelta | None) -> None:
     rows = rows_of(saver)
     if older_than is not None and rows is not None:
@@ -278,6 +294,7 @@ async def _is_old(saver: BaseCheckpointSaver[Any], thread: str, age: timedelta) 
     return time.time() - moment.timestamp() >= age.total_seconds()
 
 
+@checked
 async def fork_thread(
     saver: BaseCheckpointSaver[Any],
     thread_id: str,
@@ -303,6 +320,8 @@ async def fork_thread(
     Raises:
         PersistenceError: There is no such thread or moment, or the name is taken.
     """
+    if not new_thread_id:
+        raise PersistenceError("The copy has no name.", fix="Name it.")
     source = thread_config(thread_id, checkpoint_id=checkpoint_id)
     if await saver.aget_tuple(source) is None:
         raise PersistenceError(

@@ -397,6 +397,24 @@ async def test_threads_are_listed_described_and_pruned(
     assert await list_threads(saver) == []
 
 
+@pytest.mark.parametrize(
+    ("names", "how"),
+    [
+        ("123", {"policy": "delete"}),  # no list of the threads 1, 2 and 3
+        (["1"], {"policy": "drop"}),
+        (["1"], {"policy": "keep", "keep_turns": 0}),
+        (["1"], {"policy": "older_than", "older_than": timedelta(days=-1)}),
+        (["1"], {"policy": "older_than", "older_than": "30d"}),
+    ],
+)
+async def test_what_is_not_understood_prunes_nothing(agent: Any, names: Any, how: Any) -> None:
+    made = agent(checkpointer=InMemorySaver())
+    await made.ask("First", thread="1")
+    with pytest.raises((ConfigurationError, ValueError)):
+        await prune_threads(made.graph.checkpointer, names, **how)
+    assert [item.thread_id for item in await list_threads(made.graph.checkpointer)] == ["1"]
+
+
 async def test_a_fork_goes_on_by_itself_and_repeats_nothing(
     agent: Any, tools: list[Any], step: Any, saver: Any, log: list[str]
 ) -> None:
