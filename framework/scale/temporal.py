@@ -68,6 +68,7 @@ from framework.base.errors import (
 from framework.scale.engine import TURNS, Handler
 from framework.scale.order import StepOrder, TurnOrder
 from framework.scale.turn_workflow import (
+    AT_HAND,
     Begin,
     Order,
     ScheduleWorkflow,
@@ -141,12 +142,14 @@ class TemporalEngine:
             PersistenceError: The server cannot be reached.
         """
         queue, name = TURNS + self._at, _PREFIX + order.thread
-        kept = Order(order.thread, order.run, self._lease_seconds, queue if self._at else "")
+        at = queue if self._at else ""
+        kept = Order(order.thread, order.run, self._lease_seconds, at, at_hand=True)
+        timeout = patience(self._lease_seconds)["heartbeat_timeout"]
         with _reached(self._address):
             try:
                 # Most threads have no workflow at the moment, and to be begun costs the server less.
                 await self._client.start_workflow(
-                    ThreadWorkflow.run, [kept], id=name, task_queue=queue
+                    ThreadWorkflow.run, [kept], id=name, task_queue=queue, task_timeout=timeout
                 )
             except WorkflowAlreadyStartedError:
                 if await self._queue_of(name) not in {queue, None}:
@@ -158,6 +161,7 @@ class TemporalEngine:
                         [],
                         id=name,
                         task_queue=queue,
+                        task_timeout=timeout,
                         start_signal="order",
                         start_signal_args=[kept],
                     )
@@ -383,6 +387,19 @@ class _Desk:
         await self._do(order, lambda: self._handler.turn(order))
 
     @activity.defn
+    async def at_hand(self, thread: str, run: str) -> str:
+        """Do an order where it is looked at; tells why it has to be handed on, if it has."""
+        order = TurnOrder(thread, run)
+        if self._draining.is_set():
+            return "draining"
+        future = self._begin(order, lambda: self._handler.turn(order))
+        if future is None:
+            return "no place"
+        await asyncio.wait({future}, timeout=AT_HAND.total_seconds())
+        failed = _failure(future) if future.done() else TimeoutError()
+        return "" if failed is None else type(failed).__name__
+
+    @activity.defn
     async def step(self, fields: dict[str, str]) -> None:
         order = StepOrder(**fields)
         await self._do(order, lambda: self._handler.step(order))
@@ -400,21 +417,29 @@ class _Desk:
         info = activity.info()
         assert info.heartbeat_timeout is not None
         patience = info.heartbeat_timeout.total_seconds()
-        future = self._under_way.get(order)
+        # Whoever comes after one that is not heard of meets the lease that it left.
+        second = info.attempt == _SECOND
+        future = self._begin(
+            order, lambda: self._after_a_lease(work, patience) if second else work()
+        )
         if future is None:
-            # Of several queues that were asked, more than one may have had an order.
-            if self.is_full(isinstance(order, StepOrder)):
-                raise _given_back("NoPlaceError", _SOON)
-            # Whoever comes after one that is not heard of meets the lease that it left.
-            doing = self._after_a_lease(work, patience) if info.attempt == _SECOND else work()
-            future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(doing, self._home))
-            self._under_way[order] = future
-            future.add_done_callback(lambda ended: self._end(order, ended))
+            raise _given_back("NoPlaceError", _SOON)
         while not (await asyncio.wait({future}, timeout=patience / 4))[0]:
             activity.heartbeat()
         if (failed := _failure(future)) is not None:
             at_once = self._draining.is_set() or future.cancelled()
             raise _given_back(type(failed).__name__, _AT_ONCE if at_once else None)
+
+    def _begin(self, order: Hashable, work: _Work) -> asyncio.Future[None] | None:
+        """Have the worker's loop do the work, unless it does; nothing where there is no place."""
+        if (future := self._under_way.get(order)) is None:
+            # Of several queues that were asked, more than one may have had an order.
+            if self.is_full(isinstance(order, StepOrder)):
+                return None
+            future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._home))
+            self._under_way[order] = future
+            future.add_done_callback(lambda ended: self._end(order, ended))
+        return future
 
     async def _after_a_lease(self, work: _Work, seconds: float) -> None:
         """Do the work as soon as the thread is free; the server's own pauses are longer."""
@@ -485,7 +510,8 @@ class _Slots(CustomSlotSupplier):
 def _worker(
     client: Client, desk: _Desk, queue: str, at: str, name: str, threads: ThreadPoolExecutor
 ) -> Worker:
-    fixed = FixedSizeSlotSupplier(_WORKFLOW_TASKS)
+    # Whoever looks at an order does it at the same time.
+    fixed = FixedSizeSlotSupplier(max(_WORKFLOW_TASKS, desk.concurrency))
     turns = queue == TURNS
     # Places that queues share are asked for in Python, which costs as much as a small activity.
     shared = not turns and desk.step_queues > 1
@@ -494,7 +520,9 @@ def _worker(
         task_queue=queue + at,
         identity=name,
         workflows=[ThreadWorkflow, ScheduleWorkflow] if turns else [],
-        activities=[desk.advance, desk.scheduled, desk.step] if turns else [desk.step],
+        activities=[desk.advance, desk.at_hand, desk.scheduled, desk.step]
+        if turns
+        else [desk.step],
         # What it holds is of ours and imports nothing, so nothing has to be kept from it.
         workflow_runner=UnsandboxedWorkflowRunner(),
         workflow_task_executor=threads,

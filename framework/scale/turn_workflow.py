@@ -14,6 +14,9 @@ from typing import Any
 from temporalio import workflow
 from temporalio.common import RetryPolicy, SearchAttributeKey
 
+AT_HAND = timedelta(minutes=10)
+"""So long whoever looks at an order does it at once, which is one task of the server's instead of three;
+the server hears of it by an entry in the history every now and then, which must not grow for ever."""
 _MOMENT = SearchAttributeKey.for_datetime("TemporalScheduledStartTime")
 
 
@@ -26,12 +29,14 @@ class Order:
         run: The run in the log.
         lease_seconds: How long a worker is waited for that is not heard of.
         queue: The queue of workers that have the thread's database; empty where there is one database.
+        at_hand: Whether the worker that looks at the order may do it itself, before it is handed to any.
     """
 
     thread: str
     run: str
     lease_seconds: float
     queue: str = ""
+    at_hand: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,15 @@ class ThreadWorkflow:
             if workflow.info().is_continue_as_new_suggested():
                 workflow.continue_as_new(self._orders)
             order = self._orders.pop(0)
+            if order.at_hand and not await workflow.execute_local_activity(
+                "at_hand",
+                args=[order.thread, order.run],
+                result_type=str,
+                start_to_close_timeout=2 * AT_HAND,
+                retry_policy=RetryPolicy(maximum_attempts=1),
+                cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+            ):
+                continue
             await workflow.execute_activity(
                 "advance",
                 args=[order.thread, order.run],

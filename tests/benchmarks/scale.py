@@ -37,14 +37,10 @@ anew until it has seen it five times, and that is paid once a process, not once 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _ONE_NODE = [
     part
-    for value in (
-        *(f"matching.numTaskqueue{kind}Partitions=1" for kind in ("Read", "Write")),
-        "system.enableActivityEagerExecution=true",
-    )
-    for part in ("--dynamic-config-value", value)
+    for kind in ("Read", "Write")
+    for part in ("--dynamic-config-value", f"matching.numTaskqueue{kind}Partitions=1")
 ]
-"""A queue has several parts for the sake of several nodes; one node hands its orders around in vain. A
-worker that has a place is given a thread's order with the answer that asks for it, as the guide advises."""
+"""A queue has several parts for the sake of several nodes; one node hands its orders around in vain."""
 _ENDED = (
     "SELECT count(*), count(*) FILTER (WHERE status <> 'completed'), max(ended)"
     " FROM capgraph_runs WHERE ended > 0"
@@ -343,7 +339,7 @@ def told(results: list[Result], options: Any) -> str:
     if any(one.engine for one in results):
         busy += (
             f" Temporal's server is its development server on one node; it keeps what it knows {kept},"
-            " a queue in one part, and activities are handed out eagerly."
+            " and a queue in one part."
         )
     parts = [
         f"{options.turns:,} turns of six steps, one of them with an effect, on {cores} cores that workers,"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import base64
 import signal
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from tests.support.temporal_server import Server
 
 pytestmark = [pytest.mark.service, pytest.mark.may_block]
 ROOT = Path(__file__).parents[3]
+_HANDED_ON = EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED
 _SIGNALED = EventType.EVENT_TYPE_WORKFLOW_EXECUTION_SIGNALED
 HISTORIES = Path(__file__).parent / "histories"
 
@@ -102,7 +104,9 @@ async def test_orders_of_a_thread_are_done_one_after_the_other(
         await engine.submit(TurnOrder(thread, "after"))
         await notes.until(f"w ends {thread} after")
     runs = ["hold1", "r2", "r3", "after"]
-    assert notes == [f"w {did} {thread} {run}" for run in runs for did in ("begins", "ends")]
+    # An order that is done while another one comes may be done again, which finds nothing to do.
+    done = list(dict.fromkeys(notes))
+    assert done == [f"w {did} {thread} {run}" for run in runs for did in ("begins", "ends")]
     assert worker.most == 1
 
 
@@ -111,8 +115,12 @@ async def test_a_thread_that_has_nothing_to_do_has_no_workflow(
 ) -> None:
     async with serving(engine, Scripted("w", notes.append)):
         await engine.submit(TurnOrder(thread, "r"))
-        await client.get_workflow_handle(f"capgraph/{thread}").result()
+        handle = client.get_workflow_handle(f"capgraph/{thread}")
+        await handle.result()
+        history = await handle.fetch_history()
     assert notes[-1] == f"w ends {thread} r"
+    # Whoever looked at it did it, which the server has no activity of.
+    assert not [one for one in history.events if one.event_type == _HANDED_ON]
 
 
 async def test_orders_count_over_all_queues_of_a_worker(
@@ -156,7 +164,7 @@ async def test_what_fails_is_tried_again_and_its_error_stays_here(
         await handle.result()
         history = (await handle.fetch_history()).to_json()
     assert "secret" not in history
-    assert "ValueError" in history
+    assert base64.b64encode(b'"ValueError"').decode() in history
 
 
 async def test_whoever_comes_after_somebody_waits_for_the_lease(
