@@ -16,6 +16,7 @@ from langgraph.checkpoint.base import (
     DeltaChannelHistory,
 )
 
+from framework.langgraph_compat import INTERRUPT
 from framework.stores.held import held_of
 from framework.stores.history import History, since_saved
 from framework.stores.leases import leases_of
@@ -27,6 +28,10 @@ from framework.stores.step_results import step_results_of
 T = TypeVar("T")
 PAGE = 100
 """So many checkpoints are read at once."""
+_ASKED = (
+    "EXISTS (SELECT 1 FROM {writes} AS w WHERE w.thread_id = known.thread_id"
+    f" AND w.checkpoint_ns = '' AND w.checkpoint_id = latest AND w.channel = '{INTERRUPT}')"
+)
 
 
 class GuardedSaver(BaseCheckpointSaver[Any]):
@@ -154,6 +159,7 @@ class GuardedSaver(BaseCheckpointSaver[Any]):
         before: tuple[str, str] | None = None,
         older_than: str | None = None,
         prefix: str = "",
+        asked: bool = False,
     ) -> list[tuple[str, str]]:
         """Name threads with their latest checkpoint, the one that was saved last first.
 
@@ -162,19 +168,20 @@ class GuardedSaver(BaseCheckpointSaver[Any]):
             before: What the last page ended with.
             older_than: Only those whose latest checkpoint comes before this one.
             prefix: Only those whose name begins so.
+            asked: Only those whose latest checkpoint was interrupted.
         """
         # Checkpoint ids begin with the time.
-        having, values = ["1 = 1"], list[Any]()
+        only, values = [_ASKED if asked else "1 = 1"], list[Any]()
         if before is not None:
-            having.append("(MAX(checkpoint_id), thread_id) < (?, ?)")
+            only.append("(latest, thread_id) < (?, ?)")
             values += before[::-1]
         if older_than is not None:
-            having.append("MAX(checkpoint_id) < ?")
+            only.append("latest < ?")
             values.append(older_than)
         _, found = await self._rows.run(
-            "SELECT thread_id, MAX(checkpoint_id) AS latest FROM checkpoints WHERE checkpoint_ns = ''"
-            " AND substr(thread_id, 1, ?) = ?"
-            f" GROUP BY thread_id HAVING {' AND '.join(having)}"
+            "SELECT thread_id, latest FROM (SELECT thread_id, MAX(checkpoint_id) AS latest"
+            " FROM checkpoints WHERE checkpoint_ns = '' AND substr(thread_id, 1, ?) = ?"
+            f" GROUP BY thread_id) AS known WHERE {' AND '.join(only)}"
             " ORDER BY latest DESC, thread_id DESC LIMIT ?",
             (len(prefix), prefix, *values, 2**62 if limit is None else limit),
         )

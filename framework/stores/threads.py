@@ -90,6 +90,7 @@ async def each_thread_id(
     after: str | None = None,
     older_than: timedelta | None = None,
     prefix: str = "",
+    asked: bool = False,
 ) -> AsyncIterator[str]:
     """Name the threads of a saver, the one that was saved last first.
 
@@ -99,6 +100,7 @@ async def each_thread_id(
         after: The thread that the last page ended with.
         older_than: Leave out, where the database can, those that were saved later than so long ago.
         prefix: Only those whose name begins so.
+        asked: Leave out, where the database can, those that were not interrupted.
 
     Raises:
         PersistenceError: There is no thread ``after``.
@@ -112,7 +114,7 @@ async def each_thread_id(
             )
         before = (after, last.checkpoint["id"])
     count = 0
-    while page := await _page(saver, before, older_than, prefix):
+    while page := await _page(saver, before, older_than, prefix, asked):
         for thread, _ in page:
             if limit is not None and count >= limit:
                 return
@@ -181,18 +183,19 @@ def open_questions(found: CheckpointTuple) -> dict[str, Any]:
 async def waiting_questions(
     saver: BaseCheckpointSaver[Any], *, limit: int = 50
 ) -> dict[str, list[Any]]:
-    """Return what people are asked: thread to its open questions, of the threads saved last.
+    """Return what people are asked: thread to its open questions, the one saved last first.
 
     Args:
         saver: An open saver.
-        limit: How many threads are looked at.
+        limit: At most so many threads.
     """
-    found = {}
-    for summary in await list_threads(saver, limit=limit):
-        where: Any = thread_config(summary.thread_id)
-        saved = await saver.aget_tuple(where) if summary.status == "waiting" else None
+    found: dict[str, list[Any]] = {}
+    async for thread in each_thread_id(saver, asked=True):
+        if len(found) == limit:
+            break
+        saved = await saver.aget_tuple(thread_config(thread))
         if saved is not None and (questions := open_questions(saved)):
-            found[summary.thread_id] = list(questions.values())
+            found[thread] = list(questions.values())
     return found
 
 
@@ -342,10 +345,13 @@ async def _page(
     before: tuple[str, str] | None,
     older_than: timedelta | None,
     prefix: str,
+    asked: bool,
 ) -> list[tuple[str, str]]:
     if isinstance(saver, GuardedSaver):
         bound = None if older_than is None else id_at(time.time() - older_than.total_seconds())
-        return await saver.thread_ids(limit=_PAGE, before=before, older_than=bound, prefix=prefix)
+        return await saver.thread_ids(
+            limit=_PAGE, before=before, older_than=bound, prefix=prefix, asked=asked
+        )
     latest: dict[str, str] = {}
     async for item in saver.alist(None):
         place = item.config["configurable"]

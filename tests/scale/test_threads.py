@@ -115,6 +115,8 @@ async def test_answers_are_taken_once_and_wait_for_a_worker(crew: Crew) -> None:
             assert await crew.over(client, thread) == ["completed"]
             assert not await client.answer(thread, question, "approve")
             assert await crew.over(client, thread, other) == ["completed", "waiting"]
+        # Threads that were saved later hide none that waits.
+        assert list(await waiting_questions(client.graph.checkpointer, limit=1)) == [other]
     opened = [line for line in crew.notes() if line.startswith("opened")]
     assert len(opened) == taken[0]
 
