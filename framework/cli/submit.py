@@ -11,7 +11,9 @@ import typer
 
 from configs.errors import ConfigurationError
 from framework.cli.agent import Agent, check_thread_id, new_thread_id
+from framework.cli.exit_codes import ExitCode
 from framework.cli.options import Shared
+from framework.cli.terminal import make_console, say
 
 if TYPE_CHECKING:
     from configs.settings import Settings
@@ -98,6 +100,29 @@ def submit_lines(shared: Shared) -> None:
     if shared.thread is None:
         typer.echo(f"thread {named}", err=True)
     asyncio.run(run())
+
+
+def submit_answers(shared: Shared) -> None:
+    """Ask a person what threads wait for, one after the other; workers go on with the answers."""
+    from framework.cli.questions import ask_all
+    from framework.stores import waiting_questions
+
+    settings, console = shared.settings(), make_console()
+    # A person thinks outside of the loop, so that Ctrl-C ends what is asked.
+    with asyncio.Runner() as runner:
+        opening = shared.open_client(settings)
+        agent, client = runner.run(opening.__aenter__())
+        try:
+            for thread in runner.run(waiting_questions(agent.saver)):
+                asked = runner.run(client.status(thread)).questions
+                say(f"thread {thread}")
+                for name, answer in ask_all(asked, console).items():
+                    if not runner.run(client.answer(thread, name, answer, _caller(settings))):
+                        say("Somebody else has answered it.")
+        except (EOFError, KeyboardInterrupt):
+            raise typer.Exit(ExitCode.WAITING) from None
+        finally:
+            runner.run(opening.__aexit__(None, None, None))
 
 
 async def _submit(

@@ -50,6 +50,10 @@ def test_what_is_typed(crew: Crew) -> None:
     _until(lambda: f"{thread}\tcompleted" in crew.run("threads", "list", engine=False))
     assert json.loads(crew.run("workers", "--json"))["waiting"] == {}
     assert "asks nothing" in crew.run("ask", "--submit", "--thread", thread, "--yes", code=2)
+    crew.run("ask", "--submit", "--thread", f"{thread}2", "--plan", crew.plan(VALVE))
+    _until(lambda: "open_valve" in crew.run("approvals", engine=False))
+    assert f"thread {thread}2\n" in crew.run("approvals", "--submit", text="what?\napprove\n")
+    _until(lambda: len([line for line in crew.notes() if line.startswith("opened")]) == 2)
     assert len(crew.run("chat", "--submit", text="What level?\nAnd now?\n").splitlines()) == 2
     schedule = crew.run("schedule", "add", "0 7 * * *", "What is the level?")
     (kept,) = json.loads(crew.run("schedule", "list", "--json"))

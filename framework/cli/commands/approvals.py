@@ -25,10 +25,14 @@ app = typer.Typer(
 
 
 @app.callback()
-@takes("config", "db", "as_json")
+@takes("config", "db", "submit", "engine", "temporal", "as_json")
 def approvals(context: typer.Context, shared: Shared) -> None:
-    """List what waits for people; standing rules: list, make, revoke."""
-    if context.invoked_subcommand is None:
+    """List what waits for people, or with --submit answer it; standing rules: list, make, revoke."""
+    if context.invoked_subcommand is None and shared.submit:
+        from framework.cli.submit import submit_answers
+
+        submit_answers(shared)
+    elif context.invoked_subcommand is None:
         waiting(shared=shared, limit=50)
     elif shared != Shared():
         raise ConfigurationError(
