@@ -279,6 +279,7 @@ class Services:
         """
         journal, own = self.journal(), view.plan.get("budget") if planned else None
         about: Any = {"kept": journal.durable, "planned": own, "run": run}
+        about["leases"] = journal.leases
         return self.purse.spending(view, journal.rows, **about)
 
     async def budget_left(self) -> dict[str, float]:

@@ -23,6 +23,7 @@ from framework.base.errors import LimitError, ValidationError
 from framework.base.numbers import check_number
 from framework.governance.counters import FAILURES, METRICS, Change, Place, Refusal
 from framework.stores.cells import FOREVER, Cells, MemoryCells, open_cells
+from framework.stores.leases import Holder, Leases
 from framework.telemetry.usage import ModelPricing
 
 Per = Literal["step", "turn", "thread", "user", "tenant"]
@@ -141,6 +142,7 @@ class Budget:
         self._clock = None if clock is None else as_clock(clock)
         self._cells = MemoryCells(_MOST_PLACES) if store is None else open_cells(store)
         self._own_store = store is not None
+        self._leases = Leases(None)
         self._live: set[str] = set()
         self.flights = Flights()
 
@@ -149,12 +151,17 @@ class Budget:
         """What its counters are called where they lie."""
         return "/".join(part for part in (self.per, self.window or "", self.name) if part)
 
-    def counting_in(self, cells: Cells) -> Budget:
-        """Return the same budget with its counters elsewhere, unless it has a store of its own."""
+    def counting_in(self, cells: Cells, leases: Leases | None = None) -> Budget:
+        """Return the same budget with its counters elsewhere, unless it has a store of its own.
+
+        Args:
+            cells: Where.
+            leases: Know which runs on the same database go on.
+        """
         if self._own_store:
             return self
         found = copy.copy(self)
-        found._cells = cells
+        found._cells, found._leases = cells, leases or self._leases
         return found
 
     async def reserve(
@@ -200,9 +207,19 @@ class Budget:
         await made.hold(asked)
         return made
 
-    def open(self, key: str = "", *, resumable: str = "") -> Reservation:
-        """Return a reservation of nothing yet, for parts that take what they need."""
-        return Reservation(self, self._place(key), resumable)
+    def open(
+        self, key: str = "", *, resumable: str = "", thread_id: str | None = None
+    ) -> Reservation:
+        """Return a reservation of nothing yet, for parts that take what they need.
+
+        Args:
+            key: Whose budget.
+            resumable: Names what it is for; see :meth:`reserve`.
+            thread_id: The thread whose run it is for.
+        """
+        held = self._leases.held(thread_id or "")
+        owner = held.holder.owner if held is not None and held.taken else ""
+        return Reservation(self, self._place(key), resumable, owner)
 
     async def left(self, key: str = "") -> dict[str, float]:
         """Return what is left of each limit, reservations taken off."""
@@ -225,7 +242,8 @@ class Budget:
     async def change(self, place: Place, change: Change, resumable: str = "") -> None:
         """Change the counters; bounded by the limits where something is added.
 
-        What a process had reserved for the same and died goes first.
+        What a process had reserved for the same and died goes first; where that is not enough, what
+        runs had reserved that are over, whatever it was for.
 
         Raises:
             BudgetExceededError: They do not hold it.
@@ -237,8 +255,27 @@ class Budget:
             return bool(resumable) and mark.startswith(of_the_same) and mark not in self._live
 
         refusal = await self._turn(place, lambda cell: bounded.apply(cell, stale))
+        if refusal is not None and (left := await self._left_behind(place)):
+            gone = lambda mark: mark in left or stale(mark)  # noqa: E731
+            refusal = await self._turn(place, lambda cell: bounded.apply(cell, gone))
         if refusal is not None:
             raise self._exceeded(place, refusal)
+
+    async def _left_behind(self, place: Place) -> set[str]:
+        """Return the marks of reservations that nobody will give back."""
+        if isinstance(self._cells, MemoryCells):
+            return set()  # of this process, which lives
+        cell = await self._turn(place, lambda cell: (cell, cell))
+        over: dict[Holder, bool] = {}
+        found = set()
+        for mark in {*(cell[1] if cell else ())} - self._live:
+            _, _, owner, process, machine = [*mark.split("|", 4), "", "", ""][:5]
+            holder = Holder(owner, machine, process.replace("-", "|"))
+            if holder not in over:
+                over[holder] = await self._leases.is_over(holder)
+            if over[holder]:
+                found.add(mark)
+        return found
 
     async def note(self, place: Place, change: Change) -> None:
         """Change the counters, whatever the limits say: it has happened."""
@@ -274,13 +311,15 @@ class Budget:
 class Reservation:
     """What was taken of a budget, until it is settled or released; each counts once."""
 
-    def __init__(self, budget: Budget, place: Place, resumable: str = "") -> None:
+    def __init__(self, budget: Budget, place: Place, resumable: str = "", owner: str = "") -> None:
         self.budget, self.place = budget, place
         self._resumable = resumable
         self._base = dict.fromkeys(METRICS, 0)  # what is reserved for the whole of it
         self._open = dict.fromkeys(METRICS, 0)  # what is reserved for parts under way
         self._held = dict.fromkeys(METRICS, 0)
-        self._mark = f"{_short(resumable) if resumable else ''}|{uuid.uuid4().hex[:12]}"
+        # For what it is, by whose run, of which process.
+        self._mark = f"{_short(resumable) if resumable else ''}|{uuid.uuid4().hex[:12]}|{owner}"
+        self._named = isinstance(budget._cells, MemoryCells)
         self._over = False
         self._passing: dict[Part, asyncio.Task[Any] | None] = {}
         self._lock = asyncio.Lock()
@@ -382,6 +421,10 @@ class Reservation:
     ) -> None:
         held = {name: max(base[name], opened[name]) for name in METRICS}
         if held != self._held or any((used or {}).values()) or failed is not None or bounded:
+            if not self._named:
+                machine, process = await self.budget._leases.identity()
+                self._mark += f"|{process.replace('|', '-')}|{machine}"
+                self._named = True
             change = Change(self._mark, held, used or {}, failed)
             if bounded:
                 self.budget._live.add(self._mark)

@@ -39,6 +39,7 @@ from framework.pipeline.job import CURRENT, STOPPED, current_job
 from framework.pipeline.run_config import current_payer, current_runtime
 from framework.state import TurnView
 from framework.stores.cells import cells_of
+from framework.stores.leases import Leases
 from framework.telemetry.accounts import ModelCall, paying, running_accounts
 from framework.telemetry.sinks import current_ids
 from framework.telemetry.usage import ModelPricing, PriceTable, UsageSnapshot
@@ -92,6 +93,7 @@ class Purse:
         rows: Rows | None,
         *,
         kept: bool = True,
+        leases: Leases | None = None,
         planned: Mapping[str, float] | None = None,
         run: str = "",
     ) -> Spending | None:
@@ -101,6 +103,7 @@ class Purse:
             view: The turn.
             rows: The database of the graph's saver.
             kept: Whether a saver keeps the thread; without one each run is a turn of its own.
+            leases: Know which runs on the same database go on.
             planned: What the plan in force may use up besides.
             run: Names the run that stands for a turn, in a graph of one's own that has none.
         """
@@ -109,7 +112,7 @@ class Purse:
             return None
         cells = cells_of(rows) if rows is not None else None
         given = (*self.budgets, *own)
-        budgets = [item.counting_in(cells) if cells else item for item in given]
+        budgets = [item.counting_in(cells, leases) if cells else item for item in given]
         visit = run or _visit(view, kept=kept)
         return Spending(budgets, self.prices, view, rows, self.book, visit=visit)
 
@@ -289,7 +292,7 @@ class Spending:
         subject = self._subjects[budget.per]
         key = f"{subject}/{name}" if budget.per == "step" else subject
         resumable = f"{self._subjects['turn']}/{name}"
-        made = budget.open(key, resumable=resumable)
+        made = budget.open(key, resumable=resumable, thread_id=self._about["thread_id"])
         if asked:
             await made.hold(amounts(asked))
         return made

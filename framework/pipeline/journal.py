@@ -24,7 +24,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from framework.base.errors import PersistenceError
 from framework.base.ports import Rows
 from framework.langgraph_compat import given_to_run
-from framework.stores.leases import leases_of
+from framework.stores.leases import Leases, leases_of
 from framework.stores.records import PAST_LEASE, read_record, write_record
 from framework.stores.rows import rows_of
 from framework.stores.stops import stops_of
@@ -98,6 +98,11 @@ class Journal:
     def rows(self) -> Rows | None:
         """Tables of the project's own beside the threads; ``None`` where there is no database."""
         return rows_of(self._saver) if self._saver is not None else None
+
+    @property
+    def leases(self) -> Leases | None:
+        """Which runs of the saver's database go on."""
+        return leases_of(self._saver) if self._saver is not None else None
 
     @property
     def room(self) -> str:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
+from configs.latest import Latest
 from configs.logger import get_logger
 from framework.base.errors import CapgraphError, PersistenceError, ThreadBusyError
 from framework.base.ports import Rows
@@ -51,6 +52,7 @@ _INSERT = (
 _SELECT = (
     "SELECT owner, machine, process, beat, {now} - beat FROM capgraph_leases WHERE thread_id = ?"
 )
+_AGE = "SELECT beat, {now} - beat FROM capgraph_leases WHERE owner = ?"
 _REPLACE = (
     "UPDATE capgraph_leases SET owner = ?, machine = ?, process = ?, beat = {now}"
     " WHERE thread_id = ? AND owner = ? AND beat = ?"
@@ -154,6 +156,8 @@ class Leases:
         # Machine and process to the beat after which it was found to be silent: all of its leases
         # beat at once. One that is far from it is of another time, or by another clock.
         self._silent: dict[tuple[str, str], float] = {}
+        # Owner to the beat at which it was found late, and when.
+        self._late: Latest[str, tuple[float, float]] = Latest(256)
 
     def follow(self, settings: ScaleSettings) -> None:
         """Keep the times that the settings say."""
@@ -177,7 +181,7 @@ class Leases:
             ThreadBusyError: Another run has the thread.
             PersistenceError: The lease cannot be kept.
         """
-        machine, process = await self._identity()
+        machine, process = await self.identity()
         mine = Lease(thread_id, Holder(uuid.uuid4().hex, machine, process), family)
         with self._lock:
             lease = self._held.setdefault(thread_id, mine)
@@ -303,7 +307,33 @@ class Leases:
         # A beat that lies far ahead is one from before the clock was set back.
         return None if abs(holder.age) > self.ttl_seconds else False
 
-    async def _identity(self) -> tuple[str, str]:
+    async def is_over(self, holder: Holder) -> bool:
+        """Tell whether a run that held something has ended without giving it back.
+
+        It is also over when it has lost its thread. One whose heartbeat is late may beat again, so
+        it has to be found late twice, some beats apart.
+
+        Args:
+            holder: Its lease, as it was then; without an owner only its process is looked at.
+        """
+        machine, process = await self.identity()
+        mine = holder.process == process
+        if holder.machine == machine and not (mine or await self._lives(holder.process)):
+            return True
+        if self._rows is None or not holder.owner or holder.owner in _under_way:
+            return False
+        await self._rows.table(_TABLE)
+        _, found = await self._rows.run(_AGE, (holder.owner,))
+        if not found or abs(found[0][1]) <= self.ttl_seconds:
+            return not found
+        beat, now = found[0][0], self._now()
+        first = self._late.setdefault(holder.owner, (beat, now))
+        if first[0] != beat:
+            self._late[holder.owner] = (beat, now)
+        return first[0] == beat and now - first[1] >= _TRUSTED * self.beat_seconds
+
+    async def identity(self) -> tuple[str, str]:
+        """Return which machine and process this is."""
         known = _process.get(os.getpid())
         return known if known is not None else await _off_loop(this_process)
 

@@ -310,5 +310,5 @@ def _elsewhere(saver: Any, beat: float = 0.1) -> Any:
     async def identity() -> tuple[str, str]:
         return "elsewhere", "1"
 
-    leases._identity = identity  # type: ignore[method-assign]
+    leases.identity = identity  # type: ignore[method-assign]
     return leases

@@ -64,6 +64,24 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield request.getfixturevalue("server").database()
 
 
+def _die(url: str) -> None:
+    asyncio.run(Budget(steps=2, per="user", store=url).reserve("ann", steps=2, resumable="one"))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def test_what_a_killed_process_had_reserved_comes_back_whatever_it_was_for(url: str) -> None:
+    worker = multiprocessing.get_context("spawn").Process(target=_die, args=(url,))
+    worker.start()
+    worker.join()
+    budget = Budget(steps=2, per="user", store=url)
+    assert await budget.left("ann") == {"steps": 0}
+    await budget.reserve("ann", steps=1, resumable="two")
+    other = Budget(steps=2, per="user", store=url)
+    await other.reserve("ann", steps=1, resumable="three")
+    with pytest.raises(BudgetExceededError):  # of those that live nothing is taken
+        await other.reserve("ann", steps=1, resumable="four")
+
+
 def test_200_calls_in_four_processes_are_never_over(store: str) -> None:
     context = multiprocessing.get_context("spawn")
     results = context.Queue()

@@ -20,7 +20,8 @@ from typing_extensions import TypedDict
 from framework import BaseCapability, capability_node
 from framework.base import PersistenceError
 from framework.base.errors import ThreadBusyError
-from framework.stores import leases_of, open_saver
+from framework.stores import leases_of, open_saver, rows_of
+from framework.stores.leases import Holder
 from tests.support.doors import Gauge, soon, status
 
 pytestmark = pytest.mark.may_block
@@ -149,6 +150,25 @@ async def test_a_heart_that_finds_another_owner_stops_the_effects(saver: Any) ->
     with pytest.raises(PersistenceError, match="has taken over"):
         await leases.confirm("1")
     await leases.release(lease)
+
+
+async def test_a_run_of_another_machine_is_over_when_it_stays_late_or_lost_its_thread(
+    saver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leases, now = leases_of(saver), [0.0]
+    monkeypatch.setattr(leases, "_now", lambda: now[0])
+    run = Holder("o", "elsewhere", "1|2")
+    assert await leases.is_over(run), "it gave its thread back"
+    insert = "INSERT INTO capgraph_leases VALUES ('1', 'o', 'elsewhere', '1|2', {now})"
+    rows: Any = rows_of(saver)
+    await rows.run(insert)
+    for beats, wait, over in ((0, 0, False), (100, 0, False), (0, 14, False), (0, 2, True)):
+        now[0] += wait
+        await rows.run(f"UPDATE capgraph_leases SET beat = beat - {beats}")
+        assert await leases.is_over(run) is over, (beats, wait)
+    await rows.run("UPDATE capgraph_leases SET beat = {now}")
+    assert not await leases.is_over(run), "it beats again"
+    assert not await leases.is_over(Holder("", "elsewhere", "1|2")), "nobody can say"
 
 
 async def test_a_lease_is_taken_while_the_default_pool_is_full(

@@ -253,7 +253,7 @@ class SimLeases(Leases):
             if lease.taken and not lease.lost and self._is_sure(lease):
                 yield thread
 
-    async def _identity(self) -> tuple[str, str]:
+    async def identity(self) -> tuple[str, str]:
         return self._process.machine, self._process.name
 
     async def _lives(self, process: str) -> bool:
