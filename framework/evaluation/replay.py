@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +14,8 @@ from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command
 
 from configs.logger import mask_data
-from framework.base.errors import (
-    PersistenceError,
-    ValidationError,
-)
+from framework.base.errors import PersistenceError, ValidationError
+from framework.engine.bind import as_registry
 from framework.evaluation.recording import (
     Cost,
     Recording,
@@ -106,7 +104,7 @@ class Replay:
 
 async def replay(
     recording: Recording,
-    registry: Registry,
+    registry: Registry | Iterable[Any],
     *,
     settings: Settings | None = None,
     model: Any = None,
@@ -121,7 +119,7 @@ async def replay(
 
     Args:
         recording: The turn.
-        registry: What the agent is made of.
+        registry: What the agent is made of: a registry, or capabilities.
         settings: All settings of the agent; the defaults when not given.
         model: As for ``build_graph``: chooses, plans and answers anew. Without one no model is
             called, and choice, plan and answer are the recorded ones.
@@ -141,6 +139,7 @@ async def replay(
         from configs.settings import load_settings
 
         settings = await asyncio.to_thread(load_settings)
+    registry = as_registry(registry)
     anew, works = _anew(recording, registry, from_step), None
     if model is not None:  # what the steps worked on comes out of the recorded plan
         learned = Script(recording, None, registry)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from framework.base.approval_policy import ApprovalPolicy
 from framework.base.errors import CapgraphError, PersistenceError, ValidationError
 from framework.base.plan import ExecutionPlan, plan_key
 from framework.base.ports import Attempt
+from framework.engine.bind import as_registry
 from framework.engine.caller_plan import plan_digest
 from framework.engine.copies import attempt_for
 from framework.langgraph_compat import (
@@ -84,7 +85,7 @@ class _Reading(Journal):
 
 async def check_threads(
     saver: BaseCheckpointSaver[Any],
-    registry: Registry,
+    registry: Registry | Iterable[Any],
     *,
     settings: Settings | None = None,
     store: BaseStore | None = None,
@@ -96,7 +97,7 @@ async def check_threads(
 
     Args:
         saver: Where the threads are.
-        registry: What the new code is made of.
+        registry: What the new code is made of: a registry, or capabilities.
         settings: All settings of the agent; the defaults when not given.
         store: Where standing rules are; not looked at when not given.
         state_schema: As for ``build_graph``.
@@ -113,7 +114,7 @@ async def check_threads(
         from configs.settings import Settings
 
         settings = Settings()
-    schema = StateSchema.of(state_schema)
+    registry, schema = as_registry(registry), StateSchema.of(state_schema)
     know_channels(saver, {name: key.reducer for name, key in schema.keys.items()})
     found: list[Obstacle] = []
     count = 0

@@ -294,7 +294,9 @@ class Budget:
         over = refusal.limit
         limit, used = self.limits[over], value_of(over, refusal.used)
         asked = value_of(over, refusal.asked)
-        whose = f"{self.per} {place.subject!r}" if place.subject else f"the {self.per}"
+        # The name of a turn says nothing to a person, and is another one in a replay.
+        known = place.subject if self.per not in ("turn", "step") else ""
+        whose = f"{self.per} {known!r}" if known else f"the {self.per}"
         more = f", and {asked:g} more would be needed" if asked else ""
         return BudgetExceededError(
             f"The budget of {whose} does not hold it: {over} is limited to {limit:g}"

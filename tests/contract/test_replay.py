@@ -34,7 +34,7 @@ from framework.base import (
 )
 from framework.behaviors import BaseBehavior, CircuitBreakerBehavior, RateLimitBehavior
 from framework.evaluation import Recording, record, replay
-from framework.governance import ApprovalPolicy, QualityGate, QualityLevel
+from framework.governance import ApprovalPolicy, Budget, QualityGate, QualityLevel
 from framework.state import AgentState
 from framework.stores import open_saver
 from framework.testing import FakeClock, ScriptedModel
@@ -127,7 +127,7 @@ async def same(saver: Any, *items: Any, turn: int | None = None, **options: Any)
     RAN.clear()
     recording = await record(saver, "t", turn)
     again = Recording.model_validate_json(recording.model_dump_json())
-    found = await replay(again, registry(*items), **options)
+    found = await replay(again, items, **options)
     assert found.differences == (), found.differences
     assert found.unrecorded == ()
     assert found.same
@@ -430,6 +430,10 @@ async def test_limits_in_the_database_of_the_saver_are_those_of_the_replay(saver
     graph = build_graph(registry(measure), checkpointer=saver, behaviors=limits())
     await graph.ainvoke(said("measure the value"), config())
     await same(saver, measure, behaviors=limits())
+    budget = Budget(steps=1)
+    graph = build_graph([measure], checkpointer=saver, budget=budget)
+    await graph.ainvoke(said("measure twice", READ, {**READ, "context_key": "b"}), config())
+    assert "steps is limited to 1" in str((await same(saver, measure, budget=budget)).end.answer)
 
 
 async def test_a_turn_that_broke_off(saver: Any) -> None:
