@@ -67,7 +67,7 @@ class Copies:
         self._attempt, self._elements, self._spec, self._view = attempt, elements, spec, view
         self._call, self._merge = call, merge
         self._left: dict[int, Envelope] = {}
-        self._signals: list[GraphBubbleUp] = []
+        self._signals: dict[int, GraphBubbleUp] = {}
         self._failures: dict[int, Failure] = {}
         self._began = asyncio.get_running_loop().time()
 
@@ -109,7 +109,7 @@ class Copies:
             for task in under_way:
                 task.cancel()
         if self._signals:
-            raise one_signal(self._signals)
+            raise one_signal([self._signals[place] for place in sorted(self._signals)])
         waiting += sum("question" in envelope for envelope in self._left.values())
         put_off = len(self._left) < len(begun)
         self.more = put_off or (len(begun) < len(todo) and waiting < MOST_AT_ONCE)
@@ -119,7 +119,7 @@ class Copies:
         try:
             envelope = own(self.key(number), await call)
         except GraphBubbleUp as signal:
-            self._signals.append(signal)
+            self._signals[number] = signal
             return
         if not envelope:
             return

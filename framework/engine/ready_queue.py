@@ -150,7 +150,7 @@ class PlanRun:
         self._error: BaseException | None = None
         self._stopping = self._looking = False
         self._control = getattr(current_runtime(), "control", None)
-        self._signals: list[GraphBubbleUp] = []
+        self._signals: dict[int, GraphBubbleUp] = {}
         self._asked: dict[str, str] = {}
         self._running: set[asyncio.Task[Any]] = set()
         self._began = services.clock.monotonic()
@@ -192,7 +192,7 @@ class PlanRun:
             raise self._error
         if self._signals:
             await self._services.journal().write(ASKED, self._asked)
-            raise one_signal(self._signals)
+            raise one_signal([self._signals[place] for place in sorted(self._signals)])
         return [entry for entry in self._found if entry is not None]
 
     def _call_ready(self, keys: Iterable[str]) -> None:
@@ -213,7 +213,7 @@ class PlanRun:
             self._found[place] = self._collect(key, own(key, call.result()))
         except GraphBubbleUp as signal:
             # Steps that do not need this one go on; the signal is raised when they are through.
-            self._signals.append(signal)
+            self._signals[place] = signal
         except BaseException as exc:
             # The run is over: what runs is stopped and nothing else starts.
             self._stopping = True

@@ -221,7 +221,7 @@ class _Run:
         if self._error is not None:
             raise self._error
         if self._signals:
-            raise one_signal(list(self._signals.values()))
+            raise one_signal([self._signals[n] for n in self._nodes if n in self._signals])
         return self._left()
 
     def _body(self, name: str) -> Any:

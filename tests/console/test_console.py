@@ -212,8 +212,8 @@ def test_the_inbox_holds_the_questions_of_all_threads(page: Any, served: Any) ->
     threads = [served.run_plan(plan) for _ in range(2)]
     page.get_by_role("tab", name="Inbox").click()
     inbox = page.get_by_test_id("inbox")
+    inbox.get_by_test_id("question").nth(len(threads) - 1).wait_for()
     for _ in threads:
-        inbox.get_by_test_id("question").first.wait_for()
         before = inbox.get_by_test_id("question").count()
         inbox.get_by_test_id("reject").first.click()
         page.wait_for_function(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -74,6 +75,35 @@ async def test_questions_of_parallel_steps_come_as_one_signal(
     assert sorted(log) == ["a=1", "b=2", "c=3"]
     found = out["capability_context_data"]["GAUGE"]
     assert {key: found[key]["value"] for key in "abc"} == {"a": 1, "b": 2, "c": 3}
+
+
+async def test_questions_come_in_the_order_of_the_plan_and_not_of_who_asks_first(
+    agent: Any, step: Any
+) -> None:
+    @capability_node
+    class Slow(BaseCapability):
+        name = "slow"
+        description = "Ask when another step has asked"
+
+        async def execute(self) -> dict[str, Any]:
+            await asyncio.wait_for(asked.wait(), 30)
+            interrupt("first?")
+            return {}
+
+    @capability_node
+    class Quick(BaseCapability):
+        name = "quick"
+        description = "Ask at once"
+
+        async def execute(self) -> dict[str, Any]:
+            asyncio.get_running_loop().call_later(0.05, asked.set)
+            interrupt("second?")
+            return {}
+
+    asked = asyncio.Event()
+    plan = [step("a", "slow"), step("b", "quick")]
+    out = await agent(Slow, Quick, plans=[plan], checkpointer=InMemorySaver()).ask()
+    assert [entry.value for entry in out["__interrupt__"]] == ["first?", "second?"]
 
 
 async def test_an_approval_and_a_question_of_the_same_step_are_two(
