@@ -24,6 +24,7 @@ from framework.pipeline.failures import raise_failure, refusal
 from framework.pipeline.run_config import current_payer
 from framework.planning.strategies import attached, last_request, system_text
 from framework.state import AgentState, TurnView
+from framework.telemetry.sinks import current_ids
 
 
 @infrastructure_node(quiet=True)
@@ -52,6 +53,7 @@ class BeginTurnNode(BaseInfrastructureNode):
         update["control_turn"] = {"id": opened_by or str(number), "number": number}
         payer = current_payer()
         known = {"user": payer.user_id, "tenant": payer.tenant}
+        known["trace"] = current_ids().get("turn_trace")
         update["control_turn"] |= {name: str(told) for name, told in known.items() if told}
         update["runtime_info"] = {"turn": number, "seconds_used": 0.0}
         update["execution_start_time"] = services.clock.now()

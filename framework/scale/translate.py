@@ -287,7 +287,16 @@ class Translator:
 
 
 _OWN = frozenset(
-    {"event_type", "timestamp", "seq", "run_id", "thread_id", "attempt_id", "trace_id"}
+    {
+        "event_type",
+        "timestamp",
+        "seq",
+        "run_id",
+        "thread_id",
+        "attempt_id",
+        "trace_id",
+        "turn_trace",
+    }
 )
 _DROPPED = frozenset({"TEXT_MESSAGE_CONTENT", "CUSTOM", "ACTIVITY_DELTA"})
 

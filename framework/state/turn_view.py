@@ -76,7 +76,13 @@ class TurnView:
     @cached_property
     def ids(self) -> dict[str, str | None]:
         """The turn and the plan, as events name them."""
-        return {"turn_id": self.turn_id or None, "plan_id": self.plan_id or None}
+        found: dict[str, str | None] = {
+            "turn_id": self.turn_id or None,
+            "plan_id": self.plan_id or None,
+        }
+        if trace := self.turn.get("trace"):  # of the run that began it, in whichever process
+            found["turn_trace"] = str(trace)
+        return found
 
     @property
     def turn_number(self) -> int:
@@ -86,7 +92,7 @@ class TurnView:
 
     @property
     def turn(self) -> Mapping[str, Any]:
-        """What is kept of it: ``id``, ``number``, ``user``, ``tenant``, ``plan`` that opened it, ``asks``."""
+        """What is kept of it: ``id``, ``number``, ``user``, ``tenant``, ``plan`` that opened it, ``asks``, ``trace``."""
         return _mapping(self.state.get("control_turn"))
 
     @property

@@ -28,6 +28,7 @@ from framework.telemetry.sinks import current_ids
 Entry = tuple[str, Mapping[str, Any]]
 RETENTION = timedelta(days=183)
 """How long records are kept when nobody says otherwise."""
+_NOT_KEPT = ("parent_id", "turn_trace")
 _WAITING = 10_000
 _REFUSALS = (LimitError, PolicyError, StoppedError)
 _FACTS = frozenset({"limit", "value", "used", "asked", "name", "key", "retry_after"})
@@ -73,7 +74,7 @@ class Audit:
             self._lost += 1
             return
         known = {name: value for name, value in data.items() if value is not None}
-        about = {name: value for name, value in current_ids().items() if name != "parent_id"}
+        about = {n: value for n, value in current_ids().items() if n not in _NOT_KEPT}
         who = {"by": self._who} if self._who else {}
         self._waiting.append((kind, mask_data({**about, **who, **known})))
 

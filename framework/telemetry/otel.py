@@ -4,8 +4,9 @@ A run is a trace with one root span; called inside a span of the application's, 
 one. Below it stand the plan, its steps, the tries of each, and the
 calls of models and tools; an attempt inside another one stands below that one. Parents come from the
 ids that events carry, never from what happens to be current, so they are right whatever runs side by
-side. A resumed run is a trace of its own that links to the run before it; ``gen_ai.conversation.id``
-and ``capgraph.turn.id`` are the same on both, in whichever process they ran.
+side. A resumed run is a trace of its own that links to the run before it, and in another process to
+the one in which the turn began (of a graph of one's own, which keeps no turns, it has no link there);
+``gen_ai.conversation.id`` and ``capgraph.turn.id`` are the same on both, in whichever process they ran.
 """
 
 from __future__ import annotations
@@ -111,14 +112,17 @@ class OpenTelemetrySink(Fed):
         self._over: Latest[Any, SpanContext] = Latest(2 * _RUNS)
 
     def run_began(self, run_id: str) -> str | None:
-        """Begin a run below the span that is current where it is called; returns its trace's id."""
+        """Begin a run below the span that is current where it is called; returns its span."""
         around = self._trace.get_current_span().get_span_context()
         with self._guard:
             run = self._run(
                 {"run_id": run_id}, _nanoseconds({}), around if around.is_valid else None
             )
             found = run.spans[_ROOT].span.get_span_context()
-        return self._trace.format_trace_id(found.trace_id) if found.is_valid else None
+        if not found.is_valid:
+            return None
+        trace, span = format(found.trace_id, "032x"), format(found.span_id, "016x")
+        return f"00-{trace}-{span}-{found.trace_flags:02x}"
 
     def emit(self, event: Mapping[str, Any] | AgentEvent) -> None:
         """Take up one event."""
@@ -205,9 +209,19 @@ class OpenTelemetrySink(Fed):
             root = run.spans[_ROOT].span
             about = {"gen_ai.conversation.id": run.turn[0], "capgraph.turn.id": run.turn[1]}
             root.set_attributes({name: value for name, value in about.items() if value})
-            if (before := self._over.get(run.turn)) is not None:
+            before = self._over.get(run.turn) or self._elsewhere(event.get("turn_trace"))
+            if before is not None and before.span_id != root.get_span_context().span_id:
                 root.add_link(before, {"capgraph.link": "resumed"})
         return run
+
+    def _elsewhere(self, parent: str | None) -> SpanContext | None:
+        """Read the span of the run in which a turn began, maybe in another process."""
+        if parent is None:
+            return None
+        _, trace, span, flags = parent.split("-")
+        flag = self._trace.TraceFlags(int(flags, 16))
+        found: SpanContext = self._trace.SpanContext(int(trace, 16), int(span, 16), True, flag)
+        return found
 
     def _path(self, run: _Run, event: Mapping[str, Any], now: int) -> list[_Open]:
         """Return the spans that an event is about, the outermost first; open those that are new."""

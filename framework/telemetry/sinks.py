@@ -5,7 +5,7 @@ fit into the queue is counted as lost, and the sink is told how much before the 
 
 Beside ``emit``, a sink may have ``emit_many(events)`` for those that waited together, ``run_ended``
 for the end of a run (with an event of its own, which is on no stream), ``run_began(run_id)``, called
-on the run's own path, which may return the id of the run's trace, and ``fed_by(wait)``, which hands it what waits until all that was sent so far
+on the run's own path, which may return the run's trace, by its id or as ``traceparent``, and ``fed_by(wait)``, which hands it what waits until all that was sent so far
 has reached it. One with ``inline = True`` takes no
 time and is told at once, on the run's own path.
 """
@@ -35,9 +35,10 @@ _MOMENT = 0.25
 _TOGETHER = 500
 IDS = (
     *("run_id", "thread_id", "turn_id", "plan_id", "step_id", "attempt_id", "parent_id"),
-    "trace_id",
+    *("trace_id", "turn_trace"),
 )
-"""What an event may be about; ``parent_id`` is the attempt inside which all this goes on."""
+"""What an event may be about; ``parent_id`` is the attempt inside which all this goes on, and
+``turn_trace`` the span (``traceparent``) of the run in which the turn began."""
 _IDS = frozenset(IDS)
 
 _ids: ContextVar[dict[str, str]] = ContextVar("capgraph_event_ids", default={})  # noqa: B039 - never changed
@@ -195,7 +196,10 @@ class EventDispatcher:
         seq, dispatchers = _run.get() or (itertools.count(1), ())
         if not dispatchers and (name := ids.get("run_id")):
             told = [o._try(o.run_began, name) for o in self._outlets if o.run_began is not None]
-            ids["trace_id"] = next((one for one in told if one is not None), None)
+            trace: str = next((one for one in told if one is not None), None) or ""
+            parts = trace.split("-")
+            ids["trace_id"] = (parts[1] if len(parts) == 4 else trace) or None
+            ids["turn_trace"] = trace if len(parts) == 4 else None
         dispatchers = (self, *dispatchers)
 
         def send(event: dict[str, Any]) -> dict[str, Any]:

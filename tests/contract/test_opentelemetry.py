@@ -237,7 +237,8 @@ async def test_a_further_try_is_a_span_of_its_own(wiring: Wiring) -> None:
     assert SECRET not in "".join(span.to_json() for span in spans)
 
 
-async def test_a_resumed_run_links_to_the_one_before(wiring: Wiring) -> None:
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["", "in another process"])
+async def test_a_resumed_run_links_to_the_one_before(wiring: Wiring, elsewhere: bool) -> None:
     @capability_node
     class Pour(BaseCapability):
         name = "pour"
@@ -248,12 +249,16 @@ async def test_a_resumed_run_links_to_the_one_before(wiring: Wiring) -> None:
         async def execute(self) -> Level:
             return Level(litres=1.0)
 
-    graph = build_graph([Level, Pour], checkpointer=InMemorySaver(), sinks=[wiring.sink])
+    saver = InMemorySaver()
+    graph = build_graph([Level, Pour], checkpointer=saver, sinks=[wiring.sink])
     plan = {"steps": [step("a", "pour"), step("z", "respond")]}
     config: Any = {"configurable": {"thread_id": "1"}}
     out = await graph.ainvoke({**GIVEN, "planning_execution_plan": plan}, config)
     assert "__interrupt__" in out
     [first] = [s for s in await wiring.spans() if s.parent is None]
+    if elsewhere:  # nothing is known of the first run but what the thread keeps
+        wiring = Wiring()
+        graph = build_graph([Level, Pour], checkpointer=saver, sinks=[wiring.sink])
     await graph.ainvoke(Command(resume={"a": {"decision": "approve"}}), config)
     spans = await wiring.spans()
     [second] = [s for s in spans if s.parent is None and s is not first]
