@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from configs.logger import get_logger
 from framework.approvals import PLAN, plan_question
 from framework.base.errors import CapgraphError, PlanError, PolicyError
 from framework.base.plan import ExecutionPlan, PlannedStep
@@ -150,8 +151,18 @@ def _done(view: TurnView, services: Services, turn: str = "") -> list[_Done]:
     found = []
     for entry in [entry for name, entry in view.effects.items() if name.startswith(turn)]:
         spec = services.registry.capabilities.get(entry.get("capability") or "")
-        undo = Undo.of(spec.undo) if spec is not None else None
-        if spec is None or undo is None:
+        # Of a capability that only an agent inside knows, the entry says what undoes it.
+        undo = Undo.of(spec.undo if spec is not None else entry.get("undo"))
+        if undo is None:
+            continue
+        if undo.name not in services.registry.capabilities:
+            get_logger("framework", "undo").warning(
+                "The effect of %s (%s) is not offered to be undone: this graph has no %r. Fix:"
+                " register it with the graph, too.",
+                entry["step"],
+                entry["capability"],
+                undo.name,
+            )
             continue
         keys = {
             kind: key
@@ -160,7 +171,9 @@ def _done(view: TurnView, services: Services, turn: str = "") -> list[_Done]:
         }
         outputs = {kind: view.contexts[kind][key] for kind, key in keys.items()}
         outputs |= entry.get("data") or {}  # of an effect inside a step
-        step = DoneStep(str(entry["step"]), spec.name, entry.get("parameters") or {}, outputs)
+        step = DoneStep(
+            str(entry["step"]), entry["capability"], entry.get("parameters") or {}, outputs
+        )
         found.append(_Done(step, keys, undo))
     return found
 
@@ -171,9 +184,7 @@ def _step(done: _Done, view: TurnView, services: Services) -> PlannedStep:
     Raises:
         PlanError: Its parameters cannot be made.
     """
-    spec = services.registry.capabilities.get(done.undo.name)
-    if spec is None:
-        raise PlanError(f"{done.step.capability!r} is undone by {done.undo.name!r}, which is gone.")
+    spec = services.registry.capabilities[done.undo.name]
     name = "undo_" + done.step.key.replace("[", "_").rstrip("]")
     key, number = name, 1
     taken = {*view.results, *(name for entries in view.contexts.values() for name in entries)}

@@ -29,6 +29,7 @@ from framework.base.ports import (
     TurnGuard,
 )
 from framework.base.spec import QUEUE, CapabilitySpec, InfrastructureSpec
+from framework.base.undo import Undo
 from framework.pipeline import (
     away,
     bound,
@@ -171,7 +172,7 @@ class StepRunner:
         if job.flow is not None:
             record = job.flow.labelled(record, spec, job.labels, door.view)
         if outer is not None:
-            outer.inside |= told_outside(record, outer.key)
+            outer.inside |= told_outside(record, outer.key, Undo.of(spec.undo))
         for labels in record.labels.values():
             hear(labels)
         return record

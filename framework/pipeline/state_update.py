@@ -10,6 +10,7 @@ from langgraph.channels import DeltaChannel
 from langgraph.types import Overwrite
 
 from framework.base.ports import Failure, StepRecord
+from framework.base.undo import Undo
 from framework.state import AgentState, StateSchema, fold_context
 
 _COMBINED = frozenset(
@@ -77,17 +78,19 @@ def with_inside(record: StepRecord, inside: Mapping[str, Any]) -> StepRecord:
     return replace(record, updates={**record.updates, "execution_effects": dict(inside)})
 
 
-def told_outside(record: StepRecord, outer: str) -> dict[str, dict[str, Any]]:
+def told_outside(record: StepRecord, outer: str, undo: Undo | None) -> dict[str, dict[str, Any]]:
     """Return a step's effects for the step around it: their outputs stay in no state.
 
     Args:
         record: What it left behind.
         outer: Key of the step around it.
+        undo: What takes its effect back; a graph around need not know its capability.
     """
     found = effects_of(record)
     if record.effect in found:
         made = {kind: data[key] for kind, data in record.contexts.items() for key in data}
         found[record.effect] |= {"outputs": {}, "data": made}
+        found[record.effect] |= {"undo": undo.name} if undo is not None else {}
     return {name: {**one, "step": f"{outer}_{one['step']}"} for name, one in found.items()}
 
 

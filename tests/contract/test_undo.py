@@ -88,7 +88,8 @@ def turn(agent: Any, step: Any) -> Any:
     return make
 
 
-async def test_effects_inside_of_steps_are_offered_too(agent: Any, step: Any) -> None:
+@pytest.mark.parametrize("known", [True, False], ids=["", "of a capability of the inner ones only"])
+async def test_effects_inside_of_steps_are_offered_too(agent: Any, step: Any, known: bool) -> None:
     house = House()
     book = house.items[-1]
     node = bind([*house.items]).node(book)
@@ -106,7 +107,8 @@ async def test_effects_inside_of_steps_are_offered_too(agent: Any, step: Any) ->
     plan = [step("t", "travel"), step("u", "travel"), step("f", "fail", after=["t", "u"])]
     fail = breaker("fail", CapabilityError("no power"))
     options: dict[str, Any] = {"limits": {"max_parallel": 1}, "checkpointer": InMemorySaver()}
-    it = agent(*house.items, Travel, fail, plans=[plan], **options)
+    items = house.items if known else house.items[:-1]
+    it = agent(*items, Travel, fail, plans=[plan], **options)
     (entry,) = question(await it.ask())["steps"]
     undone = [s["parameters"] for s in entry["parameters"]["steps"] if s["capability"] == "cancel"]
     assert undone == [{"number": number, "nights": 2} for number in (4, 3, 2, 1)]
