@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 
-from framework.agents.text_protocol import instructions, read_text, written
+from framework.agents.text_protocol import instructions, read_text, unreadable, written
+from framework.base.errors import ConfigurationError
 from framework.base.ports import Attempt
 from framework.models.calls import call_model, check_end
 from framework.models.roles import RoleModel
@@ -89,7 +90,15 @@ def _checked(message: AIMessage) -> AIMessage:
     return unreadable(message, "It was empty.")
 
 
-def unreadable(message: AIMessage, why: str) -> AIMessage:
-    """Return a message that says why it cannot be used."""
-    known = {**message.additional_kwargs, "unreadable": why}
-    return message.model_copy(update={"additional_kwargs": known})
+def needed_model(agent: BaseAgent, model: Any) -> Any:
+    """Return an agent's model.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    if not hasattr(model, "ainvoke"):
+        raise ConfigurationError(
+            f"{type(agent).__name__} got {model!r} as its model.",
+            fix="Give a LangChain chat model.",
+        )
+    return model

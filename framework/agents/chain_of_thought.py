@@ -9,9 +9,8 @@ from typing import Any
 from langchain_core.messages import BaseMessage, HumanMessage
 from langgraph.graph import END, START, StateGraph
 
-from framework.agents.asking import Asker
+from framework.agents.asking import Asker, needed_model
 from framework.agents.base import BaseAgent, RunOutput, RunState
-from framework.agents.react import needed_model
 from framework.agents.result import AgentStep, said_in
 from framework.base.checked import checked
 from framework.base.errors import ConfigurationError

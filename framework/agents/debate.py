@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from framework.agents.asking import needed_model
 from framework.agents.result import AgentResult
-from framework.agents.teams import BaseOrchestrator, Work, named, needed
+from framework.agents.teams import BaseOrchestrator, Work, named
 from framework.base.checked import checked
 from framework.base.errors import ConfigurationError
 from framework.selection import BaseRouter
@@ -66,7 +67,7 @@ class DebateOrchestrator(BaseOrchestrator):
         first = next(iter(members.values()), None)
         model = synthesis_gateway or getattr(first, "model", None)
         super().__init__(model, members=members, router=router, **options)
-        needed(self, model)
+        needed_model(self, model)
         if debate_rounds < 0:
             raise ConfigurationError(f"debate_rounds is {debate_rounds}.", fix="Give 0 or more.")
         self.debate_rounds = debate_rounds

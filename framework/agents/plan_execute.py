@@ -12,10 +12,11 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
 
-from framework.agents.asking import Asker
+from framework.agents.asking import Asker, needed_model
 from framework.agents.base import CLEAN, BaseAgent, RunOutput, RunState
-from framework.agents.react import ReActAgent, as_json, at_least, needed_model
+from framework.agents.react import ReActAgent, at_least
 from framework.agents.result import AgentStep
+from framework.agents.text_protocol import as_json
 from framework.base.checked import checked
 from framework.base.errors import ModelError
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import operator
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
@@ -24,10 +23,11 @@ from langgraph.types import Command, Overwrite, Send
 from pydantic import BaseModel
 from pydantic import ValidationError as PydanticValidationError
 
-from framework.agents.asking import Asker
+from framework.agents.asking import Asker, needed_model
 from framework.agents.base import CLEAN, BaseAgent, RunOutput, RunState
 from framework.agents.memory import Memory
 from framework.agents.result import FINAL, AgentStep, said_in
+from framework.agents.text_protocol import as_json
 from framework.agents.tool_calls import tool_node
 from framework.base.checked import checked
 from framework.base.errors import ConfigurationError
@@ -266,32 +266,10 @@ def _refused(call: Any, why: str) -> ToolMessage:
     )
 
 
-def as_json(text: str) -> Any:
-    """Return what a text says in JSON, fenced or not; the text itself where it is none."""
-    try:
-        return json.loads(re.sub(r"^```\w*\s*|\s*```$", "", text.strip()))
-    except ValueError:
-        return text
-
-
 def described(prompt: str, tools: Sequence[Any]) -> str:
     """Return a prompt with the tools in their place; other braces stay what they are."""
     lines = "\n".join(f"- {tool.name}: {tool.description}" for tool in tools)
     return prompt.replace("{tool_descriptions}", lines or "No tools available.")
-
-
-def needed_model(agent: BaseAgent, model: Any) -> Any:
-    """Return an agent's model.
-
-    Raises:
-        ConfigurationError: There is none.
-    """
-    if not hasattr(model, "ainvoke"):
-        raise ConfigurationError(
-            f"{type(agent).__name__} got {model!r} as its model.",
-            fix="Give a LangChain chat model.",
-        )
-    return model
 
 
 def at_least(agent: BaseAgent, least: int, **given: int) -> int:

@@ -10,9 +10,9 @@ from langchain_core.messages import HumanMessage
 from langgraph.graph import END, START, StateGraph
 
 from framework.adapters.task_graph import task_graph
-from framework.agents.asking import Asker
+from framework.agents.asking import Asker, needed_model
 from framework.agents.base import CLEAN, BaseAgent, RunOutput, RunState
-from framework.agents.react import at_least, needed_model
+from framework.agents.react import at_least
 from framework.agents.result import FINAL, AgentStep
 from framework.base.checked import checked
 

@@ -9,7 +9,8 @@ from typing import Any
 from pydantic import AliasChoices, BaseModel, Field
 from pydantic import ValidationError as PydanticValidationError
 
-from framework.agents.teams import BaseOrchestrator, Work, needed, written
+from framework.agents.asking import needed_model
+from framework.agents.teams import BaseOrchestrator, Work, written
 from framework.base.checked import checked
 from framework.base.errors import ModelError
 from framework.base.values import short_text
@@ -86,7 +87,7 @@ class SupervisorOrchestrator(BaseOrchestrator):
         **options: Any,
     ) -> None:
         super().__init__(model, members=agents, router=router, **options)
-        needed(self, model)
+        needed_model(self, model)
         self.agent_descriptions = dict(agent_descriptions or {})
 
     @property

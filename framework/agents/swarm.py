@@ -7,8 +7,9 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from framework.agents.asking import needed_model
 from framework.agents.result import AgentResult
-from framework.agents.teams import BaseOrchestrator, Work, needed, written
+from framework.agents.teams import BaseOrchestrator, Work, written
 from framework.base.checked import checked
 from framework.base.errors import ConfigurationError, ModelError
 from framework.base.values import short_text
@@ -72,7 +73,7 @@ class SwarmOrchestrator(BaseOrchestrator):
         **options: Any,
     ) -> None:
         super().__init__(model, members=agents, router=router, **options)
-        needed(self, model)
+        needed_model(self, model)
         if max_rounds < 1:
             raise ConfigurationError(f"max_rounds is {max_rounds}.", fix="Give 1 or more.")
         self.max_rounds = max_rounds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -116,12 +116,9 @@ class BaseOrchestrator(BaseAgent):
         )
 
     def _by_name(self, done: Sequence[tuple[str, str, AgentResult]]) -> dict[str, AgentResult]:
-        found: dict[str, AgentResult] = {}
-        seen: Counter[str] = Counter()
-        for name, _, result in done:
-            seen[name] += 1
-            found[name if seen[name] == 1 else f"{name}#{seen[name]}"] = result
-        return found
+        return dict(
+            zip(numbered(name for name, _, _ in done), (one for *_, one in done), strict=True)
+        )
 
     @abstractmethod
     async def lead(self, task: str, context: Any, work: Work) -> Any:
@@ -325,27 +322,23 @@ def _step(done: _Done) -> AgentStep:
 
 def named(agents: Iterable[Any]) -> dict[str, Any]:
     """Return agents by their names; of a name that several have, the further ones as ``name#2``."""
-    found: dict[str, Any] = {}
-    seen: Counter[str] = Counter()
-    for agent in agents:
+    found, names = list(agents), []
+    for agent in found:
         known = (getattr(agent, attribute, None) for attribute in ("agent_id", "name", "__name__"))
-        name = next((str(one) for one in known if one), type(agent).__name__)
-        seen[name] += 1
-        found[name if seen[name] == 1 else f"{name}#{seen[name]}"] = agent
-    return found
+        names.append(next((str(one) for one in known if one), type(agent).__name__))
+    return dict(zip(numbered(names), found, strict=True))
 
 
-def needed(team: BaseOrchestrator, model: Any) -> Any:
-    """Return the model of a team that cannot do without.
+def numbered(names: Iterable[str]) -> Iterator[str]:
+    """Yield names; of one that comes again, the further ones as ``name#2``.
 
-    Raises:
-        ConfigurationError: There is none.
+    >>> list(numbered(["a", "b", "a"]))
+    ['a', 'b', 'a#2']
     """
-    if model is None:
-        raise ConfigurationError(
-            f"{type(team).__name__} has no model to lead it.", fix="Give it a chat model."
-        )
-    return model
+    seen: Counter[str] = Counter()
+    for name in names:
+        seen[name] += 1
+        yield name if seen[name] == 1 else f"{name}#{seen[name]}"
 
 
 def written(error: ModelError) -> str:

@@ -79,8 +79,7 @@ def read_text(message: AIMessage, tools: Sequence[Any]) -> AIMessage:
         answer = _FINAL.search(text)
         if answer is None:
             why = "It has neither an action nor a final answer."
-            kwargs = {**message.additional_kwargs, "unreadable": why}
-            return message.model_copy(update={"additional_kwargs": kwargs})
+            return unreadable(message, why)
         return _made(message, _answer(answer["answer"]), text)
     if found["action"].strip().lower() == FINAL.lower():
         return _made(message, _answer(found["input"]), text)
@@ -100,16 +99,23 @@ def _made(message: AIMessage, text: str, told: str, calls: Sequence[Any] = ()) -
     return message.model_copy(update=update)
 
 
-def _unfenced(text: str) -> str:
-    return re.sub(r"^```\w*\s*|\s*```$", "", text.strip())
+def unreadable(message: AIMessage, why: str) -> AIMessage:
+    """Return a message that says why it cannot be used."""
+    known = {**message.additional_kwargs, "unreadable": why}
+    return message.model_copy(update={"additional_kwargs": known})
+
+
+def as_json(text: str) -> Any:
+    """Return what a text says in JSON, fenced or not; the text itself where it is none."""
+    try:
+        return json.loads(re.sub(r"^```\w*\s*|\s*```$", "", text.strip()))
+    except ValueError:
+        return text
 
 
 def _arguments(name: str, text: str, tools: Sequence[Any]) -> dict[str, Any]:
     """Return a call's arguments; what is no object is the one argument of a tool that has one."""
-    try:
-        given = json.loads(_unfenced(text))
-    except ValueError:
-        given = text
+    given = as_json(text)
     if isinstance(given, dict):
         return given
     for tool in tools:
@@ -121,10 +127,7 @@ def _arguments(name: str, text: str, tools: Sequence[Any]) -> dict[str, Any]:
 
 def _answer(text: str) -> str:
     """Return the answer, whether it stands there as text or as ``{"answer": …}``."""
-    try:
-        found = json.loads(_unfenced(text))
-    except ValueError:
-        return text.strip()
+    found = as_json(text.strip())
     if isinstance(found, dict) and set(found) == {"answer"}:
         found = found["answer"]
     return found if isinstance(found, str) else json.dumps(found)

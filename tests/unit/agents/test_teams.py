@@ -156,9 +156,9 @@ async def test_what_members_gave_is_kept_when_the_model_fails_in_the_end() -> No
 
 
 def test_what_cannot_lead_or_work_is_told_at_once() -> None:
-    with pytest.raises(ConfigurationError, match="no model to lead"):
+    with pytest.raises(ConfigurationError, match="got None as its model"):
         SupervisorOrchestrator(None, {"a": Worker("a")})
-    with pytest.raises(ConfigurationError, match="no model to lead"):
+    with pytest.raises(ConfigurationError, match="got None as its model"):
         DebateOrchestrator([Worker("a")])
     with pytest.raises(ConfigurationError, match="no members"):
         SupervisorOrchestrator(scripted(), {}).compile()
