@@ -6,7 +6,6 @@ import asyncio
 import functools
 import inspect
 import json
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -211,7 +210,7 @@ def read_value(text: str | None) -> Any:
         return text
 
 
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_LONGEST = 1e10  # seconds; further back there is no date
 
 
 def read_duration(text: str) -> timedelta:
@@ -223,9 +222,11 @@ def read_duration(text: str) -> timedelta:
     >>> read_duration("2w").days
     14
     """
-    found = re.fullmatch(r"(\d{1,6})([smhdw])", text.strip().lower())
-    if found is None:
+    from framework.planning.waits import seconds_of
+
+    seconds = seconds_of(text.strip().lower())
+    if seconds is None or seconds > _LONGEST:
         raise ConfigurationError(
             f"{text[:40]!r} is no length of time.", fix="Write a number and s, m, h, d or w: 30d."
         )
-    return timedelta(**{_UNITS[found[2]]: int(found[1])})
+    return timedelta(seconds=seconds)
