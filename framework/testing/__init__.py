@@ -9,7 +9,6 @@ from framework.testing.models import ModelCall as ModelCall
 from framework.testing.models import ScriptedModel as ScriptedModel
 from framework.testing.network import NetworkRefusedError as NetworkRefusedError
 from framework.testing.network import loopback_only as loopback_only
-from framework.testing.plans import assert_plan as assert_plan
 from framework.testing.run import CapabilityRun as CapabilityRun
 from framework.testing.run import run_capability as run_capability
 

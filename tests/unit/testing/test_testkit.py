@@ -8,7 +8,7 @@ import pytest
 
 from framework import BaseCapability, CapabilityContext
 from framework.base import CapabilityError, ValidationError, capability_node
-from framework.testing import assert_plan, run_capability, with_faults
+from framework.testing import run_capability, with_faults
 
 pytest_plugins = ["pytester"]
 
@@ -100,57 +100,6 @@ async def test_scripts_of_faults_are_followed_in_order() -> None:
     for _ in range(3):
         with pytest.raises(OSError):
             await run_capability(always)
-
-
-PLAN: dict[str, Any] = {
-    "steps": [
-        {"context_key": "a", "capability": "fetch"},
-        {"context_key": "b", "capability": "fetch", "parameters": {"n": 1}},
-        {"context_key": "c", "capability": "sum", "inputs": [{"DATA": "a"}, {"DATA": "b"}]},
-        {"context_key": "d", "capability": "show", "inputs": [{"SUM": "c"}]},
-        {"context_key": "end", "capability": "respond"},
-    ]
-}
-
-
-def test_a_plan_that_is_as_expected_passes() -> None:
-    assert_plan(
-        {"planning_execution_plan": PLAN},
-        capabilities=["fetch", "fetch", "sum", "show"],
-        before=[("a", "sum"), ("a", "show"), ("b", "c")],
-        parallel=[("a", "b")],
-        inputs={"sum": {"DATA": "b"}, "show": {"SUM": "c"}},
-        parameters={"b": {"n": 1}},
-    )
-
-
-@pytest.mark.parametrize(
-    ("expectation", "words"),
-    [
-        ({"capabilities": ["fetch"]}, "not \\['fetch'\\]"),
-        ({"before": [("show", "sum")]}, "'sum' does not wait for 'show'"),
-        ({"before": [("fetch", "sum")]}, "'fetch' names 2 steps"),
-        ({"parallel": [("a", "show")]}, "do not run in parallel"),
-        ({"inputs": {"show": {"SUM": "x"}}}, "without {'SUM': 'x'}"),
-        ({"parameters": {"b": {"n": 2}}}, "without {'n': 2}"),
-        ({"inputs": {"nobody": {}}}, "'nobody' names no step"),
-    ],
-)
-def test_a_plan_that_differs_says_how(expectation: dict[str, Any], words: str) -> None:
-    with pytest.raises(AssertionError, match=words):
-        assert_plan(PLAN, **expectation)
-
-
-def test_a_plan_can_be_checked_against_a_registry(registry: Any) -> None:
-    registry.register(function)
-    registry.register(Reading)
-    plan = {"steps": [{"context_key": "a", "capability": "function"}]}
-    with pytest.raises(AssertionError, match="CG-P"):
-        assert_plan(plan, registry=registry)
-    plan["steps"].append(
-        {"context_key": "end", "capability": "respond", "inputs": [{"READING": "a"}]}
-    )
-    assert_plan(plan, registry=registry)
 
 
 def test_the_plugin_gives_its_fixtures_to_any_project(pytester: pytest.Pytester) -> None:
