@@ -8,7 +8,6 @@ name is its own, and it imports nothing of capgraph before a fixture is used.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -30,13 +29,6 @@ def fake_clock() -> FakeClock:
     """A clock on which waiting takes no time; give it to ``build_graph(..., clock=...)``."""
     made: FakeClock = _load("framework.testing.clock").FakeClock()
     return made
-
-
-@pytest.fixture
-def no_network() -> Iterator[None]:
-    """Refuse every connection that leaves this machine, and so every hosted model."""
-    with _load("framework.testing.network").loopback_only():
-        yield
 
 
 def _load(module: str) -> Any:

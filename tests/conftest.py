@@ -22,6 +22,7 @@ from framework.selection import Candidate, Selection
 from framework.testing import FakeClock
 from tests.faults.databases import Server as Database
 from tests.faults.databases import postgres
+from tests.support.network import loopback_only
 from tests.support.sweeps import LONG, SEED
 from tests.support.temporal_server import Server, temporal
 
@@ -71,8 +72,10 @@ def _leaks_are_found_in_their_file() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _only_this_machine(no_network: None) -> None:
-    """Apply the kit's fixture to every test."""
+def _only_this_machine() -> Iterator[None]:
+    """Refuse every connection that leaves this machine, and so every hosted model."""
+    with loopback_only():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,6 @@ from framework.testing.faults import FaultyCapability as FaultyCapability
 from framework.testing.faults import with_faults as with_faults
 from framework.testing.models import ModelCall as ModelCall
 from framework.testing.models import ScriptedModel as ScriptedModel
-from framework.testing.network import NetworkRefusedError as NetworkRefusedError
-from framework.testing.network import loopback_only as loopback_only
 from framework.testing.run import CapabilityRun as CapabilityRun
 from framework.testing.run import run_capability as run_capability
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from framework.testing import loopback_only
 from tests.benchmarks.peers import PEERS, Peer, Run, Tally, Work
+from tests.support.network import loopback_only
 
 INSTALL = "not installed: pip install 'capgraph[bench]'"
 

@@ -10,8 +10,9 @@ import pytest
 from blockbuster import BlockingError
 
 from framework.base import capability_node
-from framework.testing import NetworkRefusedError, run_capability
+from framework.testing import run_capability
 from framework.testing.clock import FakeClock
+from tests.support.network import NetworkRefusedError
 
 
 def test_a_foreign_address_is_refused() -> None:

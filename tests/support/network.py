@@ -56,7 +56,7 @@ def loopback_only() -> Iterator[None]:
 
 def _refuse(host: Any) -> None:
     name = host.decode() if isinstance(host, bytes) else str(host)
-    if name in {"localhost", "", "0.0.0.0", "::", socket.gethostname()}:  # noqa: S104 - compared
+    if name in {"localhost", "", "0.0.0.0", "::", socket.gethostname()}:
         return
     try:
         local = ipaddress.ip_address(name.partition("%")[0]).is_loopback
