@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from framework.agents.debate import DebateOrchestrator as DebateOrchestrator
     from framework.agents.discovery import AgentDiscoveryBehavior as AgentDiscoveryBehavior
     from framework.agents.handing_over import handoff as handoff
-    from framework.agents.handing_over import handoff_tool as handoff_tool
     from framework.agents.memory import Memory as Memory
     from framework.agents.pipeline import PipelineOrchestrator as PipelineOrchestrator
     from framework.agents.plan_execute import PlanExecuteAgent as PlanExecuteAgent

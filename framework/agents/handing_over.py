@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from langchain_core.tools import BaseTool, StructuredTool
 from langgraph.types import Command
 
 from framework.base.checked import checked
@@ -33,26 +32,3 @@ def handoff(
         raise ConfigurationError("A handoff to '' goes nowhere.", fix="Name the node that goes on.")
     graph = Command.PARENT if parent else None
     return Command(goto=to, update=dict(update) if update else None, graph=graph)
-
-
-@checked
-def handoff_tool(to: str, description: str = "") -> BaseTool:
-    """Return a tool by which an agent hands over to another node of the graph around it.
-
-    Args:
-        to: Name of the node that goes on; the tool is called ``transfer_to_<name>``.
-        description: When it is to be used.
-
-    >>> handoff_tool("support").name
-    'transfer_to_support'
-    """
-
-    async def transfer() -> Command[Any]:
-        return handoff(to, parent=True)
-
-    return StructuredTool.from_function(
-        coroutine=transfer,
-        name=f"transfer_to_{to}",
-        description=description or f"Hand the conversation over to {to}.",
-        return_direct=True,
-    )

@@ -6,7 +6,6 @@ from framework.state.agent_state import AgentState as AgentState
 from framework.state.agent_state import fitting as fitting
 from framework.state.context_access import ContextTypes as ContextTypes
 from framework.state.context_access import dump_context as dump_context
-from framework.state.context_access import get_context as get_context
 from framework.state.context_access import load_context as load_context
 from framework.state.context_access import summarize as summarize
 from framework.state.keys import FromCaller as FromCaller

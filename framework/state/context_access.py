@@ -200,22 +200,6 @@ def _fits_the_saver(data: Any, where: str, value: Any = None) -> Any:
     return data
 
 
-def get_context(state: Mapping[str, Any], cls: type[CapabilityContext], key: str) -> Any:
-    """Read one context of the state as an object of its type.
-
-    Raises:
-        ValidationError: There is no such entry, or it does not fit.
-    """
-    kind = cls.CONTEXT_TYPE
-    entries = (state.get("capability_context_data") or {}).get(kind, {})
-    if key not in entries:
-        raise ValidationError(
-            f"The state holds no {kind} under {key!r}; it has {sorted(entries)}.",
-            fix="Read the key from the plan's steps, or from execution_step_results.",
-        )
-    return load_context(kind, key, entries[key], {kind: cls})
-
-
 def summarize(kind: str, key: str, data: Any, types: ContextTypes) -> str:
     """Say in words what a stored entry holds."""
     # What has no type is only looked at: no copy of it is needed.

@@ -214,7 +214,6 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]]] = {
     "resume by store": (lambda **k: resumed(s.CheckpointManager(s.InMemoryStateStore()), **k), {}, ("execution_id", "from_step")),
     "memory": (g.Memory, {}, ("window", "max_tokens", "most_facts")),
     "handoff": (g.handoff, {"to": "a"}, ("update",)),
-    "handoff_tool": (g.handoff_tool, {"to": "a"}, ("description",)),
     "agent_card": (a.agent_card, {}, ("url",)),
     "due": (s.due, {"saver": InMemorySaver()}, ("now",)),
     "wake": (wake, {"graph": build_graph([cap], checkpointer=InMemorySaver()), "thread": "1"}, ()),

@@ -24,7 +24,6 @@ from framework.agents import (
     SupervisorOrchestrator,
     SwarmOrchestrator,
     handoff,
-    handoff_tool,
 )
 from framework.base.errors import ConfigurationError, LimitError
 from framework.behaviors import BaseBehavior
@@ -408,10 +407,9 @@ async def _later(value: Any) -> Any:
     return value
 
 
-def test_handing_over_is_a_command_or_a_tool() -> None:
+def test_handing_over_is_a_command() -> None:
     assert handoff("support").goto == "support"
     assert handoff("support", parent=True).graph == Command.PARENT
-    assert handoff_tool("support").name == "transfer_to_support"
 
 
 async def test_a_team_that_writes_only_run_is_complete() -> None:
