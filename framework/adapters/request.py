@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from langchain_core.messages import ToolMessage
+from langgraph.errors import GraphBubbleUp
 
 from framework.base.context import CapabilityContext
+from framework.base.errors import FatalExecutionError, PersistenceError, StoppedError
 from framework.base.plan import PlannedStep
 from framework.base.ports import StepRecord
 from framework.base.spec import CapabilitySpec
@@ -18,6 +20,8 @@ from framework.pipeline.job import LABELS
 
 Contexts = dict[str, dict[str, Any]]
 Schema = dict[str, Any]
+ENDING = (GraphBubbleUp, StoppedError, FatalExecutionError, PersistenceError)
+"""What ends a run, and is the result of none of its parts."""
 _SCALARS = ["string", "number", "boolean", "null"]
 
 
@@ -100,8 +104,14 @@ def services_for(capability: Any, services: Services | None) -> Services:
 
 
 def refusal_of(record: StepRecord) -> str | None:
-    """Return why a step gave nothing that whoever asked for it can use; ``None`` when it did."""
+    """Return why a step gave nothing that whoever asked for it can use; ``None`` when it did.
+
+    Raises:
+        StoppedError: A person, or a rule, stopped the run.
+    """
     if record.error is not None:
+        if record.updates.get("control_is_killed"):
+            raise StoppedError(record.error.message)
         return record.error.message
     if record.plan is not None:
         return f"{record.capability!r} proposed a plan, and here is nobody who would run it."

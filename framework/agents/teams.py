@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from langchain_core.messages import HumanMessage, SystemMessage
 from langgraph.config import get_stream_writer
-from langgraph.errors import GraphBubbleUp
 from langgraph.graph import StateGraph
 from langgraph.runtime import Runtime
 from pydantic import BaseModel
 
+from framework.adapters.request import ENDING
 from framework.adapters.task_graph import TaskGraph, task_graph
 from framework.agents.asking import agent_role
 from framework.agents.base import STEP, BaseAgent, RunOutput, RunState, through_the_door
@@ -24,7 +24,6 @@ from framework.base.checked import checked
 from framework.base.errors import (
     CapgraphError,
     ConfigurationError,
-    FatalExecutionError,
     Malformed,
     ModelError,
 )
@@ -158,7 +157,7 @@ class BaseOrchestrator(BaseAgent):
             work = Work(self, graphs)
             try:
                 output = await self.lead(state["task"], runtime.context, work)
-            except (GraphBubbleUp, FatalExecutionError):
+            except ENDING:
                 raise
             except CapgraphError as exc:
                 work.wrong.append(str(exc))
@@ -273,7 +272,7 @@ class Work:
         try:
             found = await self._graphs[name].ainvoke({"task": text}, context=context)
             return AgentResult.of({"output": None, **found}).to_plain()
-        except (GraphBubbleUp, FatalExecutionError):
+        except ENDING:
             raise
         except Exception as exc:
             told = str(exc) or type(exc).__name__

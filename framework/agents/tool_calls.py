@@ -12,13 +12,17 @@ from langgraph.prebuilt import ToolNode
 from langgraph.prebuilt.tool_node import ToolCallRequest
 
 from framework.adapters.as_tools import as_tool
-from framework.adapters.request import labels_heard, labels_told, output_of, request_of
+from framework.adapters.request import (
+    ENDING,
+    labels_heard,
+    labels_told,
+    output_of,
+    refusal_of,
+    request_of,
+)
 from framework.adapters.tools import tool_capability
 from framework.base.errors import (
     ConfigurationError,
-    FatalExecutionError,
-    PersistenceError,
-    StoppedError,
 )
 from framework.base.ports import StepRecord
 from framework.base.spec import CapabilitySpec
@@ -112,9 +116,7 @@ async def _attempted(
 
 
 def _observed(call: Any, record: StepRecord) -> ToolMessage:
-    if record.updates.get("control_is_killed") and record.error is not None:
-        raise StoppedError(record.error.message)
-    if (why := record.error.message if record.error is not None else record.skipped) is not None:
+    if (why := refusal_of(record)) is not None:
         return _message(call, f"Tool error: {why}", "error")
     found = output_of(record)
     text = found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
@@ -125,11 +127,7 @@ def _message(call: Any, text: str, status: Any) -> ToolMessage:
     return ToolMessage(text, tool_call_id=call["id"], name=call["name"], status=status)
 
 
-_ENDING = (StoppedError, FatalExecutionError, PersistenceError)
-"""What ends the run, and is no observation."""
-
-
 def _told(error: Exception) -> str:
-    if isinstance(error, _ENDING):
+    if isinstance(error, ENDING):
         raise error
     return f"Tool error: {error}"

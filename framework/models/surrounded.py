@@ -49,7 +49,8 @@ def surrounded(role: RoleModel) -> BaseChatModel:
                 return AIMessage(answer if isinstance(answer, str) else str(answer))
             return answer
 
-        return await call_model(role, model._convert_input(given).to_messages(), send, read)
+        # What hooks put in its place comes from outside of what read it.
+        return read(await call_model(role, model._convert_input(given).to_messages(), send, read))
 
     class Surrounded(type(model)):  # type: ignore[misc]  # the class is known when it runs
         is_surrounded: ClassVar[bool] = True

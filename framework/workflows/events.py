@@ -9,14 +9,14 @@ from functools import partial
 from typing import Any, NotRequired
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.errors import GraphBubbleUp
 from langgraph.types import Checkpointer
 from typing_extensions import TypedDict
 
 from configs.logger import get_logger
+from framework.adapters.request import ENDING
 from framework.base.awaiting import awaited
 from framework.base.checked import checked
-from framework.base.errors import ConfigurationError, FatalExecutionError, ValidationError
+from framework.base.errors import ConfigurationError, ValidationError
 from framework.engine.envelopes import as_task, hearing, side_by_side
 from framework.engine.services import Services
 from framework.engine.sync_graph import compiled, one_node
@@ -221,7 +221,7 @@ async def _handled(handler: Handler, event: WorkflowEvent) -> Plain:
         events = list(gave) if several else [gave] if gave is not None else []
         if odd := [one for one in events if not isinstance(one, WorkflowEvent)]:
             return failed(f"a handler gave {odd[0]!r}, which is no WorkflowEvent")
-    except (GraphBubbleUp, FatalExecutionError):
+    except ENDING:
         raise
     except Exception as exc:
         return failed(str(exc) or type(exc).__name__)

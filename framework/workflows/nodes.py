@@ -15,13 +15,13 @@ from langgraph.errors import GraphBubbleUp
 from langgraph.types import Checkpointer
 from typing_extensions import TypedDict
 
+from framework.adapters.request import ENDING
 from framework.adapters.task_graph import TaskGraph, task_graph
 from framework.base.awaiting import awaited
 from framework.base.checked import checked
 from framework.base.errors import (
     CapgraphError,
     ConfigurationError,
-    FatalExecutionError,
     ValidationError,
 )
 from framework.base.ports import Agent
@@ -273,7 +273,7 @@ async def run_node(
         mapped = {
             name: _field(node, source, output, more) for source, name in node.outputs_map.items()
         }
-    except (GraphBubbleUp, FatalExecutionError):
+    except ENDING:
         raise
     except Exception as exc:
         return failed(str(exc) or type(exc).__name__)

@@ -171,6 +171,29 @@ async def test_rules_of_the_services_act_about_single_calls(
     assert PAID["Ann"] == tries
 
 
+@pytest.mark.parametrize("kind", ["workflow", "team", "tool"])
+async def test_a_rule_that_stops_ends_what_the_step_is_part_of(kind: str) -> None:
+    @capability_node
+    async def breaks() -> str:
+        """Break."""
+        raise CapabilityError("The till is shut.")
+
+    failed = PolicyRule("enough", AgentFailed(), [PolicyActionData("abort_phase")])
+    services = bind([breaks, once()], policies=PolicyEngine([failed]))
+    states: dict[str, Any] = {"a": breaks, "b": once()}
+    rules: dict[str, Any] = {"a": [(lambda found: not found.success, "b")]}
+    works: dict[str, Any] = {
+        "workflow": StateMachineWorkflow(states, rules, "a", services=services),
+        "team": PipelineOrchestrator([breaks, once()], services=services),
+        "tool": as_tool(breaks, services),
+    }
+    given: Any = {} if kind == "tool" else {"task": "Ann"}
+    work = works[kind] if kind == "tool" else works[kind].compile()
+    with pytest.raises(StoppedError, match="The rule 'enough' stopped"):
+        await work.ainvoke(given)
+    assert PAID == {}
+
+
 async def test_guards_of_the_services_stand_around_tools() -> None:
     guard = GuardrailBehavior(rules=[GuardrailRule("not_ann", blocked_words=["ann"])])
     services = bind([once()], behaviors=[guard])

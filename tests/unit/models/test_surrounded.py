@@ -63,9 +63,13 @@ async def test_behaviours_of_the_role_are_around_a_capabilitys_own_calls() -> No
     assert len(first.calls) == 2
 
 
-async def test_another_model_takes_its_place() -> None:
+@pytest.mark.parametrize(
+    "instead",
+    [{"models": [ScriptedModel(responses=["The other one."])]}, {"default": "The other one."}],
+)
+async def test_something_else_takes_its_place(instead: Any) -> None:
     broken = ScriptedModel(responses=[ConnectionError("gone")])
-    other = FallbackBehavior(models=[ScriptedModel(responses=["The other one."])])
+    other = FallbackBehavior(**instead)
     out = await ran({"capability": {"model": broken, "behaviors": [other]}})
     assert "The other one." in said(out)
 
