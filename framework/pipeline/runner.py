@@ -13,6 +13,7 @@ from framework.base.clock import use_clock
 from framework.base.errors import (
     CapabilityError,
     ConfigurationError,
+    ErrorSeverity,
     FatalExecutionError,
 )
 from framework.base.ports import (
@@ -78,6 +79,8 @@ STANDS_AROUND: dict[Kind, str] = {
 }
 """What may stand in the attribute ``stands_around`` of a behaviour; all of it where it has none."""
 
+_MAY_CHANGE = ("observe", "screen")
+_SHOWN = ("capability", "key", "inputs", "parameters", "values")
 _T = TypeVar("_T")
 
 if TYPE_CHECKING:
@@ -331,10 +334,30 @@ def in_parts(given: Iterable[Any]) -> tuple[Any, ...]:
 
 async def _around(job: Job, attempt: Attempt, *, middleware: Middleware, inner: Inner) -> Any:
     async def call_next(changed: Attempt | None = None) -> Any:
+        if changed is not None and changed is not attempt:
+            _check_change(middleware, attempt, changed)
         return await inner(job, changed if changed is not None else attempt)
 
     with standing_in(job), use_clock(job.equipment.clock):
         return await middleware.around(attempt, call_next)
+
+
+def _check_change(middleware: Middleware, attempt: Attempt, changed: Attempt) -> None:
+    """Make sure that what a person was shown is what runs.
+
+    Raises:
+        CapabilityError: It would be something else.
+    """
+    fixed = ("capability", "key") if middleware.stage in _MAY_CHANGE else (*_SHOWN, "step")
+    pairs = ((name, getattr(changed, name), getattr(attempt, name)) for name in fixed)
+    if told := [name for name, new, old in pairs if new is not old and new != old]:
+        raise CapabilityError(
+            f"{middleware!r} (stage {middleware.stage}) changed {', '.join(told)} of"
+            f" {attempt.key!r}.",
+            fix="Change the step at 'observe' or what it works with at 'screen': what leaves that"
+            " stage is what is shown, agreed to and run. Another capability is another step.",
+            severity=ErrorSeverity.CRITICAL,
+        )
 
 
 async def _around_record(

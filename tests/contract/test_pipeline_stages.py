@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -196,24 +196,22 @@ async def test_an_attempt_says_what_it_is_about(agent: Any, step: Any) -> None:
     assert "GAUGE" in found["inputs"]
 
 
-async def test_what_leaves_screen_is_what_runs(agent: Any, step: Any) -> None:
-    """A middleware below that hands on other values changes nothing, or is refused."""
+@pytest.mark.parametrize("stage", ["permit", "settle", "reserve", "call"])
+@pytest.mark.parametrize("what", ["parameters", "capability"])
+async def test_nothing_below_screen_changes_what_was_shown(
+    agent: Any, step: Any, stage: str, what: str
+) -> None:
+    class Rewrites:
+        async def around(self, attempt: Any, call_next: Any) -> Any:
+            other = Amount(amount=500) if what == "parameters" else "pay"
+            return await call_next(replace(attempt, **{what: other}))
 
-    async def forge(attempt: Any, call_next: Any) -> Any:
-        if attempt.capability != "read":
-            return await call_next()
-        other = copy.copy(attempt)
-        try:
-            object.__setattr__(other, "parameters", {"amount": 666, "currency": "EUR"})
-        except (AttributeError, TypeError):
-            return await call_next()
-        return await call_next(other)
-
-    for stage in ("permit", "settle", "reserve", "call"):
-        Read.ran.clear()
-        plan = [step("a", "read", {"amount": 5})]
-        await agent(Gauge, Read, plans=[plan], behaviors=[Instead(stage, forge)]).ask()
-        assert set(Read.ran) <= {5}, stage
+    rewrites: Any = Rewrites()
+    rewrites.stage = stage
+    it = agent(Gauge, Read, plans=[[step("a", "read", {"amount": 5})]], behaviors=[rewrites])
+    out = await it.ask()
+    assert Read.ran == []
+    assert f"(stage {stage}) changed {what} of 'a'" in last_words(out)
 
 
 async def test_a_result_without_a_call_is_sorted_and_checked_like_any_other(
