@@ -274,48 +274,62 @@ _STORED = (
 )
 
 
-async def thread_length(turns: int = 200, rounds: int = 20) -> dict[str, float]:
-    """A turn of three steps on a long thread against one on a thread of two, everything kept."""
-    graph_of = programs.build_graph
-    counter = itertools.count()
-    times: dict[str, list[float]] = {"short": [], "long": []}
-    sizes: dict[str, list[float]] = {"short": [], "long": []}
-    with tempfile.TemporaryDirectory() as folder:
-        async with open_saver(f"sqlite:///{folder}/threads.sqlite") as saver:
-            graph = graph_of(
-                programs.chain_registry("x" * 300),
-                checkpointer=saver,
-                settings=programs.load_settings(),
-            )
+async def thread_length(turns: int = 150, rounds: int = 100) -> dict[str, Any]:
+    """A turn on a long thread against one on a thread of two, everything kept.
 
-            async def turn(thread: str) -> None:
+    From turn to turn it differs how long ago the thread was saved as a whole. A hundred turns have
+    all of it, and what saving it takes.
+    """
+    counter = itertools.count()
+    config = {"configurable": {"thread_id": ""}}
+    registry = programs.chain_registry("x" * 300)
+    with tempfile.TemporaryDirectory() as folder:
+        async with (
+            open_saver(f"sqlite:///{folder}/threads.sqlite") as saver,
+            AsyncSqliteSaver.from_conn_string(f"{folder}/bare.sqlite") as bare,
+        ):
+            settings = programs.load_settings()
+            graph = programs.build_graph(registry, checkpointer=saver, settings=settings)
+            chat = programs.chat(bare)
+
+            async def three_steps(thread: str) -> None:
                 plan = [
                     programs.step(f"t{next(counter)}", "link", expected_output="VALUE")
                     for _ in range(3)
                 ]
-                await graph.ainvoke(
-                    {"messages": [("user", "work")], "planning_execution_plan": {"steps": plan}},
-                    {"configurable": {"thread_id": thread}},
-                    durability="sync",
-                )
+                given = {"messages": [("user", "work")], "planning_execution_plan": {"steps": plan}}
+                config["configurable"]["thread_id"] = thread
+                await graph.ainvoke(given, config, durability="sync")
 
-            async def measured(kind: str, thread: str) -> None:
-                before = await _stored(saver)
-                times[kind].append(await _timed(turn(thread)))
-                sizes[kind].append(await _stored(saver) - before)
+            async def answer(thread: str) -> None:
+                config["configurable"]["thread_id"] = thread
+                await chat.ainvoke({"messages": [("user", "work")]}, config, durability="sync")
 
-            for _ in range(turns):
-                await turn("long")
-            for number in range(rounds):
-                for _ in range(2):
-                    await turn(f"short {number}")
-                await measured("short", f"short {number}")
-                await measured("long", "long")
-    ratio = {
+            ours = await _by_length(three_steps, saver, turns, rounds)
+            by_hand = await _by_length(answer, bare, turns, rounds)
+    return {"turns": turns, "until": turns + rounds, **ours, "by_hand": by_hand}
+
+
+async def _by_length(turn: Any, saver: Any, turns: int, rounds: int) -> dict[str, float]:
+    times: dict[str, list[float]] = {"short": [], "long": []}
+    sizes: dict[str, list[float]] = {"short": [], "long": []}
+
+    async def measured(kind: str, thread: str) -> None:
+        before = await _stored(saver)
+        times[kind].append(await _timed(turn(thread)))
+        sizes[kind].append(await _stored(saver) - before)
+
+    for _ in range(turns):
+        await turn("long")
+    for number in range(rounds):
+        for _ in range(2):
+            await turn(f"short {number}")
+        await measured("short", f"short {number}")
+        await measured("long", "long")
+    return {
         "time": statistics.median(times["long"]) / statistics.median(times["short"]),
         "bytes": statistics.fmean(sizes["long"]) / statistics.fmean(sizes["short"]),
     }
-    return {"turns": turns, **ratio}
 
 
 async def _stored(saver: Any) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from langchain_core.tools import StructuredTool
-from langgraph.graph import START, StateGraph
+from langgraph.graph import START, MessagesState, StateGraph
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
@@ -174,6 +174,18 @@ async def run_by_hand(graph: Any, steps: int, saver: Any = None, thread: str = "
         {"configurable": {"thread_id": thread}, "recursion_limit": 10 * steps + 100},
         durability="sync" if saver else None,
     )
+
+
+def chat(saver: Any) -> Any:
+    """A node that answers, on bare LangGraph."""
+
+    async def respond(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [("ai", "Done. " * 20)]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("respond", respond)
+    graph.add_edge(START, "respond")
+    return graph.compile(checkpointer=saver)
 
 
 def wait_registry(rows: Sequence[float] = ()) -> Registry:

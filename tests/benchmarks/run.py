@@ -110,11 +110,13 @@ def rows_of(found: dict[str, Any]) -> list[tuple[str, str, str, str]]:
         )
     )
     length = found["thread_length"]
+    by_hand = length["by_hand"]
     rows.append(
         (
-            f"turn of a thread of {length['turns']} turns / of 2 turns (SQLite, all kept)",
+            f"turn of a thread of {length['turns']} to {length['until']} turns / of 2 turns"
+            " (SQLite, all kept)",
             f"time {length['time']:.2f}, bytes {length['bytes']:.2f}",
-            "",
+            f"time {by_hand['time']:.2f}, bytes {by_hand['bytes']:.1f}",
             "at most 1.3",
         )
     )
@@ -189,7 +191,7 @@ async def collect(quick: bool, only: str) -> dict[str, Any]:
             "flat_1k": await measure.flatness(1_000, steps),
             "flat_100k": await measure.flatness(100_000, steps),
             "threads": await measure.many_threads(100 if quick else 1000),
-            "thread_length": await measure.thread_length(rounds=10 if quick else 50),
+            "thread_length": await measure.thread_length(rounds=10 if quick else 100),
             "build": measure.build_seconds(),
             "cold_import": measure.cold_import(3 if quick else 10),
             "cold_start": measure.cold_start(3 if quick else 10),
