@@ -6,6 +6,7 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -192,7 +193,8 @@ def _problems(message: str, fix: str, problems: Sequence[Problem] = ()) -> PlanP
 
 
 async def _judged(plan: ExecutionPlan, view: TurnView, services: Services) -> Verdict:
-    verdicts = [await awaited(policy.review(plan, view)) for policy in services.plan_policies]
+    shown = ((policy, deepcopy(plan)) for policy in services.plan_policies)
+    verdicts = [await awaited(policy.review(plan, view)) for policy, plan in shown]
     if asks := view.turn.get("asks"):  # of guards, about what opened the turn
         verdicts.append(Verdict("ask", list(asks)))
     verdict = weighed(verdicts, "the plan")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -172,7 +173,8 @@ async def judge(policies: Any, step: PlannedStep, view: Any) -> Verdict:
     Raises:
         PolicyError: One of them refuses; the message has all their reasons.
     """
-    verdicts = [await awaited(policy.decide(step, view)) for policy in policies]
+    # A copy each: whoever judges changes nothing.
+    verdicts = [await awaited(policy.decide(deepcopy(step), view)) for policy in policies]
     return weighed(verdicts, f"the step {step.get('context_key')!r} ({step.get('capability')})")
 
 

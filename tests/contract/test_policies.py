@@ -366,3 +366,16 @@ async def test_policies_hold_in_a_graph_of_ones_own(tools: list[Any], ran: list[
     assert "closed" in said
     assert out is None or not out.get("capability_context_data")
     assert ran == []
+
+
+async def test_who_judges_changes_nothing(desk: Any, step: Any, ran: list[str]) -> None:
+    def more(plan: Any) -> str:
+        plan["steps"].insert(0, step("z", "pay"))
+        return "allow"
+
+    def other(judged: Any) -> str:
+        judged["capability"] = "nothing"
+        return "allow"
+
+    out = await desk(Plans(more), Steps(other, ran)).ask()
+    assert (status(out), ran) == ("completed", ["a", "b"])
