@@ -95,6 +95,9 @@ def test_a_thread_is_shown_without_content(asked):
     for content in ("Miller", "secret", "dear"):
         assert content not in out
     assert asked("audit", "show", "other", "--db", "t.db")[1] == ""
+    assert asked("stop", "t1", "--db", "t.db")[0] == 0
+    assert asked("ask", "Send, please", "--db", "t.db", "--thread", "t1", "-q")[0] != 0
+    assert "code=CG-STOPPED" in asked("audit", "show", "t1", "--db", "t.db")[1]
 
 
 def test_an_empty_database_holds(capgraph):

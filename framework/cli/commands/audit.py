@@ -23,7 +23,10 @@ T = TypeVar("T")
 app = typer.Typer(
     name="audit", help="Check, export and show the audit of a database.", no_args_is_help=True
 )
-_SHOWN = ("step", "capability", "effect", "status", "decision", "model", "about", "author")
+_SHOWN = [
+    *("step", "capability", "tool", "effect", "status", "guard", "decision", "refused", "code"),
+    *("model", "about", "author"),
+]
 _COLUMNS = ("seq", "at", "kind", "thread_id", "data", "prev", "hash")
 
 
