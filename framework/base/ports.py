@@ -696,6 +696,13 @@ class Sender(Protocol):
     def serves(self, queue: str) -> bool:
         """Tell whether this very process takes the orders of a queue."""
 
+    async def is_sent(self, name: str) -> bool:
+        """Tell whether a step was sent before, by whoever had its turn.
+
+        Args:
+            name: Names it, the same wherever its turn goes on.
+        """
+
     async def send(
         self,
         name: str,

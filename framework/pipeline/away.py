@@ -42,8 +42,7 @@ async def away(job: Job, attempt: Attempt, inner: Inner, queue: str) -> Result:
         inner: The try.
         queue: The capability's queue.
     """
-    sender = job.equipment.sender
-    if sender is None or attempt.given is not None or sender.serves(queue):
+    if await _runs_here(job, attempt, queue):
         here: Result = await inner(job, attempt)
         return here
     job.failure = None
@@ -54,6 +53,17 @@ async def away(job: Job, attempt: Attempt, inner: Inner, queue: str) -> Result:
         raise
     except Exception as exc:
         return await failed_record(job, attempt, exc)
+
+
+async def _runs_here(job: Job, attempt: Attempt, queue: str) -> bool:
+    sender, journal = job.equipment.sender, job.door.ledger.journal
+    if sender is None or attempt.given is not None:
+        return True
+    if not sender.serves(queue):
+        return False
+    # Whoever had the turn before may have sent it: then it runs elsewhere, or has ended.
+    is_kept = journal.durable and not journal.is_lent
+    return not (is_kept and await sender.is_sent(_name(job, attempt)))
 
 
 async def _taken(job: Job, attempt: Attempt, found: Mapping[str, Any]) -> Result:

@@ -61,11 +61,7 @@ async def run_sent(
         PersistenceError: Nothing that the step did could be reported.
     """
     view, about = view_of(request), request["attempt"]
-    spec = runner.equipment.registry.capabilities.get(about["capability"])
-    if spec is None:
-        unknown = f"A worker was given a step of {about['capability']!r}, which it does not know."
-        fix = "Start the workers of its queue with the configuration of those that run the turns."
-        return refused(CapabilityError(unknown, fix=fix))
+    spec = runner.equipment.registry.capabilities[about["capability"]]
     name, new, mine = request["claim"] or ("", False, False)
     ledger = EffectLedger(
         journal,

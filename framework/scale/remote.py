@@ -74,6 +74,10 @@ class Steps:
 
     # --- where the turn runs --------------------------------------------------------------
 
+    async def is_sent(self, name: str) -> bool:
+        """Tell whether a step was sent before, by whoever had its turn."""
+        return await self._results.is_there(name)
+
     async def send(
         self,
         name: str,
@@ -196,12 +200,22 @@ class Steps:
 
         Raises:
             ThreadBusyError: Another worker runs it.
-            PersistenceError: What came of it cannot be kept.
+            PersistenceError: What came of it cannot be kept, or a worker that knows its capability
+                has to run it.
         """
         lease = await self._leases.take(lease_of(order.id))
         try:
             begun = await self._results.begin(order.id)
             if begun is not None:
+                name = begun.request["attempt"]["capability"]
+                if name not in self._graph.services.registry.capabilities:
+                    # One of another version may.
+                    await self._results.leave(order.id)
+                    raise PersistenceError(
+                        f"This worker does not know the capability {name!r}.",
+                        fix="Start the workers of its queue with the configuration of those that"
+                        " run the turns.",
+                    )
                 await self._run(order.id, begun, lease)
         finally:
             await self._leases.release(lease)

@@ -198,6 +198,12 @@ class StepResults:
                 ends_the_run=True,
             )
 
+    async def is_there(self, step_id: str) -> bool:
+        """Tell whether anything is kept of a step."""
+        await self._rows.table(_STEPS)
+        statement = "SELECT 1 FROM capgraph_steps WHERE step_id = ?"
+        return bool((await self._rows.run(statement, (step_id,)))[1])
+
     async def look(self, step_id: str) -> Seen:
         """Return how far a step is.
 
@@ -268,6 +274,11 @@ class StepResults:
             return None
         _, thread_id, request, seconds, told, *_ = found[0]
         return Begun(thread_id, self._unpacked(request), seconds, int(told))
+
+    async def leave(self, step_id: str) -> None:
+        """Say that a worker has not begun a step after all."""
+        statement = "UPDATE capgraph_steps SET begun = begun - 1 WHERE step_id = ?"
+        await self._rows.run(statement, (step_id,))
 
     async def is_wanted(self, step_id: str) -> bool:
         """Tell whether whoever waits for a step still has the thread, and has not cancelled it."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from framework import build_graph
-from framework.base.errors import ThreadBusyError
+from framework.base.errors import PersistenceError
 from framework.scale.order import StepOrder, TurnOrder
 from framework.scale.remote import Steps
 from framework.stores import open_saver
@@ -57,7 +57,7 @@ class Worker:
             task.add_done_callback(self.running.discard)
 
     async def _run(self, order: StepOrder) -> None:
-        with suppress(ThreadBusyError):
+        with suppress(PersistenceError):  # it is busy, or for others
             await self.steps.run(order)
 
     async def stop(self) -> None:
