@@ -418,11 +418,11 @@ class OrchestrationSession:
 
         async def run() -> Any:
             await self._hooks("before_model", told)
-            asked = tracker.cost_for_turn(model, estimate or UsageSnapshot())
+            asked = self._cost(model, estimate or UsageSnapshot())
             async with self._reserved(asked or 0.0) as used:
                 breaker = agent.breakers.get(model, agent.circuit_breaker)
                 result = await _through(breaker, fn, timeout)
-                cost = tracker.cost_for_turn(model, spent())
+                cost = self._cost(model, spent())
                 used["cost_usd"] = cost or 0.0
             tracker.record_turn(model, spent())
             note("turn", **self._about, model=model, usage=spent().to_dict())
@@ -454,9 +454,16 @@ class OrchestrationSession:
         finally:
             await held.settle(**used)
 
+    def _cost(self, model: str, usage: UsageSnapshot) -> float | None:
+        """Return what something costs; nothing costs nothing, whatever its price."""
+        return self.tracker.cost_for_turn(model, usage) if usage.total_tokens else 0.0
+
     async def _over(self) -> None:
         """Tell once that the budget is passed, and raise where it is enforced."""
-        budget, total = self.agent.budget_usd, self.tracker.total_cost()
+        costs = [self._cost(*turn) for turn in self.tracker.turns]
+        known = [cost for cost in costs if cost is not None]
+        total = sum(known) if len(known) == len(costs) else None
+        budget = self.agent.budget_usd
         if budget is None or (total is not None and total <= budget):
             return
         cost = "a cost that nobody knows" if total is None else f"${total:.4f}"

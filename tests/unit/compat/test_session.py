@@ -208,6 +208,7 @@ def test_a_budget_that_is_passed_is_told_once_and_ends_what_enforces_it() -> Non
     calls: list[int] = []
     strict = agent(budget_usd=1.5, enforce_budget=True)
     with strict.session() as session:
+        session.run_turn(lambda: None)  # nobody says that it used anything
         priced(session).run_turn(lambda: None, "m", DOLLAR)
         with pytest.raises(BudgetExceededError, match=r"budget_usd is 1\.5"):
             session.run_turn(lambda: calls.append(1), "m", estimate_usage=DOLLAR)
