@@ -50,7 +50,8 @@ _SUMS = (
 _BY = {
     "model": "model",
     "user": "user_id",
-    "step": "step_id",
+    **{name: f"{name}_id" for name in ("step", "turn", "thread")},
+    "tenant": "tenant",
     "day": "CAST(at AS BIGINT) / 86400",
 }
 _HISTORY_SECONDS = 30 * 86_400
@@ -158,8 +159,8 @@ async def usage_totals(
         user_id: Only calls for this person.
         turn_id: Only calls of this turn.
         tenant: Only calls for people of this tenant; an empty one for people of none.
-        by: ``day``, ``user`` or ``step`` for what was used on each day, by each person or step; it
-            stands in the place of the model then.
+        by: ``day``, ``user``, ``tenant``, ``thread``, ``turn`` or ``step`` for what each of them
+            used; it stands in the place of the model then.
     """
     name = _BY[by]
     await rows.table(_TABLE)

@@ -604,6 +604,11 @@ def test_the_command_shows_what_was_used(agent: Any, step: Any, tmp_path: Path) 
         runner.invoke(app, ["usage", "--db", url, "--thread", "known", "--json"]).output
     )
     assert [item["model"] for item in told] == ["known"]
+    for by, names in (("thread", ["known", "mystery"]), ("user", ["ada"]), ("tenant", ["(none)"])):
+        lines = runner.invoke(app, ["usage", "--db", url, "--by", by]).output.splitlines()
+        assert [line.split("\t")[0] for line in lines] == names
+    said = runner.invoke(app, ["usage", "--db", url, "--by", "step", "--json"]).output
+    assert [(item["step"], item["calls"]) for item in json.loads(said)] == [("a", 2)]
     assert runner.invoke(app, ["usage", "--db", url, "--user", "bob"]).output.strip() == ""
 
 

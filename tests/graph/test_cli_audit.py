@@ -94,7 +94,8 @@ def test_a_thread_is_shown_without_content(asked):
     assert "capability=send" in out or "send" in out
     for content in ("Miller", "secret", "dear"):
         assert content not in out
-    assert asked("audit", "show", "other", "--db", "t.db")[1] == ""
+    _, out, told = asked("audit", "show", "other", "--db", "t.db")
+    assert (out, "nothing of the thread 'other'" in told) == ("", True)
     assert asked("stop", "t1", "--db", "t.db")[0] == 0
     assert asked("ask", "Send, please", "--db", "t.db", "--thread", "t1", "-q")[0] != 0
     assert "code=CG-STOPPED" in asked("audit", "show", "t1", "--db", "t.db")[1]

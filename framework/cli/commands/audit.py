@@ -102,7 +102,10 @@ def show(shared: Shared, thread: Annotated[str, typer.Argument(help="Thread id."
             if record["data"].get("thread_id") == thread
         ]
 
-    for line in _with_audit(shared, read):
+    found = _with_audit(shared, read)
+    if not found:
+        typer.echo(f"The audit holds nothing of the thread {thread!r}.", err=True)
+    for line in found:
         say(line)
 
 

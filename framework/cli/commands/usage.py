@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -28,21 +28,29 @@ def usage(
     user: Annotated[
         str | None, typer.Option("--user", "-u", help="Only calls for this person.")
     ] = None,
+    tenant: Annotated[
+        str | None, typer.Option("--tenant", help="Only calls for people of this tenant.")
+    ] = None,
+    by: Annotated[
+        Literal["model", "step", "turn", "thread", "user", "tenant", "day"],
+        typer.Option("--by", help="For what one line stands."),
+    ] = "model",
 ) -> None:
-    """Show what calls of models used: model, calls, tokens, cost."""
+    """Show what calls of models used: model (or what --by says), calls, tokens, cost."""
     from framework.stores import rows_of
     from framework.telemetry import format_cost
     from framework.telemetry.usage_book import usage_totals
 
     async def read(saver: BaseCheckpointSaver[Any], _: object) -> list[UsageTotal]:
         rows = rows_of(saver)
-        return await usage_totals(rows, thread_id=thread, user_id=user) if rows is not None else []
+        about: Any = {"thread_id": thread, "user_id": user, "tenant": tenant, "by": by}
+        return await usage_totals(rows, **about) if rows is not None else []
 
     found = shared.on_database(read)
-    headings = ("model", "calls", "input", "output", "cached", "cost")
+    headings = (by, "calls", "input", "output", "cached", "cost")
     rows = [
         (
-            item.model or "(unnamed)",
+            item.model or ("(unnamed)" if by == "model" else "(none)"),
             item.calls,
             item.input_tokens,
             item.output_tokens,
@@ -51,5 +59,8 @@ def usage(
         )
         for item in found
     ]
-    data = [asdict(item) for item in found] if shared.as_json else None
+    plain = [{by: item.model, **asdict(item)} for item in found]
+    if by != "model":
+        plain = [{name: one[name] for name in one if name != "model"} for one in plain]
+    data = plain if shared.as_json else None
     show_rows(headings, rows, none="No calls were kept.", data=data)
