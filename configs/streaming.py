@@ -15,6 +15,7 @@ Event = dict[str, Any]
 _PREPARATION = {"task_extraction": 1, "classifier": 2, "orchestrator": 3}
 _outlet: ContextVar[Callable[[Event], Event] | None] = ContextVar("capgraph_outlet", default=None)
 _heard: ContextVar[bool] = ContextVar("capgraph_heard", default=True)
+_taker: ContextVar[_Taker | None] = ContextVar("capgraph_taker", default=None)
 _running: ContextVar[tuple[int, int] | None] = ContextVar("capgraph_running_step", default=None)
 
 
@@ -37,6 +38,28 @@ def use_outlet(outlet: Callable[[Event], Event]) -> AbstractContextManager[None]
         outlet: Takes an event and returns it as it goes to the stream.
     """
     return scoped(_outlet, outlet)
+
+
+class _Taker:
+    """Takes the events of one run; which one that is, its writer tells."""
+
+    __slots__ = ("take", "writer")
+
+    def __init__(self, take: Callable[[Event], None]) -> None:
+        self.take = take
+        self.writer: Callable[[Event], None] | None = None
+
+
+def taken_by(take: Callable[[Event], None]) -> AbstractContextManager[None]:
+    """Have events of the turn that begins inside taken on the spot.
+
+    On LangGraph's stream each of them wakes the loop several times. Those of runs inside the turn's
+    own go where they would.
+
+    Args:
+        take: Takes an event, as it would go to the stream; in the thread that sends it.
+    """
+    return scoped(_taker, _Taker(take))
 
 
 def heard(by_somebody: bool) -> AbstractContextManager[None]:
@@ -68,7 +91,12 @@ def stream_writer() -> Callable[[Event], None] | None:
         write = get_stream_writer()
     except (RuntimeError, KeyError):
         return None
-    outlet = _outlet.get()
+    outlet, taker = _outlet.get(), _taker.get()
+    if taker is not None:
+        # The first to look is the node that begins the turn.
+        taker.writer = taker.writer or write
+        if write is taker.writer:
+            write = taker.take
 
     def send(event: Event) -> None:
         # A piece of the answer is content, and shows no secret by itself.

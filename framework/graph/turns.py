@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from configs.logger import get_logger, mask_secrets
+from configs.streaming import taken_by
 from framework.base.context import CapabilityContext
 from framework.base.errors import (
     CapgraphError,
@@ -93,6 +96,7 @@ class Turn:
         self._timer: asyncio.TimerHandle | None = None
         self._ended_by, self._finished = "", False
         self._values: Mapping[str, Any] | None = None
+        self._refused: Exception | None = None
 
     def stop(self) -> None:
         """Cancel what runs."""
@@ -151,6 +155,9 @@ class Turn:
         except GraphDrained:
             return "drained"
         except asyncio.CancelledError:
+            if self._refused is not None:
+                end.error = _told(self._refused)
+                return ""
             if not self._ended_by:
                 raise
             return self._ended_by
@@ -164,29 +171,52 @@ class Turn:
     async def _stream(
         self, given: Any, take: Callable[[dict[str, Any]], Any], end: TurnEnd
     ) -> None:
-        events: Any = self._graph.astream(
-            given,
-            self._config,
-            stream_mode=["custom", "values"],
-            version="v2",
-            durability="sync",
-            control=self._control,
-        )
-        # Closed at once when a view fails, so that the run ends before its database does.
-        async with contextlib.aclosing(events):
-            async for part in events:
-                event = part["data"]
-                if part["type"] == "values":
-                    self._values = event
-                    continue
-                if not isinstance(event, dict):
-                    continue  # a capability may write anything of its own
-                if event.get("event_type") == "usage":
-                    end.model_calls += 1
-                    end.input_tokens += event.get("input_tokens", 0)
-                    end.output_tokens += event.get("output_tokens", 0)
-                self._finished |= event.get("event_type") == "turn_finished"
-                take(event)
+        loop, context, thread = asyncio.get_running_loop(), copy_context(), threading.get_ident()
+
+        def hear(event: dict[str, Any]) -> None:
+            try:
+                self._hear(event, take, end)
+            except Exception as exc:
+                # It is not the step's fault: the run ends before its database does.
+                self._refused = exc
+                self._task.cancel()  # type: ignore[union-attr]
+
+        def here(event: dict[str, Any]) -> None:
+            if threading.get_ident() == thread:
+                context.run(hear, event)
+            else:
+                loop.call_soon_threadsafe(hear, event, context=context)
+
+        # Where a turn goes on, the first to send an event may be any node.
+        begins = isinstance(given, Mapping) and getattr(self._graph, "services", None) is not None
+        with taken_by(here) if begins else contextlib.nullcontext():
+            events: Any = self._graph.astream(
+                given,
+                self._config,
+                stream_mode=["custom", "values"],
+                version="v2",
+                durability="sync",
+                control=self._control,
+            )
+            # Closed at once when a view fails, so that the run ends before its database does.
+            async with contextlib.aclosing(events):
+                async for part in events:
+                    if part["type"] == "values":
+                        self._values = part["data"]
+                    elif isinstance(part["data"], dict):
+                        self._hear(part["data"], take, end)
+        if self._refused is not None:
+            raise self._refused
+
+    def _hear(
+        self, event: dict[str, Any], take: Callable[[dict[str, Any]], Any], end: TurnEnd
+    ) -> None:
+        if event.get("event_type") == "usage":
+            end.model_calls += 1
+            end.input_tokens += event.get("input_tokens", 0)
+            end.output_tokens += event.get("output_tokens", 0)
+        self._finished |= event.get("event_type") == "turn_finished"
+        take(event)
 
     def _read(
         self,

@@ -26,6 +26,7 @@ from framework.graph.turns import DRAIN_SECONDS, Turn, TurnEnd, step_states, thr
 from framework.pipeline.run_config import configurable_of
 from framework.scale.order import TurnOrder
 from framework.scale.translate import Translator, interrupt_of
+from framework.stores.guarded import GuardedSaver
 from framework.stores.leases import Lease, leases_of
 from framework.stores.records import thread_config
 from framework.stores.run_log import ENDS, LoggedRun, RunLog
@@ -145,7 +146,8 @@ class Runner:
                 return run, alone
         busy: Collection[Any] = ()
         try:
-            found = await self._saver.aget_tuple(thread_config(thread)) if runs else None
+            asked = runs and await self._may_be_asked(thread)
+            found = await self._saver.aget_tuple(thread_config(thread)) if asked else None
         except PersistenceError as exc:
             if not exc.unreadable:
                 raise
@@ -155,6 +157,10 @@ class Runner:
             run for run in runs if not run.is_new_turn or not busy or run.request.get("abandon")
         ]
         return min(ready, key=lambda run: run.is_new_turn, default=None), alone
+
+    async def _may_be_asked(self, thread: str) -> bool:
+        # What a long thread holds is read by the run itself, and once is enough.
+        return not isinstance(self._saver, GuardedSaver) or await self._saver.is_asked(thread)
 
     def run(
         self, run: LoggedRun, lease: Lease, *, frees_first: bool = True

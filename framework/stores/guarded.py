@@ -187,6 +187,20 @@ class GuardedSaver(BaseCheckpointSaver[Any]):
         )
         return [(str(thread), str(latest)) for thread, latest in found]
 
+    async def is_asked(self, thread_id: str) -> bool:
+        """Tell whether a thread's latest checkpoint was interrupted, without reading what it holds.
+
+        Args:
+            thread_id: The thread.
+        """
+        _, found = await self._rows.run(
+            "SELECT 1 FROM (SELECT CAST(? AS TEXT) AS thread_id, (SELECT MAX(checkpoint_id)"
+            " FROM checkpoints WHERE checkpoint_ns = '' AND thread_id = ?) AS latest) AS known"
+            f" WHERE {_ASKED}",
+            (thread_id, thread_id),
+        )
+        return bool(found)
+
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Keep only the latest checkpoint of each namespace of threads, or nothing.
 

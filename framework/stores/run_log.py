@@ -107,7 +107,7 @@ ENDS = frozenset({"RUN_FINISHED", "RUN_ERROR"})
 """Types of the event that ends a run."""
 _LAST = tuple(f'{{"type":"{name}"' for name in ENDS)
 """What the event begins with that ends a run."""
-_GATHER_SECONDS = 0.02
+_GATHER_SECONDS = 0.05
 """So long an event waits for others that are written with it, unless somebody waits for it."""
 _QUIET_SECONDS = 5.0
 """How often a listener is given nothing, so that it is seen whether it is still there."""

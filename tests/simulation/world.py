@@ -26,12 +26,14 @@ from pydantic import BaseModel
 from configs.settings import load_settings
 from framework import BaseCapability, CapabilityContext, Registry, build_graph, capability_node
 from framework.base.errors import PersistenceError
+from framework.langgraph_compat import INTERRUPT
 from framework.pipeline import Capacity
 from framework.scale.advance import advance
 from framework.scale.order import TurnOrder
 from framework.stores.guarded import GuardedSaver
 from framework.stores.history import know_channels
 from framework.stores.leases import Leases, leases_of
+from framework.stores.records import thread_config
 from framework.stores.rows import Found, SqliteRows
 from framework.stores.run_log import LoggedRun, RunLog
 from framework.stores.threads import open_questions
@@ -291,6 +293,17 @@ class SimSaver(GuardedSaver, InMemorySaver):
     async def guarded(self, what: str, call: Callable[[], Any]) -> Any:
         """Do an operation over a connection that may be lost."""
         return await self._database.use(what, call)
+
+    async def is_asked(self, thread_id: str) -> bool:
+        """Tell whether a thread's latest checkpoint was interrupted."""
+
+        async def look() -> bool:
+            found = InMemorySaver.get_tuple(self, thread_config(thread_id))
+            writes = (found.pending_writes if found is not None else None) or ()
+            return any(channel == INTERRUPT for _, channel, _ in writes)
+
+        asked: bool = await self.guarded("read", look)
+        return asked
 
     async def aget_delta_channel_history(self, *, config: Any, channels: Sequence[str]) -> Any:
         """Read what was written to channels since they were last saved as a whole."""
