@@ -58,7 +58,7 @@ class HumanInLoopBehavior(BaseBehavior):
             question to somebody else; the step fails with ``PendingApproval``.
 
     Raises:
-        ValueError: Both callbacks are given.
+        ValueError: Both callbacks are given, or one that cannot be called.
 
     >>> HumanInLoopBehavior(review_callback=lambda context, result: result < 5)
     HumanInLoopBehavior(review)
@@ -75,6 +75,10 @@ class HumanInLoopBehavior(BaseBehavior):
             raise ValueError(
                 "HumanInLoopBehavior got review_callback and submit_callback. Fix: give one of"
                 " them, or none to have the graph ask before the step."
+            )
+        if not callable(callback := review_callback or submit_callback or bool):
+            raise ValueError(
+                f"{callback!r} is no callback. Fix: give a function (context, result)."
             )
         self._review = review_callback
         self._submit = submit_callback

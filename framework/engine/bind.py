@@ -58,6 +58,7 @@ _WANTED: dict[str, Any] = {
     "answerer": "answer",
 }
 """What an operator gives, by keyword: its type, or what is called of it."""
+_TOLD: dict[Any, str] = {Sequence: "a list", type: "a class"}
 
 
 @checked
@@ -180,7 +181,7 @@ def bind(
 def _check_options(options: Mapping[str, Any]) -> None:
     for name, given in options.items():
         wanted = _WANTED.get(name, object)
-        told, fit = getattr(wanted, "__name__", wanted), fits(given, wanted)
+        told, fit = _TOLD.get(wanted, wanted), fits(given, wanted)
         if isinstance(wanted, str):
             told = f"an object with {wanted}(…)"
             fit = not isinstance(given, type) and callable(getattr(given, wanted, None))

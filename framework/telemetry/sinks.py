@@ -166,9 +166,9 @@ class EventDispatcher:
         Raises:
             ConfigurationError: The sink has no ``emit``.
         """
-        if not callable(getattr(sink, "emit", None)):
+        if isinstance(sink, type) or not callable(getattr(sink, "emit", None)):
             raise ConfigurationError(
-                f"The sink {sink!r} cannot take events.", fix="Give it a method emit(event)."
+                f"The sink {sink!r} cannot take events.", fix="Give an object with emit(event)."
             )
         kinds = None if events is None else frozenset(map(_kind, events))
         outlet = _Outlet(sink, self._capacity, kinds)

@@ -324,6 +324,8 @@ async def test_a_result_may_be_submitted_to_somebody() -> None:
 def test_one_callback_at_most() -> None:
     with pytest.raises(ValueError, match="one of"):
         HumanInLoopBehavior(lambda context, result: True, lambda context, result: "1")
+    with pytest.raises(ValueError, match="'yes' is no callback"):
+        HumanInLoopBehavior(submit_callback="yes")  # type: ignore[arg-type]
 
 
 def test_a_pending_approval_can_be_sent_elsewhere() -> None:
