@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from framework.base.approval_policy import ApprovalPolicy
+from framework.base.plan import plan_key
 from framework.base.ports import Caller
 from framework.pipeline.journal import Journal
 
@@ -163,7 +164,8 @@ class Agreements:
         name, own = f"agreed/{digest}", self._owner(key)
         async with self._lock:
             record = before = await self._read(name)
-            if own not in record and not self._by_visit:
+            # What is asked for beside the plan is new each time.
+            if own not in record and not self._by_visit and plan_key(key) in others:
                 free = (k for k, e in record.items() if k not in others and "used" not in e)
                 if (old := next(free, None)) is not None:
                     # The step that had it has left the plan; it is this one's now.

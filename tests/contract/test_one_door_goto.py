@@ -61,6 +61,33 @@ async def test_a_jump_to_a_capability_asks_first(
     assert said(out)
 
 
+@pytest.mark.parametrize("kind", ["once", "none"])
+async def test_each_jump_beside_the_plan_asks(
+    agent: Any, step: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    paid: list[int] = []
+    measured: list[int] = []
+
+    @own_node("router")
+    async def OwnRouter(state: Any) -> Any:
+        return Command(goto="pay" if len(paid) < 3 else "respond")
+
+    bench = agent(
+        Receipt,
+        payer(paid, requires_approval=True, effect=kind),
+        measurer(measured),
+        plans=[[step("a", "measure")]],
+        infrastructure=own_nodes(monkeypatch, OwnRouter),
+        checkpointer=InMemorySaver(),
+    )
+    out = await bench.ask()
+    for times in range(1, 4):
+        assert out["__interrupt__"], "one agreement served two payments"
+        out = await answer(bench, "approve")
+        assert len(paid) == times
+    assert "__interrupt__" not in out
+
+
 async def test_a_rejected_jump_does_not_act(
     agent: Any, step: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
