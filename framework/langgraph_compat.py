@@ -341,7 +341,7 @@ def channels_of_graph() -> frozenset[str] | None:
     args: Any = getattr(read, "args", ())
     if len(args) < 2 or not isinstance(args[1], Mapping):
         return None
-    return frozenset(name for name in args[1] if not name.startswith(("__", "branch:")))
+    return frozenset(name for name in args[1] if is_own_key(name))
 
 
 def messages_of_graph() -> Sequence[Any]:

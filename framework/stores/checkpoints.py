@@ -22,7 +22,7 @@ from framework.base.clock import Clock, SystemClock, as_clock
 from framework.base.dict_form import DictForm
 from framework.base.errors import ConfigurationError, PersistenceError, ValidationError
 from framework.base.values import as_json, copied
-from framework.langgraph_compat import plain_values
+from framework.langgraph_compat import is_own_key, plain_values
 from framework.stores.history import whole
 from framework.stores.records import PREFIX, record_of, write_record
 from framework.stores.state_store import BaseStateStore
@@ -332,7 +332,7 @@ class _InSaver:
         return Checkpoint(
             f"{found.checkpoint['id']}@{place['thread_id']}",
             str(found.metadata.get("agent_id", "")),
-            {n: v for n, v in values.items() if not n.startswith(("__", "branch:"))},
+            {n: v for n, v in values.items() if is_own_key(n)},
             datetime.fromisoformat(found.checkpoint["ts"]),
             dict(found.metadata),
             place["thread_id"],

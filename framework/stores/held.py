@@ -31,6 +31,10 @@ class Held(NamedTuple):
         return sum(len(data) for _, data in self.values.values())
 
 
+NOTHING = Held("", {}, {})
+"""Of a thread that is not held."""
+
+
 class HeldThreads(dict[str, Held]):
     """By thread, what is held of it; so many bytes at most."""
 

@@ -22,7 +22,7 @@ from langgraph.checkpoint.base import (
 from framework.base.errors import PersistenceError
 from framework.langgraph_compat import COUNTERS, as_whole, counts_deltas, replayed
 from framework.state import AgentState, StateSchema
-from framework.stores.held import Held, held_of
+from framework.stores.held import NOTHING, Held, held_of
 from framework.stores.records import END, PREFIX
 from framework.stores.rows import SaverRows, rows_of
 
@@ -100,8 +100,6 @@ async def since_saved(
     rows: SaverRows,
     place: tuple[str, str, str],
     channels: Sequence[str],
-    *,
-    anew: bool = False,
 ) -> Mapping[str, DeltaChannelHistory] | None:
     """Read what was written to channels since they were last saved, or held, as a whole.
 
@@ -113,7 +111,6 @@ async def since_saved(
         rows: Its rows.
         place: Thread, namespace and checkpoint.
         channels: Names of the channels.
-        anew: Whether to do without what is held.
 
     Returns:
         ``None`` when the newest one does not say it.
@@ -127,8 +124,7 @@ async def since_saved(
     counters = json.loads((told and told[0][0]) or "{}")
     if not channels or any(name not in counters for name in channels):
         return None
-    kept = None if namespace else held_of(saver).get(thread)
-    held = Held("", {}, {}) if kept is None or anew else kept
+    held = held_of(saver).get("" if namespace else thread, NOTHING)
     steps = {
         name: counters[name][1] - held.counters[name][1]
         for name in channels
@@ -151,7 +147,8 @@ async def since_saved(
     read = saver.serde.loads_typed
     depths = {row[0]: row[5] for row in found if not row[4] and row[5] >= 0}
     if near and depths.get(held.checkpoint) != back:  # that was on another branch
-        return await since_saved(saver, rows, place, channels, anew=True)
+        held_of(saver).pop(thread, None)
+        return await since_saved(saver, rows, place, channels)
     written = [(depths.get(row[0], 0), *row[1:]) for row in found if row[4]]
     seeds: dict[int, dict[str, Any]] = {}
     for checkpoint, name, kind, data, task, number, _ in found:
@@ -180,8 +177,8 @@ async def since_saved(
         if name in seeds[far]:
             result[name]["seed"] = seeds[far][name]
     known = vars(saver).get(_KEPT, {})
-    older = namespace or (kept is not None and latest <= kept.checkpoint)
-    if older or max(reach.values()) <= _FAR or any(known.get(name) is None for name in channels):
+    newer = not namespace and held.checkpoint < latest
+    if not newer or max(reach.values()) <= _FAR or any(known.get(n) is None for n in channels):
         return result
     values = {name: replayed(known[name], history) for name, history in result.items()}
     held_of(saver)[thread] = Held(
