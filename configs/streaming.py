@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
@@ -78,7 +78,9 @@ def is_heard() -> bool:
 
 
 def stream_writer() -> Callable[[Event], None] | None:
-    """Return what sends events of the run that calls this, or ``None`` outside of one.
+    """Return what sends events of the run that calls this, or ``None`` where nobody takes them.
+
+    Outside of a run they go to sinks alone.
 
     Every event of the project leaves here. It is looked up at every call: a writer that is kept
     would send the events of one run to the stream of another.
@@ -87,12 +89,13 @@ def stream_writer() -> Callable[[Event], None] | None:
 
     if not _heard.get():
         return None
-    try:
-        write = get_stream_writer()
-    except (RuntimeError, KeyError):
-        return None
     outlet, taker = _outlet.get(), _taker.get()
-    if taker is not None:
+    write: Callable[[Event], None] | None = None
+    with suppress(RuntimeError, KeyError):
+        write = get_stream_writer()
+    if write is None and outlet is None:
+        return None
+    if taker is not None and write is not None:
         # The first to look is the node that begins the turn.
         taker.writer = taker.writer or write
         if write is taker.writer:
@@ -101,7 +104,9 @@ def stream_writer() -> Callable[[Event], None] | None:
     def send(event: Event) -> None:
         # A piece of the answer is content, and shows no secret by itself.
         event = event if event.get("event_type") == "answer_token" else mask_data(event)
-        write(outlet(event) if outlet is not None else event)
+        event = outlet(event) if outlet is not None else event
+        if write is not None:
+            write(event)
 
     return send
 

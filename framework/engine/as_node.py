@@ -8,7 +8,7 @@ what the step left behind.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -53,7 +53,6 @@ from framework.pipeline.run_config import current_runtime, paid_by
 from framework.pipeline.state_update import last_result, to_state
 from framework.state import TurnView
 from framework.telemetry.accounts import CASHIER, paying
-from framework.telemetry.audit import auditing
 from framework.telemetry.metered import METER, counting
 
 _JUMPS = 2
@@ -182,13 +181,8 @@ async def _governed(
 @asynccontextmanager
 async def _entered(view: TurnView, services: Services, budget: TurnBudget) -> AsyncIterator[None]:
     """Say what holds inside a node: in a graph of one's own nobody has, so far."""
-    inside: AbstractContextManager[None] = nullcontext()
-    audit = None
-    if current_runtime() is not None:
-        inside = run_scope(services, get_config())
-    elif services.auditor is not None:
-        audit = services.auditor.of({})
-        inside = auditing(audit)
+    in_run = current_runtime() is not None
+    inside = run_scope(services, get_config() if in_run else {}, listened=None if in_run else False)
     try:
         # What an agent or a team does inside its own visit is paid by that one's account.
         outer = running_spending()
@@ -202,8 +196,6 @@ async def _entered(view: TurnView, services: Services, budget: TurnBudget) -> As
                 yield
     finally:
         await end_run(inside)
-        if audit is not None and services.auditor is not None:
-            await services.auditor.close(audit)
 
 
 async def _payer(view: TurnView, services: Services) -> Caller:

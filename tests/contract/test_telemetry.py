@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from framework import BaseCapability, CapabilityContext, build_graph, capability_node
+from framework import BaseCapability, CapabilityContext, bind, build_graph, capability_node
+from framework.adapters import as_tool
 from framework.behaviors import RetryBehavior
 from framework.governance import QualityGate
-from framework.telemetry import JsonLinesSink, RingBufferSink, SqliteEventSink
+from framework.telemetry import AuditLog, JsonLinesSink, RingBufferSink, SqliteEventSink
+from framework.telemetry.audit import note
 from framework.testing import FakeClock, ScriptedModel
 
 
@@ -160,3 +163,21 @@ async def test_an_answer_that_the_gate_refused_is_no_part_of_the_next() -> None:
     )
     await graph.ainvoke(GIVEN)
     assert shown_to_a_client(sink.events) == "The tank is full."
+
+
+async def test_what_runs_outside_of_any_graph_is_told_to_sinks_and_audit(tmp_path: Path) -> None:
+    @capability_node
+    async def look() -> dict[str, Any]:
+        """Look."""
+        note("looked")
+        return {}
+
+    sink = RingBufferSink()
+    services = bind([look], sinks=[sink], audit=AuditLog(tmp_path / "audit.jsonl"))
+    await as_tool(look, services).ainvoke({})
+    sink.flush()
+    kinds = [event["event_type"] for event in sink.events]
+    assert kinds == ["status", "step_started", "step_finished"]
+    assert len({event.run_id for event in sink.events}) == 1
+    [line] = (tmp_path / "audit.jsonl").read_text().splitlines()
+    assert json.loads(line)["kind"] == "looked"
