@@ -110,7 +110,7 @@ class Agreements:
             votes = _holding(entry, policy, now)
             if now >= _end(entry, policy):
                 refused = f"The question lapsed after {policy.expires_seconds:g} s; it is put anew."
-                entry = {**entry, "refused": refused, "asked": now}
+                entry = {**entry, "votes": votes, "refused": refused, "asked": now}
             elif refused := await self._refusal(votes, policy, by):
                 entry = {**entry, "refused": refused}
             else:
@@ -174,8 +174,12 @@ class Agreements:
             votes = _holding(entry, policy, now)
             enough = len(votes) >= policy.approvers
             if policy.expires_seconds is not None and not enough:
-                fresh = len(votes) == len(entry.get("votes") or ()) and entry.get("asked")
-                entry = {**entry, "votes": votes, "asked": fresh or now}
+                known = entry.get("votes") or []
+                if self._by_visit:
+                    # A node asks for itself, and an answer to what lapsed may be on its way to `vote`.
+                    votes = known
+                asked = entry.get("asked", now) if len(votes) == len(known) else now
+                entry = {**entry, "votes": votes, "asked": asked}
                 record = {**record, own: entry}
             if record != before:
                 await self._write(name, record)

@@ -188,6 +188,7 @@ async def test_the_first_of_two_agreements_lapses_while_the_second_is_waited_for
     it.clock.advance(61)
     out = await it.say("carol")
     assert it.paid == [], "the question had lapsed"
+    assert question(out)["steps"][0]["approvals"]["agreed"] == []
     out = await it.say("carol")
     assert it.paid == [], "what the first had said has lapsed, too"
     assert question(out)["steps"][0]["approvals"]["agreed"] == ["carol"]
