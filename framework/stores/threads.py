@@ -12,6 +12,7 @@ from langchain_core.messages import AnyMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
+from configs.logger import get_logger
 from framework.base.checked import checked
 from framework.base.errors import PersistenceError, ThreadBusyError
 from framework.langgraph_compat import id_at, is_between_nodes, open_interrupts, plain_values
@@ -34,7 +35,8 @@ class ThreadSummary:
     Attributes:
         thread_id: The thread.
         status: ``completed``, ``partial``, ``failed``, ``stopped`` or ``cancelled`` for its last
-            turn, ``waiting`` for a person, an event or a moment, or ``unfinished``: the process ended in the middle.
+            turn, ``waiting`` for a person, an event or a moment, ``unfinished`` (the process ended in
+            the middle), or, in a list, ``unreadable``.
         updated_at: When it was saved last.
         turns: How many turns it has had.
         messages: How many messages it holds.
@@ -67,6 +69,8 @@ async def list_threads(
 ) -> list[ThreadSummary]:
     """Describe the threads of a saver, the one that was saved last first.
 
+    One that cannot be read hides no other; its status is ``unreadable``.
+
     Args:
         saver: An open saver.
         limit: At most so many.
@@ -77,7 +81,12 @@ async def list_threads(
     """
     found = []
     async for thread in each_thread_id(saver, limit=limit, after=after):
-        summary = await thread_summary(saver, thread)
+        try:
+            summary = await thread_summary(saver, thread)
+        except PersistenceError as exc:
+            if not exc.unreadable:
+                raise
+            summary = ThreadSummary(thread, "unreadable", reason=str(exc))
         if summary is not None:
             found.append(summary)
     return found
@@ -193,7 +202,13 @@ async def waiting_questions(
     async for thread in each_thread_id(saver, asked=True):
         if len(found) == limit:
             break
-        saved = await saver.aget_tuple(thread_config(thread))
+        try:
+            saved = await saver.aget_tuple(thread_config(thread))
+        except PersistenceError as exc:
+            if not exc.unreadable:
+                raise
+            get_logger("stores", "threads").warning("%s is left out: %s", thread, exc)
+            continue
         if saved is not None and (questions := open_questions(saved)):
             found[thread] = list(questions.values())
     return found

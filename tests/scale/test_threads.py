@@ -17,7 +17,7 @@ from framework.base.errors import (
 from framework.base.ports import Caller
 from framework.scale import Client, TurnOrder, list_workers, open_engine
 from framework.scale.advance import advance
-from framework.stores import rows_of, waiting_questions
+from framework.stores import list_threads, rows_of, waiting_questions
 from framework.stores.run_log import RunLog
 from tests.scale import toys
 from tests.scale.crew import FILL, READ, VALVE, Crew, step, tank, told
@@ -291,6 +291,11 @@ async def test_what_cannot_be_read_ends_as_failed_and_holds_up_nothing_else(crew
             await client.submit(good, plan=READ)
             assert await crew.over(client, good) == ["completed"]
             found = [await client.log.get(turn) for turn in turns]
+            listed = await list_threads(client.graph.checkpointer)
+            assert {(one.thread_id, one.status) for one in listed} >= {
+                (broken, "unreadable"),
+                (good, "completed"),
+            }
     assert [run and run.status for run in found] == ["failed", "failed"]
 
 
