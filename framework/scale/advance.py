@@ -302,6 +302,8 @@ class Runner:
         return bool(snapshot.tasks) and not snapshot.interrupts
 
     async def _end(self, run: LoggedRun, end: TurnEnd, translator: Translator) -> str:
+        if end.error is not None:
+            await waits_of(self._saver).put_off(run.thread_id)
         asked = [question_of(run.thread_id, key, value) for key, value in end.questions.items()]
         result = {**end.as_data(), "thread_id": translator.thread_id}
         result.pop("questions", None)

@@ -25,6 +25,7 @@ from framework.stores.records import NEVER, read_record, write_record
 from framework.stores.rows import kept_with
 
 _CELLS = "wait/"
+_LATER_SECONDS = 3600.0
 _SAFE = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 
 
@@ -59,6 +60,11 @@ class Waits:
     async def hurry(self, thread_id: str) -> None:
         """Say that a thread that waits is to be woken now."""
         await self._change(thread_id, lambda known: known and [0.0, known[1]])
+
+    async def put_off(self, thread_id: str) -> None:
+        """Say that a thread that waits could not go on when it was woken: it is tried again later."""
+        later = time.time() + _LATER_SECONDS
+        await self._change(thread_id, lambda known: known and [later, known[1]])
 
     async def drop(self, due: Due) -> None:
         """Say that a thread waits no more, unless it waits anew."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from framework.base.errors import (
 from framework.base.ports import Caller
 from framework.scale import Client, TurnOrder, list_workers, open_engine
 from framework.scale.advance import advance
-from framework.stores import list_threads, rows_of, waiting_questions
+from framework.stores import due, list_threads, rows_of, waiting_questions
 from framework.stores.run_log import RunLog
+from framework.stores.waits import waits_of
 from tests.scale import toys
 from tests.scale.crew import FILL, READ, VALVE, Crew, step, tank, told
 
@@ -271,13 +273,14 @@ async def test_turns_that_wait_for_steps_of_each_others_workers_go_on(crew: Crew
 
 
 async def test_what_cannot_be_read_ends_as_failed_and_holds_up_nothing_else(crew: Crew) -> None:
-    broken, lost, good = (crew.named(name) for name in ("broken", "lost", "good"))
+    broken, lost, good, waits = (crew.named(name) for name in ("broken", "lost", "good", "waits"))
     async with crew.client() as client:
         rows = rows_of(client.graph.checkpointer)
         assert rows is not None
         async with crew.worker():
             await client.submit(broken, plan=READ)
-            assert await crew.over(client, broken) == ["completed"]
+            await client.submit(waits, plan={"steps": [{**READ["steps"][0], "wait_for": "rain"}]})
+            assert await crew.over(client, broken, waits) == ["completed", "waiting"]
         await rows.run("UPDATE checkpoints SET checkpoint = '{{}}'")
         turns = [await client.submit(thread, plan=READ) for thread in (broken, lost)]
         await rows.run(
@@ -290,6 +293,10 @@ async def test_what_cannot_be_read_ends_as_failed_and_holds_up_nothing_else(crew
                 assert {broken: "A checkpoint of", lost: "cannot be read"}[thread] in end["message"]
             await client.submit(good, plan=READ)
             assert await crew.over(client, good) == ["completed"]
+            # One that waits is woken once for its event, not again and again.
+            await waits_of(client.graph.checkpointer).hurry(waits)
+            await told(client, waits, 2)
+            assert await due(client.graph.checkpointer, now=time.time()) == []
             found = [await client.log.get(turn) for turn in turns]
             listed = await list_threads(client.graph.checkpointer)
             assert {(one.thread_id, one.status) for one in listed} >= {
