@@ -148,6 +148,8 @@ class Agreements:
         others: Collection[str],
         policy: ApprovalPolicy = _ANYBODY,
         now: float = 0,
+        *,
+        anew: bool = True,
     ) -> Consent:
         """Tell whether people agreed to this step.
 
@@ -160,6 +162,8 @@ class Agreements:
             others: Keys of the plan's steps.
             policy: Who has to agree.
             now: The time, by the graph's clock.
+            anew: Whether a question that lapsed is put anew at once; where an answer to it may be on
+                its way, :meth:`vote` does.
         """
         name, own = f"agreed/{digest}", self._owner(key)
         async with self._lock:
@@ -175,9 +179,7 @@ class Agreements:
             enough = len(votes) >= policy.approvers
             if policy.expires_seconds is not None and not enough:
                 known = entry.get("votes") or []
-                if self._by_visit:
-                    # A node asks for itself, and an answer to what lapsed may be on its way to `vote`.
-                    votes = known
+                votes = votes if anew else known
                 asked = entry.get("asked", now) if len(votes) == len(known) else now
                 entry = {**entry, "votes": votes, "asked": asked}
                 record = {**record, own: entry}

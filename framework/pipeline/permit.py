@@ -97,7 +97,9 @@ async def agreement(job: Job, attempt: Attempt, ask: Question) -> Question | Non
     policy = ApprovalPolicy.of(job.spec.requires_approval)
     others, now = list(job.door.plan_keys), job.equipment.clock.now()
     book = job.door.ledger.agreements
-    found = await book.consent(ask.digest, attempt.key, others, policy, now)
+    # A node that asks by itself looks again when it is answered; a router has been told the answer.
+    anew = job.door.may_wait
+    found = await book.consent(ask.digest, attempt.key, others, policy, now, anew=anew)
     job.agreed = ask if found.enough else None
     job.agreed_until = found.until
     if found.enough:
