@@ -448,7 +448,7 @@ class OrchestrationSession:
             held = await self._budget.reserve(cost_usd=cost)
         except governance.BudgetExceededError as exc:
             told = f"{exc.used:g} is used or reserved, and {cost:g} more would be needed"
-            raise self._too_dear(told) from exc
+            raise await self._too_dear(told) from exc
         try:
             yield used
         finally:
@@ -467,23 +467,23 @@ class OrchestrationSession:
         if budget is None or (total is not None and total <= budget):
             return
         cost = "a cost that nobody knows" if total is None else f"${total:.4f}"
-        error = self._too_dear(f"the session came to {cost}")
+        error = await self._too_dear(f"the session came to {cost}")
         if self._budget is not None:
             raise error
-        await self._tell_budget(error)
 
-    def _too_dear(self, told: str) -> governance.BudgetExceededError:
-        budget, fix = self.agent.budget_usd, "Raise budget_usd, or ask for less."
-        told = f"budget_usd is {budget:g}, and {told}."
-        return governance.BudgetExceededError(told, fix=fix, limit="cost_usd", value=budget)
-
-    async def _tell_budget(self, error: governance.BudgetExceededError) -> None:
+    async def _too_dear(self, told: str) -> governance.BudgetExceededError:
+        """Tell once that the budget does not hold the session; return what is raised then."""
+        budget, kind = self.agent.budget_usd, AgentFailureClass.GOVERNANCE_BREACH
+        told, fix = f"budget_usd is {budget:g}, and {told}.", "Raise budget_usd, or ask for less."
+        error = governance.BudgetExceededError(told, fix=fix, limit="cost_usd", value=budget)
         if not self._told_budget:
             self._told_budget = True
-            kind = AgentFailureClass.GOVERNANCE_BREACH
-            event = AgentEvent.failed(**self._about, failure_class=kind, detail=error.message)
-            data = {"budget_usd": self.agent.budget_usd, "cost_usd": self.tracker.total_cost()}
+            event = AgentEvent.failed(**self._about, failure_class=kind, detail=told)
+            data = {"budget_usd": budget, "cost_usd": self.tracker.total_cost()}
             await self._emit(event.with_data(data))
+        if self._budget is not None:
+            self._failed = error
+        return error
 
     async def _govern(self, what: str, *counted: Any) -> None:
         """Count something, and hold the limits of the session against it."""
@@ -503,9 +503,6 @@ class OrchestrationSession:
 
     async def _failure(self, exc: Exception) -> None:
         """Classify a failure, try once to recover, and say what was done."""
-        if isinstance(exc, governance.BudgetExceededError) and self._budget is not None:
-            self._failed = exc
-            await self._tell_budget(exc)
         if isinstance(exc, (LimitError, governance.PermissionDeniedError)):
             if isinstance(exc, CircuitOpenError):
                 await self._govern("record_failure")
