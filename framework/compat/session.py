@@ -40,6 +40,7 @@ from framework.base.awaiting import awaited, blocking, waited
 from framework.base.clock import SystemClock, as_clock
 from framework.base.errors import CapgraphError, ErrorSeverity, LimitError
 from framework.base.errors import ValidationError as CapgraphValidationError
+from framework.base.numbers import check_number
 from framework.base.ports import Sink as EventSink
 from framework.base.threads import in_thread
 from framework.base.values import to_plain
@@ -201,6 +202,10 @@ class AgentSession:
         risks: Looked at before a session begins.
         clock: Time, or a function that gives seconds.
 
+    Raises:
+        ValidationError: ``max_iterations`` or ``budget_usd`` is negative or no number; it is a
+            ``ValueError``.
+
     >>> agent = AgentSession("writer", "draft")
     >>> with agent.session() as session:
     ...     result, usage = session.run_turn(lambda: "a text")
@@ -236,6 +241,9 @@ class AgentSession:
 
     def __post_init__(self, async_circuit_breaker: AsyncCircuitBreaker | None) -> None:
         self.registry = AgentRegistry() if self.registry is None else self.registry
+        check_number("max_iterations", self.max_iterations, whole=True)
+        if self.budget_usd is not None:
+            check_number("budget_usd", self.budget_usd)
         self.permissions = getattr(self.permissions, "policy", self.permissions)
         self.circuit_breaker = self.circuit_breaker or async_circuit_breaker
         self.clock = SystemClock() if self.clock is None else as_clock(self.clock)

@@ -332,7 +332,10 @@ _BY_TEXT: tuple[tuple[str, FailureScenario], ...] = (
         r"context[_ ]length|token limit|maximum context|too many tokens|context window",
         FailureScenario.CONTEXT_OVERFLOW,
     ),
-    (r"\bcorrupt|\bmalformed\b", FailureScenario.MEMORY_CORRUPTION),
+    (
+        r"\bcorrupt|\bmalformed\b|\b(?:invalid|bad|not|not valid) json\b",
+        FailureScenario.MEMORY_CORRUPTION,
+    ),
     (
         r"connection (?:refused|reset)|service unavailable|bad gateway|\bunauthorized\b"
         r"|\bauthentication\b|" + _STATUS % "401|502|503",

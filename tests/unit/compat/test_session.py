@@ -226,6 +226,12 @@ async def test_turns_side_by_side_hold_what_they_may_cost() -> None:
     assert session.tracker.total_cost() == 1.0
 
 
+@pytest.mark.parametrize("given", [{"max_iterations": -1}, {"budget_usd": float("nan")}])
+def test_a_bound_that_is_none_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(given))):
+        agent(**given)
+
+
 @pytest.mark.parametrize("name", ["circuit_breaker", "async_circuit_breaker"])
 def test_one_breaker_may_stand_around_all_turns(name: str) -> None:
     kind = CircuitBreaker if name == "circuit_breaker" else AsyncCircuitBreaker

@@ -191,6 +191,7 @@ def _chained(outer: Exception, cause: BaseException) -> Exception:
         (ValueError("maximum context length exceeded"), "context_overflow"),
         (RuntimeError("context_length_exceeded"), "context_overflow"),
         (RuntimeError("the file is corrupted"), "memory_corruption"),
+        (ValueError("the answer is not valid JSON"), "memory_corruption"),
         (CapabilityError("tool mail failed"), "tool_execution_error"),
         (RuntimeError("the upstream did not answer"), "dependency_timeout"),
         (RuntimeError("who knows"), "llm_error"),
