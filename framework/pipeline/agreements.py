@@ -45,7 +45,6 @@ class Agreements:
         turn: The turn's own part of their names.
         plan: The plan in force.
         owner: Tells a step from others of its key.
-        by_visit: Whether steps are told apart by their visit, so that none stands for another.
         lock: Keeps answers to parallel steps apart.
     """
 
@@ -56,7 +55,6 @@ class Agreements:
         plan: str,
         owner: Callable[[str], str],
         *,
-        by_visit: bool,
         lock: asyncio.Lock,
     ) -> None:
         self._journal = journal
@@ -64,7 +62,6 @@ class Agreements:
         self._plan = plan
         self._requester = "requester"
         self._owner = owner
-        self._by_visit = by_visit
         self._lock = lock
         self._rows: dict[str, dict[str, Any]] = {}
 
@@ -168,8 +165,8 @@ class Agreements:
         name, own = f"agreed/{digest}", self._owner(key)
         async with self._lock:
             record = before = await self._read(name)
-            # What is asked for beside the plan is new each time.
-            if own not in record and not self._by_visit and plan_key(key) in others:
+            # What is asked for beside the plan, or by a visit, is new each time.
+            if own not in record and plan_key(own) in others:
                 free = (k for k, e in record.items() if k not in others and "used" not in e)
                 if (old := next(free, None)) is not None:
                     # The step that had it has left the plan; it is this one's now.

@@ -140,7 +140,6 @@ class EffectLedger:
             self.turn,
             visit or view.plan_id,
             self._owner,
-            by_visit=bool(visit),
             lock=self._lock,
         )
 
