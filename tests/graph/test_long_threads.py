@@ -139,8 +139,16 @@ async def test_the_short_way_to_a_threads_past_is_the_long_one(
     assert len(held) > 2
 
 
-async def test_what_is_held_of_threads_has_bounds(made: Any, saver: Any, monkeypatch: Any) -> None:
-    await turns(made, 12)
+async def test_a_turn_reads_what_came_since_a_late_one_and_what_is_held_has_bounds(
+    made: Any, saver: Any, monkeypatch: Any
+) -> None:
+    await turns(made, 35)
+    newest = await saver.aget_tuple(made.config())
+    found = await since_saved(
+        saver, rows_of(saver), ("1", "", newest.checkpoint["id"]), ["messages"]
+    )
+    assert found is not None
+    assert len(found["messages"]["writes"]) <= 24  # of 70
     (kept,) = held_of(saver).values()
     monkeypatch.setattr(framework.stores.held, "MOST_BYTES", 2 * kept.size)
     for name in "abc":
