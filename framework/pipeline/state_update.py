@@ -9,6 +9,7 @@ from typing import Any
 from langgraph.channels import DeltaChannel
 from langgraph.types import Overwrite
 
+from framework.base.errors import ValidationError
 from framework.base.ports import Failure, StepRecord
 from framework.base.undo import Undo
 from framework.state import AgentState, StateSchema, fold_context
@@ -151,7 +152,13 @@ def applied(
         elif isinstance(reducer, DeltaChannel):
             view[name] = reducer.reducer(view.get(name) or [], [value])
         elif reducer is not None and view.get(name) is not None:
-            view[name] = reducer(view[name], value)
+            try:
+                view[name] = reducer(view[name], value)
+            except Exception as exc:  # foreign code
+                raise ValidationError(
+                    f"The reducer of {name!r} does not take {value!r:.80}: {exc}.",
+                    fix=f"Have every node and capability return {name!r} in the form of your state.",
+                ) from exc
         else:
             view[name] = value
     return view

@@ -73,6 +73,19 @@ async def test_own_keys_are_written_read_and_merged(agent: Any, step: Any, clerk
     assert (out["customer"], out["total"]) == ("Ada", 3)
 
 
+async def test_what_an_own_reducer_does_not_take_is_named(agent: Any, step: Any) -> None:
+    class Wrong(BaseCapability):
+        name = "wrong"
+        description = "Write a number among the notes"
+
+        async def execute(self) -> dict[str, Any]:
+            return {"notes": 5}
+
+    it = agent(capability_node(Wrong), plans=[[step("a", "wrong")]], state_schema=_schema())
+    out = await it.ask()
+    assert "The reducer of 'notes' does not take 5" in out["messages"][-1].content
+
+
 async def test_what_is_of_a_turn_ends_with_it_whoever_wrote_it(agent: Any, step: Any) -> None:
     seen = []
 
