@@ -306,11 +306,11 @@ class RateLimitBehavior:
             store=store,
         )
         self._wait = wait_on_limit
-        self._per: tuple[str, ...] = (per,) if isinstance(per, str) else tuple(per)
+        self.per: tuple[str, ...] = (per,) if isinstance(per, str) else tuple(per)
         known = Per.__args__  # type: ignore[attr-defined]
         # What is counted for a model is the model's calls alone.
-        self.stands_around = ("model",) if "model" in self._per else ("step", "effect", "model")
-        if unknown := sorted(set(self._per) - set(known)):
+        self.stands_around = ("model",) if "model" in self.per else ("step", "effect", "model")
+        if unknown := sorted(set(self.per) - set(known)):
             raise ConfigurationError(
                 f"Calls cannot be counted per {', '.join(unknown)}.",
                 fix=f"Use {', '.join(known)}.",
@@ -352,7 +352,7 @@ class RateLimitBehavior:
 
     def _key(self, attempt: Attempt) -> str:
         found = []
-        for name in self._per:
+        for name in self.per:
             if name == "capability":
                 model = attempt.kind == "model"
                 found.append(f"model {attempt.capability}" if model else attempt.capability)

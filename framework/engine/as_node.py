@@ -224,7 +224,8 @@ async def _opening(services: Services, *, people: bool) -> Opening | None:
     with suppress(PersistenceError):  # nothing keeps it before it ends: each visit is one
         if people and goes_on():
             return await services.journal().opening(services.openings, before=True)
-        if counted.intersection(budget.per for budget in services.purse.budgets):
+        apart = people and services.runner.counts_people
+        if apart or counted.intersection(budget.per for budget in services.purse.budgets):
             return await services.journal().opening(services.openings)
     return None
 

@@ -101,6 +101,7 @@ class StepRunner:
     Attributes:
         queues: Name of a capability to the queue of the workers that run its steps.
         around_models: What of it stands around every model call.
+        counts_people: Whether anything of it counts for each person or tenant.
     """
 
     def __init__(
@@ -133,6 +134,11 @@ class StepRunner:
                 if isinstance(i, Reach)
             ),
         ]
+        owned = [item for spec in known.values() for item in self._owned(spec)]
+        self.counts_people = any(
+            {"user", "tenant"}.intersection(getattr(item, "per", ()))
+            for item in (*self._behaviors, *owned)
+        )
         self._chains: dict[tuple[str, bool], tuple[Inner, Inner]] = {}
         self.queues = {
             name: queue

@@ -14,7 +14,7 @@ from langgraph.types import Command
 from framework import BaseCapability, bind, build_graph, capability_node
 from framework.approvals import Rule, add_rule
 from framework.base import CapabilityError, ErrorSeverity, PersistenceError, ValidationError
-from framework.behaviors import RateLimitBehavior
+from framework.behaviors import RateLimitBehavior, RateLimiter
 from framework.governance import ApprovalPolicy, Budget
 from framework.pipeline.agreements import Agreements
 from framework.state import AgentState
@@ -120,7 +120,8 @@ async def test_who_began_the_turn_pays_whoever_agrees(desk: Any, path: str) -> N
     assert it.paid == [5, 5]  # the limit of alice is used up, that of bob was not
 
 
-async def test_who_began_a_run_pays_for_all_nodes_of_a_graph_of_ones_own() -> None:
+@pytest.mark.parametrize("by", ["budget", "limit"])
+async def test_who_began_a_run_pays_for_all_nodes_of_a_graph_of_ones_own(by: str) -> None:
     @capability_node(requires_approval=True)
     async def pay() -> dict[str, Any]:
         """Pay."""
@@ -132,20 +133,27 @@ async def test_who_began_a_run_pays_for_all_nodes_of_a_graph_of_ones_own() -> No
         return {}
 
     nodes, budget = [pay, tell, tell], Budget(steps=9, per="user")
-    services = bind([pay, tell], budget=budget)
+    limiter = RateLimiter(rpm=0.001, burst=3)
+    limits = [RateLimitBehavior(limiter=limiter, wait_on_limit=False, per="user")]
+    options: Any = {"budget": budget} if by == "budget" else {"behaviors": limits}
+    services = bind([pay, tell], **options)
     own = StateGraph(AgentState).add_sequence(
         [(f"n{place}", services.node(node)) for place, node in enumerate(nodes)]
     )
     own.add_edge(START, "n0")
     graph = own.compile(checkpointer=InMemorySaver(), interrupt_before=["n2"])
     given = {"messages": [("user", "Pay")]}
-    for turn, (who, *others) in enumerate((["ann", "bob", "cy"], ["bob", "ann", "cy"])):
+    for who, *others in (["ann", "bob", "cy"], ["bob", "ann", "cy"]):
         for user, said in zip(
             [who, *others], (given, Command(resume="approve"), None), strict=True
         ):
             config: Any = {"configurable": {"thread_id": "1", "user_id": user}}
             await graph.ainvoke(said, config)
-        assert await budget.left(who) == {"steps": 6}, turn
+    for user, used in (("ann", 3), ("bob", 3), ("cy", 0)):
+        if by == "budget":
+            assert await budget.left(user) == {"steps": 9 - used}
+        else:
+            assert await limiter.try_acquire(user) is (not used)
 
 
 @pytest.mark.parametrize("path", PATHS)
