@@ -142,19 +142,29 @@ async def addressed(given: Any, saver: BaseCheckpointSaver[Any], config: Runnabl
     open_ = open_interrupts(found.pending_writes, again=again) if found is not None else []
     ids = dict.fromkeys(question.id for question in open_ if not is_wait(question.value))
     questions: dict[str, list[str]] = {}
-    for name in dict.fromkeys(question.id for question in open_):
+    shown: dict[str, list[str]] = {}
+    for name, value in {question.id: question.value for question in open_}.items():
         if key := asked.get(name):
             questions.setdefault(key, []).append(name)
-    if not (isinstance(given.resume, Mapping) and given.resume.keys() <= questions.keys()):
+        for step in (value.get("steps") or ()) if isinstance(value, Mapping) else ():
+            shown.setdefault(str(step["context_key"]), []).append(name)
+    keys = given.resume.keys() if isinstance(given.resume, Mapping) else {""}
+    if not keys <= questions.keys() and (len(ids) == 1 or not keys <= shown.keys()):
         # LangGraph keeps an answer without a name, and gives it to the next question as well.
         return replace(given, resume=dict.fromkeys(ids, given.resume)) if len(ids) == 1 else given
-    for key in given.resume:
-        if len(questions[key]) > 1:
+    by = questions if keys <= questions.keys() else shown
+    resume: dict[str, Any] = {}
+    for key, answer in given.resume.items():
+        if len(by[key]) > 1:
             raise ValidationError(
-                f"The step {key!r} asked {len(questions[key])} questions.",
-                fix=f"Answer them by their ids: {', '.join(questions[key])}.",
+                f"The step {key!r} asked {len(by[key])} questions.",
+                fix=f"Answer them by their ids: {', '.join(by[key])}.",
             )
-    return replace(given, resume={questions[k][0]: v for k, v in given.resume.items()})
+        if by is questions:
+            resume[by[key][0]] = answer
+        else:  # inside a step: a question of its own, which may show several
+            resume.setdefault(by[key][0], {})[key] = answer
+    return replace(given, resume=resume)
 
 
 def _refuse_unknown(given: Mapping[str, Any], keys: frozenset[str], registry: Registry) -> None:

@@ -10,7 +10,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command, interrupt
 
 from framework import BaseCapability, build_graph, capability_node
-from framework.base import CapabilityError, ErrorSeverity
+from framework.base import CapabilityError, ErrorSeverity, ValidationError
 from framework.stores import open_saver
 from tests.support.doors import question
 from tests.support.one_door import (
@@ -122,6 +122,27 @@ async def test_a_person_is_asked_once_about_the_inner_one_whatever_the_outer_one
     assert (_asked(out), paid, len(out["__interrupt__"])) == (["pay"], [], 1)
     out = await graph.ainvoke(Command(resume="approve"), THREAD)
     assert (status(out), paid) == ("completed", [5])
+
+
+async def test_two_inner_ones_are_answered_by_the_keys_that_are_shown(
+    way: str, effect: str
+) -> None:
+    paid: list[int] = []
+
+    async def once(ask: Ask, _: int) -> None:
+        await ask()
+
+    made = _graph(way, payer(paid, requires_approval=True), effect, once)
+    graph = build_graph(made, checkpointer=InMemorySaver())
+    steps = [{"context_key": key, "capability": "outer"} for key in ("a", "b")]
+    out = await graph.ainvoke(planned(*steps), THREAD)
+    shown = [entry["context_key"] for one in out["__interrupt__"] for entry in one.value["steps"]]
+    if len({*shown}) < 2:  # the same name in two graphs
+        with pytest.raises(ValidationError, match="asked 2 questions"):
+            await graph.ainvoke(Command(resume=dict.fromkeys(shown, "approve")), THREAD)
+        shown = ["a", "b"]
+    out = await graph.ainvoke(Command(resume=dict.fromkeys(shown, "approve")), THREAD)
+    assert (status(out), paid) == ("completed", [5, 5])
 
 
 async def test_the_outer_ones_question_and_the_inner_approval_keep_their_answers(
