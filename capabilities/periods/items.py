@@ -14,20 +14,8 @@ from capabilities.wording import date_text
 from framework.base import ValidationError
 
 # Not those of ``calendar``: they follow the locale that the application has set.
-MONTH_NAMES = [
-    "january",
-    "february",
-    "march",
-    "april",
-    "may",
-    "june",
-    "july",
-    "august",
-    "september",
-    "october",
-    "november",
-    "december",
-]
+_MONTHS = "january february march april may june july august september october november december"
+MONTH_NAMES = _MONTHS.split()
 DAY_NAMES = ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
 MONTHS = {name: number for number, name in enumerate(MONTH_NAMES, 1)}
 MONTHS |= {name[:3]: number for name, number in MONTHS.items()} | {"sept": 9}

@@ -18,22 +18,8 @@ from framework.base.threads import in_thread
 from framework.telemetry.sinks import _Outlet
 from framework.telemetry.usage import PriceTable, UsageSnapshot
 
-_COLUMNS = (
-    "call_id",
-    "thread_id",
-    "turn_id",
-    "step_id",
-    "capability",
-    "role",
-    "user_id",
-    "tenant",
-    "model",
-    "input_tokens",
-    "output_tokens",
-    "cached_tokens",
-    "cost_usd",
-)
-_TEXTS = _COLUMNS[1:9]
+_TEXTS = ["thread_id", "turn_id", "step_id", "capability", "role", "user_id", "tenant", "model"]
+_COLUMNS = ("call_id", *_TEXTS, "input_tokens", "output_tokens", "cached_tokens", "cost_usd")
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS capgraph_usage (call_id TEXT PRIMARY KEY, "
     + ", ".join(f"{name} TEXT NOT NULL" for name in _TEXTS)
