@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from framework.approvals.answers import AnswerProblem as AnswerProblem
     from framework.approvals.answers import read_answers as read_answers
     from framework.approvals.questions import ACTED as ACTED
-    from framework.approvals.questions import MISSING as MISSING
     from framework.approvals.questions import PLAN as PLAN
     from framework.approvals.questions import RESULT as RESULT
     from framework.approvals.questions import STEP as STEP
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from framework.approvals.questions import question_text as question_text
     from framework.approvals.questions import step_question as step_question
     from framework.approvals.rules import Rule as Rule
-    from framework.approvals.rules import StandingRules as StandingRules
     from framework.approvals.rules import add_rule as add_rule
     from framework.approvals.rules import list_rules as list_rules
     from framework.approvals.rules import revoke_rule as revoke_rule

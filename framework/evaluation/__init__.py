@@ -20,10 +20,6 @@ from framework.evaluation.dataset import load_dataset as load_dataset
 from framework.evaluation.from_threads import dataset_of_threads as dataset_of_threads
 from framework.evaluation.from_threads import write_dataset as write_dataset
 from framework.evaluation.metrics import Counts as Counts
-from framework.evaluation.metrics import count_edges as count_edges
-from framework.evaluation.metrics import count_items as count_items
-from framework.evaluation.metrics import plan_edges as plan_edges
-from framework.evaluation.metrics import plan_nodes as plan_nodes
 from framework.evaluation.recording import Cost as Cost
 from framework.evaluation.recording import Recording as Recording
 from framework.evaluation.recording import Said as Said

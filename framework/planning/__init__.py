@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from framework.planning.catalog import StaticCatalog as StaticCatalog
     from framework.planning.chain import chain_plan as chain_plan
     from framework.planning.chain import requires_closure as requires_closure
-    from framework.planning.check import DEFAULT_MAX_STEPS as DEFAULT_MAX_STEPS
     from framework.planning.check import check_plan as check_plan
     from framework.planning.diagram import StepStatus as StepStatus
     from framework.planning.diagram import plan_mermaid as plan_mermaid

@@ -11,13 +11,9 @@ from framework.state.context_access import summarize as summarize
 from framework.state.keys import FromCaller as FromCaller
 from framework.state.keys import Key as Key
 from framework.state.keys import OfTurn as OfTurn
-from framework.state.keys import StateKey as StateKey
 from framework.state.keys import StateSchema as StateSchema
 from framework.state.reducers import append as append
 from framework.state.reducers import fold_context as fold_context
-from framework.state.reducers import fold_lists as fold_lists
-from framework.state.reducers import fold_messages as fold_messages
-from framework.state.reducers import grow_by_key as grow_by_key
 from framework.state.reducers import latest as latest
 from framework.state.reducers import merge_by_key as merge_by_key
 from framework.state.turn_view import TurnView as TurnView

@@ -14,15 +14,11 @@ if TYPE_CHECKING:
     from framework.stores.checkpoints import CheckpointManager as CheckpointManager
     from framework.stores.conversation import ConversationMessage as ConversationMessage
     from framework.stores.conversation import ConversationState as ConversationState
-    from framework.stores.leases import Holder as Holder
-    from framework.stores.leases import Lease as Lease
     from framework.stores.leases import Leases as Leases
     from framework.stores.leases import leases_of as leases_of
     from framework.stores.location import Location as Location
-    from framework.stores.location import parse_url as parse_url
     from framework.stores.open import open_saver as open_saver
     from framework.stores.open import open_store as open_store
-    from framework.stores.rows import open_rows as open_rows
     from framework.stores.rows import rows_of as rows_of
     from framework.stores.state_store import ABSENT as ABSENT
     from framework.stores.state_store import BaseStateStore as BaseStateStore
@@ -32,7 +28,6 @@ if TYPE_CHECKING:
     from framework.stores.state_store import SqliteStateStore as SqliteStateStore
     from framework.stores.state_store import StateStoreFactory as StateStoreFactory
     from framework.stores.stops import Stop as Stop
-    from framework.stores.stops import stops_of as stops_of
     from framework.stores.threads import ThreadSummary as ThreadSummary
     from framework.stores.threads import fork_thread as fork_thread
     from framework.stores.threads import list_threads as list_threads

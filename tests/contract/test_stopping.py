@@ -13,7 +13,8 @@ from framework import BaseCapability, bind, capability_node
 from framework.base import ConfigurationError, StoppedError
 from framework.governance import clear_stop, list_stops, stop
 from framework.state import AgentState
-from framework.stores import open_saver, stops_of
+from framework.stores import open_saver
+from framework.stores.stops import stops_of
 from framework.telemetry import AuditLog
 from tests.support.doors import STAGES, Instead, last_words, status
 from tests.support.one_door import Reading, Receipt, measurer, payer

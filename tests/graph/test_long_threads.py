@@ -20,7 +20,8 @@ from framework import BaseCapability, CapabilityContext, capability_node
 from framework.base import PersistenceError
 from framework.base.errors import ThreadBusyError
 from framework.langgraph_compat import replayed
-from framework.state import AgentState, StateSchema, fold_lists
+from framework.state import AgentState, StateSchema
+from framework.state.reducers import fold_lists
 from framework.stores import (
     fork_thread,
     leases_of,

@@ -16,11 +16,8 @@ from framework.evaluation import (
     Counts,
     Report,
     Thresholds,
-    count_edges,
-    count_items,
-    plan_edges,
-    plan_nodes,
 )
+from framework.evaluation.metrics import count_edges, count_items, plan_edges, plan_nodes
 
 NAMES = st.lists(st.sampled_from("abcd"), max_size=8)
 

@@ -26,8 +26,8 @@ from framework.state import (
     StateSchema,
     append,
     fold_context,
-    fold_messages,
 )
+from framework.state.reducers import fold_messages
 
 
 class MyState(AgentState, total=False):
