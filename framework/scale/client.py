@@ -105,13 +105,18 @@ class Client:
             The turn's id.
 
         Raises:
-            ValidationError: There is nothing to do, or it is not what a caller may send.
+            ValidationError: There is nothing to do, it is not what a caller may send, or another
+                thread has a turn of this name.
         """
         if (message is None) == (plan is None):
             raise ValidationError(
                 "Exactly one of message and plan has to be given.", fix="Give one of them."
             )
-        for what, given_as in (("thread", thread), ("message", message or "")):
+        for what, given_as in (
+            ("thread", thread),
+            ("message", message or ""),
+            ("name of a turn", run_id or ""),
+        ):
             if not isinstance(given_as, str):
                 raise ValidationError(f"{given_as!r:.80} is no {what}.", fix="Give text.")
         if message is not None and not message.strip():
@@ -136,6 +141,12 @@ class Client:
         owner = thread.partition("/")[0] + "/" if thread.startswith("@") else ""
         run = LoggedRun(run_id, thread, owner, request={**request, "caller": asdict(caller)})
         new = await self.log.open(run, here=False)
+        known = None if new else await self.log.get(run_id)
+        if known is not None and known.thread_id != thread:
+            raise ValidationError(
+                f"{run_id!r:.80} is a turn of the thread {known.thread_id!r:.80}.",
+                fix="Give each turn a name of its own.",
+            )
         # Also for one that is known: whoever opened it may have ended before it was handed over.
         try:
             await self.engine.submit(TurnOrder(thread, run_id))
@@ -274,7 +285,15 @@ class Client:
         Args:
             thread: The thread; it may begin later.
             after: The number of the last event that is known.
+
+        Raises:
+            ValidationError: That is no number.
         """
+        if not isinstance(after, int):
+            raise ValidationError(
+                f"{after!r:.80} is no number of an event.",
+                fix="Give the 'seq' of the last one that is known, or 0.",
+            )
         async with aclosing(self.log.follow_thread(thread, after)) as pages:  # type: ignore[type-var]
             async for page in pages:
                 for seq, run_id, text in page:

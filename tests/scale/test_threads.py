@@ -189,12 +189,19 @@ async def test_what_cannot_be_done_is_refused_at_once(crew: Crew, tmp_path: Path
             {"plan": [READ]},
             {"message": 5},
             {"message": "a", "caller": 5},
+            {"message": "a", "run_id": 5},
         ):
             with pytest.raises(ValidationError):
                 await client.submit("t", **wrong)  # type: ignore[arg-type]
         for missing in (client.status("none"), client.stop("none")):
             with pytest.raises(PersistenceError, match="no thread"):
                 await missing
+        with pytest.raises(ValidationError, match="no number of an event"):
+            await anext(client.events("t", None))  # type: ignore[arg-type]
+        thread = crew.named("t")
+        await client.submit(thread, "a", run_id="trigger")
+        with pytest.raises(ValidationError, match="a turn of the thread"):
+            await client.submit("t", "a", run_id="trigger")
         assert not await client.signal("none", "k")
         assert not await client.log.open_of("t")
     with pytest.raises(ConfigurationError, match="share over the network"):
