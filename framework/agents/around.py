@@ -13,7 +13,7 @@ from uuid import uuid4
 from langgraph.runtime import Runtime
 
 from configs.scoped import scoped
-from framework.adapters.request import labels_heard
+from framework.adapters.request import labels_heard, refusal_of
 from framework.agents.result import AgentResult, said_in
 from framework.agents.tool_calls import labelled
 from framework.base import BaseCapability, capability_node
@@ -109,7 +109,7 @@ def around(
                 # Whoever resumes the run has all tries again.
                 ledger = under.ledger(under.view({}), visit=info.task_id)
                 await ledger.failed(record.key, 0, 0.0, under.clock.now())
-            raise current.error or CapabilityError(record.error.message)
+            raise current.error or CapabilityError(refusal_of(record) or "")
         gave = record.contexts[_OUTPUT][record.key]
         result = current.result or AgentResult(gave, metadata={"source": record.source})
         if result.to_plain()["output"] != gave:

@@ -12,7 +12,7 @@ from typing import Any
 
 from configs.logger import get_logger
 from framework.approvals import PLAN, plan_question
-from framework.base.errors import CapgraphError, PlanError, PolicyError
+from framework.base.errors import CapgraphError, LimitError, PlanError, PolicyError
 from framework.base.plan import ExecutionPlan, PlannedStep
 from framework.base.ports import Attempt, StepRecord, Verdict
 from framework.base.spec import CapabilitySpec, parameter_names
@@ -66,7 +66,7 @@ async def offered(view: TurnView, services: Services) -> dict[str, Any]:
         update = await accept(
             checked, view, services, author="undo", previous=view.plan, one_by_one=True
         )
-    except (PlanError, PolicyError) as exc:
+    except (PlanError, PolicyError, LimitError) as exc:
         return {"control_undo": {**entry, "open": False, "problem": str(exc)}}
     # A person agrees to it; the time of the turn that failed is not its.
     times = {**(view.state.get("runtime_info") or {}), "seconds_used": 0.0}
@@ -100,7 +100,7 @@ async def offered_apart(
         steps = {one.step.key: _step(one, view, services) for one in reversed(done)}
         plan = ExecutionPlan(steps=list(steps.values()))
         plan = (await check(plan, view, services, active=None)).plan
-    except (PlanError, PolicyError) as exc:
+    except (PlanError, PolicyError, LimitError) as exc:
         return {**failed, "control_undo": {**entry, "problem": str(exc)}}
     # Whoever answers does not have the failed step run again.
     await journal.write(_visit(), dict(failed))

@@ -10,12 +10,14 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Command
 
 from framework import BaseCapability, bind, capability_node
+from framework.agents import ReActAgent
 from framework.base import ConfigurationError, StoppedError
 from framework.governance import clear_stop, list_stops, stop
 from framework.state import AgentState
 from framework.stores import open_saver
 from framework.stores.stops import stops_of
 from framework.telemetry import AuditLog
+from framework.testing import ScriptedModel
 from tests.support.doors import STAGES, Instead, last_words, status
 from tests.support.one_door import Reading, Receipt, measurer, payer
 
@@ -115,6 +117,10 @@ async def test_the_runs_of_one_user_and_of_all(agent: Any, step: Any, saver: Any
     await clear_stop(saver, user="ann")
     assert await ask("ann", "4") == "completed"
     assert paid == [5, 5]
+    await stop(saver, all=True)
+    agent = ReActAgent(ScriptedModel(responses=["Done."]), services=bind([]))
+    with pytest.raises(StoppedError):
+        await agent.compile(saver).ainvoke({"task": "Pay"}, it.config("5"))
 
 
 async def test_an_answer_to_a_stopped_thread_begins_nothing(

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from framework import BaseCapability, CapabilityContext, bind, capability_node
 from framework.base import CapabilityError, RegistryError, Undo, ValidationError
-from framework.governance import stop
+from framework.governance import Budget, stop
 from framework.state import AgentState
 from tests.support.doors import question, shown, status
 from tests.support.one_door import breaker, said
@@ -194,6 +194,12 @@ async def test_a_policy_may_refuse_the_undoing(turn: Any) -> None:
     out = await turn(house, policies=[Never()]).ask()
     assert "Not here." in said(out)
     assert house.log == ["book red", "book blue"]
+
+
+async def test_where_the_budget_is_used_up_what_is_left_done_is_told(turn: Any) -> None:
+    out = await turn(House(), budget=Budget(steps=3)).ask()
+    assert "no power" in said(out)
+    assert "not undone: a, b (The plan is too dear." in said(out)
 
 
 async def test_nothing_is_offered_where_nothing_was_done_or_all_went_well(
