@@ -38,7 +38,7 @@ from configs.settings import Settings
 from framework.base import BaseCapability, capability_node
 from framework.base.awaiting import awaited, blocking, waited
 from framework.base.clock import SystemClock, as_clock
-from framework.base.errors import CapgraphError, ErrorSeverity, LimitError
+from framework.base.errors import CapgraphError, ConfigurationError, ErrorSeverity, LimitError
 from framework.base.errors import ValidationError as CapgraphValidationError
 from framework.base.numbers import check_number
 from framework.base.ports import Sink as EventSink
@@ -659,7 +659,10 @@ class OrchestrationSession:
         except GraphBubbleUp:
             raise
         except Exception as exc:
-            if isinstance(exc, TimeoutError) and exc is not work.raised:
+            if isinstance(exc, ConfigurationError) and exc is not work.raised:
+                why = "a person would have to agree, and only a LangGraph run with a saver asks one"
+                exc = GuardrailViolationError("ask", why)
+            elif isinstance(exc, TimeoutError) and exc is not work.raised:
                 exc = TurnTimeoutError(
                     f"{name} took longer than {timeout} s.", fix="Raise timeout."
                 )
@@ -872,7 +875,7 @@ class _Work:
         arguments: What guards were shown before.
         result: What it gave.
         shown: What guards were shown of that.
-        raised: The time-out that it raised itself.
+        raised: What it raised itself.
     """
 
     def __init__(self, run: Call) -> None:
@@ -880,7 +883,7 @@ class _Work:
         self.arguments: dict[str, Any] = {}
         self.result: Any = None
         self.shown: Any = None
-        self.raised: TimeoutError | None = None
+        self.raised: Exception | None = None
 
 
 _WORK: ContextVar[_Work] = ContextVar("capgraph_session_work")
@@ -905,7 +908,7 @@ def _capability(called: str) -> Any:
             try:
                 with called_by(None):
                     work.result = await work.run()
-            except TimeoutError as exc:
+            except Exception as exc:
                 work.raised = exc
                 raise
             work.shown = to_plain(work.result, lenient=True)

@@ -358,13 +358,15 @@ def test_a_guard_rewrites_a_result_and_no_arguments() -> None:
         def _cover(self, value: Any, instead: Any) -> Any:
             from framework.behaviors import GuardrailOutcome
 
-            bad = "secret" in str(value)
-            return GuardrailOutcome(True, action="rewrite" if bad else None, value=instead)
+            action = "rewrite" if "secret" in str(value) else "ask" if "odd" in str(value) else None
+            return GuardrailOutcome(True, action=action, value=instead)
 
     with agent(guardrails=[Cover()]).session() as session:
         assert session.run_tool("read", lambda: "secret") == "*"
         whole = {"an", "object"}
         assert session.run_tool("read", lambda: whole) is whole
+        with pytest.raises(GuardrailViolationError, match="a person would have to agree"):
+            session.run_tool("read", lambda: "odd")
         with pytest.raises(GuardrailViolationError, match="stay as they are"):
             session.run_tool(
                 "read", lambda: pytest.fail("it was called"), arguments={"a": "secret"}
