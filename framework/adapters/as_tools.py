@@ -41,8 +41,8 @@ def as_tool(capability: Any, services: Services | None = None) -> BaseTool:
 
     Args:
         capability: A decorated capability.
-        services: What ``bind`` decided. Without, it runs with default limits, on the saver of the
-            run that calls it.
+        services: What ``bind`` decided. Without, what the graph goes by in whose run it is called, if
+            that knows the capability; else default limits, on the saver of that run.
 
     Raises:
         ConfigurationError: It is no capability; or it declares what needs services.
@@ -62,7 +62,8 @@ def as_tool(capability: Any, services: Services | None = None) -> BaseTool:
         raise ConfigurationError(
             f"{capability!r} is no capability.", fix="Decorate it with @capability_node."
         )
-    bound = services_for(capability, services)
+    known = services_for(capability, services)
+    bound = None if services is None else known  # then the run that calls it says what holds
 
     async def call(**given: Any) -> Any:
         step, contexts = request_of(spec, given)
@@ -75,7 +76,7 @@ def as_tool(capability: Any, services: Services | None = None) -> BaseTool:
     return StructuredTool(
         name=_NAME.sub("_", spec.name)[:64],
         description=spec.description,
-        args_schema=request_schema(spec, bound.registry.context_types),
+        args_schema=request_schema(spec, known.registry.context_types),
         coroutine=call,
         handle_tool_error=True,
         response_format="content_and_artifact",

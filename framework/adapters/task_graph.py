@@ -70,7 +70,9 @@ def task_graph(
         thing = tool_capability(thing)
     spec = getattr(thing, "capability_spec", None)
     if isinstance(spec, CapabilitySpec):
-        return _one_node(_capability(spec, services_for(thing, services)), name or spec.name)
+        known = services_for(thing, services)
+        bound = None if services is None else known  # then the run around it says what holds
+        return _one_node(_capability(spec, bound), name or spec.name)
     if isinstance(thing, Pregel):
         return _graph(thing, name)
     if not isinstance(thing, type):
@@ -97,7 +99,7 @@ def _one_node(work: Work, name: str) -> TaskGraph:
     return compiled(builder, name=name)
 
 
-def _capability(spec: CapabilitySpec, bound: Services) -> Work:
+def _capability(spec: CapabilitySpec, bound: Services | None) -> Work:
     async def work(task: Any, _: Runtime[Any]) -> Mapping[str, Any]:
         step, contexts = request_of(spec, task if isinstance(task, Mapping) else _read(spec, task))
         if not isinstance(task, Mapping):

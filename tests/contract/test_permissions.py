@@ -10,10 +10,12 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Command
 
 from framework import BaseCapability, bind, build_graph, capability_node
+from framework.adapters import as_tool
 from framework.base import ConfigurationError, ValidationError
 from framework.governance import PermissionMode, PermissionPolicy, RolePermissionConfig
 from framework.state import AgentState
 from framework.testing import ScriptedModel
+from framework.workflows import DAGWorkflow, WorkflowNode
 from tests.support.doors import Amount, Gauge, last_words, status
 
 POLICY = PermissionPolicy(
@@ -256,23 +258,30 @@ async def test_a_node_of_a_graph_of_ones_own_asks_too(tools: list[Any], ran: lis
     assert ran == ["wipe"]
 
 
+@pytest.mark.parametrize("way", ["node", "tool", "workflow"])
 async def test_a_capability_inside_another_asks_too(
-    agent: Any, tools: list[Any], ran: list[str], step: Any
+    agent: Any, tools: list[Any], ran: list[str], step: Any, way: str
 ) -> None:
-    wipe, told = tools[3], list[str]()
+    look, told = tools[1], list[str]()
+    flow = DAGWorkflow([WorkflowNode("look", look)], [])
+    ways = {
+        "node": lambda: look.langgraph_node({}),
+        "tool": lambda: as_tool(look).ainvoke({}),
+        "workflow": lambda: flow.run({"task": "Look"}),
+    }
 
     @capability_node
     async def tidy() -> dict[str, Any]:
         """Tidy up, by another capability."""
-        told.append(str(await wipe.langgraph_node({})))
+        told.append(str(await ways[way]()))
         return {}
 
     it = agent(*tools, tidy, plans=[[step("a", "tidy")]], permissions=POLICY)
-    await ask(it, role="clerk")
+    await ask(it, role="chief")
     assert ran == []
     assert "Permission denied" in told[0]
-    await ask(it, role="chief")
-    assert ran == ["wipe"]
+    await ask(it, role="clerk")
+    assert ran == ["look"]
 
 
 def test_what_cannot_be_used_is_said_when_the_graph_is_built(
