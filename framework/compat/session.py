@@ -23,7 +23,7 @@ from collections.abc import (
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
+from dataclasses import InitVar, asdict, dataclass, field, replace
 from functools import lru_cache, wraps
 from typing import Any, Literal, ParamSpec, TypeVar
 
@@ -42,6 +42,7 @@ from framework.base.errors import CapgraphError, ConfigurationError, ErrorSeveri
 from framework.base.errors import ValidationError as CapgraphValidationError
 from framework.base.numbers import check_number
 from framework.base.ports import Sink as EventSink
+from framework.base.ports import now_text
 from framework.base.threads import in_thread
 from framework.base.values import to_plain
 from framework.behaviors import (
@@ -96,6 +97,7 @@ __all__ = [
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Estimate = UsageSnapshot | Callable[[Any], UsageSnapshot] | None
 Call = Callable[[], Any]
 """What a turn or a tool does: a function without arguments, or a coroutine function."""
 
@@ -124,18 +126,20 @@ class HookContext:
     Attributes:
         role: Who works.
         phase: On what.
-        stage: ``model``, ``tool`` or ``handoff``.
-        name: The model, the tool or the target.
-        arguments: What the tool is called with.
-        metadata: For the hooks' own notes.
+        model: The model of a turn.
+        prompt: What it is asked, where the caller says.
+        tool: The tool.
+        args: What it is called with; of a handoff, what the target is told.
+        extra: For the hooks' own notes; of a handoff, ``target_role``.
     """
 
     role: str
     phase: str
-    stage: Literal["model", "tool", "handoff"]
-    name: str = ""
-    arguments: dict[str, Any] = field(default_factory=dict)
-    metadata: dict[str, Any] = field(default_factory=dict)
+    model: str = ""
+    prompt: Any = None
+    tool: str = ""
+    args: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,18 +147,22 @@ class StreamEvent:
     """A piece of a streamed turn.
 
     Attributes:
-        kind: ``text_delta``, ``error`` or ``final``.
-        text: The piece.
-        status: How the turn ended, in the final event: ``completed`` or ``failed``.
-        usage: What it cost, in the final event.
-        error: Why it failed.
+        type: ``text_delta``, ``error`` or ``final``.
+        payload: ``delta``; ``error_type`` and ``message``; or ``status`` (``completed`` or
+            ``failed``) with ``usage`` or ``detail``.
+        emitted_at: When, as ISO text.
+
+    >>> StreamEvent("text_delta", {"delta": "a"}).payload["delta"]
+    'a'
     """
 
-    kind: Literal["text_delta", "error", "final"]
-    text: str = ""
-    status: str | None = None
-    usage: UsageSnapshot | None = None
-    error: BaseException | None = None
+    type: Literal["text_delta", "error", "final"]
+    payload: dict[str, Any] = field(default_factory=dict)
+    emitted_at: str = field(default_factory=now_text)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        return asdict(self)
 
 
 class SessionSummary(dict[str, Any]):
@@ -192,7 +200,8 @@ class AgentSession:
         guardrails: What looks at the arguments and results of tools.
         event_sink: Takes up an ``AgentEvent`` of everything that happens; may be asynchronous.
         usage_sink: Takes up what each turn cost.
-        limiters: Rate limits, asked before each turn with the model as key.
+        rate_limiter: Asked before each turn with the model as key; ``async_rate_limiter`` and
+            ``limiters`` likewise.
         provider_router: Chooses another provider after a failure of one.
         usage_limits: What a session may use.
         governance: Limits that end a session.
@@ -215,13 +224,11 @@ class AgentSession:
 
     role: str
     phase: str
-    _: KW_ONLY
     project_id: int | None = None
     registry: Any = None
     permissions: Any = None
     circuit_breaker: CircuitBreaker | AsyncCircuitBreaker | None = None
     async_circuit_breaker: InitVar[AsyncCircuitBreaker | None] = None
-    breakers: Mapping[str, CircuitBreaker | AsyncCircuitBreaker] = field(default_factory=dict)
     policy_engine: governance.PolicyEngine | None = None
     quality_gate: governance.QualityGate | None = None
     budget_usd: float | None = None
@@ -230,13 +237,16 @@ class AgentSession:
     guardrails: Sequence[Any] = ()
     event_sink: Any = None
     usage_sink: Any = None
-    limiters: Sequence[Any] = ()
+    rate_limiter: Any = None
+    async_rate_limiter: Any = None
     provider_router: Any = None
     usage_limits: governance.UsageLimits | None = None
     governance: governance.GovernancePlane | None = None
     hooks: Sequence[Any] = ()
     audit_log: Any = None
     risks: Any = None
+    breakers: Mapping[str, CircuitBreaker | AsyncCircuitBreaker] = field(default_factory=dict)
+    limiters: Sequence[Any] = ()
     clock: Any = None
 
     def __post_init__(self, async_circuit_breaker: AsyncCircuitBreaker | None) -> None:
@@ -244,14 +254,16 @@ class AgentSession:
         check_number("max_iterations", self.max_iterations, whole=True)
         if self.budget_usd is not None:
             check_number("budget_usd", self.budget_usd)
+        given = (self.rate_limiter, self.async_rate_limiter)
+        self.limiters = [*(one for one in given if one is not None), *self.limiters]
         self.permissions = getattr(self.permissions, "policy", self.permissions)
         self.circuit_breaker = self.circuit_breaker or async_circuit_breaker
         self.clock = SystemClock() if self.clock is None else as_clock(self.clock)
 
     @contextmanager
-    def session(self) -> Iterator[OrchestrationSession]:
-        """Begin a session and end it, however the block ends."""
-        session = OrchestrationSession(self)
+    def session(self, *, thread_id: str | None = None) -> Iterator[OrchestrationSession]:
+        """Begin a session and end it, however the block ends; ``thread_id`` is a note of one's own."""
+        session = OrchestrationSession(self, thread_id)
         waited(session._begin())
         try:
             yield session
@@ -261,9 +273,11 @@ class AgentSession:
         waited(session._end(None))
 
     @asynccontextmanager
-    async def asession(self) -> AsyncIterator[OrchestrationSession]:
-        """Begin a session and end it, however the block ends."""
-        session = OrchestrationSession(self)
+    async def asession(
+        self, *, thread_id: str | None = None
+    ) -> AsyncIterator[OrchestrationSession]:
+        """Begin a session and end it, however the block ends; ``thread_id`` is a note of one's own."""
+        session = OrchestrationSession(self, thread_id)
         await session._begin()
         try:
             yield session
@@ -300,8 +314,8 @@ async def _through(breaker: Any, fn: Call, timeout: float | None) -> Any:
 class OrchestrationSession:
     """One session: what ``AgentSession.session()`` and ``asession()`` give."""
 
-    def __init__(self, agent: AgentSession) -> None:
-        self.agent = agent
+    def __init__(self, agent: AgentSession, thread_id: str | None = None) -> None:
+        self.agent, self.thread_id = agent, thread_id
         self.worker = agent.registry.create(agent.role, agent.phase, agent.project_id)
         self.tracker = UsageTracker()
         self.events: list[AgentEvent] = []
@@ -363,7 +377,7 @@ class OrchestrationSession:
         fn: Call,
         model: str = "",
         usage: UsageSnapshot | None = None,
-        estimate_usage: UsageSnapshot | None = None,
+        estimate_usage: Estimate = None,
         timeout: float | None = None,
         idempotency_key: str | None = None,
         hook_ctx: HookContext | None = None,
@@ -375,7 +389,7 @@ class OrchestrationSession:
             model: Its name, for prices, limits and breaker.
             usage: What it cost, where that is known.
             estimate_usage: What it may cost: looked at before the call, and counted where nobody
-                knows better.
+                knows better; or a function of the result that says what it did.
             timeout: Seconds that it may take.
             idempotency_key: A second turn of one key in one session is the first.
             hook_ctx: What hooks are told.
@@ -401,20 +415,18 @@ class OrchestrationSession:
         fn: Call,
         model: str,
         usage: Callable[[], UsageSnapshot | None],
-        estimate: UsageSnapshot | None,
+        estimate: Estimate,
         timeout: float | None,
         context: HookContext | None,
     ) -> tuple[Any, UsageSnapshot]:
         self._running("run a turn")
         agent, tracker = self.agent, self.tracker
-        told = context or HookContext(agent.role, agent.phase, "model", model)
-
-        def spent() -> UsageSnapshot:
-            return usage() or estimate or UsageSnapshot()
+        told = context or HookContext(agent.role, agent.phase, model)
+        ahead = estimate if isinstance(estimate, UsageSnapshot) else UsageSnapshot()
+        took = ahead
 
         for limiter in agent.limiters:
-            tokens = estimate.prompt_tokens if estimate is not None else 0
-            await awaited(limiter.acquire(model or agent.role, input_tokens=tokens))
+            await awaited(limiter.acquire(model or agent.role, input_tokens=ahead.prompt_tokens))
         if self.turns >= agent.max_iterations:
             raise MaxIterationsExceededError(
                 f"The session has made {self.turns} turns, and max_iterations is"
@@ -425,24 +437,25 @@ class OrchestrationSession:
         await self._govern("record_turn_start")
 
         async def run() -> Any:
+            nonlocal took
             await self._hooks("before_model", told)
-            asked = self._cost(model, estimate or UsageSnapshot())
-            async with self._reserved(asked or 0.0) as used:
+            async with self._reserved(self._cost(model, ahead) or 0.0) as used:
                 breaker = agent.breakers.get(model, agent.circuit_breaker)
                 result = await _through(breaker, fn, timeout)
-                cost = self._cost(model, spent())
+                took = usage() or (estimate(result) if callable(estimate) else ahead)
+                cost = self._cost(model, took)
                 used["cost_usd"] = cost or 0.0
-            tracker.record_turn(model, spent())
-            note("turn", **self._about, model=model, usage=spent().to_dict())
+            tracker.record_turn(model, took)
+            note("turn", **self._about, model=model, usage=took.to_dict())
             if agent.usage_sink is not None:
-                await self._quietly(agent.usage_sink.record, model, spent(), cost)
+                await self._quietly(agent.usage_sink.record, model, took, cost)
             if agent.usage_limits is not None:
                 tracker.check_limits(agent.usage_limits)
             await self._govern("record_cost", cost)
             await self._over()
             return result
 
-        return await self._attempt(model or agent.role, run, told, timeout), spent()
+        return await self._attempt("model", model or agent.role, run, told, timeout), took
 
     @asynccontextmanager
     async def _reserved(self, cost: float) -> AsyncIterator[dict[str, float]]:
@@ -537,7 +550,9 @@ class OrchestrationSession:
         fn: Callable[[], AsyncIterator[Any]],
         model: str = "",
         usage: UsageSnapshot | None = None,
-        estimate_usage: UsageSnapshot | None = None,
+        estimate_usage: Estimate = None,
+        timeout: float | None = None,
+        hook_ctx: HookContext | None = None,
     ) -> AsyncIterator[StreamEvent]:
         """Run one turn piece by piece: ``text_delta`` …, ``final``.
 
@@ -546,6 +561,8 @@ class OrchestrationSession:
             model: The model's name.
             usage: What it cost, where that is known.
             estimate_usage: What it may cost.
+            timeout: Seconds that all of it may take.
+            hook_ctx: What hooks are told.
 
         Raises:
             Exception: What ``fn`` raised, after an ``error`` and a ``final`` event.
@@ -561,7 +578,7 @@ class OrchestrationSession:
                         seen.append(piece)
                     else:
                         text += str(piece)
-                        await told.put(StreamEvent("text_delta", str(piece)))
+                        await told.put(StreamEvent("text_delta", {"delta": str(piece)}))
             finally:
                 close = getattr(pieces, "aclose", None)
                 if close is not None:
@@ -571,24 +588,30 @@ class OrchestrationSession:
         def spent() -> UsageSnapshot | None:
             return usage or next(iter(seen), None)
 
+        failed: list[Exception] = []
+
         async def turn() -> None:
             try:
-                used = (await self._turn(listen, model, spent, estimate_usage, None, None))[1]
-                last = StreamEvent("final", status="completed", usage=used)
+                used = (await self._turn(listen, model, spent, estimate_usage, timeout, hook_ctx))[
+                    1
+                ]
+                end = {"status": "completed", "usage": used.to_dict()}
             except Exception as exc:
-                await told.put(StreamEvent("error", error=exc))
-                last = StreamEvent("final", status="failed", usage=spent(), error=exc)
-            await told.put(last)
+                failed.append(exc)
+                why = {"error_type": type(exc).__name__, "message": mask_secrets(str(exc))}
+                await told.put(StreamEvent("error", why))
+                end = {"status": "failed", "detail": why["message"]}
+            await told.put(StreamEvent("final", end))
 
         task, event = asyncio.create_task(turn()), StreamEvent("text_delta")
         try:
-            while event.kind != "final":
+            while event.type != "final":
                 event = await told.get()
                 yield event
-            if event.error is not None:
-                raise event.error
+            if failed:
+                raise failed[0]
         finally:
-            self.stream_cancelled = self.stream_cancelled or event.kind != "final"
+            self.stream_cancelled = self.stream_cancelled or event.type != "final"
             task.cancel()
             await asyncio.wait([task])
 
@@ -596,56 +619,56 @@ class OrchestrationSession:
 
     async def arun_tool(
         self,
-        tool: str,
+        tool_name: str,
         fn: Call,
         *,
         arguments: Mapping[str, Any] | None = None,
         timeout: float | None = None,
         idempotency_key: str | None = None,
+        hook_ctx: HookContext | None = None,
     ) -> Any:
         """Run one tool: permission, limits, hooks, guards, the call, guards, hooks.
 
         Args:
-            tool: Its name.
+            tool_name: Its name.
             fn: Calls it.
-            arguments: What it is called with, for the guards.
+            arguments: What it is called with, for guards and hooks.
             timeout: Seconds that it may take.
             idempotency_key: A second call of one key in one session is the first.
+            hook_ctx: What hooks are told, with the arguments as ``args``.
 
         Raises:
             PermissionDeniedError: The role may not use it.
             GuardrailViolationError: A guard refuses its arguments or its result.
         """
-        return await self._once(
-            idempotency_key, lambda: self._tool(tool, fn, dict(arguments or {}), timeout)
-        )
+        told = hook_ctx or HookContext(self.agent.role, self.agent.phase, tool=tool_name)
+        told.args = dict(told.args if arguments is None else arguments)
+        return await self._once(idempotency_key, lambda: self._tool(tool_name, fn, told, timeout))
 
     run_tool = _blocking(arun_tool)
 
-    async def _tool(
-        self, tool: str, fn: Call, arguments: dict[str, Any], timeout: float | None
-    ) -> Any:
+    async def _tool(self, tool: str, fn: Call, told: HookContext, timeout: float | None) -> Any:
         self._running("run a tool")
-        agent = self.agent
-        told = HookContext(agent.role, agent.phase, "tool", tool, arguments)
 
         async def run() -> Any:
             await self._govern("record_tool_call")
             await self._hooks("before_tool", told)
-            await self._tell(Name.AGENT_TOOL_CALLED, Status.RUNNING, data={"tool": tool})
-            result = await _through(agent.breakers.get(tool), fn, timeout)
+            await self._emit(AgentEvent.tool_called(**self._about, tool=tool))
+            result = await _through(self.agent.breakers.get(tool), fn, timeout)
             note("tool", **self._about, tool=tool)
             return result
 
-        result = await self._attempt(tool, run, told, timeout)
-        await self._tell(Name.AGENT_TOOL_COMPLETED, Status.GREEN, data={"tool": tool})
+        result = await self._attempt("tool", tool, run, told, timeout)
+        await self._emit(AgentEvent.tool_completed(**self._about, tool=tool))
         return result
 
-    async def _attempt(self, name: str, run: Call, told: HookContext, timeout: float | None) -> Any:
+    async def _attempt(
+        self, stage: str, name: str, run: Call, told: HookContext, timeout: float | None
+    ) -> Any:
         """Run something through the pipeline as a capability of its name."""
-        name = name or told.stage
-        services, work = self._services(told.stage, name), _Work(run)
-        plain = {str(key): to_plain(value, lenient=True) for key, value in told.arguments.items()}
+        name = name or stage
+        services, work = self._services(stage, name), _Work(run)
+        plain = {str(key): to_plain(value, lenient=True) for key, value in told.args.items()}
         work.arguments = plain
         step: Any = {"parameters": plain, **({} if timeout is None else {"timeout": timeout})}
         caller = replace(current_caller(), role=self.agent.role)
@@ -655,7 +678,7 @@ class OrchestrationSession:
                 record = await run_request(spec, step, services=services, raw_errors=True)
             gave = record.contexts[_RESULT][record.key]
             result = work.result if gave == work.shown else gave  # a guard rewrote it
-            result = await self._hooks(f"after_{told.stage}", told, result)
+            result = await self._hooks(f"after_{stage}", told, result)
         except GraphBubbleUp:
             raise
         except Exception as exc:
@@ -687,12 +710,12 @@ class OrchestrationSession:
         return found
 
     async def arun_parallel_tools(
-        self, calls: Sequence[tuple[str, Call]], timeout: float | None = None
+        self, calls: Sequence[Call | tuple[str, Call]], *, timeout: float | None = None
     ) -> list[Any]:
         """Run several tools at once, each as :meth:`arun_tool` does.
 
         Args:
-            calls: Name and function of each.
+            calls: The functions, or name and function of each; without one it is the function's.
             timeout: Seconds that all of them may take.
 
         Returns:
@@ -701,9 +724,13 @@ class OrchestrationSession:
         Raises:
             Exception: What the first one that failed raised; the others are cancelled.
         """
+        named = [
+            one if isinstance(one, tuple) else (getattr(one, "__name__", "tool"), one)
+            for one in calls
+        ]
         try:
             async with asyncio.timeout(timeout), asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self.arun_tool(tool, fn)) for tool, fn in calls]
+                tasks = [group.create_task(self.arun_tool(tool, fn)) for tool, fn in named]
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from failed
         return [task.result() for task in tasks]
@@ -742,7 +769,12 @@ class OrchestrationSession:
         self._waiting.set_result(value)
 
     async def ahandoff_to(
-        self, target: str, reason: str = "", context: Mapping[str, Any] | None = None
+        self,
+        target_role: str,
+        reason: str = "",
+        context: Mapping[str, Any] | None = None,
+        *,
+        hook_ctx: HookContext | None = None,
     ) -> Handoff:
         """Hand the work to another role; whoever called runs it.
 
@@ -751,13 +783,20 @@ class OrchestrationSession:
         """
         self._running("hand over")
         agent = self.agent
-        told = HookContext(agent.role, agent.phase, "handoff", target, dict(context or {}))
+        told = hook_ctx or HookContext(agent.role, agent.phase)
+        told.args, told.extra["target_role"] = dict(context or {}), target_role
         await self._hooks("before_handoff", told)
-        worker = agent.registry.create(target, agent.phase, agent.project_id)
+        worker = agent.registry.create(target_role, agent.phase, agent.project_id)
         worker.transition(AgentStatus.INITIALIZING)
-        to, context = worker.worker_id, told.arguments
+        to, context = worker.worker_id, told.args
         handoff = Handoff(
-            agent.role, target, agent.phase, reason, context, agent.project_id, target_worker_id=to
+            agent.role,
+            target_role,
+            agent.phase,
+            reason,
+            context,
+            agent.project_id,
+            target_worker_id=to,
         )
         self.worker.transition(AgentStatus.COMPLETED)
         event = AgentEvent.completed(agent.role, agent.phase, reason or None)
@@ -766,16 +805,49 @@ class OrchestrationSession:
 
     handoff_to = blocking(ahandoff_to)
 
-    def evaluate_policy(self, context: governance.PhaseContext | None = None) -> list[Any]:
+    def evaluate_policy(
+        self, context: governance.PhaseContext | None = None, **known: Any
+    ) -> list[Any]:
         """Return the actions that the policies ask for; none without policies.
 
         Args:
             context: How the phase stands; when not given, how this session does.
+            **known: What the caller knows better of it, by the fields of ``PhaseContext``.
         """
         engine = self.agent.policy_engine
         if engine is None:
             return []
-        return list(waited(awaited(engine.evaluate(context or self._standing()))))
+        said = {name: value for name, value in known.items() if value is not None}
+        seen = replace(context or self._standing(), **said)
+        return list(waited(awaited(engine.evaluate(seen))))
+
+    def authorize(self, tool_name: str) -> governance.PermissionOutcome:
+        """Return whether the role may use a tool."""
+        if self.agent.permissions is None:
+            return governance.PermissionOutcome(True)
+        enforcer = governance.PermissionEnforcer(self.agent.permissions)
+        return enforcer.check(self.agent.role, tool_name)
+
+    def complete(self, detail: str | None = None) -> None:
+        """End the session as done, before its block ends."""
+        self._close(AgentStatus.COMPLETED, AgentEvent.completed(**self._about, detail=detail))
+
+    def fail(
+        self, detail: str, failure_class: AgentFailureClass = AgentFailureClass.UNKNOWN
+    ) -> None:
+        """End the session as failed, before its block ends."""
+        event = AgentEvent.failed(**self._about, failure_class=failure_class, detail=detail)
+        self._close(AgentStatus.FAILED, event)
+
+    def cancel(self, detail: str | None = None) -> None:
+        """End the session as cancelled, before its block ends."""
+        kind = AgentFailureClass.CANCELLED
+        event = AgentEvent.failed(**self._about, failure_class=kind, detail=detail)
+        self._close(AgentStatus.CANCELLED, event)
+
+    def _close(self, status: AgentStatus, event: AgentEvent) -> None:
+        self.worker.transition(status, event.detail)
+        waited(self._emit(event))
 
     def _standing(self) -> governance.PhaseContext:
         return governance.PhaseContext(
@@ -827,7 +899,7 @@ class OrchestrationSession:
 
     async def _hooks(self, name: str, context: HookContext, result: Any = None) -> Any:
         for hook in self.agent.hooks:
-            method = getattr(hook, name, None)
+            method = getattr(hook, f"a{name}", None) or getattr(hook, name, None)
             if method is None:
                 continue
             before = name.startswith("before")

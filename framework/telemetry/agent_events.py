@@ -168,6 +168,36 @@ class AgentEvent:
         return cls(name, status, role=role, phase=phase, failure_class=kind, detail=detail)
 
     @classmethod
+    def ready(
+        cls, role: str, phase: str, detail: str | None = None, data: dict[str, Any] | None = None
+    ) -> AgentEvent:
+        """An agent may begin."""
+        status = AgentEventStatus.READY
+        return cls(AgentEventName.AGENT_READY, status, **_of(role, phase, detail, data))
+
+    @classmethod
+    def blocked(
+        cls, role: str, phase: str, detail: str | None = None, data: dict[str, Any] | None = None
+    ) -> AgentEvent:
+        """An agent waits for something."""
+        status = AgentEventStatus.BLOCKED
+        return cls(AgentEventName.AGENT_BLOCKED, status, **_of(role, phase, detail, data))
+
+    @classmethod
+    def tool_called(cls, role: str, phase: str, tool: str) -> AgentEvent:
+        """An agent calls a tool."""
+        status = AgentEventStatus.RUNNING
+        return cls(
+            AgentEventName.AGENT_TOOL_CALLED, status, **_of(role, phase, None, {"tool": tool})
+        )
+
+    @classmethod
+    def tool_completed(cls, role: str, phase: str, tool: str) -> AgentEvent:
+        """A tool gave its result."""
+        name, status = AgentEventName.AGENT_TOOL_COMPLETED, AgentEventStatus.COMPLETED
+        return cls(name, status, **_of(role, phase, None, {"tool": tool}))
+
+    @classmethod
     def phase_started(cls, phase: str) -> AgentEvent:
         """A phase began."""
         return cls(AgentEventName.PHASE_STARTED, AgentEventStatus.RUNNING, phase=phase)
@@ -189,6 +219,30 @@ class AgentEvent:
         """It is tried to recover from a failure."""
         name, status = AgentEventName.RECOVERY_ATTEMPTED, AgentEventStatus.RUNNING
         return cls(name, status, role=role, phase=phase, detail=detail)
+
+    @classmethod
+    def recovery_succeeded(
+        cls, role: str, phase: str, detail: str | None = None, data: dict[str, Any] | None = None
+    ) -> AgentEvent:
+        """It recovered."""
+        status = AgentEventStatus.RUNNING
+        return cls(AgentEventName.RECOVERY_SUCCEEDED, status, **_of(role, phase, detail, data))
+
+    @classmethod
+    def recovery_failed(
+        cls, role: str, phase: str, detail: str | None = None, data: dict[str, Any] | None = None
+    ) -> AgentEvent:
+        """It did not recover."""
+        status = AgentEventStatus.FAILED
+        return cls(AgentEventName.RECOVERY_FAILED, status, **_of(role, phase, detail, data))
+
+    @classmethod
+    def recovery_escalated(
+        cls, role: str, phase: str, detail: str | None = None, data: dict[str, Any] | None = None
+    ) -> AgentEvent:
+        """Somebody else has to see to it."""
+        status = AgentEventStatus.FAILED
+        return cls(AgentEventName.RECOVERY_ESCALATED, status, **_of(role, phase, detail, data))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data; what is ``None`` is left out."""
@@ -239,6 +293,10 @@ class AgentEvent:
             if isinstance(value, (int, float, bool)) or (detail and isinstance(value, str)):
                 named[f"capgraph.data.{name}"] = value
         return {name: value for name, value in named.items() if value is not None}
+
+
+def _of(role: str, phase: str, detail: str | None, data: dict[str, Any] | None) -> dict[str, Any]:
+    return {"role": role, "phase": phase, "detail": detail, "data": data}
 
 
 _NAMES: dict[str, tuple[AgentEventName, AgentEventStatus]] = {

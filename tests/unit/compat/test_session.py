@@ -20,6 +20,8 @@ from framework.behaviors import (
     CircuitOpenError,
     GuardrailViolationError,
     PatternGuardrail,
+    RateLimiter,
+    RateLimitExceededError,
 )
 from framework.compat.compliance import (
     ResidualRiskLevel,
@@ -59,7 +61,14 @@ from framework.governance import (
     stop,
 )
 from framework.stores import open_saver
-from framework.telemetry import AgentEvent, AuditLog, ModelPricing, PriceTable, UsageSnapshot
+from framework.telemetry import (
+    AgentEvent,
+    AgentFailureClass,
+    AuditLog,
+    ModelPricing,
+    PriceTable,
+    UsageSnapshot,
+)
 
 PRICES = PriceTable({"m": ModelPricing(1.0, 1.0)})
 DOLLAR = UsageSnapshot(input_tokens=1_000_000)
@@ -278,8 +287,8 @@ async def test_a_streamed_turn_ends_with_what_it_cost() -> None:
 
     async with agent().asession() as session:
         found = [event async for event in session.arun_turn_stream(pieces, "m")]
-    assert [event.kind for event in found] == ["text_delta", "text_delta", "final"]
-    assert (found[-1].status, found[-1].usage) == ("completed", DOLLAR)
+    assert [event.type for event in found] == ["text_delta", "text_delta", "final"]
+    assert found[-1].payload == {"status": "completed", "usage": DOLLAR.to_dict()}
 
 
 async def test_a_stream_that_breaks_says_so_and_is_closed() -> None:
@@ -296,7 +305,7 @@ async def test_a_stream_that_breaks_says_so_and_is_closed() -> None:
         kinds: list[str] = []
         with pytest.raises(ConnectionError):
             async for event in session.arun_turn_stream(pieces):
-                kinds.append(event.kind)
+                kinds.append(event.type)
         assert kinds == ["text_delta", "error", "final"]
         left = session.arun_turn_stream(pieces)
         await anext(left)
@@ -436,10 +445,10 @@ def test_limits_end_a_session_and_count_for_each_anew() -> None:
 def test_hooks_change_what_they_see_and_none_keeps_it() -> None:
     class Cut:
         async def before_tool(self, context: HookContext) -> None:
-            context.arguments["n"] = 1
+            context.args["n"] = 1
 
         def after_tool(self, context: HookContext, result: str) -> str:
-            return f"{result}{context.arguments['n']}"
+            return f"{result}{context.args['n']}"
 
         def after_model(self, context: HookContext, result: str) -> None:
             return None
@@ -447,6 +456,47 @@ def test_hooks_change_what_they_see_and_none_keeps_it() -> None:
     with agent(hooks=[Cut(), Cut()]).session() as session:
         assert session.run_tool("read", lambda: "a") == "a11"
         assert session.run_turn(lambda: "b")[0] == "b"
+
+
+@pytest.mark.may_block
+async def test_the_words_of_the_source_are_understood() -> None:
+    seen: list[Any] = []
+
+    class Told:
+        async def abefore_tool(self, context: HookContext) -> None:
+            seen.append((context.tool, context.args, context.extra))
+
+        def after_model(self, context: HookContext, result: str) -> str:
+            return f"{context.model}: {result}"
+
+    limiter = RateLimiter(rpm=1, clock=lambda: 0.0)
+    rules = [PolicyRule("slow", TimedOut(60), [PolicyActionData(PolicyAction.ESCALATE)])]
+    made = AgentSession(
+        "writer", "draft", 7, None, policy(), hooks=[Told()], async_rate_limiter=limiter,
+        policy_engine=PolicyEngine(rules),
+    )  # fmt: skip
+    async with made.asession(thread_id="t") as session:
+        used = await session.arun_turn(
+            lambda: "text", "m", estimate_usage=lambda result: UsageSnapshot(len(result))
+        )
+        assert used == ("m: text", UsageSnapshot(4))
+        with pytest.raises(RateLimitExceededError):
+            await asyncio.wait_for(limiter.acquire("m", timeout=0), 1)
+        context = HookContext("writer", "draft", tool="read", args={"a": 1}, extra={"id": 2})
+        assert await session.arun_tool(tool_name="read", fn=lambda: 1, hook_ctx=context) == 1
+        assert seen == [("read", {"a": 1}, {"id": 2})]
+
+        def one() -> int:
+            return 1
+
+        assert await session.arun_parallel_tools([one, one], timeout=60) == [1, 1]
+        assert session.authorize("read").allowed
+        assert not session.authorize("delete").allowed
+        assert session.evaluate_policy(elapsed_seconds=61.0, quality_level=None)
+        assert (session.worker.project_id, session.thread_id) == (7, "t")
+        session.fail("no more", AgentFailureClass.TOOL_ERROR)
+    assert session.worker.status is AgentStatus.FAILED
+    assert session.events[-1].failure_class is AgentFailureClass.TOOL_ERROR
 
 
 # People and the end

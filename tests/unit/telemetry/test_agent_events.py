@@ -59,6 +59,17 @@ def test_named_constructors_and_copies() -> None:
     assert AgentEvent.phase_started("draft").role is None
     assert AgentEvent.completed("writer", "draft").event.value == "agent.completed"
     assert AgentEvent.recovery_attempted("writer", "draft").event.value.endswith("attempted")
+    for name in ("ready", "blocked", "recovery_succeeded", "recovery_failed", "recovery_escalated"):
+        made = getattr(AgentEvent, name)("writer", "draft", "why", {"a": 1})
+        assert made.event.value.replace(".", "_").endswith(name)
+        assert (made.role, made.phase, made.detail, made.data) == (
+            "writer",
+            "draft",
+            "why",
+            {"a": 1},
+        )
+    for name in ("tool_called", "tool_completed"):
+        assert getattr(AgentEvent, name)("writer", "draft", "read").data == {"tool": "read"}
 
 
 def test_a_failed_agent_says_why() -> None:
