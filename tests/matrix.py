@@ -18,8 +18,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".matrix"
 _FOR_DEVELOPERS = {"dev", "docs", "bench"}
-_ONLY_NEWEST = "langgraph-cli"
-"""A tool that itself needs newer versions of what users may have older."""
+_ONLY_NEWEST = ("langgraph-cli", "import-linter")
+"""Tools that themselves need newer versions of what users may have older."""
 
 
 def interpreter(version: str) -> str | None:
@@ -56,8 +56,9 @@ def run(version: str, python: str, pins: list[str], options: list[str]) -> str:
     subprocess.run([python, "-m", "venv", "--clear", folder], check=True)
     (FOLDER / f"{name}.txt").write_text("\n".join(pins) + "\n", encoding="utf-8")
     install = [environment, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    tools = [one for one in _project()["optional-dependencies"]["dev"] if _ONLY_NEWEST not in one]
-    what = [one.replace("capgraph[", ".[") for one in tools] if pins else [".[dev]"]
+    tools = _project()["optional-dependencies"]["dev"]
+    low = [t.replace("capgraph[", ".[") for t in tools if not t.startswith(_ONLY_NEWEST)]
+    what = low if pins else [".[dev]"]
     wanted = ["--constraint", FOLDER / f"{name}.txt", "--editable", *what]
     if subprocess.run([*install, *wanted], cwd=ROOT, check=False).returncode:
         return "cannot be installed"
