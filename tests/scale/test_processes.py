@@ -190,6 +190,19 @@ async def test_sigterm_ends_what_runs_and_a_second_one_at_once(crew: Crew) -> No
         assert await crew.over(client, thread) == ["completed"]
 
 
+async def test_a_worker_whose_loop_is_blocked_hears_signals(crew: Crew) -> None:
+    if crew.engine != "postgres":
+        pytest.skip("no engine is asked")
+    one = crew.start(TOY_BLOCK="600")
+    async with crew.client() as client:
+        await client.submit(crew.named("t"), plan=BLOCK)
+        await crew.until(lambda: len(crew.notes()) == 2)
+        for _ in range(2):
+            one.send_signal(signal.SIGTERM)
+            await asyncio.sleep(0.1)
+        assert await asyncio.to_thread(one.wait, 60) == 143
+
+
 @long
 async def test_a_step_that_blocks_the_loop_keeps_its_thread(crew: Crew) -> None:
     working = [

@@ -9,6 +9,8 @@ import os
 import re
 import signal
 import sys
+import threading
+import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from framework.scale import Worker
 
 app = typer.Typer()
+_GRACE_SECONDS = 5.0
+"""So long after its steps have ended, or were to, a worker that was told to end is there at most."""
 
 
 @app.command("worker")
@@ -64,6 +68,7 @@ def worker(
 async def _work(
     shared: Shared, settings: Settings, queues: list[str], concurrency: int, while_stdin: bool
 ) -> int:
+    from framework.base.errors import PersistenceError
     from framework.scale import Worker
 
     async with shared.open_client(settings) as (_, client):
@@ -78,24 +83,42 @@ async def _work(
             # Whoever started the process reads this line to know that it takes orders.
             print(f"worker {one.id} ready", flush=True)  # noqa: T201
         ready.cancel()
-        await running
+        try:
+            await running
+        except PersistenceError:
+            if code[0] == ExitCode.FAILED:
+                raise  # otherwise it was to end anyway
         return code[0]
 
 
 def _end_on_signals(one: Worker) -> list[int]:
     """Drain on the first signal and end at once on the second; returns the exit code to be."""
+    from framework.graph.turns import DRAIN_SECONDS
+
     loop, code = asyncio.get_running_loop(), [int(ExitCode.FAILED)]
+    asked = threading.Event()
 
-    def end(with_code: int) -> None:
+    def end(number: int, _: object) -> None:
         if code[0] != ExitCode.FAILED:
-            os._exit(with_code)
-        code[0] = with_code
-        one.drain()
+            os._exit(code[0])
+        code[0] = int(ends[number])
+        asked.set()
+        loop.call_soon_threadsafe(one.drain)
 
-    ends = {signal.SIGTERM: ExitCode.DRAINED, signal.SIGINT: ExitCode.INTERRUPTED}
-    for number, with_code in ends.items():
-        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-            loop.add_signal_handler(number, end, int(with_code))
+    def last() -> None:
+        asked.wait()
+        time.sleep(DRAIN_SECONDS + _GRACE_SECONDS)
+        os._exit(code[0])  # the database is away, or a capability blocks the loop
+
+    ends: dict[int, ExitCode] = {
+        signal.SIGTERM: ExitCode.DRAINED,
+        signal.SIGINT: ExitCode.INTERRUPTED,
+    }
+    with contextlib.suppress(ValueError):  # only the main thread hears signals
+        for number in ends:
+            # Not the loop's own way: while a capability blocks it, nothing would be heard.
+            signal.signal(number, end)
+        threading.Thread(target=last, name="capgraph-end", daemon=True).start()
     return code
 
 
