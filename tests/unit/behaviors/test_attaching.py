@@ -247,7 +247,7 @@ async def test_each_model_has_its_own_time() -> None:
         async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
             await asyncio.Event().wait()
 
-    around = [FallbackBehavior(models=[ScriptedModel(responses=[{"a": 1}])]), TimeoutBehavior(0.05)]
+    around = [FallbackBehavior(models=[ScriptedModel(responses=[{"a": 1}])]), TimeoutBehavior(0.5)]
     slow = RoleModel("planning", Slow(responses=[]), 5, around)
     assert await structured(slow, SCHEMA, ASK) == {"a": 1}
 
