@@ -66,9 +66,14 @@ from framework.engine.bind import bind
 from framework.engine.services import Services
 from framework.pipeline.run_config import called_by, current_caller, current_runtime
 from framework.registry import Registry
-from framework.telemetry import AgentEvent, AgentFailureClass, UsageSnapshot, UsageTracker
-from framework.telemetry import AgentEventName as Name
-from framework.telemetry import AgentEventStatus as Status
+from framework.telemetry import (
+    AgentEvent,
+    AgentEventName,
+    AgentEventStatus,
+    AgentFailureClass,
+    UsageSnapshot,
+    UsageTracker,
+)
 from framework.telemetry import NoopSink as NoopEventSink
 from framework.telemetry import RingBufferSink as RingBufferEventSink
 from framework.telemetry.audit import note
@@ -515,12 +520,11 @@ class OrchestrationSession:
             found = self._plane.enforce()
         except governance.GovernanceBreachError as exc:
             self._failed = exc
-            await self._tell(Name.GOVERNANCE_BREACH, Status.FAILED, detail=str(exc))
+            await self._emit(AgentEvent.governance_breach(**self._about, **_limit(exc)))
             raise
-        for outcome in found:
-            if outcome.breached:
-                told = f"{outcome.limit_name}: {outcome.observed:g} of {outcome.ceiling:g}"
-                await self._tell(Name.GOVERNANCE_ALERT, Status.BLOCKED, detail=told)
+        for one in found:
+            if one.breached:
+                await self._emit(AgentEvent.governance_alert(**self._about, **_limit(one)))
 
     async def _failure(self, exc: Exception) -> None:
         """Classify a failure, try once to recover, and say what was done."""
@@ -542,7 +546,9 @@ class OrchestrationSession:
             found = router.select(scenario=scenario.value, attempt=tries, current=current)
             if found is not None and found != current:
                 self.worker.provider_used = found
-                await self._tell(Name.RECOVERY_PROVIDER_SWITCHED, Status.RUNNING, detail=found)
+                name = AgentEventName.RECOVERY_PROVIDER_SWITCHED
+                status = AgentEventStatus.RUNNING
+                await self._emit(AgentEvent(name, status, **self._about, detail=found))
         await self._govern("record_failure")
 
     async def arun_turn_stream(
@@ -907,9 +913,6 @@ class OrchestrationSession:
             result = result if found is None or before else found
         return result
 
-    async def _tell(self, name: Name, status: Status, **more: Any) -> None:
-        await self._emit(AgentEvent(name, status, **self._about, **more))
-
     async def _emit(self, event: AgentEvent) -> None:
         self.events.append(event)
         if self.agent.event_sink is not None:
@@ -997,6 +1000,11 @@ _CLASSES: tuple[tuple[type[BaseException], AgentFailureClass], ...] = (
     (CapgraphValidationError, AgentFailureClass.VALIDATION_ERROR),
     (TimeoutError, AgentFailureClass.LLM_TIMEOUT),
 )
+
+
+def _limit(seen: Any) -> dict[str, Any]:
+    about = {name: getattr(seen, name) for name in ("limit_name", "observed", "ceiling")}
+    return {**about, "scope": "session"}
 
 
 def _failure_class(exc: BaseException) -> AgentFailureClass:

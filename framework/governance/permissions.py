@@ -260,13 +260,15 @@ class PermissionEnforcer:
     def __init__(self, policy: Permissions) -> None:
         self.policy = policy
 
-    def check(self, role: str | None, name: str, *, tenant: str | None = None) -> PermissionOutcome:
+    def check(
+        self, role: str | None, tool_name: str, *, tenant: str | None = None
+    ) -> PermissionOutcome:
         """Return what is decided about a capability, with the reason."""
-        return self.policy.authorize(role, name, tenant=tenant)
+        return self.policy.authorize(role, tool_name, tenant=tenant)
 
-    def is_allowed(self, role: str | None, name: str, *, tenant: str | None = None) -> bool:
+    def is_allowed(self, role: str | None, tool_name: str, *, tenant: str | None = None) -> bool:
         """Tell whether a role may use a capability."""
-        return self.check(role, name, tenant=tenant).allowed
+        return self.check(role, tool_name, tenant=tenant).allowed
 
     def filter_tools(
         self, role: str | None, tools: Iterable[ToolT], *, tenant: str | None = None

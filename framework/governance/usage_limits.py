@@ -145,19 +145,28 @@ class SessionLimit:
 
     Attributes:
         value: The most that is allowed.
+        scope: Of what; there is only the session.
         on_breach: ``terminate`` ends the session, ``alert`` only tells.
+        name: What it is called.
 
     Raises:
-        ValidationError: The value is negative or no number, or the word is unknown.
+        ValidationError: The value is negative or no number, or a word is unknown.
     """
 
     value: float
+    scope: Literal["session"] = "session"
     on_breach: Literal["terminate", "alert"] = "terminate"
+    name: str = ""
     counts: ClassVar[str] = ""
-    name: ClassVar[str] = ""
+    called: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.name or self.called)
         check_number(self.name, self.value)
+        if self.scope != "session":
+            raise ValidationError(
+                f"scope is {self.scope!r}.", fix="Use 'session', or a Budget for other scopes."
+            )
         if self.on_breach not in ("terminate", "alert"):
             raise ValidationError(
                 f"on_breach is {self.on_breach!r}.", fix="Use 'terminate' or 'alert'."
@@ -167,25 +176,25 @@ class SessionLimit:
 class MaxIterationsLimit(SessionLimit):
     """The most turns of a session."""
 
-    counts, name = "turns", "max_iterations"
+    counts, called = "turns", "max_iterations"
 
 
 class MaxBudgetLimit(SessionLimit):
     """The most that a session may cost, in US dollars."""
 
-    counts, name = "cost_usd", "max_budget_usd"
+    counts, called = "cost_usd", "max_budget_usd"
 
 
 class MaxConsecutiveFailuresLimit(SessionLimit):
     """The most failures in a row."""
 
-    counts, name = "consecutive_failures", "max_consecutive_failures"
+    counts, called = "consecutive_failures", "max_consecutive_failures"
 
 
 class MaxToolCallsLimit(SessionLimit):
     """The most calls of tools."""
 
-    counts, name = "tool_calls", "max_tool_calls"
+    counts, called = "tool_calls", "max_tool_calls"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +206,7 @@ class LimitOutcome:
         limit_name: Name of the limit.
         observed: What was counted.
         ceiling: What the limit allows.
+        scope: Of what it is a limit.
         on_breach: What then happens.
     """
 
@@ -204,6 +214,7 @@ class LimitOutcome:
     limit_name: str
     observed: float
     ceiling: float
+    scope: str
     on_breach: str
 
 
@@ -239,6 +250,7 @@ class GovernancePlane:
                 limit_name=limit.name,
                 observed=observed,
                 ceiling=limit.value,
+                scope=limit.scope,
                 on_breach=limit.on_breach,
             )
             for limit in self.limits

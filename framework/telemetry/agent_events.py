@@ -244,6 +244,44 @@ class AgentEvent:
         status = AgentEventStatus.FAILED
         return cls(AgentEventName.RECOVERY_ESCALATED, status, **_of(role, phase, detail, data))
 
+    @classmethod
+    def governance_breach(cls, role: str, phase: str, **limit: Any) -> AgentEvent:
+        """A limit ends the work: ``limit_name``, ``observed``, ``ceiling`` and ``scope``."""
+        name, kind = AgentEventName.GOVERNANCE_BREACH, AgentFailureClass.GOVERNANCE_BREACH
+        about = _of(role, phase, _passed(**limit), limit)
+        return cls(name, AgentEventStatus.FAILED, failure_class=kind, **about)
+
+    @classmethod
+    def governance_alert(cls, role: str, phase: str, **limit: Any) -> AgentEvent:
+        """A limit was passed that only tells; see :meth:`governance_breach`."""
+        about = _of(role, phase, _passed(**limit), limit)
+        return cls(AgentEventName.GOVERNANCE_ALERT, AgentEventStatus.RUNNING, **about)
+
+    @classmethod
+    def oversight_review_requested(
+        cls, role: str, phase: str, *, decision_id: str, reviewer_id: str | None = None
+    ) -> AgentEvent:
+        """A person has to look at a decision."""
+        data = {"decision_id": decision_id} | ({"reviewer_id": reviewer_id} if reviewer_id else {})
+        about = _of(role, phase, f"review requested: {decision_id}", data)
+        return cls(AgentEventName.OVERSIGHT_REVIEW_REQUESTED, AgentEventStatus.BLOCKED, **about)
+
+    @classmethod
+    def oversight_review_resolved(
+        cls,
+        role: str,
+        phase: str,
+        *,
+        decision_id: str,
+        decision: str,
+        reviewer_id: str | None = None,
+    ) -> AgentEvent:
+        """A person has looked at it."""
+        data = {"decision_id": decision_id, "decision": decision}
+        data |= {"reviewer_id": reviewer_id} if reviewer_id else {}
+        about = _of(role, phase, f"review {decision}: {decision_id}", data)
+        return cls(AgentEventName.OVERSIGHT_REVIEW_RESOLVED, AgentEventStatus.RUNNING, **about)
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain data; what is ``None`` is left out."""
         named = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -297,6 +335,10 @@ class AgentEvent:
 
 def _of(role: str, phase: str, detail: str | None, data: dict[str, Any] | None) -> dict[str, Any]:
     return {"role": role, "phase": phase, "detail": detail, "data": data}
+
+
+def _passed(*, limit_name: str, observed: float, ceiling: float, scope: str) -> str:
+    return f"{limit_name}: {observed:g} of {ceiling:g}"
 
 
 _NAMES: dict[str, tuple[AgentEventName, AgentEventStatus]] = {

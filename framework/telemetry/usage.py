@@ -79,9 +79,9 @@ class UsageSnapshot:
         return json.dumps(self.to_dict())
 
     @classmethod
-    def from_json(cls, text: str) -> UsageSnapshot:
+    def from_json(cls, s: str) -> UsageSnapshot:
         """Read what :meth:`to_json` wrote."""
-        return cls.from_dict(json.loads(text))
+        return cls.from_dict(json.loads(s))
 
     @classmethod
     def of_message(cls, message: Any) -> UsageSnapshot | None:

@@ -68,6 +68,16 @@ def test_named_constructors_and_copies() -> None:
             "why",
             {"a": 1},
         )
+    limit = {"limit_name": "max_tool_calls", "observed": 3.0, "ceiling": 2.0, "scope": "session"}
+    for name in ("governance_breach", "governance_alert"):
+        made = getattr(AgentEvent, name)("writer", "draft", **limit)
+        assert (made.data, made.detail) == (limit, "max_tool_calls: 3 of 2")
+    asked = AgentEvent.oversight_review_requested("writer", "draft", decision_id="d")
+    told = AgentEvent.oversight_review_resolved("w", "d", decision_id="d", decision="yes")
+    assert (asked.data, told.data) == (
+        {"decision_id": "d"},
+        {"decision_id": "d", "decision": "yes"},
+    )
     for name in ("tool_called", "tool_completed"):
         assert getattr(AgentEvent, name)("writer", "draft", "read").data == {"tool": "read"}
 
