@@ -127,6 +127,7 @@ def bind(
     purse = Purse.of(
         options.get("budget") or declared_budgets(settings.budgets),
         options.get("prices") or declared_prices(settings.prices),
+        options.get("clock"),
     )
     chosen = choose_strategies(registry, settings, model, options)
     if isinstance(chosen["planner"], ChainPlanner) and (careful := AskAboutDefaults(registry)):

@@ -151,6 +151,12 @@ class Budget:
         """What its counters are called where they lie."""
         return "/".join(part for part in (self.per, self.window or "", self.name) if part)
 
+    def timed_by(self, clock: Clock | None) -> Budget:
+        """Return the same budget with a graph's clock, unless it has one of its own."""
+        found = copy.copy(self)
+        found._clock = self._clock or clock
+        return found
+
     def counting_in(self, cells: Cells, leases: Leases | None = None) -> Budget:
         """Return the same budget with its counters elsewhere, unless it has a store of its own.
 

@@ -23,6 +23,7 @@ from uuid import UUID
 from langgraph.errors import GraphBubbleUp
 
 from configs.scoped import scoped
+from framework.base.clock import Clock
 from framework.base.errors import ConfigurationError
 from framework.base.ports import Attempt, Caller, CallNext, Question, Rows
 from framework.base.spec import CapabilitySpec
@@ -68,7 +69,7 @@ class Purse:
     book: UsageBook = field(default_factory=UsageBook)
 
     @classmethod
-    def of(cls, given: Any, prices: PriceTable | None) -> Purse:
+    def of(cls, given: Any, prices: PriceTable | None, clock: Clock | None = None) -> Purse:
         """Read what an operator gave as ``budget``: one, several or none.
 
         Raises:
@@ -85,7 +86,7 @@ class Purse:
                 f"Two budgets count as {twice[0]!r}.", fix="Give one of them a name=."
             )
         table = prices or PriceTable.of_process()
-        return cls(budgets, table, UsageBook(table))
+        return cls(tuple(item.timed_by(clock) for item in budgets), table, UsageBook(table))
 
     def spending(
         self,

@@ -299,6 +299,18 @@ async def test_a_question_in_a_step_counts_it_once(
         assert (used["steps"], used["requests"], held) == (steps, 1, {})
 
 
+@pytest.mark.parametrize("window", ["hour", "month"])
+async def test_a_window_goes_by_the_clock_of_the_graph(agent: Any, step: Any, window: Any) -> None:
+    budget = Budget(steps=1, per="user", window=window)
+    plan = [step("a", "chatter")]
+    it = agent(Gauge, chatter(0), plans=[plan, plan, plan], budget=budget)
+    found = []
+    for thread in ("1", "2", "3"):
+        it.clock.advance(32 * 86_400 if thread == "3" else 0)
+        found.append(status(await it.ask(thread=thread)))
+    assert found == ["completed", "stopped", "completed"]
+
+
 async def test_failures_in_a_row_end_the_turn(agent: Any, step: Any) -> None:
     tries = []
 
