@@ -265,11 +265,15 @@ class Runner:
         if not may:
             return await stopped(self._graph, run.thread_id)
         given, over = await self._input(run, again=bool(told) or run.status != "queued")
-        if over:
-            return await turn.read()
-        end = await turn.run(
-            given,
-            lambda event: self._log.tell(run.run_id, translator.event(event), translator.shortened),
+        end = await (
+            turn.read()
+            if over
+            else turn.run(
+                given,
+                lambda event: self._log.tell(
+                    run.run_id, translator.event(event), translator.shortened
+                ),
+            )
         )
         if isinstance(end.error, PersistenceError):
             raise end.error  # nothing that can be trusted was ended

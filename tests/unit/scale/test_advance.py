@@ -1,0 +1,52 @@
+"""Doing what the log asks of a thread, while its database comes and goes."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+from langgraph.checkpoint.memory import InMemorySaver
+
+from framework import build_graph, capability_node
+from framework.base.errors import PersistenceError
+from framework.scale.advance import advance, given_of
+from framework.scale.order import TurnOrder
+from framework.stores.run_log import LoggedRun, RunLog
+
+
+@capability_node(examples=["open the valve"], requires_approval=True)
+def open_valve() -> str:
+    """Open the valve."""
+    return "open"
+
+
+class _Saver(InMemorySaver):
+    """Reads so many times, and then not once."""
+
+    reads = -1
+
+    async def aget_tuple(self, config: Any) -> Any:
+        self.reads -= 1
+        if self.reads == -1:
+            raise PersistenceError("The database was away.", fix="Bring it back.")
+        return await super().aget_tuple(config)
+
+
+async def test_a_run_whose_end_cannot_be_read_is_left_and_not_ended() -> None:
+    saver = _Saver()
+    graph = build_graph([open_valve], checkpointer=saver)
+    log = RunLog(saver)
+    request = {"message": "Open the valve", "caller": {}}
+    await log.open(LoggedRun("r", "t", "", request=request, status="running"))
+    # Its process ended when the thread had been saved, and before the log had a word of it.
+    config: Any = {"configurable": {"thread_id": "t"}, "metadata": {"run_id": "r"}}
+    await graph.ainvoke(given_of(request), config)
+    for reads in count():
+        saver.reads = reads
+        try:
+            report = await advance(graph, TurnOrder("t", "r"), log=log)
+        except PersistenceError:
+            continue
+        assert report.ended == {"r": "waiting"}
+        assert reads >= 3
+        break
