@@ -243,14 +243,15 @@ class Work:
             context: What their tools find as ``Runtime.context``.
         """
         self.rounds += 1
-        begun = [
-            as_task(name, partial(self._member, name, text, context)) for name, text in subtasks
-        ]
-        results = [AgentResult.of(item) for item in await side_by_side(begun)]
+        with hearing(self._labels) as labels:
+            begun = [
+                as_task(name, partial(self._member, name, text, context)) for name, text in subtasks
+            ]
+            results = [AgentResult.of(item) for item in await side_by_side(begun)]
+        self._labels |= labels
         write = get_stream_writer()
         for (name, text), result in zip(subtasks, results, strict=True):
             self._done.append(_Done(name, text, result))
-            self._labels |= result.metadata.get("labels", {})
             if not result.success:
                 self.wrong.append(f"{name}: {result.error}")
             write({STEP: _step(self._done[-1]).to_plain()})
@@ -258,19 +259,12 @@ class Work:
         return results
 
     async def _member(self, name: str, text: str, context: Any) -> dict[str, Any]:
-        with hearing(self._labels) as labels:
-            found = await self._worked(name, text, context)
-        labels |= found["metadata"].get("labels", {})
-        if labels:  # kept with the result, for whoever goes on with the run
-            found["metadata"] = {**found["metadata"], "labels": labels}
-        return found
-
-    async def _worked(self, name: str, text: str, context: Any) -> dict[str, Any]:
         if name not in self._graphs:
             told = f"there is no member {name!r}; the members are {', '.join(self._graphs)}"
             return AgentResult(None, success=False, error=told).to_plain()
         try:
             found = await self._graphs[name].ainvoke({"task": text}, context=context)
+            hear((found.get("metadata") or {}).get("labels", {}))  # also of a run that was kept
             return AgentResult.of({"output": None, **found}).to_plain()
         except ENDING:
             raise
