@@ -328,7 +328,7 @@ class TemporalEngine:
         )
         # Moments at which no worker lived are not all made up for when one does.
         policy = SchedulePolicy(overlap=ScheduleOverlapPolicy.BUFFER_ONE)
-        spec = ScheduleSpec(cron_expressions=[cron])
+        spec = ScheduleSpec(cron_expressions=_alike(cron))
         with _reached(self._address), suppress(ScheduleAlreadyRunningError):
             await self._client.create_schedule(
                 _PREFIX + self._of + name, Schedule(action=action, spec=spec, policy=policy)
@@ -548,6 +548,20 @@ def _given_back(why: str, delay: timedelta | None) -> ApplicationError:
     It is told no text of an error: that may hold what a thread is about.
     """
     return ApplicationError(why, category=ApplicationErrorCategory.BENIGN, next_retry_delay=delay)
+
+
+def _alike(cron: str) -> list[str]:
+    """Return what means the same to Temporal as to cron."""
+    if "#" in cron:
+        raise ValidationError(
+            f"Temporal reads no '#' in {cron!r:.80}: a comment begins there.",
+            fix="Name weekdays, or days of the month, without it.",
+        )
+    match cron.split():
+        case [minute, hour, day, month, weekday] if "*" not in {day, weekday}:
+            # Where both are named, cron means either of them, and Temporal days that are both.
+            return [f"{minute} {hour} {day} {month} *", f"{minute} {hour} * {month} {weekday}"]
+    return [cron]
 
 
 async def _connect(address: str, retry: RetryConfig) -> Client:

@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from croniter import croniter
 from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.enums.v1 import EventType
 from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest
@@ -284,6 +285,19 @@ async def test_a_schedule_begins_its_moments(
         await engine.schedule("x", "never")
     with pytest.raises(ValidationError, match=r"refuses it: .* length"):
         await engine.submit(TurnOrder("long" * 1000, "r"))
+
+
+async def test_times_mean_what_they_mean_to_cron(
+    engine: TemporalEngine, client: Client, thread: str
+) -> None:
+    # Either of the two days, not one that is both.
+    await engine.schedule(thread, "0 7 13 * fri")
+    found = (await client.get_schedule_handle(f"capgraph/{thread}").describe()).info
+    times = croniter("0 7 13 * fri", datetime.now(UTC))
+    assert found.next_action_times == [times.get_next(datetime) for _ in found.next_action_times]
+    await engine.unschedule(thread)
+    with pytest.raises(ValidationError, match="a comment begins there"):
+        await engine.schedule(thread, "0 7 * * mon#1")
 
 
 async def test_what_was_handed_over_before_is_told_only_where_it_was_lost(
