@@ -12,6 +12,7 @@ from typing_extensions import Unpack
 
 from configs.logger import SecretMasker, get_logger
 from framework.base.checked import checked, fits
+from framework.base.clock import as_clock
 from framework.base.errors import ConfigurationError
 from framework.base.ports import PlanPolicy, StepPolicy, TurnGuard
 from framework.base.spec import CapabilitySpec
@@ -48,7 +49,6 @@ _WANTED: dict[str, Any] = {
     "system_prompt": str | Callable | None,
     "settings": "section",
     "capacity": "take",
-    "clock": "monotonic",
     "embeddings": "aembed_query",
     "prices": "register",
     "permissions": "authorize",
@@ -106,6 +106,8 @@ def bind(
     if unknown := sorted(options.keys() - OperatorOptions.__annotations__.keys()):
         raise TypeError(f"build_graph got unexpected arguments {unknown}.")
     _check_options({**options, "settings": settings})
+    timed_by = options.get("clock")
+    clock = None if timed_by is None else as_clock(timed_by)
     fixed: Any = {"model": model, "settings": settings, "checkpointer": checkpointer}
     again = partial(bind, **fixed, answer_type=answer_type, **options)
     registry = as_registry(capabilities).frozen()
@@ -127,9 +129,9 @@ def bind(
     purse = Purse.of(
         options.get("budget") or declared_budgets(settings.budgets),
         options.get("prices") or declared_prices(settings.prices),
-        options.get("clock"),
+        clock,
     )
-    chosen = choose_strategies(registry, settings, model, options)
+    chosen = choose_strategies(registry, settings, model, options, clock)
     if isinstance(chosen["planner"], ChainPlanner) and (careful := AskAboutDefaults(registry)):
         step_policies = (*step_policies, careful)
     prompts = get_framework_prompts(settings.prompts) if settings.prompts else None
@@ -141,7 +143,7 @@ def bind(
     equipment = Equipment(
         registry,
         settings,
-        clock=options.get("clock"),
+        clock=clock,
         capacity=options.get("capacity"),
         chat_model=chosen.pop("chat_model", lambda _role: None),
         step_policies=step_policies,

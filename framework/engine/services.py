@@ -70,7 +70,7 @@ class OperatorOptions(TypedDict, total=False):
         system_prompt: What the models that plan and answer are told besides: text, or a function
             (also an async one) of the turn's ``TurnView``. It stands behind what stays the same.
         embeddings: LangChain ``Embeddings`` for the offline choice of capabilities.
-        clock: Source of time.
+        clock: Source of time: a ``Clock``, or a function that returns seconds.
         selector: Chooses capabilities, in place of the one for the model and the settings.
         extractor: Finds the task.
         planner: Writes plans.
@@ -91,7 +91,7 @@ class OperatorOptions(TypedDict, total=False):
     state_schema: type[Any]
     system_prompt: SystemPrompt | None
     embeddings: Any
-    clock: Clock | None
+    clock: Clock | Callable[[], float] | None
     selector: Selector
     extractor: TaskExtractor
     planner: Planner

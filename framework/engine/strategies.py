@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from configs.errors import ConfigurationError
+from framework.base.clock import Clock
 from framework.engine.default_strategies import ChainPlanner, LastMessageExtractor, SummaryAnswerer
 from framework.engine.named import of_role
 from framework.engine.services import OperatorOptions
@@ -16,6 +17,7 @@ def choose_strategies(
     settings: Any,
     model: Any,
     options: OperatorOptions,
+    clock: Clock | None,
 ) -> dict[str, Any]:
     """Return ``selector``, ``extractor``, ``planner``, ``answerer`` and ``chat_model``.
 
@@ -24,6 +26,7 @@ def choose_strategies(
         settings: All settings.
         model: A model, a description of one, one for each role, or ``None``.
         options: What the operator decided; strategies that are given win.
+        clock: Source of time.
 
     Raises:
         ConfigurationError: A strategy that needs a model is set, and there is none.
@@ -58,7 +61,7 @@ def choose_strategies(
                 if given
             },
             own_planner="planner" in options,
-            clock=options.get("clock"),
+            clock=clock,
         )
     elif strategy in {"model", "per_capability"}:
         raise ConfigurationError(

@@ -12,7 +12,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from configs.settings import load_settings
 from framework import AskAgain, CapabilityContext, build_graph, capability_node
-from framework.base.errors import PersistenceError
+from framework.base.errors import ConfigurationError, PersistenceError
 from framework.behaviors import (
     CircuitBreakerBehavior,
     RateLimitBehavior,
@@ -105,6 +105,19 @@ async def test_an_open_breaker_is_known_before_the_plan_and_told() -> None:
     tank.error = None
     assert (await ask(graph))["execution_outcome"]["status"] == "completed"
     assert tank.calls == 2
+
+
+async def test_a_function_that_returns_seconds_is_a_graphs_clock() -> None:
+    tank, seconds = Tank(RuntimeError("broken")), [0.0]
+    breaker = CircuitBreakerBehavior(failure_threshold=1, recovery_timeout=100)
+    graph = build_graph([tank.capability], behaviors=[breaker], clock=lambda: seconds[0])
+    await ask(graph)
+    tank.error = None
+    assert "is out of reach until" in said(await ask(graph))
+    seconds[0] = 101
+    assert (await ask(graph))["execution_outcome"]["status"] == "completed"
+    with pytest.raises(ConfigurationError, match="12 is no clock"):
+        build_graph([tank.capability], clock=12)  # type: ignore[arg-type]
 
 
 async def test_another_producer_of_the_type_takes_its_place() -> None:
