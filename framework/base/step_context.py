@@ -11,6 +11,7 @@ from configs.logger import ComponentLogger, get_logger
 from configs.streaming import get_streamer
 from framework.base.awaiting import awaited
 from framework.base.context import CapabilityContext
+from framework.base.errors import ValidationError
 from framework.base.plan import PlannedStep
 from framework.base.values import copied
 
@@ -20,13 +21,19 @@ async def _simply(_key: str, call: Callable[[], Any]) -> Any:
 
 
 class StepInputs(dict[str, Any]):
-    """The inputs by type, as the static form gets them in ``context``.
+    """The inputs by type or role; the static form gets them in ``context``.
 
     Attributes:
         once: Runs an effect inside the step at most once: ``await context.once("key", call)``.
     """
 
     once: Callable[[str, Callable[[], Any]], Awaitable[Any]]
+
+    def __missing__(self, name: str) -> Any:
+        raise ValidationError(
+            f"The input {name!r} is not there; the step was given {sorted(self) or 'none'}.",
+            fix="Run what gives it before, or hand it in as capability_context_data.",
+        )
 
 
 @dataclass(slots=True)
@@ -56,7 +63,7 @@ class StepContext:
     step_index: int = 0
     total_steps: int = 0
     state: Mapping[str, Any] = field(default_factory=dict)
-    inputs: dict[str, Any] = field(default_factory=dict)
+    inputs: StepInputs = field(default_factory=StepInputs)
     parameters: Any = field(default_factory=dict)
     task: str = ""
     attempt: int = 1

@@ -12,7 +12,7 @@ import framework.telemetry as telemetry
 from configs.streaming import step_of_plan
 from framework.base.errors import CapabilityError, ErrorSeverity, ValidationError
 from framework.base.ports import Attempt
-from framework.base.step_context import OFFERED, StepContext
+from framework.base.step_context import OFFERED, StepContext, StepInputs
 from framework.base.threads import in_thread, is_sync
 from framework.pipeline.job import CURRENT, Job
 from framework.pipeline.lifecycle import Lifecycle
@@ -54,7 +54,7 @@ async def call(job: Job, attempt: Attempt) -> Any:
             {**job.view.state, "planning_current_step_index": attempt.index},
             absent=job.door.absent,
         ),
-        inputs=dict(attempt.inputs),
+        inputs=StepInputs(attempt.inputs),
         parameters=attempt.parameters,
         task=attempt.objective,
         attempt=attempt.number,

@@ -153,6 +153,20 @@ async def test_a_bound_once_step_that_was_cut_off_is_not_run_again_by_itself(
             await check(saver)
 
 
+async def test_an_input_that_nothing_gave_is_named_with_what_to_do() -> None:
+    @capability_node
+    async def file_away(receipt: Receipt) -> str:
+        """Files a receipt."""
+        return str(receipt.paid)
+
+    out = await in_a_row(file_away=bound(Receipt, file_away).node(file_away)).ainvoke(
+        {"messages": [("user", "File it")]}
+    )
+    told = out["control_error_info"]["user_message"]
+    assert "'RECEIPT' is not there" in told
+    assert "Fix: Run what gives it before" in told
+
+
 async def test_a_bound_step_gets_an_idempotency_key() -> None:
     keys: list[str] = []
 
