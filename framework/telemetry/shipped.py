@@ -18,6 +18,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TextIO
 
+from framework.base.numbers import check_number
 from framework.base.ports import Sink
 from framework.telemetry.sinks import SentEvent
 
@@ -230,13 +231,25 @@ class SqliteEventSink(FileSink):
         super().__init__(path)
         self._conn: sqlite3.Connection | None = None
 
-    def replay(self, *, run_id: str | None = None, thread_id: str | None = None) -> list[SentEvent]:
+    def replay(
+        self,
+        *,
+        run_id: str | None = None,
+        thread_id: str | None = None,
+        limit: int | None = None,
+    ) -> list[SentEvent]:
         """Return the events as they came.
 
         Args:
             run_id: Only those of a run.
             thread_id: Only those of a thread.
+            limit: The first so many at most; ``None`` for all.
+
+        Raises:
+            ValidationError: ``limit`` is no number of events.
         """
+        if limit is not None:
+            check_number("limit", limit, whole=True)
         self._fed()
         if not self.path.exists():
             return []
@@ -244,8 +257,8 @@ class SqliteEventSink(FileSink):
         with closing(sqlite3.connect(self.path)) as conn:
             rows = conn.execute(
                 "SELECT event FROM events WHERE (? IS NULL OR run_id = ?)"
-                " AND (? IS NULL OR thread_id = ?) ORDER BY id",
-                (run_id, run_id, thread_id, thread_id),
+                " AND (? IS NULL OR thread_id = ?) ORDER BY id LIMIT ?",
+                (run_id, run_id, thread_id, thread_id, -1 if limit is None else limit),
             ).fetchall()
         return [SentEvent(json.loads(text)) for (text,) in rows]
 

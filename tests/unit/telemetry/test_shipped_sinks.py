@@ -122,6 +122,8 @@ async def test_events_are_replayed_in_their_order(tmp_path: Path) -> None:
     assert len(sink.replay(thread_id="t")) == 51
     await done(sink.close())
     assert len(SqliteEventSink(tmp_path / "events.db").replay()) == 51
+    assert [e["reason"] for e in sink.replay(limit=2)] == ["0", "1"]
+    assert sink.replay(limit=0) == []
     assert SqliteEventSink(tmp_path / "none.db").replay() == []
 
 
