@@ -21,9 +21,7 @@ from framework.adapters.request import (
     request_of,
 )
 from framework.adapters.tools import tool_capability
-from framework.base.errors import (
-    ConfigurationError,
-)
+from framework.base.errors import ConfigurationError
 from framework.base.ports import StepRecord
 from framework.base.spec import CapabilitySpec
 from framework.behaviors.guarding import GuardrailBehavior

@@ -76,7 +76,8 @@ class HumanInLoopBehavior(BaseBehavior):
                 "HumanInLoopBehavior got review_callback and submit_callback. Fix: give one of"
                 " them, or none to have the graph ask before the step."
             )
-        if not callable(callback := review_callback or submit_callback or bool):
+        callback = review_callback or submit_callback
+        if callback is not None and not callable(callback):
             raise ValueError(
                 f"{callback!r} is no callback. Fix: give a function (context, result)."
             )

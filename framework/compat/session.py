@@ -24,7 +24,7 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import InitVar, asdict, dataclass, field, replace
-from functools import lru_cache, wraps
+from functools import cached_property, lru_cache, wraps
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from langgraph.errors import GraphBubbleUp
@@ -264,6 +264,12 @@ class AgentSession:
         self.permissions = getattr(self.permissions, "policy", self.permissions)
         self.circuit_breaker = self.circuit_breaker or async_circuit_breaker
         self.clock = SystemClock() if self.clock is None else as_clock(self.clock)
+
+    @cached_property
+    def settings(self) -> Settings:
+        """A session bounds what its source bounds, and takes no slots: it waits for others."""
+        free = Limits(max_parallel=sys.maxsize, step_timeout_seconds=None, run_timeout_seconds=None)
+        return Settings(infrastructure=[], limits=free)
 
     @contextmanager
     def session(self, *, thread_id: str | None = None) -> Iterator[OrchestrationSession]:
@@ -598,9 +604,7 @@ class OrchestrationSession:
 
         async def turn() -> None:
             try:
-                used = (await self._turn(listen, model, spent, estimate_usage, timeout, hook_ctx))[
-                    1
-                ]
+                _, used = await self._turn(listen, model, spent, estimate_usage, timeout, hook_ctx)
                 end = {"status": "completed", "usage": used.to_dict()}
             except Exception as exc:
                 failed.append(exc)
@@ -712,7 +716,9 @@ class OrchestrationSession:
                 options["permissions"] = agent.permissions
             registry = Registry(infrastructure=())
             registry.register(_capability(name))
-            found = self._bound[stage, name] = bind(registry, settings=_SETTINGS, **options)
+            found = self._bound[stage, name] = bind(
+                registry, settings=self.agent.settings, **options
+            )
         return found
 
     async def arun_parallel_tools(
@@ -935,11 +941,6 @@ AsyncOrchestrationSession = OrchestrationSession
 # What stands for turns and tools in the pipeline
 
 _RESULT = "SESSION_RESULT"
-_SETTINGS = Settings(
-    infrastructure=[],
-    limits=Limits(max_parallel=sys.maxsize, step_timeout_seconds=None, run_timeout_seconds=None),
-)
-"""A session bounds what its source bounds, and takes no slots: it waits for others."""
 
 
 class _Work:

@@ -6,7 +6,6 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +16,7 @@ from framework.base.awaiting import awaited
 from framework.base.errors import ErrorSeverity, PlanError, PolicyError
 from framework.base.plan import ExecutionPlan, PlannedStep, plan_key, tightened
 from framework.base.ports import Verdict, now_text
+from framework.base.values import copied
 from framework.engine.caller_plan import Accepted, plan_digest
 from framework.engine.default_strategies import ChainPlanner, LastMessageExtractor
 from framework.engine.routing import LOOKED
@@ -193,7 +193,7 @@ def _problems(message: str, fix: str, problems: Sequence[Problem] = ()) -> PlanP
 
 
 async def _judged(plan: ExecutionPlan, view: TurnView, services: Services) -> Verdict:
-    shown = ((policy, deepcopy(plan)) for policy in services.plan_policies)
+    shown = ((policy, copied(plan)) for policy in services.plan_policies)
     verdicts = [await awaited(policy.review(plan, view)) for policy, plan in shown]
     if asks := view.turn.get("asks"):  # of guards, about what opened the turn
         verdicts.append(Verdict("ask", list(asks)))

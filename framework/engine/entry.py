@@ -149,10 +149,10 @@ async def addressed(given: Any, saver: BaseCheckpointSaver[Any], config: Runnabl
         for step in (value.get("steps") or ()) if isinstance(value, Mapping) else ():
             shown.setdefault(str(step["context_key"]), []).append(name)
     keys = given.resume.keys() if isinstance(given.resume, Mapping) else {""}
-    if not keys <= questions.keys() and (len(ids) == 1 or not keys <= shown.keys()):
+    by = questions if keys <= questions.keys() or len(ids) == 1 else shown
+    if not keys <= by.keys():
         # LangGraph keeps an answer without a name, and gives it to the next question as well.
         return replace(given, resume=dict.fromkeys(ids, given.resume)) if len(ids) == 1 else given
-    by = questions if keys <= questions.keys() else shown
     resume: dict[str, Any] = {}
     for key, answer in given.resume.items():
         if len(by[key]) > 1:

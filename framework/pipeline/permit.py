@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +13,7 @@ from framework.base.errors import ErrorSeverity, PlanError, PolicyError
 from framework.base.plan import ExecutionPlan, PlannedStep
 from framework.base.ports import Attempt, Flow, Question, StepPolicy, StepRecord, Verdict
 from framework.base.spec import CapabilitySpec
+from framework.base.values import copied
 from framework.pipeline.effect_ledger import digest_of, plain_inputs
 from framework.pipeline.job import Inner, Job, Result
 from framework.pipeline.settle import failed_record
@@ -176,7 +176,7 @@ async def judge(policies: Any, step: PlannedStep, view: Any) -> Verdict:
         PolicyError: One of them refuses; the message has all their reasons.
     """
     # A copy each: whoever judges changes nothing.
-    verdicts = [await awaited(policy.decide(deepcopy(step), view)) for policy in policies]
+    verdicts = [await awaited(policy.decide(copied(step), view)) for policy in policies]
     return weighed(verdicts, f"the step {step.get('context_key')!r} ({step.get('capability')})")
 
 

@@ -265,16 +265,11 @@ class Runner:
         if not may:
             return await stopped(self._graph, run.thread_id)
         given, over = await self._input(run, again=bool(told) or run.status != "queued")
-        end = await (
-            turn.read()
-            if over
-            else turn.run(
-                given,
-                lambda event: self._log.tell(
-                    run.run_id, translator.event(event), translator.shortened
-                ),
-            )
-        )
+
+        def tell(event: dict[str, Any]) -> None:
+            self._log.tell(run.run_id, translator.event(event), translator.shortened)
+
+        end = await (turn.read() if over else turn.run(given, tell))
         if isinstance(end.error, PersistenceError):
             raise end.error  # nothing that can be trusted was ended
         if run.run_id in self._stopped and end.status == "cancelled":
