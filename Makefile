@@ -14,7 +14,7 @@ demo: $(VENV)/.demo
 
 # Hundreds of processes are started: they are not to compile what they import, whatever is set here.
 # Three at a time on two cores, for a third of the time is waiting: for processes, leases, browsers.
-test: check browser
+test: check browser $(VENV)/.wheel
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
 # The console's tests want a browser; where none can be had they say so.
@@ -29,7 +29,7 @@ pictures: $(VENV)/.dev browser
 
 # All of every sweep of which the above runs a sample; SEED chooses the samples.
 SEED ?= 1
-test-long: check browser faults
+test-long: check browser $(VENV)/.wheel faults
 	env -u PYTHONDONTWRITEBYTECODE LONG_TESTS=1 SEED=$(SEED) \
 	  $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder \
 	  --timeout 3600 --hypothesis-seed=$(SEED)
@@ -107,6 +107,14 @@ $(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(PIP) --editable '.[dev]'
+	@touch $@
+
+# What the wheel needs, without capgraph: the tests of the wheel install it beside these.
+$(VENV)/.wheel: $(VENV)/.dev
+	$(PYTHON) -m venv $(VENV)/wheel
+	$(VENV)/wheel/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt '.[offline,data,sqlite,serve,mcp,models,tools]' pytest
+	$(VENV)/wheel/bin/python -m pip uninstall --quiet --yes capgraph
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.dev

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from capabilities.periods.items import DataWindow, Period
-from capabilities.query import Query
-from framework.base import CapabilityContext
+from capgraph.base import CapabilityContext
+from capgraph.capabilities.periods.items import DataWindow, Period
+from capgraph.capabilities.query import Query
 
 
 class _Part(BaseModel):

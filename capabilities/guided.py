@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from framework.base import (
+from capgraph.base import (
     BaseCapability,
     ClassifierExample,
     OrchestratorExample,
@@ -19,7 +19,7 @@ from framework.base import (
 
 @functools.cache
 def _texts() -> dict[str, Any]:
-    text = resources.files("capabilities").joinpath("guides.yml").read_text("utf-8")
+    text = resources.files("capgraph.capabilities").joinpath("guides.yml").read_text("utf-8")
     # Ten times faster than the loader in Python, where the wheel has it.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     found: dict[str, Any] = yaml.load(text, loader)  # noqa: S506 - both are safe
@@ -29,7 +29,7 @@ def _texts() -> dict[str, Any]:
 class Guided(BaseCapability):
     """A capability whose guides stand in ``guides.yml`` under its name.
 
-    >>> from capabilities.memory import MemoryCapability
+    >>> from capgraph.capabilities.memory import MemoryCapability
     >>> MemoryCapability().orchestrator_guide.priority
     50
     """

@@ -9,10 +9,10 @@ from typing import ClassVar, Literal
 from langgraph.store.base import BaseStore
 from pydantic import BaseModel, ConfigDict, Field
 
-from capabilities.guided import Guided
-from framework.base import CapabilityContext, ValidationError, capability_node
-from framework.base.ports import now_text
-from framework.pipeline.run_config import caller_of, configurable
+from capgraph.base import CapabilityContext, ValidationError, capability_node
+from capgraph.base.ports import now_text
+from capgraph.capabilities.guided import Guided
+from capgraph.pipeline.run_config import caller_of, configurable
 
 MAX_FACTS = 200  # that one step shows
 _PAGE = 200

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from capabilities.contexts import Plot, QueryResult
-from capabilities.data.chart import PlottingParameters, draw
-from capabilities.data.work import Workers, classify_data_error
-from capabilities.guided import Guided
-from framework.base import capability_node
+from capgraph.base import capability_node
+from capgraph.capabilities.contexts import Plot, QueryResult
+from capgraph.capabilities.data.chart import PlottingParameters, draw
+from capgraph.capabilities.data.work import Workers, classify_data_error
+from capgraph.capabilities.guided import Guided
 
 _SVG = re.compile(r"\bsvg\b", re.IGNORECASE)
 _BARS = re.compile(r"\bbars?\b|\bbar chart\b", re.IGNORECASE)
@@ -57,6 +57,6 @@ class Plotting(Guided):
         return await self.workers.run(self.config, draw, result, wanted, self.config)
 
     @staticmethod
-    def recognises(task: str) -> bool | None:
+    def matches_task(task: str) -> bool | None:
         """A request for a picture, whatever it is to show."""
         return True if _PICTURE.search(task) else None

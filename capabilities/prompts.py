@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from framework.prompts import DATA_RULE, PromptBuilder, as_data, as_request
+from capgraph.prompts import DATA_RULE, PromptBuilder, as_data, as_request
 
 
 class MemoryExtractionPrompt(PromptBuilder):

@@ -16,11 +16,7 @@ from typing import Any, ClassVar, cast
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from pydantic import ValidationError as PydanticValidationError
 
-from capabilities._sandbox.isolation import IsolationReport, SandboxSettings, sandbox_for
-from capabilities._sandbox.limits import MIB, Figure, SandboxLimits, SandboxOutcome
-from capabilities._sandbox.process import InputTooLargeError
-from capabilities.guided import Guided
-from framework.base import (
+from capgraph.base import (
     BaseCapability,
     CapabilityContext,
     CapabilityError,
@@ -30,7 +26,11 @@ from framework.base import (
     ValidationError,
     capability_node,
 )
-from framework.base.values import misfits
+from capgraph.base.values import misfits
+from capgraph.capabilities._sandbox.isolation import IsolationReport, SandboxSettings, sandbox_for
+from capgraph.capabilities._sandbox.limits import MIB, Figure, SandboxLimits, SandboxOutcome
+from capgraph.capabilities._sandbox.process import InputTooLargeError
+from capgraph.capabilities.guided import Guided
 
 DATA_TYPES = ("QUERY_RESULT", "TIME_RANGE")
 """Context types that code may be given."""
@@ -289,7 +289,7 @@ def _raise_for(outcome: SandboxOutcome) -> None:
     if outcome.broken is not None:
         raise CapabilityError(
             f"The code was not run, because the sandbox failed: {outcome.broken}",
-            fix="See what isolation this host gives with capabilities.python.isolation_report.",
+            fix="See what isolation this host gives with capgraph.capabilities.python.isolation_report.",
         )
     if outcome.limit is not None:
         raise CapabilityError(

@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 from pydantic import Field, model_validator
 from pydantic import ValidationError as PydanticError
 
-from capabilities.contexts import DataSource, QueryResult, TimeRange
-from capabilities.data.answer import answer_query, answer_question
-from capabilities.data.fresh import made_in_this_plan
-from capabilities.data.schema import schema_of
-from capabilities.data.work import Workers, classify_data_error
-from capabilities.guided import Guided
-from capabilities.query import Aggregate, Query
-from framework.base import capability_node
+from capgraph.base import capability_node
+from capgraph.capabilities.contexts import DataSource, QueryResult, TimeRange
+from capgraph.capabilities.data.answer import answer_query, answer_question
+from capgraph.capabilities.data.fresh import made_in_this_plan
+from capgraph.capabilities.data.schema import schema_of
+from capgraph.capabilities.data.work import Workers, classify_data_error
+from capgraph.capabilities.guided import Guided
+from capgraph.capabilities.query import Aggregate, Query
 
 _ASKS = re.compile(
     r"^\W*(?:and|what about|how about)\b|\b(?:mean|average|avg|total|sum|median|max(?:imum)?"
@@ -84,7 +84,7 @@ class QueryData(Guided):
         )  # fmt: skip
 
     @staticmethod
-    def recognises(task: str) -> bool | None:
+    def matches_task(task: str) -> bool | None:
         """A question for a figure, or one that follows another."""
         return True if _ASKS.search(task) else None
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from capabilities.contexts import TimeRange
-from capabilities.guided import Guided
-from capabilities.periods.reading import MAX_TEXT, read_times
-from framework.base import ValidationError, capability_node
+from capgraph.base import ValidationError, capability_node
+from capgraph.capabilities.contexts import TimeRange
+from capgraph.capabilities.guided import Guided
+from capgraph.capabilities.periods.reading import MAX_TEXT, read_times
 
 
 def time_range_of(text: str, settings: Mapping[str, Any]) -> TimeRange:
@@ -66,7 +66,7 @@ class TimeRangeParsing(Guided):
         return result
 
     @staticmethod
-    def recognises(task: str) -> bool | None:
+    def matches_task(task: str) -> bool | None:
         """A task that names a time, also one that cannot be; no other."""
         try:
             return not time_range_of(task, {}).whole

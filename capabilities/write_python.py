@@ -13,10 +13,10 @@ from typing import Any
 
 from langchain_core.messages import HumanMessage, SystemMessage
 
-from capabilities.guided import Guided
-from capabilities.python import DATA_TYPES, Code, collect_inputs
-from framework.base import ErrorSeverity, ModelError, ValidationError, capability_node
-from framework.prompts import get_framework_prompts
+from capgraph.base import ErrorSeverity, ModelError, ValidationError, capability_node
+from capgraph.capabilities.guided import Guided
+from capgraph.capabilities.python import DATA_TYPES, Code, collect_inputs
+from capgraph.prompts import get_framework_prompts
 
 _FENCE = re.compile(r"^```(?:python|py)?[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
 _SAMPLE_ITEMS, _SAMPLE_TEXT, _SAMPLE_DEPTH = 3, 200, 8

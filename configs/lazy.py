@@ -1,45 +1,43 @@
-"""Rooms' tables of contents: written once, as imports, and followed when a name is asked for."""
+"""Lazy exports of packages: a name is imported from its module when it is first used."""
 
 from __future__ import annotations
 
-import ast
-import functools
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
-def contents(room: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of a room, which follow its ``import X as X`` lines.
+def lazy_exports(
+    package: str, modules: Mapping[str, Sequence[str]]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` of a package whose names are imported on first use.
 
-    Type checkers read the same lines. Below ``if TYPE_CHECKING:`` a part is imported when one of its
-    names is asked for: a graph needs few of them. ``__all__`` is the whole table.
+    Importing a package stays cheap: a graph needs few of the modules that its packages export. The
+    table is explicit, so it also works without source files and under import hooks.
 
-    >>> get, names = contents("framework.graph")
+    Args:
+        package: Name of the package, its ``__name__``.
+        modules: Module to the names that the package exports from it.
+
+    >>> get, names = lazy_exports("capgraph.graph", {"capgraph.graph.signals": ["signal"]})
     >>> names()
-    ['build_graph', 'open_graph', 'signal', 'wake']
+    ['signal']
     >>> get("signal").__module__
-    'framework.graph.signals'
+    'capgraph.graph.signals'
     """
-
-    @functools.cache
-    def table() -> dict[str, str]:
-        loader: Any = sys.modules[room].__loader__
-        nodes = ast.walk(ast.parse(loader.get_source(room)))
-        lines = [node for node in nodes if isinstance(node, ast.ImportFrom)]
-        return {a.name: str(line.module) for line in lines for a in line.names if a.asname}
+    module_of = {name: module for module, names in modules.items() for name in names}
 
     def names() -> list[str]:
-        return sorted(table())
+        return sorted(module_of)
 
     def get(name: str) -> Any:
         if name == "__all__":
             return names()
-        if name.startswith("__") or name not in table():
-            raise AttributeError(f"module {room!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(table()[name]), name)
-        setattr(sys.modules[room], name, value)
+        if name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(module_of[name]), name)
+        setattr(sys.modules[package], name, value)
         return value
 
     return get, names

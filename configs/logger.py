@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import lru_cache, partialmethod
 from typing import Any
 
-from configs.safe_text import SecretMasker, clean_text, mask_data, mask_secrets, use_masker
+from capgraph.configs.safe_text import SecretMasker, clean_text, mask_data, mask_secrets, use_masker
 
 __all__ = [
     "ComponentLogger",

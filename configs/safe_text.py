@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, SecretBytes, SecretStr
 
-from configs.scoped import scoped
+from capgraph.configs.scoped import scoped
 
 MASK = "***"
 """What stands in place of a secret."""

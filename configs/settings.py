@@ -23,11 +23,11 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from configs.errors import ConfigurationError
-from configs.limits import Limits, Section
-from configs.near import nearest
-from configs.scoped import scoped
-from configs.yaml_files import deep_merge, explained, read_yaml
+from capgraph.configs.errors import ConfigurationError
+from capgraph.configs.limits import Limits, Section
+from capgraph.configs.near import nearest
+from capgraph.configs.scoped import scoped
+from capgraph.configs.yaml_files import deep_merge, explained, read_yaml
 
 _PREFIX = "CAPGRAPH_"
 _FILE_VARIABLE = "CAPGRAPH_CONFIG"
@@ -38,7 +38,7 @@ _file_values: ContextVar[Mapping[str, Any]] = ContextVar("capgraph_settings_file
 @cache
 def packaged_defaults() -> dict[str, Any]:
     """Return what ``agent.yml`` says, the names of modules that come with the package."""
-    text = resources.files("configs").joinpath("agent.yml").read_text(encoding="utf-8")
+    text = resources.files("capgraph.configs").joinpath("agent.yml").read_text(encoding="utf-8")
     values: dict[str, Any] = yaml.safe_load(text)
     return values
 
@@ -72,14 +72,14 @@ class SelectionSettings(Section):
         strategy: ``auto`` leaves the choice to the planning model while it can be shown every
             capability, asks a model first past that, and is ``lexical`` without one; ``model``
             always asks first; ``per_capability`` asks one yes/no question for each capability.
-        together_tokens: Up to how many tokens of descriptions ``auto`` leaves the choice to the
+        max_catalog_tokens: Up to how many tokens of descriptions ``auto`` leaves the choice to the
             planning model.
         shortlist: With more capabilities than this, the model sees only the nearest ones.
         max_concurrency: Questions under way at once with ``per_capability``.
     """
 
     strategy: Literal["auto", "lexical", "model", "per_capability"] = "auto"
-    together_tokens: int = Field(3000, ge=0)
+    max_catalog_tokens: int = Field(3000, ge=0)
     shortlist: int = Field(20, ge=1)
     max_concurrency: int = Field(5, ge=1)
 
@@ -91,13 +91,13 @@ class ApprovalSettings(Section):
         steps: ``declared`` asks for capabilities that say so, ``all`` for each, ``none`` never.
         plans: Whether every plan is shown before it runs.
         max_rejections: Rejections after which the turn ends instead of planning again.
-        may_be_switched_off: Whether a person at the command line may switch approvals off.
+        callers_may_disable: Whether a person at the command line may switch approvals off.
     """
 
     steps: Literal["declared", "all", "none"] = "declared"
     plans: bool = False
     max_rejections: int = Field(3, ge=1)
-    may_be_switched_off: bool = False
+    callers_may_disable: bool = False
 
 
 class PersistenceSettings(Section):
@@ -259,10 +259,10 @@ class ServeSettings(Section):
         requests_per_minute: Requests of one person, or of one address without a login.
         logins_per_minute: Attempts to log in from one address.
         session_hours: How long a login lasts.
-        open_runs_per_user: Runs of one person that may be under way at once.
-        runs_at_once: Runs that go on at once; others wait in a row.
+        max_active_runs_per_user: Runs of one person that may be under way at once.
+        max_concurrent_runs: Runs that go on at once; others wait in a row.
         keep_runs_days: For how long the events of an ended run can be had again.
-        overseers: Roles that see the effects, usage and audit of all of their tenant; others see their own.
+        admin_roles: Roles that see the effects, usage and audit of all of their tenant; others see their own.
         uploads: Files that people bring along; none may when not given.
         downloads: Folders from which files that a step made can be had.
         webhook: An address that is told of new questions.
@@ -279,10 +279,10 @@ class ServeSettings(Section):
     requests_per_minute: float = Field(1200, gt=0)
     logins_per_minute: float = Field(20, gt=0)
     session_hours: float = Field(12, gt=0)
-    open_runs_per_user: int = Field(16, ge=1)
-    runs_at_once: int = Field(200, ge=1)
+    max_active_runs_per_user: int = Field(16, ge=1)
+    max_concurrent_runs: int = Field(200, ge=1)
     keep_runs_days: float = Field(7, gt=0)
-    overseers: list[str] = Field(default_factory=lambda: ["admin", "auditor"])
+    admin_roles: list[str] = Field(default_factory=lambda: ["admin", "auditor"])
     uploads: UploadSettings | None = None
     downloads: list[str] = Field(default_factory=lambda: ["capgraph-output"])
     webhook: WebhookSettings | None = None
@@ -301,7 +301,7 @@ class ScaleSettings(Section):
         temporal: Where Temporal is, as ``host:port``.
         lease_seconds: After so long without a sign of life whoever runs a thread, or a worker,
             counts as gone.
-        beat_seconds: Time between signs of life; a third of that when not given.
+        heartbeat_seconds: Time between signs of life; a third of that when not given.
         queues: What ``capgraph worker`` serves without ``--queues``.
 
     >>> ScaleSettings(lease_seconds=6).beat
@@ -311,19 +311,19 @@ class ScaleSettings(Section):
     engine: Literal["postgres", "temporal"] = "postgres"
     temporal: str = "localhost:7233"
     lease_seconds: float = Field(30.0, gt=0)
-    beat_seconds: float | None = Field(None, gt=0)
+    heartbeat_seconds: float | None = Field(None, gt=0)
     queues: list[str] = Field(default_factory=lambda: ["turns"], min_length=1)
 
     @property
     def beat(self) -> float:
         """Time between signs of life."""
-        return self.beat_seconds or self.lease_seconds / 3
+        return self.heartbeat_seconds or self.lease_seconds / 3
 
     @model_validator(mode="after")
     def _beats_in_time(self) -> ScaleSettings:
         if self.beat > self.lease_seconds / 2:
             raise ValueError(
-                f"beat_seconds ({self.beat:g}) has to be at most half of lease_seconds"
+                f"heartbeat_seconds ({self.beat:g}) has to be at most half of lease_seconds"
                 f" ({self.lease_seconds:g}), so that one late beat loses nothing"
             )
         return self
@@ -340,7 +340,7 @@ class Settings(BaseSettings):
         include: Names of capabilities to keep; ``None`` for all.
         exclude: Names of capabilities to leave out.
         override: Capability name to ``"module:Class"`` that takes its place.
-        given: Context types that the caller supplies.
+        provided_types: Context types that the caller supplies.
         recipes: Files of recipes, and folders that hold some.
         model: ``"provider:name"`` for all roles; ``None`` runs without a model.
         models: Role (``extraction``, ``selection``, ``planning``, ``answer``, ``capability``)
@@ -397,7 +397,7 @@ class Settings(BaseSettings):
     include: list[str] | None = None
     exclude: list[str] = Field(default_factory=list)
     override: dict[str, str] = Field(default_factory=dict)
-    given: list[str] = Field(default_factory=list)
+    provided_types: list[str] = Field(default_factory=list)
     recipes: list[str] = Field(default_factory=list)
     model: str | None = None
     models: dict[str, ModelSettings] = Field(default_factory=dict)

@@ -8,8 +8,8 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
 
-from configs.safe_text import mask_data
-from configs.scoped import scoped
+from capgraph.configs.safe_text import mask_data
+from capgraph.configs.scoped import scoped
 
 Event = dict[str, Any]
 _PREPARATION = {"task_extraction": 1, "classifier": 2, "orchestrator": 3}

@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from configs.errors import ConfigurationError
-from configs.near import nearest
+from capgraph.configs.errors import ConfigurationError
+from capgraph.configs.near import nearest
 
 _MAX_VALUES = 100_000
 

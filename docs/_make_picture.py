@@ -58,7 +58,7 @@ def run(folder):
         "CAPGRAPH_CAPABILITIES__PLOTTING__DPI": "80",
     }
     process = subprocess.Popen(
-        [sys.executable, "-m", "framework.cli", *arguments, QUESTION],
+        [sys.executable, "-m", "capgraph", *arguments, QUESTION],
         cwd=folder,
         stdin=theirs,
         stdout=theirs,

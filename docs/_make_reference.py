@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from configs.settings import Settings
-from framework.cli.commands.settings import described, leaves
-from framework.state import AgentState, StateSchema
+from capgraph.cli.commands.settings import described, leaves
+from capgraph.configs.settings import Settings
+from capgraph.state import AgentState, StateSchema
 
 PAGES = Path(__file__).parent / "reference"
 MADE = re.compile(r"(<!-- (names|settings|state) -->\n).*?(<!-- end -->)", re.S)

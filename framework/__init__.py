@@ -1,33 +1,51 @@
 """capgraph: capability classes become a LangGraph agent that checks its plan before it runs it."""
 
+import importlib
 from typing import TYPE_CHECKING
 
-from framework import neighbours
-
-neighbours.check_neighbour("configs")
-
-# ruff: noqa: E402  a foreign 'configs' would fail in here without a word
-from configs.lazy import contents
-from framework.base import AskAgain as AskAgain
-from framework.base import BaseCapability as BaseCapability
-from framework.base import BaseInfrastructureNode as BaseInfrastructureNode
-from framework.base import CapabilityContext as CapabilityContext
-from framework.base import ErrorClassification as ErrorClassification
-from framework.base import ErrorSeverity as ErrorSeverity
-from framework.base import ExecutionPlan as ExecutionPlan
-from framework.base import PlannedStep as PlannedStep
-from framework.base import capability_node as capability_node
-from framework.base import infrastructure_node as infrastructure_node
-from framework.base.ports import Verdict as Verdict
+from capgraph.configs.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    # The engine takes most of a second to import, which `capgraph --help` or a module that only
-    # defines capabilities should not wait for.
-    from framework.engine.bind import bind as bind
-    from framework.graph import build_graph as build_graph
-    from framework.graph import open_graph as open_graph
-    from framework.graph import signal as signal
-    from framework.planning import Recipe as Recipe
-    from framework.registry import Registry as Registry
+    from capgraph.base import AskAgain as AskAgain
+    from capgraph.base import BaseCapability as BaseCapability
+    from capgraph.base import BaseInfrastructureNode as BaseInfrastructureNode
+    from capgraph.base import CapabilityContext as CapabilityContext
+    from capgraph.base import ErrorClassification as ErrorClassification
+    from capgraph.base import ErrorSeverity as ErrorSeverity
+    from capgraph.base import ExecutionPlan as ExecutionPlan
+    from capgraph.base import PlannedStep as PlannedStep
+    from capgraph.base import capability_node as capability_node
+    from capgraph.base import infrastructure_node as infrastructure_node
+    from capgraph.base.ports import Verdict as Verdict
+    from capgraph.engine.bind import bind as bind
+    from capgraph.graph import build_graph as build_graph
+    from capgraph.graph import open_graph as open_graph
+    from capgraph.graph import signal as signal
+    from capgraph.planning import Recipe as Recipe
+    from capgraph.registry import Registry as Registry
 
-__getattr__, __dir__ = contents(__name__)
+if __name__ == "framework":  # the folder itself is on the path, as in a checkout
+    importlib.import_module("capgraph.compat.framework_alias").install_framework_alias("framework")
+
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "capgraph.base": (
+            "AskAgain",
+            "BaseCapability",
+            "BaseInfrastructureNode",
+            "CapabilityContext",
+            "ErrorClassification",
+            "ErrorSeverity",
+            "ExecutionPlan",
+            "PlannedStep",
+            "capability_node",
+            "infrastructure_node",
+        ),
+        "capgraph.base.ports": ("Verdict",),
+        "capgraph.engine.bind": ("bind",),
+        "capgraph.graph": ("build_graph", "open_graph", "signal"),
+        "capgraph.planning": ("Recipe",),
+        "capgraph.registry": ("Registry",),
+    },
+)

@@ -38,7 +38,7 @@ from langgraph.types import Interrupt
 from ormsgpack import OPT_NON_STR_KEYS, unpackb
 from pydantic import BaseModel
 
-from configs.scoped import scoped
+from capgraph.configs.scoped import scoped
 
 INTERRUPT = "__interrupt__"
 """The channel of a checkpoint's writes that holds open questions."""

@@ -6,25 +6,25 @@ from typing import Any
 
 from langgraph.config import get_config
 
-from framework.approvals import PLAN, Answer, plan_question, standing_rules, step_question
-from framework.base import (
+from capgraph.approvals import PLAN, Answer, plan_question, standing_rules, step_question
+from capgraph.base import (
     BaseInfrastructureNode,
     ConfigurationError,
     ExecutionPlan,
     PolicyError,
     infrastructure_node,
 )
-from framework.engine import Services
-from framework.engine.accept_plan import accept, check
-from framework.engine.apply_answers import apply_answers, ending, plan_rejected
-from framework.engine.asking import ask_person, reader, remember
-from framework.engine.caller_plan import plan_digest
-from framework.engine.routing import route
-from framework.engine.undo import closed
-from framework.engine.waiting import stands, wait_here, waits_in, waits_shown
-from framework.langgraph_compat import answers_there, lent_saver
-from framework.state import AgentState, TurnView
-from framework.telemetry.audit import note
+from capgraph.engine import Services
+from capgraph.engine.accept_plan import accept, check
+from capgraph.engine.apply_answers import apply_answers, ending, plan_rejected
+from capgraph.engine.asking import ask_person, reader, remember
+from capgraph.engine.caller_plan import plan_digest
+from capgraph.engine.routing import route
+from capgraph.engine.undo import closed
+from capgraph.engine.waiting import stands, wait_here, waits_in, waits_shown
+from capgraph.langgraph_compat import answers_there, lent_saver
+from capgraph.state import AgentState, TurnView
+from capgraph.telemetry.audit import note
 
 
 @infrastructure_node

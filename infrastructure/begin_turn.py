@@ -8,28 +8,28 @@ from typing import Any
 
 from langchain_core.messages import AnyMessage, HumanMessage
 
-from framework.base import (
+from capgraph.base import (
     BaseInfrastructureNode,
     CapgraphError,
     PlanError,
     ValidationError,
     infrastructure_node,
 )
-from framework.engine import Services
-from framework.engine.caller_plan import brought_id, check_form
-from framework.engine.guarded import screened
-from framework.engine.waiting import waits_in, waits_no_more
-from framework.langgraph_compat import outer_task
-from framework.pipeline.failures import raise_failure, refusal
-from framework.pipeline.run_config import current_payer
-from framework.planning.strategies import attached, last_request, system_text
-from framework.state import AgentState, TurnView
-from framework.telemetry.sinks import current_ids
+from capgraph.engine import Services
+from capgraph.engine.caller_plan import brought_id, check_form
+from capgraph.engine.guarded import screened
+from capgraph.engine.waiting import waits_in, waits_no_more
+from capgraph.langgraph_compat import outer_task
+from capgraph.pipeline.failures import raise_failure, refusal
+from capgraph.pipeline.run_config import current_payer
+from capgraph.planning.strategies import attached, last_request, system_text
+from capgraph.state import AgentState, TurnView
+from capgraph.telemetry.sinks import current_ids
 
 
 @infrastructure_node(quiet=True)
 class BeginTurnNode(BaseInfrastructureNode):
-    """Keeps context and messages, empties all else, and recognises a plan of the caller."""
+    """Keeps context and messages, empties all else, and matches_task a plan of the caller."""
 
     name = "begin_turn"
     description = "Begin a turn"

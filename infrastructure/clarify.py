@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from framework.base import BaseInfrastructureNode, infrastructure_node
-from framework.engine import Services
-from framework.planning import CLARIFY
-from framework.state import AgentState
-from infrastructure.respond import answer, finished, without_own_failure
+from capgraph.base import BaseInfrastructureNode, infrastructure_node
+from capgraph.engine import Services
+from capgraph.infrastructure.respond import answer, finished, without_own_failure
+from capgraph.planning import CLARIFY
+from capgraph.state import AgentState
 
 
 @infrastructure_node

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from framework.base import BaseInfrastructureNode, infrastructure_node
-from framework.engine import Services
-from framework.engine.recipes import worded_as
-from framework.planning import requires_closure
-from framework.planning.recipes import once_each
-from framework.registry import Registry
-from framework.selection import Selection
-from framework.state import AgentState, TurnView
-from framework.telemetry import CapabilitiesSelected, emit
+from capgraph.base import BaseInfrastructureNode, infrastructure_node
+from capgraph.engine import Services
+from capgraph.engine.recipes import worded_as
+from capgraph.planning import requires_closure
+from capgraph.planning.recipes import once_each
+from capgraph.registry import Registry
+from capgraph.selection import Selection
+from capgraph.state import AgentState, TurnView
+from capgraph.telemetry import CapabilitiesSelected, emit
 
 
 @infrastructure_node

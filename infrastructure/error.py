@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from framework.base import BaseInfrastructureNode, infrastructure_node
-from framework.engine import Services
-from framework.engine.turn_outcome import outcome_of
-from framework.planning.summaries import step_summaries
-from framework.state import AgentState
-from framework.telemetry import AnswerToken, emit
-from infrastructure.respond import finished
+from capgraph.base import BaseInfrastructureNode, infrastructure_node
+from capgraph.engine import Services
+from capgraph.engine.turn_outcome import outcome_of
+from capgraph.infrastructure.respond import finished
+from capgraph.planning.summaries import step_summaries
+from capgraph.state import AgentState
+from capgraph.telemetry import AnswerToken, emit
 
 
 @infrastructure_node

@@ -11,9 +11,9 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command
 
-from framework.base import ValidationError
-from framework.engine.entry import check_switches
-from framework.planning.waits import is_wait
+from capgraph.base import ValidationError
+from capgraph.engine.entry import check_switches
+from capgraph.planning.waits import is_wait
 
 SWITCHES = {
     "/task": ("task_extraction_bypass_enabled", True),

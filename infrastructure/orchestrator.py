@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from configs.streaming import get_streamer
-from framework.base import (
+from capgraph.base import (
     BaseInfrastructureNode,
     ErrorSeverity,
     ExecutionPlan,
@@ -15,9 +14,10 @@ from framework.base import (
     PolicyError,
     infrastructure_node,
 )
-from framework.base.plan import plan_key
-from framework.engine import Services
-from framework.engine.accept_plan import (
+from capgraph.base.plan import plan_key
+from capgraph.configs.streaming import get_streamer
+from capgraph.engine import Services
+from capgraph.engine.accept_plan import (
     Checked,
     PlanProblemsError,
     accept,
@@ -25,15 +25,15 @@ from framework.engine.accept_plan import (
     labels_of_words,
     respond_step,
 )
-from framework.engine.recipes import plan_of_recipe
-from framework.engine.routing import LOOKED, due_looks
-from framework.pipeline.run_config import current_caller
-from framework.planning import CLOSING, RESPOND
-from framework.planning.problems import INACTIVE_CAPABILITY
-from framework.planning.reach import stand_ins
-from framework.planning.strategies import PlanRequest, last_request
-from framework.state import AgentState, TurnView
-from framework.telemetry import CapabilitiesSelected, emit
+from capgraph.engine.recipes import plan_of_recipe
+from capgraph.engine.routing import LOOKED, due_looks
+from capgraph.pipeline.run_config import current_caller
+from capgraph.planning import CLOSING, RESPOND
+from capgraph.planning.problems import INACTIVE_CAPABILITY
+from capgraph.planning.reach import stand_ins
+from capgraph.planning.strategies import PlanRequest, last_request
+from capgraph.state import AgentState, TurnView
+from capgraph.telemetry import CapabilitiesSelected, emit
 
 
 @infrastructure_node
@@ -136,7 +136,7 @@ async def _plan(
 ) -> tuple[Checked, int, str] | None:
     """Have a plan made that can run; ``None`` for keeping the one that is looked at again."""
     failure = view.last_failure
-    away = await services.runner.out_of_reach()
+    away = await services.runner.unavailable_capabilities()
     if away:
         instead = stand_ins(active, away, services.registry.capabilities, view.contexts)
         active = tuple(dict.fromkeys([*active, *instead]))
@@ -147,7 +147,7 @@ async def _plan(
         "available": view.contexts,
         "guides": services.registry.planning_guides(active),
         "notes": await services.registry.planning_notes(
-            active, view.state, services.settings, current_caller().place
+            active, view.state, services.settings, current_caller().storage_key
         )
         if services.planner.can_correct
         else {},
@@ -160,7 +160,7 @@ async def _plan(
         "messages": view.messages,
         "chosen": not deferred,
         "excluded": view.excluded if deferred else {},
-        "out_of_reach": away,
+        "unavailable_capabilities": away,
         "budget_left": await services.budget_left(),
         "instructions": await services.instructions(view),
         "look_again": looks,

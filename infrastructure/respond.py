@@ -7,20 +7,20 @@ from typing import Any, Literal
 from langchain_core.messages import AIMessage
 from pydantic import BaseModel
 
-from framework.base import (
+from capgraph.base import (
     BaseInfrastructureNode,
     CapgraphError,
     InfrastructureError,
     infrastructure_node,
 )
-from framework.engine import Services
-from framework.engine.default_strategies import SummaryAnswerer
-from framework.engine.recipes import met
-from framework.engine.turn_outcome import outcome_of
-from framework.planning.strategies import AnswerRequest
-from framework.planning.summaries import missing_steps, step_summaries
-from framework.state import AgentState, TurnView
-from framework.telemetry import AnswerToken, TurnFinished, emit
+from capgraph.engine import Services
+from capgraph.engine.default_strategies import SummaryAnswerer
+from capgraph.engine.recipes import met
+from capgraph.engine.turn_outcome import outcome_of
+from capgraph.planning.strategies import AnswerRequest
+from capgraph.planning.summaries import missing_steps, step_summaries
+from capgraph.state import AgentState, TurnView
+from capgraph.telemetry import AnswerToken, TurnFinished, emit
 
 
 @infrastructure_node
@@ -96,9 +96,9 @@ async def answer(
     if gate is not None and purpose == "results":
         said = found.text if isinstance(found, AIMessage) else found
         try:
-            await gate.examine(said, "the answer")
+            await gate.evaluate_result(said, "the answer")
         except CapgraphError:
-            emit(AnswerToken(text="", anew=True))  # every word of it was streamed
+            emit(AnswerToken(text="", resets=True))  # every word of it was streamed
             raise
     if form is not None and not isinstance(found, form):
         raise InfrastructureError(

@@ -7,8 +7,7 @@ from typing import Any
 
 from langgraph.types import Command
 
-from configs.streaming import get_streamer
-from framework.base import (
+from capgraph.base import (
     BaseInfrastructureNode,
     ErrorSeverity,
     FatalExecutionError,
@@ -16,23 +15,24 @@ from framework.base import (
     PolicyError,
     infrastructure_node,
 )
-from framework.base.ports import Failure, RetryRule
-from framework.engine import Services
-from framework.engine.accept_plan import accept, check, held_for, labels_of_words, review_possible
-from framework.engine.caller_plan import plan_digest
-from framework.engine.ready_queue import run_ready_steps
-from framework.engine.routing import ACCEPT, FATAL, RUN, Route, route
-from framework.engine.turn_outcome import waiting_outcome
-from framework.engine.undo import closed, offered
-from framework.engine.waiting import waits_in, waits_no_more, wake
-from framework.governance.budget import BudgetExceededError
-from framework.pipeline.failures import clear_failure, raise_failure, read_failure, refusal
-from framework.pipeline.retry_policy import JITTER, RetryPolicy, wait_seconds
-from framework.pipeline.runner import innermost
-from framework.pipeline.state_update import Writes, applied, combined
-from framework.planning import CLOSING
-from framework.state import AgentState, TurnView
-from framework.telemetry import Reclassify, Replan, Retry, emit
+from capgraph.base.ports import Failure, RetryRule
+from capgraph.configs.streaming import get_streamer
+from capgraph.engine import Services
+from capgraph.engine.accept_plan import accept, check, held_for, labels_of_words, review_possible
+from capgraph.engine.caller_plan import plan_digest
+from capgraph.engine.ready_queue import run_ready_steps
+from capgraph.engine.routing import ACCEPT, FATAL, RUN, Route, route
+from capgraph.engine.turn_outcome import waiting_outcome
+from capgraph.engine.undo import closed, offered
+from capgraph.engine.waiting import waits_in, waits_no_more, wake
+from capgraph.governance.budget import BudgetExceededError
+from capgraph.pipeline.failures import clear_failure, raise_failure, read_failure, refusal
+from capgraph.pipeline.retry_policy import JITTER, RetryPolicy, wait_seconds
+from capgraph.pipeline.runner import innermost
+from capgraph.pipeline.state_update import Writes, applied, combined
+from capgraph.planning import CLOSING
+from capgraph.state import AgentState, TurnView
+from capgraph.telemetry import Reclassify, Replan, Retry, emit
 
 
 @infrastructure_node(quiet=True)
@@ -110,7 +110,7 @@ class _Work:
         engines, killed = self.services.engines, self.state.get("control_is_killed")
         if not engines or killed or decision.target == "approval":
             return False
-        from framework.engine.consult_policies import consult_policies  # of no use without rules
+        from capgraph.engine.consult_policies import consult_policies  # of no use without rules
 
         view = self.view
         failed = decision.target == "error" and view.failure is not None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from framework.base import BaseInfrastructureNode, infrastructure_node
-from framework.engine import Services
-from framework.engine.default_strategies import LastMessageExtractor
-from framework.engine.recipes import own_words
-from framework.state import AgentState
+from capgraph.base import BaseInfrastructureNode, infrastructure_node
+from capgraph.engine import Services
+from capgraph.engine.default_strategies import LastMessageExtractor
+from capgraph.engine.recipes import own_words
+from capgraph.state import AgentState
 
 
 @infrastructure_node

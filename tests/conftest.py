@@ -16,10 +16,10 @@ import pytest
 from blockbuster import BlockBuster
 
 import capgraph_pytest
-from framework import Registry, build_graph
-from framework.planning.strategies import PlanRequest
-from framework.selection import Candidate, Selection
-from framework.testing import FakeClock
+from capgraph import Registry, build_graph
+from capgraph.planning.strategies import PlanRequest
+from capgraph.selection import Candidate, Selection
+from capgraph.testing import FakeClock
 from tests.faults.databases import Server as Database
 from tests.faults.databases import postgres
 from tests.support.network import loopback_only
@@ -101,11 +101,11 @@ def _logs_as_before() -> Iterator[None]:
 # Setting up reads files by nature; what runs after it must not.
 _SET_UP = (
     ("<frozen importlib._bootstrap>", "_find_and_load"),
-    ("framework/graph/build.py", "build_graph"),
-    ("framework/registry/discovery.py", "walk"),
-    ("framework/registry/discovery.py", "load_entry_points"),
-    ("configs/settings.py", "load_settings"),
-    ("configs/settings.py", "packaged_defaults"),
+    ("capgraph/graph/build.py", "build_graph"),
+    ("capgraph/registry/discovery.py", "walk"),
+    ("capgraph/registry/discovery.py", "load_entry_points"),
+    ("capgraph/configs/settings.py", "load_settings"),
+    ("capgraph/configs/settings.py", "packaged_defaults"),
 )
 
 
@@ -115,7 +115,7 @@ def _nothing_blocks_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.get_closest_marker("may_block"):
         yield
         return
-    guard = BlockBuster(["framework", "infrastructure", "capabilities", "configs"])
+    guard = BlockBuster(["capgraph"])
     for function in guard.functions.values():
         for file, name in _SET_UP:
             function.can_block_in(file, name)
@@ -214,13 +214,13 @@ def agent() -> Callable[..., Agent]:
         selector_faults: Sequence[BaseException | None] = (),
         planner_faults: Sequence[BaseException | None] = (),
         given: Sequence[str] = (),
-        infrastructure: Sequence[str] = ("infrastructure",),
+        infrastructure: Sequence[str] = ("capgraph.infrastructure",),
         settings: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Agent:
-        from configs.settings import load_settings
+        from capgraph.configs.settings import load_settings
 
-        registry = Registry(infrastructure=infrastructure, given=given)
+        registry = Registry(infrastructure=infrastructure, provided_types=given)
         for item in items:
             registry.register(item)
         clock = FakeClock()

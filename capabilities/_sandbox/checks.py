@@ -7,7 +7,7 @@ import struct
 import zlib
 from typing import Any
 
-from configs.logger import clean_text
+from capgraph.configs.logger import clean_text
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 # Everything a picture needs; text, profiles and unknown chunks are left behind.

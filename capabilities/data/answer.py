@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from capabilities.contexts import Answer, QueryResult, TimeRange
-from capabilities.data.engine import compute
-from capabilities.data.fill import fill, recurring
-from capabilities.data.say import say
-from capabilities.data.schema import read_tables
-from capabilities.data.session import open_session
-from capabilities.periods.reading import MAX_TEXT, read_times
-from capabilities.query import Query
-from framework.base import ErrorSeverity, ValidationError
+from capgraph.base import ErrorSeverity, ValidationError
+from capgraph.capabilities.contexts import Answer, QueryResult, TimeRange
+from capgraph.capabilities.data.engine import compute
+from capgraph.capabilities.data.fill import fill, recurring
+from capgraph.capabilities.data.say import say
+from capgraph.capabilities.data.schema import read_tables
+from capgraph.capabilities.data.session import open_session
+from capgraph.capabilities.periods.reading import MAX_TEXT, read_times
+from capgraph.capabilities.query import Query
 
 
 def answer_query(

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from capabilities.contexts import Answer, Plot, QueryResult
-from capabilities.data.engine import compute
-from capabilities.data.schema import read_tables
-from capabilities.data.scope import choose_table
-from capabilities.data.session import Session, open_session
-from capabilities.data.words import fold
-from capabilities.query import Query
-from capabilities.wording import date_text, value_text
-from framework.base import CapabilityError, ValidationError, require_extra
+from capgraph.base import CapabilityError, ValidationError, require_extra
+from capgraph.capabilities.contexts import Answer, Plot, QueryResult
+from capgraph.capabilities.data.engine import compute
+from capgraph.capabilities.data.schema import read_tables
+from capgraph.capabilities.data.scope import choose_table
+from capgraph.capabilities.data.session import Session, open_session
+from capgraph.capabilities.data.words import fold
+from capgraph.capabilities.query import Query
+from capgraph.capabilities.wording import date_text, value_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,13 +9,13 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-from capabilities.contexts import ResultRow
-from capabilities.data.profile import TableProfile
-from capabilities.data.scope import Scope, replan
-from capabilities.data.session import Session
-from capabilities.data.units import conversion
-from capabilities.query import TIME_PARTS, TIME_UNITS, Query
-from capabilities.wording import bucket_text, date_range, listed
+from capgraph.capabilities.contexts import ResultRow
+from capgraph.capabilities.data.profile import TableProfile
+from capgraph.capabilities.data.scope import Scope, replan
+from capgraph.capabilities.data.session import Session
+from capgraph.capabilities.data.units import conversion
+from capgraph.capabilities.query import TIME_PARTS, TIME_UNITS, Query
+from capgraph.capabilities.wording import bucket_text, date_range, listed
 
 MOST_GROUPS = 60
 MOST_ROWS = 15
@@ -436,7 +436,7 @@ def _period_label(start: datetime | None, end: datetime | None) -> str:
     """
     if start is None and end is None:
         return "all times"
-    from capabilities.wording import date_text, end_of
+    from capgraph.capabilities.wording import date_text, end_of
 
     if start is None:
         assert end is not None

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from capabilities.data.session import Session, Table, literal, path_literal
-from capabilities.data.sqlite_rows import distinct_names
-from capabilities.data.work import Work
-from framework.base import ValidationError, require_extra
+from capgraph.base import ValidationError, require_extra
+from capgraph.capabilities.data.session import Session, Table, literal, path_literal
+from capgraph.capabilities.data.sqlite_rows import distinct_names
+from capgraph.capabilities.data.work import Work
 
 _SUFFIXES = {
     suffix: kind

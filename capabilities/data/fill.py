@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from capabilities.data.lexicon import CHANGE, CLAUSE, FOLLOWING, GREW, NOTHING, ORDER
-from capabilities.data.mentions import concept
-from capabilities.data.placing import BothError, Placing, Unplaced
-from capabilities.data.profile import TableProfile
-from capabilities.data.words import blank, name_words, words_of
-from capabilities.periods.items import DataWindow, ParsedTime, floor, shift
-from capabilities.periods.reading import read_times
-from capabilities.query import TIME_PARTS, Filter, Query
-from framework.base import ValidationError
+from capgraph.base import ValidationError
+from capgraph.capabilities.data.lexicon import CHANGE, CLAUSE, FOLLOWING, GREW, NOTHING, ORDER
+from capgraph.capabilities.data.mentions import concept
+from capgraph.capabilities.data.placing import BothError, Placing, Unplaced
+from capgraph.capabilities.data.profile import TableProfile
+from capgraph.capabilities.data.words import blank, name_words, words_of
+from capgraph.capabilities.periods.items import DataWindow, ParsedTime, floor, shift
+from capgraph.capabilities.periods.reading import read_times
+from capgraph.capabilities.query import TIME_PARTS, Filter, Query
 
 
 def fill(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from capabilities.data.words import words_set
-from capabilities.periods import items
+from capgraph.capabilities.data.words import words_set
+from capgraph.capabilities.periods import items
 
 _SYNONYMS = (
     "temperature temp tmax tmin tavg warm hot cold heat kalt warm heiss",

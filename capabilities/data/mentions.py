@@ -6,10 +6,10 @@ import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from capabilities.data.lexicon import CONCEPTS, HIGH, LOW, NOTHING
-from capabilities.data.profile import Column, TableProfile
-from capabilities.data.units import unit_in_name
-from capabilities.data.words import Word, fold, name_words, words_of
+from capgraph.capabilities.data.lexicon import CONCEPTS, HIGH, LOW, NOTHING
+from capgraph.capabilities.data.profile import Column, TableProfile
+from capgraph.capabilities.data.units import unit_in_name
+from capgraph.capabilities.data.words import Word, fold, name_words, words_of
 
 _LONGEST = 6
 

@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from capabilities.data import lexicon as lex
-from capabilities.data.mentions import (
+from capgraph.base import ValidationError
+from capgraph.capabilities.data import lexicon as lex
+from capgraph.capabilities.data.mentions import (
     Mention,
     aspect,
     columns_named,
@@ -15,12 +16,11 @@ from capabilities.data.mentions import (
     meaning,
     values_named,
 )
-from capabilities.data.profile import Column, TableProfile
-from capabilities.data.units import TIMES, is_unit
-from capabilities.data.words import blank, fold, name_words, words_of
-from capabilities.periods.items import ParsedTime
-from capabilities.query import Filter
-from framework.base import ValidationError
+from capgraph.capabilities.data.profile import Column, TableProfile
+from capgraph.capabilities.data.units import TIMES, is_unit
+from capgraph.capabilities.data.words import blank, fold, name_words, words_of
+from capgraph.capabilities.periods.items import ParsedTime
+from capgraph.capabilities.query import Filter
 
 
 class BothError(Exception):

@@ -8,7 +8,8 @@ from datetime import datetime
 from itertools import combinations
 from typing import Literal
 
-from capabilities.data.readings import (
+from capgraph.base import ValidationError
+from capgraph.capabilities.data.readings import (
     MARKS,
     Time,
     find_times,
@@ -16,10 +17,9 @@ from capabilities.data.readings import (
     time_sql,
     unread_sql,
 )
-from capabilities.data.session import Session, Table, identifier
-from capabilities.data.units import guess_temperature_unit, unit_in_name
-from capabilities.data.words import name_words
-from framework.base import ValidationError
+from capgraph.capabilities.data.session import Session, Table, identifier
+from capgraph.capabilities.data.units import guess_temperature_unit, unit_in_name
+from capgraph.capabilities.data.words import name_words
 
 Kind = Literal["number", "category", "text", "flag", "empty"]
 Frequency = Literal["minute", "hour", "day", "week", "month", "quarter", "year"]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 
-from capabilities.data.session import identifier, literal
-from capabilities.data.words import fold, name_words, words_set
+from capgraph.capabilities.data.session import identifier, literal
+from capgraph.capabilities.data.words import fold, name_words, words_set
 
 MISSING = ("", "-", "--", "na", "n/a", "nan", "null", "none", "nil", "?", ".", "missing", "-999.0")
 MARKS = ", ".join(literal(mark) for mark in MISSING)

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from capabilities.contexts import ResultRow
-from capabilities.data.engine import Computed
-from capabilities.query import Filter, Query
-from capabilities.wording import count_of, date_text, listed, number_text, signed, value_text
+from capgraph.capabilities.contexts import ResultRow
+from capgraph.capabilities.data.engine import Computed
+from capgraph.capabilities.query import Filter, Query
+from capgraph.capabilities.wording import (
+    count_of,
+    date_text,
+    listed,
+    number_text,
+    signed,
+    value_text,
+)
 
 _WORDS = {
     "rows": "number of rows", "count": "number of values", "sum": "total", "mean": "mean",

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from capabilities.data.files import find_file, list_tables
-from capabilities.data.mentions import concept
-from capabilities.data.profile import Column, TableProfile, profile_table
-from capabilities.data.session import Session, open_session
-from capabilities.data.words import name_words, words_of
-from capabilities.wording import date_range
-from framework.base import ValidationError
+from capgraph.base import ValidationError
+from capgraph.capabilities.data.files import find_file, list_tables
+from capgraph.capabilities.data.mentions import concept
+from capgraph.capabilities.data.profile import Column, TableProfile, profile_table
+from capgraph.capabilities.data.session import Session, open_session
+from capgraph.capabilities.data.words import name_words, words_of
+from capgraph.capabilities.wording import date_range
 
 MOST_CHARACTERS = 6000
 _VALUES = 12

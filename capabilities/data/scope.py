@@ -9,15 +9,15 @@ from datetime import datetime
 from difflib import get_close_matches
 from typing import Any
 
-from capabilities.data.arithmetic import arithmetic_sql
-from capabilities.data.profile import Column, TableProfile
-from capabilities.data.readings import number_sql, time_sql
-from capabilities.data.session import Session, identifier
-from capabilities.data.units import conversion
-from capabilities.data.words import fold, name_words
-from capabilities.periods.items import DAY_NAMES, MONTH_NAMES
-from capabilities.query import TIME_PARTS, TIME_UNITS, Filter, Query
-from framework.base import ErrorSeverity, ValidationError
+from capgraph.base import ErrorSeverity, ValidationError
+from capgraph.capabilities.data.arithmetic import arithmetic_sql
+from capgraph.capabilities.data.profile import Column, TableProfile
+from capgraph.capabilities.data.readings import number_sql, time_sql
+from capgraph.capabilities.data.session import Session, identifier
+from capgraph.capabilities.data.units import conversion
+from capgraph.capabilities.data.words import fold, name_words
+from capgraph.capabilities.periods.items import DAY_NAMES, MONTH_NAMES
+from capgraph.capabilities.query import TIME_PARTS, TIME_UNITS, Filter, Query
 
 _PLACE = re.compile(r" \(column \d+\)$")
 _PARTS = {

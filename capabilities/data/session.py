@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from capabilities.data import sqlite_rows
-from capabilities.data.work import Work, current_work
-from framework.base import CapabilityError, ErrorSeverity, ValidationError, require_extra
+from capgraph.base import CapabilityError, ErrorSeverity, ValidationError, require_extra
+from capgraph.capabilities.data import sqlite_rows
+from capgraph.capabilities.data.work import Work, current_work
 
 if TYPE_CHECKING:
     import duckdb

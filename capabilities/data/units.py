@@ -6,8 +6,8 @@ import functools
 import re
 from typing import Any
 
-from capabilities.data.words import fold, name_words, words_set
-from framework.base import ErrorSeverity, ValidationError, require_extra
+from capgraph.base import ErrorSeverity, ValidationError, require_extra
+from capgraph.capabilities.data.words import fold, name_words, words_set
 
 _BRACKET = re.compile(r"[(\[]\s*([^()\[\]]{1,16}?)\s*[)\]]")
 # What people write, where pint does not know it or takes it for something else.

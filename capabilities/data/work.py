@@ -19,14 +19,14 @@ from typing import Any, ParamSpec, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic import ValidationError as PydanticError
 
-from configs.latest import Latest
-from framework.base import (
+from capgraph.base import (
     CapabilityError,
     ErrorClassification,
     ErrorSeverity,
     ValidationError,
 )
-from framework.base.classify import classify_exception
+from capgraph.base.classify import classify_exception
+from capgraph.configs.latest import Latest
 
 P = ParamSpec("P")
 Result = TypeVar("Result")

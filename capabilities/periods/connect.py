@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from datetime import timedelta
 
-from capabilities.periods.items import (
+from capgraph.capabilities.periods.items import (
     Item,
     Options,
     ParsedTime,
@@ -14,9 +14,9 @@ from capabilities.periods.items import (
     resolve,
     season_months,
 )
-from capabilities.periods.recurring import find_recurring
-from capabilities.periods.scan import scan
-from capabilities.wording import date_text, listed
+from capgraph.capabilities.periods.recurring import find_recurring
+from capgraph.capabilities.periods.scan import scan
+from capgraph.capabilities.wording import date_text, listed
 
 _RANGE = re.compile(
     r"^\s*,?\s*(?:up\s+)?(?:to|until|till|through|thru|-|\u2013|\u2014)\s*(?:the\s+)?$", re.I

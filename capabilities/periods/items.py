@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked
 
-from capabilities.wording import date_text
-from framework.base import ValidationError
+from capgraph.base import ValidationError
+from capgraph.capabilities.wording import date_text
 
 # Not those of ``calendar``: they follow the locale that the application has set.
 _MONTHS = "january february march april may june july august september october november december"

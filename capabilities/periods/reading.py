@@ -7,9 +7,9 @@ from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from capabilities.periods.connect import parse
-from capabilities.periods.items import Options, ParsedTime
-from framework.base import ValidationError
+from capgraph.base import ValidationError
+from capgraph.capabilities.periods.connect import parse
+from capgraph.capabilities.periods.items import Options, ParsedTime
 
 MAX_TEXT = 4000
 """Characters of a task that are read: what a longer one asks is said within these."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from capabilities.periods.items import DAY_NAMES, NUMBERS, WEEKDAYS, DataWindow, ParsedTime
+from capgraph.capabilities.periods.items import DAY_NAMES, NUMBERS, WEEKDAYS, DataWindow, ParsedTime
 
 _DAY_NAMES = "|".join(DAY_NAMES)
 _WEEKDAY = re.compile(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from capabilities.periods.items import (
+from capgraph.capabilities.periods.items import (
     MONTHS,
     NUMBERS,
     WEEKDAYS,
@@ -17,7 +17,7 @@ from capabilities.periods.items import (
     resolve,
     shift,
 )
-from capabilities.wording import date_text
+from capgraph.capabilities.wording import date_text
 
 Match = re.Match[str]
 Rule = tuple[re.Pattern[str], Callable[[Match, Options], Item | None]]

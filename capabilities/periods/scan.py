@@ -7,7 +7,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 
-from capabilities.periods.items import (
+from capgraph.base import ValidationError
+from capgraph.capabilities.periods.items import (
     MONTHS,
     ORDINALS,
     Item,
@@ -15,9 +16,8 @@ from capabilities.periods.items import (
     Period,
     checked_day,
 )
-from capabilities.periods.relative import RELATIVE, Match, Rule, fixed, number_of, rule
-from capabilities.wording import date_text
-from framework.base import ValidationError
+from capgraph.capabilities.periods.relative import RELATIVE, Match, Rule, fixed, number_of, rule
+from capgraph.capabilities.wording import date_text
 
 _MONTH = (
     r"(?P<month>january|february|march|april|may|june|july|august|september|october|november"

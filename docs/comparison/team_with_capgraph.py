@@ -1,6 +1,6 @@
 from langchain.chat_models import init_chat_model
 
-from framework.agents import ReActAgent, SupervisorOrchestrator
+from capgraph.agents import ReActAgent, SupervisorOrchestrator
 
 
 def tank_level() -> float:

@@ -1,4 +1,4 @@
-from framework import build_graph, capability_node
+from capgraph import build_graph, capability_node
 
 
 @capability_node(examples=["how full is the tank?"])

@@ -2,18 +2,18 @@
 
 from typing import TYPE_CHECKING, Any
 
-from configs.lazy import contents
+from capgraph.configs.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from framework.adapters.a2a import agent_card as agent_card
-    from framework.adapters.as_tools import as_tool as as_tool
-    from framework.adapters.graphs import agent_capability as agent_capability
-    from framework.adapters.graphs import graph_capability as graph_capability
-    from framework.adapters.mcp import McpCapabilities as McpCapabilities
-    from framework.adapters.mcp import mcp_capabilities as mcp_capabilities
-    from framework.adapters.mcp_server import as_mcp_server as as_mcp_server
-    from framework.adapters.remote import remote_capability as remote_capability
-    from framework.adapters.tools import tool_capability as tool_capability
+    from capgraph.adapters.a2a import agent_card as agent_card
+    from capgraph.adapters.as_tools import as_tool as as_tool
+    from capgraph.adapters.graphs import agent_capability as agent_capability
+    from capgraph.adapters.graphs import graph_capability as graph_capability
+    from capgraph.adapters.mcp import McpCapabilities as McpCapabilities
+    from capgraph.adapters.mcp import mcp_capabilities as mcp_capabilities
+    from capgraph.adapters.mcp_server import as_mcp_server as as_mcp_server
+    from capgraph.adapters.remote import remote_capability as remote_capability
+    from capgraph.adapters.tools import tool_capability as tool_capability
 
 _MCP = ("mcp", "mcp")
 _EXTRAS = {
@@ -24,12 +24,23 @@ _EXTRAS = {
 }
 """Name to the module that it needs, and the extra that brings it."""
 
-_get, __dir__ = contents(__name__)
+_get, __dir__ = lazy_exports(
+    __name__,
+    {
+        "capgraph.adapters.a2a": ("agent_card",),
+        "capgraph.adapters.as_tools": ("as_tool",),
+        "capgraph.adapters.graphs": ("agent_capability", "graph_capability"),
+        "capgraph.adapters.mcp": ("McpCapabilities", "mcp_capabilities"),
+        "capgraph.adapters.mcp_server": ("as_mcp_server",),
+        "capgraph.adapters.remote": ("remote_capability",),
+        "capgraph.adapters.tools": ("tool_capability",),
+    },
+)
 
 
 def __getattr__(name: str) -> Any:
     if name in _EXTRAS:
-        from framework.base.errors import require_extra
+        from capgraph.base.errors import require_extra
 
         require_extra(*_EXTRAS[name])
     return _get(name)

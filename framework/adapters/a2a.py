@@ -30,11 +30,11 @@ from google.protobuf.json_format import MessageToDict
 from langgraph.types import interrupt
 from pydantic import BaseModel
 
-from framework.adapters.foreign import away, failed, plain_text, task_of
-from framework.base.checked import checked
-from framework.base.step_context import StepContext
-from framework.base.threads import in_thread
-from framework.langgraph_compat import answers_taken
+from capgraph.adapters.foreign import away, failed, plain_text, task_of
+from capgraph.base.checked import checked
+from capgraph.base.step_context import StepContext
+from capgraph.base.threads import in_thread
+from capgraph.langgraph_compat import answers_taken
 
 _POLL_SECONDS = 1.0
 _BINDINGS = ["JSONRPC", "HTTP+JSON"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from langchain_core.tools import BaseTool, StructuredTool, ToolException
 
-from framework.adapters.request import (
+from capgraph.adapters.request import (
     labels_heard,
     labels_told,
     output_of,
@@ -16,12 +16,12 @@ from framework.adapters.request import (
     request_schema,
     services_for,
 )
-from framework.base.checked import checked
-from framework.base.errors import ConfigurationError
-from framework.base.spec import CapabilitySpec
-from framework.engine.as_node import run_request
-from framework.engine.services import Services
-from framework.langgraph_compat import messages_of_graph
+from capgraph.base.checked import checked
+from capgraph.base.errors import ConfigurationError
+from capgraph.base.spec import CapabilitySpec
+from capgraph.engine.as_node import run_request
+from capgraph.engine.services import Services
+from capgraph.langgraph_compat import messages_of_graph
 
 _NAME = re.compile(r"[^A-Za-z0-9_-]")
 
@@ -48,7 +48,7 @@ def as_tool(capability: Any, services: Services | None = None) -> BaseTool:
         ConfigurationError: It is no capability; or it declares what needs services.
 
     >>> import asyncio
-    >>> from framework import capability_node
+    >>> from capgraph import capability_node
     >>> @capability_node
     ... async def double(number: int) -> int:
     ...     '''Double a number.'''

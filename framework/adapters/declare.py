@@ -9,14 +9,14 @@ from typing import Any, cast
 
 from pydantic import BaseModel, create_model
 
-from framework.base.capability import BaseCapability, ContextType
-from framework.base.checked import checked
-from framework.base.classify import ErrorClassification
-from framework.base.context import CapabilityContext
-from framework.base.decorators import capability_node
-from framework.base.spec import type_name
-from framework.base.step_context import StepContext
-from framework.planning.json_parameters import JsonParameters, json_parameters
+from capgraph.base.capability import BaseCapability, ContextType
+from capgraph.base.checked import checked
+from capgraph.base.classify import ErrorClassification
+from capgraph.base.context import CapabilityContext
+from capgraph.base.decorators import capability_node
+from capgraph.base.spec import type_name
+from capgraph.base.step_context import StepContext
+from capgraph.planning.json_parameters import JsonParameters, json_parameters
 
 Call = Callable[[dict[str, Any], StepContext], Awaitable[Any]]
 """Does the work: parameters by the names of the schema, and the step."""
@@ -44,7 +44,7 @@ def declare(
             context type; any other value stands there under ``value``.
         provides: Context type of what it gives; one named after the capability when not given.
         classify_error: Says what a failure means.
-        **options: ``requires`` and what :class:`~framework.base.spec.Declarations` lists, such as
+        **options: ``requires`` and what :class:`~capgraph.base.spec.Declarations` lists, such as
             ``effect`` and ``permission``.
 
     Raises:

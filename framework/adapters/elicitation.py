@@ -15,7 +15,7 @@ from mcp_types import (
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from framework.approvals import STEP, is_approval, question_text
+from capgraph.approvals import STEP, is_approval, question_text
 
 Forms = dict[str, ElicitRequestFormParams]
 _TEXTS = {"reject": "reason", "respond": "message", "done": "outputs"}

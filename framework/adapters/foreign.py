@@ -7,11 +7,11 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from configs.safe_text import shown_text
-from framework.base.errors import CapabilityError, ErrorSeverity
-from framework.base.spec import ROLES
-from framework.base.step_context import StepContext
-from framework.pipeline.effect_ledger import plain_inputs
+from capgraph.base.errors import CapabilityError, ErrorSeverity
+from capgraph.base.spec import ROLES
+from capgraph.base.step_context import StepContext
+from capgraph.configs.safe_text import shown_text
+from capgraph.pipeline.effect_ledger import plain_inputs
 
 MAX_TEXT = 1_024
 _TAKEN = frozenset({*ROLES, "respond", "clarify"})

@@ -6,16 +6,16 @@ from typing import Any
 
 from langgraph.pregel import Pregel
 
-from framework.adapters.declare import declare
-from framework.adapters.foreign import task_of
-from framework.adapters.task_graph import task_graph
-from framework.base.capability import BaseCapability, ContextType
-from framework.base.checked import checked
-from framework.base.context import CapabilityContext
-from framework.base.errors import CapabilityError, ConfigurationError
-from framework.base.step_context import StepContext
-from framework.engine.services import Services
-from framework.langgraph_compat import keys_of
+from capgraph.adapters.declare import declare
+from capgraph.adapters.foreign import task_of
+from capgraph.adapters.task_graph import task_graph
+from capgraph.base.capability import BaseCapability, ContextType
+from capgraph.base.checked import checked
+from capgraph.base.context import CapabilityContext
+from capgraph.base.errors import CapabilityError, ConfigurationError
+from capgraph.base.step_context import StepContext
+from capgraph.engine.services import Services
+from capgraph.langgraph_compat import keys_of
 
 
 @checked
@@ -42,7 +42,7 @@ def graph_capability(
         output: Context type that it gives.
         name: Name of the capability; the graph's own when not given.
         description: What it does, for whoever plans.
-        **options: What :func:`~framework.adapters.declare.declare` takes.
+        **options: What :func:`~capgraph.adapters.declare.declare` takes.
 
     Raises:
         ConfigurationError: It is no compiled graph; or its state has no place for a field of the
@@ -102,13 +102,13 @@ def agent_capability(
     :func:`graph_capability` says.
 
     Args:
-        agent: Anything that :func:`~framework.adapters.task_graph.task_graph` takes, such as a
+        agent: Anything that :func:`~capgraph.adapters.task_graph.task_graph` takes, such as a
             graph of ``create_agent`` or one of ``build_graph``.
         name: Name of the capability; the ``agent_id``, or the graph's name, when not given.
         description: What it does, for whoever plans.
         provides: Context type of its result; one named after the capability when not given.
         services: What the agent's own capabilities run with.
-        **options: What :func:`~framework.adapters.declare.declare` takes, such as ``requires``.
+        **options: What :func:`~capgraph.adapters.declare.declare` takes, such as ``requires``.
 
     Raises:
         ConfigurationError: It cannot work on a task.

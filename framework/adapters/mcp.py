@@ -40,21 +40,21 @@ from mcp_types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ConfigDict, Field, ValidationError
 
-from framework.adapters.declare import declare
-from framework.adapters.foreign import is_url, own_name, plain_schema, plain_text
-from framework.base.capability import BaseCapability
-from framework.base.checked import checked
-from framework.base.context import CapabilityContext
-from framework.base.errors import CapabilityError, ConfigurationError, ErrorSeverity
-from framework.base.ports import Attempt, CallNext, PermissionMode
-from framework.base.spec import Effect
-from framework.base.step_context import StepContext
-from framework.base.threads import in_thread
-from framework.base.value_context import ValueContext
-from framework.base.values import misfits
-from framework.pipeline.effect_ledger import digest_of
-from framework.pipeline.job import CURRENT
-from framework.planning.json_parameters import json_parameters
+from capgraph.adapters.declare import declare
+from capgraph.adapters.foreign import is_url, own_name, plain_schema, plain_text
+from capgraph.base.capability import BaseCapability
+from capgraph.base.checked import checked
+from capgraph.base.context import CapabilityContext
+from capgraph.base.errors import CapabilityError, ConfigurationError, ErrorSeverity
+from capgraph.base.ports import Attempt, CallNext, PermissionMode
+from capgraph.base.spec import Effect
+from capgraph.base.step_context import StepContext
+from capgraph.base.threads import in_thread
+from capgraph.base.value_context import ValueContext
+from capgraph.base.values import misfits
+from capgraph.pipeline.effect_ledger import digest_of
+from capgraph.pipeline.job import CURRENT
+from capgraph.planning.json_parameters import json_parameters
 
 KEY = "capgraph/idempotency-key"
 """Where a call carries the key of its effect, for servers that know what to do with one."""
@@ -120,7 +120,7 @@ async def mcp_capabilities(
     permission: PermissionMode | str | Mapping[str, PermissionMode | str] | None = None,
     pins: Mapping[str, str] | None = None,
     timeout_seconds: float = 60.0,
-    outside: bool = True,
+    sends_externally: bool = True,
     headers: Mapping[str, str] | None = None,
     mode: str = "auto",
 ) -> McpCapabilities:
@@ -139,7 +139,7 @@ async def mcp_capabilities(
         pins: What was looked at before, see :class:`McpCapabilities`. A step of a tool that is
             another one now, or is not among them, asks a person first.
         timeout_seconds: Seconds that one call, or the way to the server, may take.
-        outside: Whether what the tools are given leaves the house.
+        sends_externally: Whether what the tools are given leaves the house.
         headers: What a server behind a URL is sent with each request, such as ``Authorization``.
         mode: As for ``mcp.Client``; ``legacy`` for a server whose tools ask while they run, which
             the newest protocol no longer has.
@@ -179,7 +179,7 @@ async def mcp_capabilities(
             effect=caller.effect,
             permission=permission.get(name) if isinstance(permission, Mapping) else permission,
             labels=("untrusted",),
-            outside=outside,
+            sends_externally=sends_externally,
             timeout_seconds=timeout_seconds,
             behaviors=(_AsLookedAt(caller),),
         )
@@ -256,17 +256,19 @@ def _text_of(result: CallToolResult) -> str:
 class _AsLookedAt:
     """Has a person agree before a tool is called that is not what was looked at."""
 
-    stage = "screen"
+    stage = "validate"
 
     def __init__(self, caller: _Caller) -> None:
         self._caller = caller
 
-    async def around(self, attempt: Attempt, call_next: CallNext) -> Any:
+    async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
         why = ""
         # A server that is away is for the call to find, which is tried again.
         with suppress(CapabilityError):
             why = self._caller.changed(await self._caller.server.tools())
-        return await call_next(replace(attempt, asks=(*attempt.asks, why)) if why else attempt)
+        return await call_next(
+            replace(attempt, approval_reasons=(*attempt.approval_reasons, why)) if why else attempt
+        )
 
 
 @dataclass

@@ -18,20 +18,20 @@ from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult, InputRequiredResult, TextContent, Tool, ToolAnnotations
 
-from framework.adapters.elicitation import answer_of, can_ask, elicited, is_first
-from framework.adapters.mcp import KEY
-from framework.adapters.request import request_schema
-from framework.adapters.task_graph import TaskGraph, task_graph
-from framework.approvals import question_text
-from framework.base.checked import checked
-from framework.base.errors import CapgraphError
-from framework.base.ports import Caller
-from framework.base.spec import CapabilitySpec
-from framework.engine.bind import bind
-from framework.engine.services import Services
-from framework.pipeline.effect_ledger import digest_of
-from framework.pipeline.run_config import configurable_of
-from framework.registry import Registry
+from capgraph.adapters.elicitation import answer_of, can_ask, elicited, is_first
+from capgraph.adapters.mcp import KEY
+from capgraph.adapters.request import request_schema
+from capgraph.adapters.task_graph import TaskGraph, task_graph
+from capgraph.approvals import question_text
+from capgraph.base.checked import checked
+from capgraph.base.errors import CapgraphError
+from capgraph.base.ports import Caller
+from capgraph.base.spec import CapabilitySpec
+from capgraph.engine.bind import bind
+from capgraph.engine.services import Services
+from capgraph.pipeline.effect_ledger import digest_of
+from capgraph.pipeline.run_config import configurable_of
+from capgraph.registry import Registry
 
 WhoAsks = Callable[[ServerRequestContext[Any, Any]], Caller]
 _MAX_OPEN = 1_000
@@ -67,7 +67,7 @@ def as_mcp_server(
             the server's own authentication knows, when not given.
         **options: As ``mcp.server.MCPServer`` takes them, such as ``auth`` and ``instructions``.
 
-    >>> from framework import capability_node
+    >>> from capgraph import capability_node
     >>> @capability_node
     ... async def double(number: int) -> int:
     ...     '''Double a number.'''

@@ -17,14 +17,14 @@ from langgraph.pregel.remote import RemoteGraph
 from langgraph.types import interrupt
 from pydantic import BaseModel
 
-from framework.adapters.declare import declare
-from framework.adapters.foreign import away, failed, is_url, own_name, plain_text, task_of
-from framework.base.capability import BaseCapability, ContextType
-from framework.base.checked import checked
-from framework.base.errors import ConfigurationError, require_extra
-from framework.base.spec import Effect
-from framework.base.step_context import StepContext
-from framework.langgraph_compat import answers_taken
+from capgraph.adapters.declare import declare
+from capgraph.adapters.foreign import away, failed, is_url, own_name, plain_text, task_of
+from capgraph.base.capability import BaseCapability, ContextType
+from capgraph.base.checked import checked
+from capgraph.base.errors import ConfigurationError, require_extra
+from capgraph.base.spec import Effect
+from capgraph.base.step_context import StepContext
+from capgraph.langgraph_compat import answers_taken
 
 if TYPE_CHECKING:
     from a2a.types import AgentCard
@@ -56,7 +56,7 @@ def remote_capability(
         effect: What it does there. A step that begins again attaches to the work that it began,
             so ``idempotent`` holds for any.
         headers: What an A2A agent is sent with each request, such as ``Authorization``.
-        **options: What :func:`~framework.adapters.declare.declare` takes, such as ``requires``,
+        **options: What :func:`~capgraph.adapters.declare.declare` takes, such as ``requires``,
             ``permission`` and ``timeout_seconds``.
 
     Raises:
@@ -66,7 +66,7 @@ def remote_capability(
     >>> remote_capability("http://weather.example", "weather").capability_spec.labels
     ('untrusted',)
     """
-    options = {"labels": ("untrusted",), "outside": True, **options}
+    options = {"labels": ("untrusted",), "sends_externally": True, **options}
     if isinstance(agent, RemoteGraph):
         worker: Any = _Graph(agent)
         own, said = agent.name or agent.assistant_id, f"Has the graph {agent.name} do a task."
@@ -78,7 +78,7 @@ def remote_capability(
                 fix="Give the URL or the card of an A2A agent, or a RemoteGraph; for one in this"
                 " process use agent_capability or graph_capability.",
             )
-        from framework.adapters.a2a import A2AAgent
+        from capgraph.adapters.a2a import A2AAgent
 
         worker = A2AAgent(agent, dict(headers or {}))
         own = urlsplit(agent).hostname or agent if isinstance(agent, str) else agent.name

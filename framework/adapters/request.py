@@ -9,14 +9,14 @@ from typing import Any
 from langchain_core.messages import ToolMessage
 from langgraph.errors import GraphBubbleUp
 
-from framework.base.context import CapabilityContext
-from framework.base.errors import FatalExecutionError, PersistenceError, StoppedError
-from framework.base.plan import PlannedStep
-from framework.base.ports import StepRecord
-from framework.base.spec import CapabilitySpec
-from framework.engine.bind import unbound_services
-from framework.engine.services import Services
-from framework.pipeline.job import LABELS
+from capgraph.base.context import CapabilityContext
+from capgraph.base.errors import FatalExecutionError, PersistenceError, StoppedError
+from capgraph.base.plan import PlannedStep
+from capgraph.base.ports import StepRecord
+from capgraph.base.spec import CapabilitySpec
+from capgraph.engine.bind import unbound_services
+from capgraph.engine.services import Services
+from capgraph.pipeline.job import LABELS
 
 Contexts = dict[str, dict[str, Any]]
 Schema = dict[str, Any]
@@ -38,7 +38,7 @@ def request_of(spec: CapabilitySpec, given: Mapping[str, Any]) -> tuple[PlannedS
     Returns:
         The step, and the context data that its inputs name.
 
-    >>> from framework.base.spec import CapabilitySpec, Requirement
+    >>> from capgraph.base.spec import CapabilitySpec, Requirement
     >>> spec = CapabilitySpec("forecast", "Forecasts.", requires=(Requirement("PLACE"),))
     >>> request_of(spec, {"PLACE": {"name": "Rome"}, "days": 3})
     ({'parameters': {'days': 3}, 'inputs': [{'PLACE': 'PLACE_1'}]}, {'PLACE': {'PLACE_1': {'name': 'Rome'}}})
@@ -64,7 +64,7 @@ def request_schema(spec: CapabilitySpec, types: Mapping[str, type[CapabilityCont
         spec: The capability.
         types: The registered context types.
 
-    >>> from framework.base.spec import CapabilitySpec, Requirement
+    >>> from capgraph.base.spec import CapabilitySpec, Requirement
     >>> class Place(CapabilityContext):
     ...     name: str
     >>> spec = CapabilitySpec("visit", "Visits.", requires=(Requirement("PLACE"),))

@@ -12,22 +12,22 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.pregel import Pregel
 from langgraph.runtime import Runtime
 
-from framework.adapters.request import output_of, refusal_of, request_of, services_for
-from framework.adapters.tools import tool_capability
-from framework.base.awaiting import awaited
-from framework.base.capability import BaseCapability
-from framework.base.checked import checked
-from framework.base.errors import ConfigurationError
-from framework.base.ports import Agent
-from framework.base.spec import CapabilitySpec
-from framework.base.task import TaskInput, TaskOutput
-from framework.base.threads import in_thread, is_sync
-from framework.engine.as_node import run_request
-from framework.engine.services import Services
-from framework.engine.sync_graph import compiled, one_node
-from framework.langgraph_compat import keys_of
-from framework.planning.parameters import read_parameters, required_parameters
-from framework.planning.schemas import Shape
+from capgraph.adapters.request import output_of, refusal_of, request_of, services_for
+from capgraph.adapters.tools import tool_capability
+from capgraph.base.awaiting import awaited
+from capgraph.base.capability import BaseCapability
+from capgraph.base.checked import checked
+from capgraph.base.errors import ConfigurationError
+from capgraph.base.ports import Agent
+from capgraph.base.spec import CapabilitySpec
+from capgraph.base.task import TaskInput, TaskOutput
+from capgraph.base.threads import in_thread, is_sync
+from capgraph.engine.as_node import run_request
+from capgraph.engine.services import Services
+from capgraph.engine.sync_graph import compiled, one_node
+from capgraph.langgraph_compat import keys_of
+from capgraph.planning.parameters import read_parameters, required_parameters
+from capgraph.planning.schemas import Shape
 
 TaskGraph = CompiledStateGraph[Any, Any, Any, Any]
 Work = Callable[[Any, Runtime[Any]], Awaitable[Mapping[str, Any]]]
@@ -50,7 +50,7 @@ def task_graph(
 
     Args:
         thing: A capability or a LangChain tool (the task may be an object of parameters and
-            inputs, see :func:`~framework.adapters.request.request_of`); a compiled graph with a
+            inputs, see :func:`~capgraph.adapters.request.request_of`); a compiled graph with a
             key ``task`` or ``messages``; anything with ``compile()``; an object with ``async
             execute(task, context)``; a function of the task, also a synchronous one.
         services: What a capability, or a tool, runs with; without, the rules of unbound

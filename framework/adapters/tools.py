@@ -23,16 +23,16 @@ from langgraph.prebuilt import InjectedState, InjectedStore, ToolRuntime
 from langgraph.types import Command
 from pydantic import create_model
 
-from framework.adapters.declare import declare
-from framework.base.capability import BaseCapability, ContextType
-from framework.base.checked import checked
-from framework.base.classify import ErrorClassification
-from framework.base.errors import CapabilityError, ConfigurationError, ErrorSeverity
-from framework.base.step_context import StepContext
-from framework.base.threads import in_thread
-from framework.langgraph_compat import is_watched
-from framework.telemetry.accounts import CASHIER
-from framework.telemetry.metered import METER
+from capgraph.adapters.declare import declare
+from capgraph.base.capability import BaseCapability, ContextType
+from capgraph.base.checked import checked
+from capgraph.base.classify import ErrorClassification
+from capgraph.base.errors import CapabilityError, ConfigurationError, ErrorSeverity
+from capgraph.base.step_context import StepContext
+from capgraph.base.threads import in_thread
+from capgraph.langgraph_compat import is_watched
+from capgraph.telemetry.accounts import CASHIER
+from capgraph.telemetry.metered import METER
 
 
 @checked
@@ -65,7 +65,7 @@ def tool_capability(
         effect: ``none``, ``idempotent`` or ``once``.
         permission: What its caller must be allowed.
         name: Name of the capability; the tool's when not given.
-        **options: What :func:`~framework.adapters.declare.declare` takes.
+        **options: What :func:`~capgraph.adapters.declare.declare` takes.
 
     Raises:
         ConfigurationError: It is neither; or it wants something injected that nobody knows.

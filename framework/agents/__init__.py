@@ -2,26 +2,45 @@
 
 from typing import TYPE_CHECKING
 
-from configs.lazy import contents
+from capgraph.configs.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from framework.agents.base import BaseAgent as BaseAgent
-    from framework.agents.blackboard import Blackboard as Blackboard
-    from framework.agents.blackboard import BlackboardEntry as BlackboardEntry
-    from framework.agents.chain_of_thought import ChainOfThoughtAgent as ChainOfThoughtAgent
-    from framework.agents.debate import DebateOrchestrator as DebateOrchestrator
-    from framework.agents.discovery import AgentDiscoveryBehavior as AgentDiscoveryBehavior
-    from framework.agents.handing_over import handoff as handoff
-    from framework.agents.memory import Memory as Memory
-    from framework.agents.pipeline import PipelineOrchestrator as PipelineOrchestrator
-    from framework.agents.plan_execute import PlanExecuteAgent as PlanExecuteAgent
-    from framework.agents.react import ReActAgent as ReActAgent
-    from framework.agents.reflexion import ReflexionAgent as ReflexionAgent
-    from framework.agents.result import AgentResult as AgentResult
-    from framework.agents.result import AgentStep as AgentStep
-    from framework.agents.supervisor import SupervisorOrchestrator as SupervisorOrchestrator
-    from framework.agents.swarm import SwarmOrchestrator as SwarmOrchestrator
-    from framework.agents.teams import BaseOrchestrator as BaseOrchestrator
-    from framework.agents.teams import OrchestratorResult as OrchestratorResult
+    from capgraph.agents.base import BaseAgent as BaseAgent
+    from capgraph.agents.blackboard import Blackboard as Blackboard
+    from capgraph.agents.blackboard import BlackboardEntry as BlackboardEntry
+    from capgraph.agents.chain_of_thought import ChainOfThoughtAgent as ChainOfThoughtAgent
+    from capgraph.agents.debate import DebateOrchestrator as DebateOrchestrator
+    from capgraph.agents.discovery import AgentDiscoveryBehavior as AgentDiscoveryBehavior
+    from capgraph.agents.handing_over import handoff as handoff
+    from capgraph.agents.memory import Memory as Memory
+    from capgraph.agents.pipeline import PipelineOrchestrator as PipelineOrchestrator
+    from capgraph.agents.plan_execute import PlanExecuteAgent as PlanExecuteAgent
+    from capgraph.agents.react import ReActAgent as ReActAgent
+    from capgraph.agents.reflexion import ReflexionAgent as ReflexionAgent
+    from capgraph.agents.result import AgentResult as AgentResult
+    from capgraph.agents.result import AgentStep as AgentStep
+    from capgraph.agents.supervisor import SupervisorOrchestrator as SupervisorOrchestrator
+    from capgraph.agents.swarm import SwarmOrchestrator as SwarmOrchestrator
+    from capgraph.agents.teams import BaseOrchestrator as BaseOrchestrator
+    from capgraph.agents.teams import OrchestratorResult as OrchestratorResult
 
-__getattr__, __dir__ = contents(__name__)
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "capgraph.agents.base": ("BaseAgent",),
+        "capgraph.agents.blackboard": ("Blackboard", "BlackboardEntry"),
+        "capgraph.agents.chain_of_thought": ("ChainOfThoughtAgent",),
+        "capgraph.agents.debate": ("DebateOrchestrator",),
+        "capgraph.agents.discovery": ("AgentDiscoveryBehavior",),
+        "capgraph.agents.handing_over": ("handoff",),
+        "capgraph.agents.memory": ("Memory",),
+        "capgraph.agents.pipeline": ("PipelineOrchestrator",),
+        "capgraph.agents.plan_execute": ("PlanExecuteAgent",),
+        "capgraph.agents.react": ("ReActAgent",),
+        "capgraph.agents.reflexion": ("ReflexionAgent",),
+        "capgraph.agents.result": ("AgentResult", "AgentStep"),
+        "capgraph.agents.supervisor": ("SupervisorOrchestrator",),
+        "capgraph.agents.swarm": ("SwarmOrchestrator",),
+        "capgraph.agents.teams": ("BaseOrchestrator", "OrchestratorResult"),
+    },
+)

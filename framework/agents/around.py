@@ -12,25 +12,25 @@ from uuid import uuid4
 
 from langgraph.runtime import Runtime
 
-from configs.scoped import scoped
-from framework.adapters.request import labels_heard, refusal_of
-from framework.agents.result import AgentResult, said_in
-from framework.agents.tool_calls import labelled
-from framework.base import BaseCapability, capability_node
-from framework.base.awaiting import awaited
-from framework.base.errors import CapabilityError
-from framework.base.ports import BehaviorContext
-from framework.behaviors.base import BaseBehavior
-from framework.engine.as_node import run_request
-from framework.engine.bind import unbound_services
-from framework.engine.services import Services
-from framework.engine.sync_graph import SyncGraph, one_node
-from framework.governance.spending import running_spending
-from framework.pipeline.capacity import Capacity
-from framework.pipeline.equipment import Equipment
-from framework.pipeline.job import CURRENT, hear
-from framework.pipeline.run_config import configurable
-from framework.pipeline.runner import StepRunner
+from capgraph.adapters.request import labels_heard, refusal_of
+from capgraph.agents.result import AgentResult, said_in
+from capgraph.agents.tool_calls import labelled
+from capgraph.base import BaseCapability, capability_node
+from capgraph.base.awaiting import awaited
+from capgraph.base.errors import CapabilityError
+from capgraph.base.ports import BehaviorContext
+from capgraph.behaviors.base import BaseBehavior
+from capgraph.configs.scoped import scoped
+from capgraph.engine.as_node import run_request
+from capgraph.engine.bind import unbound_services
+from capgraph.engine.services import Services
+from capgraph.engine.sync_graph import SyncGraph, one_node
+from capgraph.governance.spending import running_spending
+from capgraph.pipeline.capacity import Capacity
+from capgraph.pipeline.equipment import Equipment
+from capgraph.pipeline.job import CURRENT, hear
+from capgraph.pipeline.run_config import configurable
+from capgraph.pipeline.runner import StepRunner
 
 _OUTPUT = "AGENT_OUTPUT"
 

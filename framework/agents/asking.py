@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 
-from framework.agents.text_protocol import instructions, read_text, unreadable, written
-from framework.base.errors import ConfigurationError
-from framework.base.ports import Attempt
-from framework.models.calls import call_model, check_end
-from framework.models.roles import RoleModel
-from framework.models.surrounded import is_surrounded
-from framework.telemetry.metered import role_tag
+from capgraph.agents.text_protocol import instructions, read_text, unreadable, written
+from capgraph.base.errors import ConfigurationError
+from capgraph.base.ports import Attempt
+from capgraph.models.calls import call_model, check_end
+from capgraph.models.roles import RoleModel
+from capgraph.models.surrounded import is_surrounded
+from capgraph.telemetry.metered import role_tag
 
 if TYPE_CHECKING:
-    from framework.agents.base import BaseAgent
+    from capgraph.agents.base import BaseAgent
 
 _CONFIG: Any = {"tags": [role_tag("agent")], "run_name": "agent"}
 

@@ -17,20 +17,20 @@ from langgraph.graph import StateGraph
 from langgraph.runtime import Runtime
 from langgraph.types import Checkpointer, Command, Interrupt
 
-from configs.scoped import scoped
-from framework.agents.around import around
-from framework.agents.kept import behind_step, restored, snapshot
-from framework.agents.result import FINAL, AgentResult, AgentStep
-from framework.base.checked import checked
-from framework.base.errors import ConfigurationError
-from framework.base.ports import Keeper
-from framework.base.task import TaskInput, TaskOutput
-from framework.engine.services import Services
-from framework.engine.sync_graph import SyncGraph, compiled, one_node
-from framework.langgraph_compat import INTERRUPT
-from framework.pipeline.job import hear
-from framework.pipeline.run_config import configurable, current_runtime
-from framework.stores.checkpoints import CheckpointManager
+from capgraph.agents.around import around
+from capgraph.agents.kept import behind_step, restored, snapshot
+from capgraph.agents.result import FINAL, AgentResult, AgentStep
+from capgraph.base.checked import checked
+from capgraph.base.errors import ConfigurationError
+from capgraph.base.ports import KeyValueStore
+from capgraph.base.task import TaskInput, TaskOutput
+from capgraph.configs.scoped import scoped
+from capgraph.engine.services import Services
+from capgraph.engine.sync_graph import SyncGraph, compiled, one_node
+from capgraph.langgraph_compat import INTERRUPT
+from capgraph.pipeline.job import hear
+from capgraph.pipeline.run_config import configurable, current_runtime
+from capgraph.stores.checkpoints import CheckpointManager
 
 AgentGraph = SyncGraph[Any]
 STEP = "agent_step"
@@ -119,7 +119,7 @@ class BaseAgent:
         behaviors: Iterable[Any] | None = None,
         services: Services | None = None,
         checkpoint_manager: CheckpointManager | BaseCheckpointSaver[Any] | None = None,
-        state_store: Keeper | None = None,
+        state_store: KeyValueStore | None = None,
         agent_id: str | None = None,
     ) -> None:
         if tools is not None and tool_registry is not None:

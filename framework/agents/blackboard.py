@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
-from framework.base.checked import checked
-from framework.base.dict_form import DictForm
-from framework.stores.state_store import BaseStateStore
+from capgraph.base.checked import checked
+from capgraph.base.dict_form import DictForm
+from capgraph.stores.state_store import BaseStateStore
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Blackboard:
         ttl: For how many seconds an entry stands; for ever when not given.
 
     >>> import asyncio
-    >>> from framework.stores import InMemoryStateStore
+    >>> from capgraph.stores import InMemoryStateStore
     >>> async def main():
     ...     board = Blackboard(InMemoryStateStore(), "run 7")
     ...     await board.write("level", 2.5, author="gauge", unit="m")

@@ -9,11 +9,11 @@ from typing import Any
 from langchain_core.messages import BaseMessage, HumanMessage
 from langgraph.graph import END, START, StateGraph
 
-from framework.agents.asking import Asker, needed_model
-from framework.agents.base import BaseAgent, RunOutput, RunState
-from framework.agents.result import AgentStep, said_in
-from framework.base.checked import checked
-from framework.base.errors import ConfigurationError
+from capgraph.agents.asking import Asker, needed_model
+from capgraph.agents.base import BaseAgent, RunOutput, RunState
+from capgraph.agents.result import AgentStep, said_in
+from capgraph.base.checked import checked
+from capgraph.base.errors import ConfigurationError
 
 _THINK = """\
 Think step by step inside <thinking> and </thinking>; then write the answer, and nothing else."""
@@ -26,13 +26,13 @@ class ChainOfThoughtAgent(BaseAgent):
     Args:
         model: A chat model.
         system_prompt: What the model is told first, in place of the usual.
-        **options: As for :class:`~framework.agents.base.BaseAgent`.
+        **options: As for :class:`~capgraph.agents.base.BaseAgent`.
 
     Raises:
         ConfigurationError: There is no model, or there are tools, which nobody would call.
 
     >>> import asyncio
-    >>> from framework.testing import ScriptedModel
+    >>> from capgraph.testing import ScriptedModel
     >>> model = ScriptedModel(responses=["<thinking>Two and two.</thinking> 4"])
     >>> result = asyncio.run(ChainOfThoughtAgent(model).execute("2 + 2?"))
     >>> result.output, result.steps[0].thought

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from framework.agents.asking import needed_model
-from framework.agents.result import AgentResult
-from framework.agents.teams import BaseOrchestrator, Work, named
-from framework.base.checked import checked
-from framework.base.errors import ConfigurationError
-from framework.selection import BaseRouter
+from capgraph.agents.asking import needed_model
+from capgraph.agents.result import AgentResult
+from capgraph.agents.teams import BaseOrchestrator, Work, named
+from capgraph.base.checked import checked
+from capgraph.base.errors import ConfigurationError
+from capgraph.selection import BaseRouter
 
 _REVISE = """\
 Task: {task}
@@ -39,13 +39,13 @@ class DebateOrchestrator(BaseOrchestrator):
         debate_rounds: How often the positions are revised.
         synthesis_gateway: The chat model that concludes; the first member's own when not given.
         router: Not used; teams share their arguments.
-        **options: As for :class:`~framework.agents.base.BaseAgent`.
+        **options: As for :class:`~capgraph.agents.base.BaseAgent`.
 
     Raises:
         ConfigurationError: There is no model that could conclude, or fewer than 0 rounds.
 
     >>> import asyncio
-    >>> from framework.testing import ScriptedModel
+    >>> from capgraph.testing import ScriptedModel
     >>> model = ScriptedModel(responses=[{"answer": "Both."}])
     >>> team = DebateOrchestrator(
     ...     [lambda task: "Yes.", lambda task: "No."], synthesis_gateway=model)
@@ -76,7 +76,7 @@ class DebateOrchestrator(BaseOrchestrator):
         return {name: result for name, _, result in done}
 
     async def lead(self, task: str, context: Any, work: Work) -> Any:
-        """Do the work; see :class:`~framework.agents.teams.BaseOrchestrator`."""
+        """Do the work; see :class:`~capgraph.agents.teams.BaseOrchestrator`."""
         positions: dict[str, str] = {}
         asked = [(name, task) for name in self.members]
         for _ in range(self.debate_rounds + 1):

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from configs.logger import get_logger
-from framework.agents.supervisor import SupervisorOrchestrator
-from framework.base.awaiting import awaited
-from framework.base.checked import checked, fits
-from framework.base.errors import ConfigurationError
+from capgraph.agents.supervisor import SupervisorOrchestrator
+from capgraph.base.awaiting import awaited
+from capgraph.base.checked import checked, fits
+from capgraph.base.errors import ConfigurationError
+from capgraph.configs.logger import get_logger
 
 Discovery = Callable[[], Awaitable[tuple[Mapping[str, Any], Mapping[str, str]]]]
 
@@ -28,7 +28,7 @@ class AgentDiscoveryBehavior:
     Raises:
         ValueError: The interval is not above 0.
 
-    >>> from framework.testing import ScriptedModel
+    >>> from capgraph.testing import ScriptedModel
     >>> async def found():
     ...     return {"level": lambda task: "3 m"}, {"level": "Reads the level."}
     >>> async def look():

@@ -7,8 +7,8 @@ from typing import Any
 
 from langgraph.types import Command
 
-from framework.base.checked import checked
-from framework.base.errors import ConfigurationError
+from capgraph.base.checked import checked
+from capgraph.base.errors import ConfigurationError
 
 
 @checked

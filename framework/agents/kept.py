@@ -7,7 +7,7 @@ from typing import Any
 
 from langchain_core.messages import messages_from_dict, messages_to_dict
 
-from framework.base.values import to_plain
+from capgraph.base.values import to_plain
 
 Steps = Callable[[Mapping[str, Any]], list[Any]]
 _MESSAGES = ("messages", "conversation")

@@ -12,8 +12,8 @@ from langchain_core.messages.utils import count_tokens_approximately, get_buffer
 from langchain_core.tools import StructuredTool
 from langgraph.runtime import Runtime, get_runtime
 
-from framework.base.checked import checked
-from framework.base.errors import ConfigurationError
+from capgraph.base.checked import checked
+from capgraph.base.errors import ConfigurationError
 
 _SHORTEN = (
     "Write down what matters of this conversation for whoever goes on with it: facts, results,"

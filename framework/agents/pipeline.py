@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from framework.agents.result import AgentResult
-from framework.agents.teams import BaseOrchestrator, Work, named
-from framework.base.checked import checked
-from framework.selection import BaseRouter
+from capgraph.agents.result import AgentResult
+from capgraph.agents.teams import BaseOrchestrator, Work, named
+from capgraph.base.checked import checked
+from capgraph.selection import BaseRouter
 
 
 class PipelineOrchestrator(BaseOrchestrator):
@@ -22,7 +22,7 @@ class PipelineOrchestrator(BaseOrchestrator):
             and ``step_0_output`` and so on, beside what the caller gave. A context that is no
             mapping is passed as it is.
         router: Chooses, at each place, one of the members, in place of the order.
-        **options: As for :class:`~framework.agents.base.BaseAgent`.
+        **options: As for :class:`~capgraph.agents.base.BaseAgent`.
 
     >>> import asyncio
     >>> row = PipelineOrchestrator([lambda task: task.upper(), lambda task: task + "!"])
@@ -45,7 +45,7 @@ class PipelineOrchestrator(BaseOrchestrator):
         return {f"step_{place}_{name}": result for place, (name, _, result) in enumerate(done)}
 
     async def lead(self, task: str, context: Any, work: Work) -> Any:
-        """Do the work; see :class:`~framework.agents.teams.BaseOrchestrator`."""
+        """Do the work; see :class:`~capgraph.agents.teams.BaseOrchestrator`."""
         known: dict[str, Any] = {"original_task": task}
         current: Any = task
         for place, name in enumerate(self.members):

@@ -12,13 +12,13 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
 
-from framework.agents.asking import Asker, needed_model
-from framework.agents.base import CLEAN, BaseAgent, RunOutput, RunState
-from framework.agents.react import ReActAgent, at_least
-from framework.agents.result import AgentStep
-from framework.agents.text_protocol import as_json
-from framework.base.checked import checked
-from framework.base.errors import ModelError
+from capgraph.agents.asking import Asker, needed_model
+from capgraph.agents.base import CLEAN, BaseAgent, RunOutput, RunState
+from capgraph.agents.react import ReActAgent, at_least
+from capgraph.agents.result import AgentStep
+from capgraph.agents.text_protocol import as_json
+from capgraph.base.checked import checked
+from capgraph.base.errors import ModelError
 
 _PLAN = """\
 Split the task into clear steps that are done one after the other, at most {most}. Answer with a
@@ -66,13 +66,13 @@ class PlanExecuteAgent(BaseAgent):
         max_plan_steps: Most steps of a plan.
         max_tool_calls_per_step: Most calls of tools in one step; 0 for none.
         system_prompt: What the model is told first at each step.
-        **options: As for :class:`~framework.agents.base.BaseAgent`.
+        **options: As for :class:`~capgraph.agents.base.BaseAgent`.
 
     Raises:
         ConfigurationError: A number is too low, or there is no model.
 
     >>> import asyncio
-    >>> from framework.testing import ScriptedModel
+    >>> from capgraph.testing import ScriptedModel
     >>> model = ScriptedModel(responses=['["Think of a number", "Double it"]', "4", "8"])
     >>> asyncio.run(PlanExecuteAgent(model).execute("Give me a number.")).output
     '8'

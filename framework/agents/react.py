@@ -23,15 +23,15 @@ from langgraph.types import Command, Overwrite, Send
 from pydantic import BaseModel
 from pydantic import ValidationError as PydanticValidationError
 
-from framework.agents.asking import Asker, needed_model
-from framework.agents.base import CLEAN, BaseAgent, RunOutput, RunState
-from framework.agents.memory import Memory
-from framework.agents.result import FINAL, AgentStep, said_in
-from framework.agents.text_protocol import as_json
-from framework.agents.tool_calls import tool_node
-from framework.base.checked import checked
-from framework.base.errors import ConfigurationError
-from framework.base.values import misfits
+from capgraph.agents.asking import Asker, needed_model
+from capgraph.agents.base import CLEAN, BaseAgent, RunOutput, RunState
+from capgraph.agents.memory import Memory
+from capgraph.agents.result import FINAL, AgentStep, said_in
+from capgraph.agents.text_protocol import as_json
+from capgraph.agents.tool_calls import tool_node
+from capgraph.base.checked import checked
+from capgraph.base.errors import ConfigurationError
+from capgraph.base.values import misfits
 
 _UNREADABLE = 2
 """How often a model is told that its answer cannot be used."""
@@ -61,14 +61,14 @@ class ReActAgent(BaseAgent):
         system_prompt: What the model is told first; ``{tool_descriptions}`` stands for the tools.
         response_format: A pydantic type; the output is an instance of it.
         memory: What of a long conversation the model is shown; see ``Memory``.
-        **options: As for :class:`~framework.agents.base.BaseAgent`.
+        **options: As for :class:`~capgraph.agents.base.BaseAgent`.
 
     Raises:
         ConfigurationError: ``max_steps`` is below 1, or there is no model.
 
     >>> import asyncio
     >>> from langchain_core.messages import AIMessage
-    >>> from framework.testing import ScriptedModel
+    >>> from capgraph.testing import ScriptedModel
     >>> def add(a: int, b: int) -> int:
     ...     '''Add two numbers.'''
     ...     return a + b

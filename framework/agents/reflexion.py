@@ -9,12 +9,12 @@ from typing import Any, NotRequired
 from langchain_core.messages import HumanMessage
 from langgraph.graph import END, START, StateGraph
 
-from framework.adapters.task_graph import task_graph
-from framework.agents.asking import Asker, needed_model
-from framework.agents.base import CLEAN, BaseAgent, RunOutput, RunState
-from framework.agents.react import at_least
-from framework.agents.result import FINAL, AgentStep
-from framework.base.checked import checked
+from capgraph.adapters.task_graph import task_graph
+from capgraph.agents.asking import Asker, needed_model
+from capgraph.agents.base import CLEAN, BaseAgent, RunOutput, RunState
+from capgraph.agents.react import at_least
+from capgraph.agents.result import FINAL, AgentStep
+from capgraph.base.checked import checked
 
 _JUDGE = """\
 Does this answer do the task, wholly and correctly? Answer with the one word YES; or with NO: and
@@ -45,14 +45,14 @@ class ReflexionAgent(BaseAgent):
         inner_agent: The agent that works: anything that a workflow takes as a node.
         max_reflections: How often it tries again.
         model: Judges; the inner agent's when not given.
-        **options: As for :class:`~framework.agents.base.BaseAgent`.
+        **options: As for :class:`~capgraph.agents.base.BaseAgent`.
 
     Raises:
         ConfigurationError: ``max_reflections`` is below 0, or nobody can judge.
 
     >>> import asyncio
-    >>> from framework.agents import ChainOfThoughtAgent
-    >>> from framework.testing import ScriptedModel
+    >>> from capgraph.agents import ChainOfThoughtAgent
+    >>> from capgraph.testing import ScriptedModel
     >>> model = ScriptedModel(responses=["5", "NO: it is less", "4", "YES"])
     >>> asyncio.run(ReflexionAgent(ChainOfThoughtAgent(model)).execute("2 + 2?")).output
     '4'

@@ -9,7 +9,7 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
-from framework.base.values import to_plain
+from capgraph.base.values import to_plain
 
 FINAL = "Final Answer"
 """The action of a step that ends the work."""

@@ -9,12 +9,12 @@ from typing import Any
 from pydantic import AliasChoices, BaseModel, Field
 from pydantic import ValidationError as PydanticValidationError
 
-from framework.agents.asking import needed_model
-from framework.agents.teams import BaseOrchestrator, Work, written
-from framework.base.checked import checked
-from framework.base.errors import ModelError
-from framework.base.values import short_text
-from framework.selection import BaseRouter
+from capgraph.agents.asking import needed_model
+from capgraph.agents.teams import BaseOrchestrator, Work, written
+from capgraph.base.checked import checked
+from capgraph.base.errors import ModelError
+from capgraph.base.values import short_text
+from capgraph.selection import BaseRouter
 
 _PLAN = """\
 You lead a team. Split the task into subtasks that can be worked on side by side, each complete in
@@ -59,13 +59,13 @@ class SupervisorOrchestrator(BaseOrchestrator):
         agents: The members by name.
         agent_descriptions: What each is for.
         router: Chooses the member for each subtask, in place of the model.
-        **options: As for :class:`~framework.agents.base.BaseAgent`.
+        **options: As for :class:`~capgraph.agents.base.BaseAgent`.
 
     Raises:
         ConfigurationError: There is no model.
 
     >>> import asyncio
-    >>> from framework.testing import ScriptedModel
+    >>> from capgraph.testing import ScriptedModel
     >>> model = ScriptedModel(responses=[
     ...     {"subtasks": [{"agent": "level", "subtask": "How full?"},
     ...                   {"agent": "rain", "subtask": "How wet?"}]},
@@ -113,7 +113,7 @@ class SupervisorOrchestrator(BaseOrchestrator):
             self.router.agent_descriptions = dict(descriptions)
 
     async def lead(self, task: str, context: Any, work: Work) -> Any:
-        """Do the work; see :class:`~framework.agents.teams.BaseOrchestrator`."""
+        """Do the work; see :class:`~capgraph.agents.teams.BaseOrchestrator`."""
         found = await work.give(await self._plan(task, work), context)
         if not any(result.success for result in found):
             return ""

@@ -15,23 +15,23 @@ from langgraph.graph import StateGraph
 from langgraph.runtime import Runtime
 from pydantic import BaseModel
 
-from framework.adapters.request import ENDING
-from framework.adapters.task_graph import TaskGraph, task_graph
-from framework.agents.asking import agent_role
-from framework.agents.base import STEP, BaseAgent, RunOutput, RunState, through_the_door
-from framework.agents.result import AgentResult, AgentStep
-from framework.base.checked import checked
-from framework.base.errors import (
+from capgraph.adapters.request import ENDING
+from capgraph.adapters.task_graph import TaskGraph, task_graph
+from capgraph.agents.asking import agent_role
+from capgraph.agents.base import STEP, BaseAgent, RunOutput, RunState, through_the_door
+from capgraph.agents.result import AgentResult, AgentStep
+from capgraph.base.checked import checked
+from capgraph.base.errors import (
     CapgraphError,
     ConfigurationError,
-    Malformed,
+    MalformedAnswerError,
     ModelError,
 )
-from framework.engine.envelopes import as_task, hearing, side_by_side
-from framework.engine.sync_graph import one_node
-from framework.models.calls import structured
-from framework.pipeline.job import hear
-from framework.selection import BaseRouter, RoutingRequest
+from capgraph.engine.envelopes import as_task, hearing, side_by_side
+from capgraph.engine.sync_graph import one_node
+from capgraph.models.calls import structured
+from capgraph.pipeline.job import hear
+from capgraph.selection import BaseRouter, RoutingRequest
 
 FormT = TypeVar("FormT", bound=BaseModel)
 
@@ -72,7 +72,7 @@ class BaseOrchestrator(BaseAgent):
         members: Who belongs to it, by name: agents, capabilities, tools, graphs, workflows, teams
             or functions of the task.
         router: Who says which member takes a subtask.
-        **options: As for :class:`~framework.agents.base.BaseAgent`.
+        **options: As for :class:`~capgraph.agents.base.BaseAgent`.
     """
 
     @checked
@@ -196,7 +196,7 @@ class Work:
 
         Raises:
             ModelError: The call failed.
-            Malformed: The model gave no such answer.
+            MalformedAnswerError: The model gave no such answer.
         """
         messages = [SystemMessage(told), HumanMessage(asked)]
 
@@ -204,14 +204,14 @@ class Work:
             role = agent_role(self._team)
             try:
                 return {"found": (await structured(role, form, messages)).model_dump(mode="json")}
-            except Malformed as exc:
+            except MalformedAnswerError as exc:
                 # Kept as well: asked again, the model may say something else.
                 return {"text": exc.text, "told": exc.message, "fix": exc.fix}
 
         kept = await as_task("ask", ask)
         if "found" in kept:
             return form.model_validate(kept["found"])
-        raise Malformed(kept["told"], fix=kept["fix"], text=kept["text"])
+        raise MalformedAnswerError(kept["told"], fix=kept["fix"], text=kept["text"])
 
     async def answer(self, told: str, asked: str) -> str:
         """Have the leading model write the answer, in whatever form.

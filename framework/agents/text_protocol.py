@@ -17,7 +17,7 @@ from langchain_core.messages import (
 )
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from framework.agents.result import FINAL
+from capgraph.agents.result import FINAL
 
 _FORM = """\
 Work on the task step by step. Answer with one step at a time, in exactly this form:

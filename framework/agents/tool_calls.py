@@ -11,8 +11,8 @@ from langchain_core.tools import BaseTool
 from langgraph.prebuilt import ToolNode
 from langgraph.prebuilt.tool_node import ToolCallRequest
 
-from framework.adapters.as_tools import as_tool
-from framework.adapters.request import (
+from capgraph.adapters.as_tools import as_tool
+from capgraph.adapters.request import (
     ENDING,
     labels_heard,
     labels_told,
@@ -20,15 +20,15 @@ from framework.adapters.request import (
     refusal_of,
     request_of,
 )
-from framework.adapters.tools import tool_capability
-from framework.base.errors import ConfigurationError
-from framework.base.ports import StepRecord
-from framework.base.spec import CapabilitySpec
-from framework.behaviors.guarding import GuardrailBehavior
-from framework.behaviors.guardrails import REWRITE_OR_ASK
-from framework.engine.as_node import run_request
-from framework.engine.services import Services
-from framework.pipeline.job import LABELS
+from capgraph.adapters.tools import tool_capability
+from capgraph.base.errors import ConfigurationError
+from capgraph.base.ports import StepRecord
+from capgraph.base.spec import CapabilitySpec
+from capgraph.behaviors.guarding import GuardrailBehavior
+from capgraph.behaviors.guardrails import REWRITE_OR_ASK
+from capgraph.engine.as_node import run_request
+from capgraph.engine.services import Services
+from capgraph.pipeline.job import LABELS
 
 Execute = Callable[[ToolCallRequest], Awaitable[Any]]
 

@@ -10,17 +10,17 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic import ValidationError as PydanticValidationError
 
-from configs.limits import Limits
-from framework.approvals.questions import PLAN, STEP, is_personal
-from framework.base.errors import ValidationError
-from framework.base.plan import plan_key
-from framework.planning import repair_plan
-from framework.planning.catalog import MANY
-from framework.planning.parameters import mended_parameters, validated_parameters
-from framework.planning.problems import render_path
-from framework.planning.view import PlanView
-from framework.registry import Registry
-from framework.state import TurnView, dump_context
+from capgraph.approvals.questions import PLAN, STEP, is_personal
+from capgraph.base.errors import ValidationError
+from capgraph.base.plan import plan_key
+from capgraph.configs.limits import Limits
+from capgraph.planning import repair_plan
+from capgraph.planning.catalog import MANY
+from capgraph.planning.parameters import mended_parameters, validated_parameters
+from capgraph.planning.problems import render_path
+from capgraph.planning.view import PlanView
+from capgraph.registry import Registry
+from capgraph.state import TurnView, dump_context
 
 _Found = tuple[list[str], str]
 _SHOWN, _TOLD = 300, 2000  # characters of what may be anybody's

@@ -13,15 +13,15 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from configs.safe_text import clean_text
-from framework.base.errors import ValidationError
-from framework.base.plan import PlannedStep, bounds_of
-from framework.base.value_context import LISTED, item_types
-from framework.planning import CLOSING
-from framework.planning.parameters import validated_parameters
-from framework.planning.summaries import summary_of
-from framework.registry import Registry
-from framework.state import TurnView
+from capgraph.base.errors import ValidationError
+from capgraph.base.plan import PlannedStep, bounds_of
+from capgraph.base.value_context import LISTED, item_types
+from capgraph.configs.safe_text import clean_text
+from capgraph.planning import CLOSING
+from capgraph.planning.parameters import validated_parameters
+from capgraph.planning.summaries import summary_of
+from capgraph.registry import Registry
+from capgraph.state import TurnView
 
 QUESTION_VERSION = 1
 MAX_SHOWN = 200_000
@@ -79,7 +79,7 @@ def question_entry(
 
     Args:
         step: The planned step.
-        asked: What is asked, as :class:`framework.base.ports.Question` writes it.
+        asked: What is asked, as :class:`capgraph.base.ports.Question` writes it.
         contexts: Stored context data.
         registry: What is registered.
     """

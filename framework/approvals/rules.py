@@ -13,10 +13,10 @@ from langgraph.store.base import BaseStore
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic import ValidationError as PydanticValidationError
 
-from configs.logger import get_logger
-from framework.approvals.questions import STEP, is_personal
-from framework.base.errors import ValidationError
-from framework.state import TurnView
+from capgraph.approvals.questions import STEP, is_personal
+from capgraph.base.errors import ValidationError
+from capgraph.configs.logger import get_logger
+from capgraph.state import TurnView
 
 NAMESPACE = ("capgraph", "approval_rules")
 _PATIENCE = 10.0

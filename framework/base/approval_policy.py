@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from framework.base.numbers import check_number
+from capgraph.base.numbers import check_number
 
 
 @dataclass(frozen=True, slots=True)

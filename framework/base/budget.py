@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from framework.base.errors import LimitError
+from capgraph.base.errors import LimitError
 
 
 @dataclass(slots=True)

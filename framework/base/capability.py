@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from pydantic import BaseModel
 
-from configs.logger import ComponentLogger, get_logger
-from framework.base.classify import ErrorClassification, classify_exception
-from framework.base.context import CapabilityContext
-from framework.base.errors import CapabilityError, ValidationError
-from framework.base.guides import OrchestratorGuide, TaskClassifierGuide
-from framework.base.plan import PlannedStep
-from framework.base.spec import DECLARED, CapabilitySpec, Declarations
-from framework.base.step_context import StepContext
+from capgraph.base.classify import ErrorClassification, classify_exception
+from capgraph.base.context import CapabilityContext
+from capgraph.base.errors import CapabilityError, ValidationError
+from capgraph.base.guides import OrchestratorGuide, TaskClassifierGuide
+from capgraph.base.plan import PlannedStep
+from capgraph.base.spec import DECLARED, CapabilitySpec, Declarations
+from capgraph.base.step_context import StepContext
+from capgraph.configs.logger import ComponentLogger, get_logger
 
 ContextType = str | type[CapabilityContext]
 
@@ -45,7 +45,7 @@ class BaseCapability(_Declared, ABC):
         Parameters: Pydantic model of a step's parameters.
 
     Further attributes (``effect``, ``requires_approval``, ``timeout_seconds`` and so on) are the
-    ones of :class:`~framework.base.spec.Declarations`.
+    ones of :class:`~capgraph.base.spec.Declarations`.
 
     Raises:
         NotImplementedError: On creation, when name, description or execute is missing.
@@ -203,7 +203,7 @@ class BaseCapability(_Declared, ABC):
         except AttributeError:
             raise ValidationError(
                 f"{self!r} is not running a step, so it has no inputs, parameters or state.",
-                fix="Use framework.testing.run_capability to run it in a test.",
+                fix="Use capgraph.testing.run_capability to run it in a test.",
             ) from None
 
     # --- what the framework asks of a capability -----------------------------------------
@@ -231,7 +231,7 @@ class BaseCapability(_Declared, ABC):
     """Modules that ``execute`` imports and that take long; ``graph.warm_up()`` imports them."""
 
     @staticmethod
-    def recognises(task: str) -> bool | None:
+    def matches_task(task: str) -> bool | None:
         """Say for sure whether a task needs this capability, where its wording shows it.
 
         Used when capabilities are chosen without a model, on top of the examples: it decides

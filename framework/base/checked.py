@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 
 from typing_extensions import is_typeddict
 
-from framework.base.errors import ConfigurationError
+from capgraph.base.errors import ConfigurationError
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -35,7 +35,7 @@ def checked(function: T) -> T:
     ...     return number * 2
     >>> double("2")
     Traceback (most recent call last):
-    configs.errors.ConfigurationError: double: number is '2', not int. Fix: Give int.
+    capgraph.configs.errors.ConfigurationError: double: number is '2', not int. Fix: Give int.
     """
     if isinstance(function, type):
         function.__init__ = checked(function.__init__)  # type: ignore[misc]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
-from framework.base.errors import (
+from capgraph.base.errors import (
     CapabilityError,
     CapgraphError,
     ErrorSeverity,
@@ -24,7 +24,7 @@ from framework.base.errors import (
     ModelError,
     ValidationError,
 )
-from framework.base.values import member, to_plain
+from capgraph.base.values import member, to_plain
 
 
 @dataclass

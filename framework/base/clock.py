@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Protocol
 
-from configs.scoped import scoped
-from framework.base.errors import ConfigurationError
+from capgraph.base.errors import ConfigurationError
+from capgraph.configs.scoped import scoped
 
 
 class Clock(Protocol):

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from framework.base.errors import ValidationError
-from framework.base.values import short_summary
+from capgraph.base.errors import ValidationError
+from capgraph.base.values import short_summary
 
 
 class CapabilityContext(BaseModel):

@@ -1,7 +1,7 @@
 """``@capability_node`` and ``@infrastructure_node``: check a class, describe it, make it a node.
 
 A decorator only attaches metadata and one function. What that function does stands in
-``framework.engine``, which is imported when a node first runs.
+``capgraph.engine``, which is imported when a node first runs.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar, overload
 
-from framework.base.capability import BaseCapability
-from framework.base.errors import ValidationError
-from framework.base.function_form import capability_from_function
-from framework.base.node import GraphNode, NodeOf
-from framework.base.spec import DECLARED, CapabilitySpec, InfrastructureSpec
-from framework.base.step_context import OFFERED
-from framework.base.threads import is_sync
+from capgraph.base.capability import BaseCapability
+from capgraph.base.errors import ValidationError
+from capgraph.base.function_form import capability_from_function
+from capgraph.base.node import GraphNode, NodeOf
+from capgraph.base.spec import DECLARED, CapabilitySpec, InfrastructureSpec
+from capgraph.base.step_context import OFFERED
+from capgraph.base.threads import is_sync
 
 T = TypeVar("T", bound=type)
 
@@ -43,12 +43,12 @@ def capability_node(target: Any = None, /, **options: Any) -> Any:
             given as ``cls=`` too.
         **options: For functions only: ``name``, ``description``, ``examples``, ``max_attempts``,
             ``delay_seconds``, ``classify_error``, ``parameters_from`` and what
-            :class:`~framework.base.spec.Declarations` lists.
+            :class:`~capgraph.base.spec.Declarations` lists.
 
     Raises:
         ValueError: Something required is missing; the message names it.
 
-    >>> from framework.base import CapabilityContext
+    >>> from capgraph.base import CapabilityContext
     >>> class Place(CapabilityContext):
     ...     name: str
     >>> class Forecast(CapabilityContext):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from pydantic import TypeAdapter
 from pydantic import ValidationError as PydanticValidationError
 
-from framework.base.checked import checked
-from framework.base.errors import ValidationError
+from capgraph.base.checked import checked
+from capgraph.base.errors import ValidationError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

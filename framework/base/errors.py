@@ -27,8 +27,8 @@ import importlib
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from configs.errors import CapgraphError as CapgraphError
-from configs.errors import ConfigurationError as ConfigurationError
+from capgraph.configs.errors import CapgraphError as CapgraphError
+from capgraph.configs.errors import ConfigurationError as ConfigurationError
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -102,7 +102,7 @@ class ModelError(CapgraphError):
     code = "CG-MODEL"
 
 
-class Malformed(ModelError):
+class MalformedAnswerError(ModelError):
     """An answer of a model that cannot be read; asking again may help.
 
     Attributes:

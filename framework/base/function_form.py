@@ -13,17 +13,17 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from pydantic import BaseModel, create_model
 from pydantic.errors import PydanticUserError
 
-from framework.base.awaiting import awaited
-from framework.base.capability import BaseCapability
-from framework.base.classify import ErrorClassification
-from framework.base.context import CapabilityContext
-from framework.base.errors import CapabilityError, ValidationError
-from framework.base.guides import ClassifierExample, TaskClassifierGuide
-from framework.base.injected import Getter, injected
-from framework.base.numbers import check_number
-from framework.base.spec import DECLARED
-from framework.base.threads import in_thread, is_sync
-from framework.base.value_context import ValueContext, value_context
+from capgraph.base.awaiting import awaited
+from capgraph.base.capability import BaseCapability
+from capgraph.base.classify import ErrorClassification
+from capgraph.base.context import CapabilityContext
+from capgraph.base.errors import CapabilityError, ValidationError
+from capgraph.base.guides import ClassifierExample, TaskClassifierGuide
+from capgraph.base.injected import Getter, injected
+from capgraph.base.numbers import check_number
+from capgraph.base.spec import DECLARED
+from capgraph.base.threads import in_thread, is_sync
+from capgraph.base.value_context import ValueContext, value_context
 
 _OPTIONS = ("name", *DECLARED)
 _OWN = (
@@ -70,7 +70,7 @@ def capability_from_function(
     """Build the capability class of an annotated function.
 
     An argument annotated with a context type is an input (``X`` one, ``list[X]`` many,
-    ``X | None``, or one with a default, optional; two of one type go by their names); one of a type of :mod:`framework.base.injected`, ``StepContext`` or
+    ``X | None``, or one with a default, optional; two of one type go by their names); one of a type of :mod:`capgraph.base.injected`, ``StepContext`` or
     LangGraph's ``Runtime`` is filled in by the framework; any other is a step parameter. The
     return annotation names the output: a context type, a tuple of them, or any plain type, for
     which a context type named after the capability is made.
@@ -138,7 +138,7 @@ def _check_function(function: Any, label: str, options: dict[str, Any]) -> None:
     if not inspect.isroutine(function) or inspect.isbuiltin(function):
         raise ValidationError(
             f"{label!r:.200} is no function.",
-            fix="Write it with 'def'; framework.adapters makes capabilities of tools and graphs.",
+            fix="Write it with 'def'; capgraph.adapters makes capabilities of tools and graphs.",
         )
     unknown = sorted(set(options) - set(_OPTIONS))
     if unknown:

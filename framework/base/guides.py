@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from framework.base.plan import PlannedStep
+from capgraph.base.plan import PlannedStep
 
 
 class BaseExample(ABC):

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from framework.base.classify import ErrorClassification, classify_exception
+from capgraph.base.classify import ErrorClassification, classify_exception
 
 
 class BaseInfrastructureNode(ABC):  # noqa: B024 - 'execute' below is abstract at run time
@@ -19,7 +19,7 @@ class BaseInfrastructureNode(ABC):  # noqa: B024 - 'execute' below is abstract a
     Attributes:
         name: Name of the node (required, checked by the decorator).
         description: What it does (required, checked by the decorator).
-        behaviors: What stands around it: see ``framework.behaviors``.
+        behaviors: What stands around it: see ``capgraph.behaviors``.
     """
 
     name: str = None  # type: ignore[assignment]

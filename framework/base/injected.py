@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NewType, Protocol, get_origin
 
-from configs.logger import ComponentLogger
-from framework.base.step_context import StepContext
+from capgraph.base.step_context import StepContext
+from capgraph.configs.logger import ComponentLogger
 
 
 class Progress(Protocol):

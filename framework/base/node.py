@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from framework.base.spec import CapabilitySpec, InfrastructureSpec
+from capgraph.base.spec import CapabilitySpec, InfrastructureSpec
 
 _RUNNERS = {
-    CapabilitySpec: ("framework.engine.as_node", "run_capability_node"),
-    InfrastructureSpec: ("framework.engine.infrastructure", "run_infrastructure_node"),
+    CapabilitySpec: ("capgraph.engine.as_node", "run_capability_node"),
+    InfrastructureSpec: ("capgraph.engine.infrastructure", "run_infrastructure_node"),
 }
 
 

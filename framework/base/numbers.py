@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from framework.base.errors import CapgraphError, ValidationError
+from capgraph.base.errors import CapgraphError, ValidationError
 
 
 def check_number(
@@ -33,7 +33,7 @@ def check_number(
     >>> check_number("rpm", 0.5)
     >>> check_number("rpm", -1)
     Traceback (most recent call last):
-    framework.base.errors.ValidationError: rpm is -1. Fix: Give a number from 0.
+    capgraph.base.errors.ValidationError: rpm is -1. Fix: Give a number from 0.
     """
     kinds: Any = int if whole else (int, float)
     sound = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)

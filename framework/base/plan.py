@@ -11,8 +11,8 @@ from typing import Any, cast
 
 from typing_extensions import TypedDict
 
-from framework.base.errors import PlanError
-from framework.base.files import write_whole
+from capgraph.base.errors import PlanError
+from capgraph.base.files import write_whole
 
 PLAN_FILE_VERSION = "1.0"
 METADATA_KEY = "__metadata__"

@@ -15,9 +15,9 @@ from enum import IntEnum
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-from framework.base.classify import ErrorClassification
-from framework.base.errors import ErrorSeverity
-from framework.base.plan import ExecutionPlan, PlannedStep
+from capgraph.base.classify import ErrorClassification
+from capgraph.base.errors import ErrorSeverity
+from capgraph.base.plan import ExecutionPlan, PlannedStep
 
 if TYPE_CHECKING:  # messages cost more to import than all of this room
     from langchain_core.messages import BaseMessage
@@ -25,13 +25,13 @@ if TYPE_CHECKING:  # messages cost more to import than all of this room
 
 STAGES = (
     "observe",
-    "screen",
-    "permit",
+    "validate",
+    "authorize",
     "retry",
-    "settle",
-    "reserve",
-    "ledger",
-    "bound",
+    "finalize",
+    "acquire",
+    "idempotency",
+    "timeout",
     "call",
 )
 """The stages that every attempt passes, from the outside in."""
@@ -41,8 +41,8 @@ Source = Literal["run", "ledger", "cache", "fallback", "record"]
 """Where a step's result comes from."""
 
 
-class Given(NamedTuple):
-    """A result that is there already; ``settle`` takes it in place of calling what is inside.
+class ShortCircuit(NamedTuple):
+    """A result that is there already; ``finalize`` takes it in place of calling what is inside.
 
     Attributes:
         value: In any form that the capability could have returned.
@@ -83,14 +83,14 @@ class Attempt:
         total: How many steps the plan has.
         number: Which try this is, from 1.
         objective: What it is for.
-        inputs: Context type to validated input, filled by ``screen``; of a model call, ``model``
+        inputs: Context type to validated input, filled by ``validate``; of a model call, ``model``
             and ``messages``.
-        parameters: Validated parameters (a model, else a dictionary); filled by ``screen``.
+        parameters: Validated parameters (a model, else a dictionary); filled by ``validate``.
         values: The same as plain data, defaults included: what is shown, agreed to, keyed and run.
         idempotency_key: Name of the effect, the same for every try and every plan of the turn.
         kind: ``step`` or ``model``.
-        given: A result that stands in, which whoever stands outside of ``settle`` hands through it.
-        asks: Why a person has to agree before it runs, in words; added at the stage ``screen``.
+        given: A result that stands in, which whoever stands outside of ``finalize`` hands through it.
+        approval_reasons: Why a person has to agree before it runs, in words; added at the stage ``validate``.
         element: For which element of a list it runs; ``None`` for a step of its own.
     """
 
@@ -106,8 +106,8 @@ class Attempt:
     values: Mapping[str, Any] = field(default_factory=dict)
     idempotency_key: str = ""
     kind: Literal["step", "model"] = "step"
-    given: Given | None = None
-    asks: tuple[str, ...] = ()
+    given: ShortCircuit | None = None
+    approval_reasons: tuple[str, ...] = ()
     element: Element | None = None
 
     @property
@@ -245,8 +245,8 @@ class StepRecord:
         labels: What is to be known of what it gave: context type to label to where the label comes
             from; under ``""`` the same of its words, such as those of a failure.
         quality: How good its gate found the result; ``None`` without one.
-        asks: Why a person has to agree to the result before anything uses it, in words; added at
-            the stage ``settle``.
+        approval_reasons: Why a person has to agree to the result before anything uses it, in words; added at
+            the stage ``finalize``.
         elements: For how many elements of a list it ran; ``None`` for a step without a list.
         missing: Keys of the copies that gave nothing.
     """
@@ -270,7 +270,7 @@ class StepRecord:
     values: Mapping[str, Any] = field(default_factory=dict)
     labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     quality: int | None = None
-    asks: tuple[str, ...] = ()
+    approval_reasons: tuple[str, ...] = ()
     elements: int | None = None
     missing: tuple[str, ...] = ()
 
@@ -403,7 +403,7 @@ class PermissionMode(IntEnum):
         return found[0]
 
 
-class Seen(NamedTuple):
+class GateResult(NamedTuple):
     """What a gate saw of something that it lets pass.
 
     Attributes:
@@ -415,10 +415,10 @@ class Seen(NamedTuple):
     ask: str = ""
 
 
-class Gate(Protocol):
-    """Looks at a result before it counts; ``framework.governance.QualityGate`` is one."""
+class ResultGate(Protocol):
+    """Looks at a result before it counts; ``capgraph.governance.QualityGate`` is one."""
 
-    async def examine(self, result: Any, what: str) -> Seen:
+    async def evaluate_result(self, result: Any, what: str) -> GateResult:
         """Let a result pass, perhaps when a person has looked at it.
 
         Args:
@@ -447,10 +447,10 @@ class Caller:
     authenticated: bool = False
 
     @property
-    def place(self) -> str | None:
+    def storage_key(self) -> str | None:
         """Name of a folder that is the person's own on any disk; ``None`` for nobody.
 
-        >>> Caller("Ada/..", tenant="b@c").place
+        >>> Caller("Ada/..", tenant="b@c").storage_key
         '%41da%2f%2e%2e@b%40c'
         """
         if not self.user_id:
@@ -475,8 +475,8 @@ CallNext = Callable[..., Awaitable[Any]]
 class Middleware(Protocol):
     """Something that stands around an attempt or a model call.
 
-    ``stage`` names one of :data:`STAGES`. From ``observe`` to ``settle`` what is inside gives a
-    :class:`StepRecord` or a :class:`Question`; from ``reserve`` to ``call`` it gives the raw result
+    ``stage`` names one of :data:`STAGES`. From ``observe`` to ``finalize`` what is inside gives a
+    :class:`StepRecord` or a :class:`Question`; from ``acquire`` to ``call`` it gives the raw result
     and raises what went wrong. LangGraph's signals and cancellation pass through.
     """
 
@@ -484,7 +484,7 @@ class Middleware(Protocol):
     def stage(self) -> str:
         """Where it stands."""
 
-    async def around(self, attempt: Attempt, call_next: CallNext) -> Any:
+    async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
         """Do something, ``await call_next(attempt)``, and return what it gave."""
 
 
@@ -492,7 +492,7 @@ class Middleware(Protocol):
 class RetryRule(Protocol):
     """Says how often something is tried, in place of what its class says; of stage ``retry``.
 
-    ``framework.behaviors.RetryBehavior`` is one.
+    ``capgraph.behaviors.RetryBehavior`` is one.
     """
 
     @property
@@ -511,9 +511,9 @@ class RetryRule(Protocol):
 
 @runtime_checkable
 class TimeLimit(Protocol):
-    """Takes the place of a class's own time limit; of stage ``bound``.
+    """Takes the place of a class's own time limit; of stage ``timeout``.
 
-    ``framework.behaviors.TimeoutBehavior`` is one.
+    ``capgraph.behaviors.TimeoutBehavior`` is one.
     """
 
     @property
@@ -546,7 +546,7 @@ class BehaviorContext:
 class Behavior(Protocol):
     """Hooks around a whole step; each may be a coroutine function.
 
-    ``framework.behaviors.BaseBehavior`` is the whole of it, with what each may return.
+    ``capgraph.behaviors.BaseBehavior`` is the whole of it, with what each may return.
     """
 
     def before_execute(self, context: BehaviorContext) -> Any:
@@ -560,28 +560,30 @@ class Behavior(Protocol):
 
 
 @runtime_checkable
-class Reach(Protocol):
+class AvailabilityProvider(Protocol):
     """A behaviour that knows when a capability cannot be called, so that plans do without it."""
 
-    async def out_of_reach(self, capabilities: Collection[str]) -> Mapping[str, str]:
+    async def unavailable_capabilities(self, capabilities: Collection[str]) -> Mapping[str, str]:
         """Return which of some capabilities cannot be called now, with why and until when."""
         ...
 
 
 @runtime_checkable
-class TurnGuard(Protocol):
+class TurnGuardrail(Protocol):
     """Guards of a graph, as far as they look at the two ends of a turn."""
 
     async def message(self, text: str) -> tuple[str, Sequence[str]]:
         """Return what a person wrote, as far as it may stand, and why somebody has to agree."""
 
-    async def brought(self, contexts: Mapping[str, Any]) -> tuple[Mapping[str, Any], Sequence[str]]:
+    async def check_context(
+        self, contexts: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], Sequence[str]]:
         """Return context data that a caller brings likewise; both raise where it may not stand."""
 
     async def answer(self, text: str, *, node: str) -> str:
         """Return the message that ends a turn, as far as it may be given."""
 
-    def beside(self, others: Sequence[Any]) -> TurnGuard:
+    def merged_with(self, others: Sequence[Any]) -> TurnGuardrail:
         """Return one guard for itself and others of its kind."""
 
 
@@ -592,7 +594,7 @@ AnyBehavior = Middleware | Behavior | RetryRule | TimeLimit
 class ModelCaller(Protocol):
     """Asks a chat model for an answer of a given form; metered, limited and observed.
 
-    ``functools.partial(framework.models.structured, role)`` is one.
+    ``functools.partial(capgraph.models.structured, role)`` is one.
     """
 
     async def __call__(self, schema: type[BaseModel], messages: Sequence[BaseMessage]) -> Any:
@@ -616,7 +618,7 @@ class AgentOutcome(Protocol):
 
 
 @runtime_checkable
-class Keeper(Protocol):
+class KeyValueStore(Protocol):
     """Anything that keeps a value under a key, such as a state store."""
 
     async def set(self, key: str, value: Any, /) -> Any:
@@ -631,8 +633,8 @@ class Agent(Protocol):
         """Work on a task, with what ``Runtime.context`` of its tools is to be."""
 
 
-class View(Protocol):
-    """The reading of a turn that policies get; ``framework.state.TurnView`` is the whole of it."""
+class TurnSnapshot(Protocol):
+    """The reading of a turn that policies get; ``capgraph.state.TurnView`` is the whole of it."""
 
     @property
     def task(self) -> str:
@@ -662,26 +664,26 @@ class View(Protocol):
 class PlanPolicy(Protocol):
     """Looks at a plan before it is accepted."""
 
-    async def review(self, plan: ExecutionPlan, view: View) -> Verdict:
+    async def review(self, plan: ExecutionPlan, view: TurnSnapshot) -> Verdict:
         """Allow the plan, refuse it, or have a person look at it."""
 
 
 class StepPolicy(Protocol):
     """Looks at a step when its plan is accepted and again just before it starts."""
 
-    async def decide(self, step: PlannedStep, view: View) -> Verdict:
+    async def decide(self, step: PlannedStep, view: TurnSnapshot) -> Verdict:
         """Allow the step, refuse it, or have a person decide."""
 
 
-class Flow(Protocol):
+class FlowPolicy(Protocol):
     """Knows what labels the data of a turn carries, and where such data must not go."""
 
-    def reaching(
+    def labels_for_step(
         self, spec: Any, step: PlannedStep, view: Any, *, words: bool = True
     ) -> Mapping[str, str]:
         """Return the labels of what a step is given, with the plan's own words or without."""
 
-    def judge(self, spec: Any, step: PlannedStep, labels: Mapping[str, str]) -> Verdict:
+    def check(self, spec: Any, step: PlannedStep, labels: Mapping[str, str]) -> Verdict:
         """Say whether data with some labels may reach a step."""
 
     def labelled(
@@ -690,8 +692,8 @@ class Flow(Protocol):
         """Say of what a step left behind which labels it carries."""
 
 
-class Sender(Protocol):
-    """Has steps run on other workers; ``framework.scale.remote.Steps`` is one."""
+class StepDispatcher(Protocol):
+    """Has steps run on other workers; ``capgraph.scale.remote.Steps`` is one."""
 
     def serves(self, queue: str) -> bool:
         """Tell whether this very process takes the orders of a queue."""
@@ -713,7 +715,7 @@ class Sender(Protocol):
         seconds: float | None,
         begins: Callable[[], None],
         leave: Callable[[], bool],
-        give_up: Callable[[], bool],
+        should_cancel: Callable[[], bool],
     ) -> Mapping[str, Any] | None:
         """Have a step run, unless its result is there, and wait for it; or attach to one that runs.
 
@@ -725,7 +727,7 @@ class Sender(Protocol):
             seconds: How long it may take; ``None`` for no bound.
             begins: Called when a worker has begun it.
             leave: Whether this process is to stop: another one goes on waiting.
-            give_up: Whether the step is not to begin any more.
+            should_cancel: Whether the step is not to begin any more.
 
         Returns:
             What came of it; ``None`` when it was left, or given up before it began.
@@ -752,7 +754,7 @@ class Sink(Protocol):
         """Take up one event; may be a coroutine function."""
 
 
-class Rows(Protocol):
+class SqlExecutor(Protocol):
     """Tables of the project's own beside the threads, in whatever database those are.
 
     Statements are written with ``?`` for values, ``{now}`` for the database's clock in seconds,

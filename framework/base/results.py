@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from framework.base.errors import ErrorSeverity, ValidationError
-from framework.base.plan import PlannedStep
+from capgraph.base.errors import ErrorSeverity, ValidationError
+from capgraph.base.plan import PlannedStep
 
 
 @dataclass

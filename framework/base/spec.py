@@ -18,12 +18,12 @@ from pydantic import (
 )
 from pydantic import ValidationError as PydanticError
 
-from configs.safe_text import clean_text
-from framework.base.approval_policy import ApprovalPolicy
-from framework.base.context import CapabilityContext
-from framework.base.errors import ValidationError
-from framework.base.ports import PermissionMode
-from framework.base.undo import Undo
+from capgraph.base.approval_policy import ApprovalPolicy
+from capgraph.base.context import CapabilityContext
+from capgraph.base.errors import ValidationError
+from capgraph.base.ports import PermissionMode
+from capgraph.base.undo import Undo
+from capgraph.configs.safe_text import clean_text
 
 Cardinality = Literal["one", "many", "optional"]
 Effect = Literal["none", "idempotent", "once"]
@@ -111,7 +111,7 @@ def in_order(given: Iterable[str]) -> tuple[str, ...]:
 def _gate(given: Any) -> Any:
     if given is None:
         return None
-    if isinstance(given, type) or not callable(getattr(given, "examine", None)):
+    if isinstance(given, type) or not callable(getattr(given, "evaluate_result", None)):
         raise ValueError("this is no gate; a QualityGate is one")
     if getattr(given, "check", given) is None:
         raise ValueError("it has no check, so no result could pass it")
@@ -151,7 +151,7 @@ class Declarations:
             what its effect asks for.
         gate: What its result has to be good enough for: a ``QualityGate``.
         labels: What is to be known of whatever it gives, such as ``untrusted`` or ``secret``.
-        outside: Whether what it is given leaves the house.
+        sends_externally: Whether what it is given leaves the house.
         undo: What takes its effect back: a capability, its name, or an ``Undo``.
         removes_labels: What need no longer be known of what it gives, because it checks that.
         queue: Its steps run on workers that serve this queue; ``None`` for where their turn runs.
@@ -171,7 +171,7 @@ class Declarations:
     permission: Annotated[PermissionMode, BeforeValidator(PermissionMode.of)] | None = None
     gate: Annotated[Any, AfterValidator(_gate)] = None
     labels: Annotated[tuple[str, ...], Strict(False), AfterValidator(in_order)] = ()
-    outside: bool = False
+    sends_externally: bool = False
     undo: Annotated[Undo | None, BeforeValidator(Undo.of)] = None
     removes_labels: Annotated[tuple[str, ...], Strict(False), AfterValidator(in_order)] = ()
     queue: Annotated[str, Field(pattern=QUEUE)] | None = None

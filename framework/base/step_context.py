@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from configs.logger import ComponentLogger, get_logger
-from configs.streaming import get_streamer
-from framework.base.awaiting import awaited
-from framework.base.context import CapabilityContext
-from framework.base.errors import ValidationError
-from framework.base.plan import PlannedStep
-from framework.base.values import copied
+from capgraph.base.awaiting import awaited
+from capgraph.base.context import CapabilityContext
+from capgraph.base.errors import ValidationError
+from capgraph.base.plan import PlannedStep
+from capgraph.base.values import copied
+from capgraph.configs.logger import ComponentLogger, get_logger
+from capgraph.configs.streaming import get_streamer
 
 
 async def _simply(_key: str, call: Callable[[], Any]) -> Any:

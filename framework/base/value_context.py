@@ -10,9 +10,9 @@ from pydantic import BaseModel, create_model
 from pydantic.errors import PydanticUserError
 from typing_extensions import is_typeddict
 
-from framework.base.context import CapabilityContext
-from framework.base.errors import ValidationError
-from framework.base.values import short_text
+from capgraph.base.context import CapabilityContext
+from capgraph.base.errors import ValidationError
+from capgraph.base.values import short_text
 
 LISTED = "[]"
 """Ends the name of what copies of one step gave: a list of contexts of the type before it."""

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 from pydantic import ValidationError as PydanticValidationError
 
-from framework.base.errors import ValidationError
+from capgraph.base.errors import ValidationError
 
 EnumT = TypeVar("EnumT", bound=Enum)
 
@@ -65,7 +65,7 @@ def to_plain(value: Any, where: str = "value", *, lenient: bool = False) -> Any:
     >>> to_plain({"source": object}, "report")
     Traceback (most recent call last):
     ...
-    framework.base.errors.ValidationError: report.source is of type type, which cannot be kept...
+    capgraph.base.errors.ValidationError: report.source is of type type, which cannot be kept...
     """
     try:
         with suppress(_Odd, UnicodeEncodeError):
@@ -94,7 +94,7 @@ def as_json(value: Any, where: str = "value") -> str:
     >>> as_json({"a": [1, (2,)]}, "plan")
     Traceback (most recent call last):
     ...
-    framework.base.errors.ValidationError: plan.a[1] is of type tuple, which JSON does not keep...
+    capgraph.base.errors.ValidationError: plan.a[1] is of type tuple, which JSON does not keep...
     """
     try:
         with suppress(_Odd, ValueError):

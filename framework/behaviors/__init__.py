@@ -2,49 +2,101 @@
 
 from typing import TYPE_CHECKING
 
-from configs.lazy import contents
+from capgraph.configs.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from framework.behaviors.audit import AuditBehavior as AuditBehavior
-    from framework.behaviors.base import BaseBehavior as BaseBehavior
-    from framework.behaviors.base import BehaviorContext as BehaviorContext
-    from framework.behaviors.breaker import AsyncCircuitBreaker as AsyncCircuitBreaker
-    from framework.behaviors.breaker import CircuitBreaker as CircuitBreaker
-    from framework.behaviors.breaker import CircuitBreakerBehavior as CircuitBreakerBehavior
-    from framework.behaviors.breaker import CircuitOpenError as CircuitOpenError
-    from framework.behaviors.breaker import CircuitState as CircuitState
-    from framework.behaviors.cache import CacheBehavior as CacheBehavior
-    from framework.behaviors.fallback import FallbackBehavior as FallbackBehavior
-    from framework.behaviors.guarding import GuardrailBehavior as GuardrailBehavior
-    from framework.behaviors.guardrail_texts import GuardrailRule as GuardrailRule
-    from framework.behaviors.guardrail_texts import PatternGuardrail as PatternGuardrail
-    from framework.behaviors.guardrail_texts import (
+    from capgraph.behaviors.audit import AuditBehavior as AuditBehavior
+    from capgraph.behaviors.base import BaseBehavior as BaseBehavior
+    from capgraph.behaviors.base import BehaviorContext as BehaviorContext
+    from capgraph.behaviors.breaker import AsyncCircuitBreaker as AsyncCircuitBreaker
+    from capgraph.behaviors.breaker import CircuitBreaker as CircuitBreaker
+    from capgraph.behaviors.breaker import CircuitBreakerBehavior as CircuitBreakerBehavior
+    from capgraph.behaviors.breaker import CircuitOpenError as CircuitOpenError
+    from capgraph.behaviors.breaker import CircuitState as CircuitState
+    from capgraph.behaviors.cache import CacheBehavior as CacheBehavior
+    from capgraph.behaviors.fallback import FallbackBehavior as FallbackBehavior
+    from capgraph.behaviors.guarding import GuardrailBehavior as GuardrailBehavior
+    from capgraph.behaviors.guardrail_texts import GuardrailRule as GuardrailRule
+    from capgraph.behaviors.guardrail_texts import PatternGuardrail as PatternGuardrail
+    from capgraph.behaviors.guardrail_texts import (
         PromptInjectionGuardrail as PromptInjectionGuardrail,
     )
-    from framework.behaviors.guardrails import AllowAllGuardrail as AllowAllGuardrail
-    from framework.behaviors.guardrails import AsyncGuardrail as AsyncGuardrail
-    from framework.behaviors.guardrails import Guardrail as Guardrail
-    from framework.behaviors.guardrails import GuardrailOutcome as GuardrailOutcome
-    from framework.behaviors.guardrails import GuardrailStage as GuardrailStage
-    from framework.behaviors.guardrails import GuardrailViolatedError as GuardrailViolatedError
-    from framework.behaviors.guardrails import GuardrailViolation as GuardrailViolation
-    from framework.behaviors.guardrails import GuardrailViolationError as GuardrailViolationError
-    from framework.behaviors.guardrails import Guards as Guards
-    from framework.behaviors.human_in_loop import HumanApprovalRequired as HumanApprovalRequired
-    from framework.behaviors.human_in_loop import HumanInLoopBehavior as HumanInLoopBehavior
-    from framework.behaviors.human_in_loop import PendingApproval as PendingApproval
-    from framework.behaviors.judged import ModelGuardrail as ModelGuardrail
-    from framework.behaviors.judged import SchemaGuardrail as SchemaGuardrail
-    from framework.behaviors.personal_data import PIIGuardrail as PIIGuardrail
-    from framework.behaviors.providers import ProviderRouter as ProviderRouter
-    from framework.behaviors.providers import RoundRobinProviderRouter as RoundRobinProviderRouter
-    from framework.behaviors.providers import StaticProviderRouter as StaticProviderRouter
-    from framework.behaviors.providers import WeightedProviderRouter as WeightedProviderRouter
-    from framework.behaviors.rate_limit import RateLimitBehavior as RateLimitBehavior
-    from framework.behaviors.rate_limit import RateLimiter as RateLimiter
-    from framework.behaviors.rate_limit import RateLimitExceededError as RateLimitExceededError
-    from framework.behaviors.retry import RetryBehavior as RetryBehavior
-    from framework.behaviors.retry import TimeoutBehavior as TimeoutBehavior
-    from framework.pipeline.retry_policy import backoff_delay as backoff_delay
+    from capgraph.behaviors.guardrails import AllowAllGuardrail as AllowAllGuardrail
+    from capgraph.behaviors.guardrails import AsyncGuardrail as AsyncGuardrail
+    from capgraph.behaviors.guardrails import Guardrail as Guardrail
+    from capgraph.behaviors.guardrails import GuardrailOutcome as GuardrailOutcome
+    from capgraph.behaviors.guardrails import GuardrailStage as GuardrailStage
+    from capgraph.behaviors.guardrails import GuardrailViolatedError as GuardrailViolatedError
+    from capgraph.behaviors.guardrails import GuardrailViolation as GuardrailViolation
+    from capgraph.behaviors.guardrails import GuardrailViolationError as GuardrailViolationError
+    from capgraph.behaviors.guardrails import Guards as Guards
+    from capgraph.behaviors.human_in_loop import HumanApprovalRequired as HumanApprovalRequired
+    from capgraph.behaviors.human_in_loop import HumanInLoopBehavior as HumanInLoopBehavior
+    from capgraph.behaviors.human_in_loop import PendingApproval as PendingApproval
+    from capgraph.behaviors.judged import ModelGuardrail as ModelGuardrail
+    from capgraph.behaviors.judged import SchemaGuardrail as SchemaGuardrail
+    from capgraph.behaviors.personal_data import PIIGuardrail as PIIGuardrail
+    from capgraph.behaviors.providers import ProviderRouter as ProviderRouter
+    from capgraph.behaviors.providers import RoundRobinProviderRouter as RoundRobinProviderRouter
+    from capgraph.behaviors.providers import StaticProviderRouter as StaticProviderRouter
+    from capgraph.behaviors.providers import WeightedProviderRouter as WeightedProviderRouter
+    from capgraph.behaviors.rate_limit import RateLimitBehavior as RateLimitBehavior
+    from capgraph.behaviors.rate_limit import RateLimiter as RateLimiter
+    from capgraph.behaviors.rate_limit import RateLimitExceededError as RateLimitExceededError
+    from capgraph.behaviors.retry import RetryBehavior as RetryBehavior
+    from capgraph.behaviors.retry import TimeoutBehavior as TimeoutBehavior
+    from capgraph.pipeline.retry_policy import backoff_delay as backoff_delay
 
-__getattr__, __dir__ = contents(__name__)
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "capgraph.behaviors.audit": ("AuditBehavior",),
+        "capgraph.behaviors.base": ("BaseBehavior", "BehaviorContext"),
+        "capgraph.behaviors.breaker": (
+            "AsyncCircuitBreaker",
+            "CircuitBreaker",
+            "CircuitBreakerBehavior",
+            "CircuitOpenError",
+            "CircuitState",
+        ),
+        "capgraph.behaviors.cache": ("CacheBehavior",),
+        "capgraph.behaviors.fallback": ("FallbackBehavior",),
+        "capgraph.behaviors.guarding": ("GuardrailBehavior",),
+        "capgraph.behaviors.guardrail_texts": (
+            "GuardrailRule",
+            "PatternGuardrail",
+            "PromptInjectionGuardrail",
+        ),
+        "capgraph.behaviors.guardrails": (
+            "AllowAllGuardrail",
+            "AsyncGuardrail",
+            "Guardrail",
+            "GuardrailOutcome",
+            "GuardrailStage",
+            "GuardrailViolatedError",
+            "GuardrailViolation",
+            "GuardrailViolationError",
+            "Guards",
+        ),
+        "capgraph.behaviors.human_in_loop": (
+            "HumanApprovalRequired",
+            "HumanInLoopBehavior",
+            "PendingApproval",
+        ),
+        "capgraph.behaviors.judged": ("ModelGuardrail", "SchemaGuardrail"),
+        "capgraph.behaviors.personal_data": ("PIIGuardrail",),
+        "capgraph.behaviors.providers": (
+            "ProviderRouter",
+            "RoundRobinProviderRouter",
+            "StaticProviderRouter",
+            "WeightedProviderRouter",
+        ),
+        "capgraph.behaviors.rate_limit": (
+            "RateLimitBehavior",
+            "RateLimitExceededError",
+            "RateLimiter",
+        ),
+        "capgraph.behaviors.retry": ("RetryBehavior", "TimeoutBehavior"),
+        "capgraph.pipeline.retry_policy": ("backoff_delay",),
+    },
+)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from configs.logger import clean_text, get_logger, mask_secrets
-from framework.behaviors.base import BaseBehavior, BehaviorContext
+from capgraph.behaviors.base import BaseBehavior, BehaviorContext
+from capgraph.configs.logger import clean_text, get_logger, mask_secrets
 
 _BEGAN = "audit_began"
 

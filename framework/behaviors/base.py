@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from framework.base.ports import BehaviorContext
+from capgraph.base.ports import BehaviorContext
 
 __all__ = ["BaseBehavior", "BehaviorContext"]
 

@@ -12,24 +12,24 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from langgraph.errors import GraphBubbleUp
 
-from framework.base.awaiting import awaited
-from framework.base.classify import diagnose
-from framework.base.clock import Clock, SystemClock, as_clock, later, running_clock
-from framework.base.errors import (
+from capgraph.base.awaiting import awaited
+from capgraph.base.classify import diagnose
+from capgraph.base.clock import Clock, SystemClock, as_clock, later, running_clock
+from capgraph.base.errors import (
     AskAgain,
     CapabilityError,
     ConfigurationError,
     ErrorSeverity,
     LimitError,
-    Malformed,
+    MalformedAnswerError,
     ModelError,
 )
-from framework.base.numbers import check_number
-from framework.base.ports import Attempt, CallNext, Rows
-from framework.pipeline.job import Job, current_job
-from framework.pipeline.settle import read_job_failure
-from framework.stores.cells import FOREVER, Change, logged_only, open_cells
-from framework.telemetry import CircuitChanged, emit
+from capgraph.base.numbers import check_number
+from capgraph.base.ports import Attempt, CallNext, SqlExecutor
+from capgraph.pipeline.finalize import read_job_failure
+from capgraph.pipeline.job import Job, current_job
+from capgraph.stores.cells import FOREVER, Change, logged_only, open_cells
+from capgraph.telemetry import CircuitChanged, emit
 
 T = TypeVar("T")
 
@@ -207,7 +207,7 @@ class _Breaker:
         half_open_max_probes: int = 1,
         clock: Clock | Callable[[], float] | None = None,
         *,
-        store: str | Rows | None = None,
+        store: str | SqlExecutor | None = None,
     ) -> None:
         self.name = name
         self._rules = _rules(
@@ -374,7 +374,7 @@ class CircuitBreakerBehavior:
     Raises:
         ConfigurationError: A number is nonsense; it is a ``ValueError``.
 
-    >>> from framework import build_graph, capability_node
+    >>> from capgraph import build_graph, capability_node
     >>> @capability_node(behaviors=[CircuitBreakerBehavior(failure_threshold=3)])
     ... async def read() -> dict:
     ...     '''Read how full the tank is.'''
@@ -382,7 +382,7 @@ class CircuitBreakerBehavior:
     >>> graph = build_graph([read])
     """
 
-    stage: Literal["reserve"] = "reserve"
+    stage: Literal["acquire"] = "acquire"
     order = 30
 
     def __init__(
@@ -393,7 +393,7 @@ class CircuitBreakerBehavior:
         half_open_max_probes: int = 1,
         dependency: str | None = None,
         clock: Clock | Callable[[], float] | None = None,
-        store: str | Rows | None = None,
+        store: str | SqlExecutor | None = None,
     ) -> None:
         self._rules = _rules(failure_threshold, recovery_timeout, half_open_max_probes, store)
         # Objects that share a database and not their numbers have circuits of their own.
@@ -403,7 +403,7 @@ class CircuitBreakerBehavior:
         self._own_clock = as_clock(clock) if clock is not None else None
         self._cells = open_cells(store)
 
-    async def around(self, attempt: Attempt, call_next: CallNext) -> Any:
+    async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
         """Let a try in or refuse it, and take up how it ended.
 
         Raises:
@@ -434,7 +434,7 @@ class CircuitBreakerBehavior:
                     _tell(name, moved.after, moved.failures, self._rules.timeout)
         return result
 
-    async def out_of_reach(self, capabilities: Collection[str]) -> dict[str, str]:
+    async def unavailable_capabilities(self, capabilities: Collection[str]) -> dict[str, str]:
         """Return which capabilities cannot be called now, each with why and until when."""
         clock = self._clock
         values, now = await self._cells.aread(self._prefix, clock)
@@ -487,7 +487,7 @@ def _is_its_failure(exc: Exception, attempt: Attempt, job: Job | None) -> bool:
     found = diagnose(exc)
     if found.category == "declared":
         told = isinstance(found.cause, (CapabilityError, ModelError))
-        if not told or isinstance(found.cause, (AskAgain, Malformed)):
+        if not told or isinstance(found.cause, (AskAgain, MalformedAnswerError)):
             return False
     elif found.category in ("programming_error", "context_too_long"):
         return False

@@ -8,11 +8,11 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from configs.latest import Latest
-from framework.base.clock import Clock, as_clock, running_clock
-from framework.base.ports import Attempt, CallNext, Given, StepRecord
-from framework.pipeline.effect_ledger import digest_of, plain_inputs
-from framework.pipeline.run_config import current_caller
+from capgraph.base.clock import Clock, as_clock, running_clock
+from capgraph.base.ports import Attempt, CallNext, ShortCircuit, StepRecord
+from capgraph.configs.latest import Latest
+from capgraph.pipeline.effect_ledger import digest_of, plain_inputs
+from capgraph.pipeline.run_config import current_caller
 
 
 class CacheBehavior:
@@ -39,7 +39,7 @@ class CacheBehavior:
 
     stage = "retry"
     order = 20
-    stands_around: ClassVar[tuple[str, ...]] = ("step",)
+    applies_to: ClassVar[tuple[str, ...]] = ("step",)
 
     def __init__(
         self,
@@ -68,12 +68,12 @@ class CacheBehavior:
         with self._lock:
             self._kept.clear()
 
-    async def around(self, attempt: Attempt, call_next: CallNext) -> Any:
+    async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
         """Give an earlier result, or keep what the step gives."""
         key = self._key(attempt)
         found = self._find(key)
         if found is not None:
-            given = Given(deepcopy(found), "cache")
+            given = ShortCircuit(deepcopy(found), "cache")
             record = await call_next(replace(attempt, given=given))
             if not isinstance(record, StepRecord) or record.success:
                 return record

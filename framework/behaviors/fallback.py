@@ -8,11 +8,11 @@ from typing import Any
 
 from langchain_core.messages import BaseMessage, SystemMessage
 
-from framework.base.awaiting import awaited
-from framework.base.classify import diagnose
-from framework.base.errors import ConfigurationError, ModelError
-from framework.base.ports import Attempt, CallNext
-from framework.behaviors.base import BaseBehavior, BehaviorContext
+from capgraph.base.awaiting import awaited
+from capgraph.base.classify import diagnose
+from capgraph.base.errors import ConfigurationError, ModelError
+from capgraph.base.ports import Attempt, CallNext
+from capgraph.behaviors.base import BaseBehavior, BehaviorContext
 
 _NOT_GIVEN: Any = object()
 
@@ -70,10 +70,10 @@ class FallbackBehavior(BaseBehavior):
         self._keep = keep_messages or 0
         self._router = router
         self._models = _named(models)
-        self.stands_around: tuple[str, ...] = ("step", "model", "node")
+        self.applies_to: tuple[str, ...] = ("step", "model", "node")
         if self._way != "default":
             self.stage = "call"
-            self.stands_around = ("model",)
+            self.applies_to = ("model",)
 
     def __repr__(self) -> str:
         return f"FallbackBehavior({getattr(self, '_way', '')})"
@@ -86,7 +86,7 @@ class FallbackBehavior(BaseBehavior):
             return await awaited(self._default(context, error))
         return await awaited(self._default)
 
-    async def around(self, attempt: Attempt, call_next: CallNext) -> Any:
+    async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
         """Ask another model, or ask with less, when a model call fails."""
         try:
             return await call_next(attempt)
@@ -97,7 +97,7 @@ class FallbackBehavior(BaseBehavior):
             if diagnose(error).category != "context_too_long" or shorter is None:
                 raise error
             return await call_next(_with(attempt, messages=shorter))
-        from framework.models.roles import unstreamed
+        from capgraph.models.roles import unstreamed
 
         tried: list[str] = []
         while (name := self._next(attempt, tried)) is not None:
@@ -112,7 +112,7 @@ class FallbackBehavior(BaseBehavior):
         raise error
 
     def _next(self, attempt: Attempt, tried: Sequence[str]) -> str | None:
-        from framework.models.roles import model_name
+        from capgraph.models.roles import model_name
 
         left = [name for name in self._models if name not in tried]
         if self._router is None or not left:
@@ -138,7 +138,7 @@ def _with(attempt: Attempt, **changed: Any) -> Attempt:
 def _named(models: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
     if not models:
         return {}
-    from framework.models.roles import chat_models, model_name
+    from capgraph.models.roles import chat_models, model_name
 
     if isinstance(models, Mapping):
         return {name: chat_models(model)["answer"] for name, model in models.items()}

@@ -10,17 +10,17 @@ from typing import Any
 from langchain_core.messages import BaseMessage, convert_to_messages
 from pydantic import BaseModel
 
-from framework.base.errors import CapabilityError
-from framework.base.ports import Attempt, BehaviorContext, CallNext, Failure, StepRecord
-from framework.base.values import to_plain
-from framework.behaviors.base import BaseBehavior
-from framework.behaviors.guardrail_texts import GuardrailRule, texts_in
-from framework.behaviors.guardrails import REWRITE_OR_ASK, GuardrailViolationError, Guards
-from framework.langgraph_compat import held_back
-from framework.pipeline.effect_ledger import plain_inputs
-from framework.pipeline.run_config import current_caller
-from framework.telemetry import AnswerToken, emit
-from framework.telemetry.events import keeping
+from capgraph.base.errors import CapabilityError
+from capgraph.base.ports import Attempt, BehaviorContext, CallNext, Failure, StepRecord
+from capgraph.base.values import to_plain
+from capgraph.behaviors.base import BaseBehavior
+from capgraph.behaviors.guardrail_texts import GuardrailRule, texts_in
+from capgraph.behaviors.guardrails import REWRITE_OR_ASK, GuardrailViolationError, Guards
+from capgraph.langgraph_compat import held_back
+from capgraph.pipeline.effect_ledger import plain_inputs
+from capgraph.pipeline.run_config import current_caller
+from capgraph.telemetry import AnswerToken, emit
+from capgraph.telemetry.events import keeping
 
 _OBJECTIVE = "task_objective"
 _PLAN = "planning_execution_plan"
@@ -57,7 +57,7 @@ class GuardrailBehavior(BaseBehavior):
 
     @cached_property
     def parts(self) -> tuple[Any, ...]:
-        """What stands at the stages ``screen`` and ``settle`` for it."""
+        """What stands at the stages ``validate`` and ``finalize`` for it."""
         return _Screen(self.guards), _Settle(self.guards)
 
     async def before_execute(self, context: BehaviorContext) -> None:
@@ -81,7 +81,7 @@ class GuardrailBehavior(BaseBehavior):
         passed = await self.guards.after(value, tool=context.agent_id)
         return passed.value if passed.rewritten else None
 
-    def beside(self, others: Sequence[Any]) -> GuardrailBehavior:
+    def merged_with(self, others: Sequence[Any]) -> GuardrailBehavior:
         """Return one behaviour with the guards of this one and of others."""
         return GuardrailBehavior(guardrails=[g for item in (self, *others) for g in item._all])
 
@@ -97,12 +97,14 @@ class GuardrailBehavior(BaseBehavior):
         passed = await self.guards.before(
             {"message": text}, tool="", role=_role(), can=REWRITE_OR_ASK
         )
-        return str(passed.value.get("message", "")), passed.asks
+        return str(passed.value.get("message", "")), passed.approval_reasons
 
-    async def brought(self, contexts: Mapping[str, Any]) -> tuple[Mapping[str, Any], Sequence[str]]:
+    async def check_context(
+        self, contexts: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], Sequence[str]]:
         """Look at context data that a caller brings; see :meth:`message`."""
         passed = await self.guards.before(contexts, tool="", role=_role(), can=REWRITE_OR_ASK)
-        return passed.value, passed.asks
+        return passed.value, passed.approval_reasons
 
     async def answer(self, text: str, *, node: str) -> str:
         """Look at the message that ends a turn.
@@ -120,7 +122,7 @@ class GuardrailBehavior(BaseBehavior):
 class _Screen:
     """Looks at what goes into a step, or into a prompt."""
 
-    stage = "screen"
+    stage = "validate"
     order = 2_000  # the last look: what leaves here is what is shown and run
 
     def __init__(self, guards: Guards) -> None:
@@ -129,7 +131,7 @@ class _Screen:
     def __repr__(self) -> str:
         return f"guards before ({', '.join(self._guards.names)})"
 
-    async def around(self, attempt: Attempt, call_next: CallNext) -> Any:
+    async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
         if attempt.kind == "model":
             return await call_next(await self._prompt(attempt))
         given = _arguments(attempt)
@@ -138,8 +140,10 @@ class _Screen:
         )
         if passed.rewritten:
             attempt = _with_arguments(attempt, given, passed.value)
-        if passed.asks:
-            attempt = replace(attempt, asks=(*attempt.asks, *passed.asks))
+        if passed.approval_reasons:
+            attempt = replace(
+                attempt, approval_reasons=(*attempt.approval_reasons, *passed.approval_reasons)
+            )
         return await call_next(attempt)
 
     async def _prompt(self, attempt: Attempt) -> Attempt:
@@ -165,7 +169,7 @@ class _Screen:
 class _Settle:
     """Looks at what came out of a step, or of a model; nothing of it is streamed before."""
 
-    stage = "settle"
+    stage = "finalize"
     order = 10  # the last look here too: what comes from inside passes it on the way out
 
     def __init__(self, guards: Guards) -> None:
@@ -174,7 +178,7 @@ class _Settle:
     def __repr__(self) -> str:
         return f"guards after ({', '.join(self._guards.names)})"
 
-    async def around(self, attempt: Attempt, call_next: CallNext) -> Any:
+    async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
         with held_back():
             if attempt.kind == "model":
                 return await self._said(attempt, call_next)
@@ -190,7 +194,11 @@ class _Settle:
         )
         if passed.rewritten:
             found = _with_value(found, passed.value)
-        return replace(found, asks=(*found.asks, *passed.asks)) if passed.asks else found
+        return (
+            replace(found, approval_reasons=(*found.approval_reasons, *passed.approval_reasons))
+            if passed.approval_reasons
+            else found
+        )
 
     async def _told(self, attempt: Attempt, failure: Failure) -> Failure:
         """Return a failure whose words may be shown and enter a prompt."""

@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic_core import SchemaError, SchemaValidator, core_schema
 
-from configs.errors import ConfigurationError
-from configs.safe_text import shown_text
-from framework.behaviors.guardrails import GuardrailOutcome, GuardrailStage, OneLook
+from capgraph.behaviors.guardrails import GuardrailOutcome, GuardrailStage, OneLook
+from capgraph.configs.errors import ConfigurationError
+from capgraph.configs.safe_text import shown_text
 
 _FLAGS = {re.IGNORECASE: "i", re.MULTILINE: "m", re.DOTALL: "s", re.VERBOSE: "x"}
 _APPLY_TO = ("input", "output", "both")

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from configs.errors import ConfigurationError
-from framework.base.awaiting import awaited
-from framework.base.errors import ErrorSeverity, PolicyError
-from framework.pipeline.failures import REFUSED_BY_GUARDS
-from framework.pipeline.run_config import ask_about
-from framework.telemetry.audit import note
+from capgraph.base.awaiting import awaited
+from capgraph.base.errors import ErrorSeverity, PolicyError
+from capgraph.configs.errors import ConfigurationError
+from capgraph.pipeline.failures import REFUSED_BY_GUARDS
+from capgraph.pipeline.run_config import ask_about
+from capgraph.telemetry.audit import note
 
 GuardrailStage = Literal["pre", "post"]
 """Whether a guard looked before something runs or at what it gave."""
@@ -237,7 +237,7 @@ class Passed:
     wants: tuple[GuardrailViolation, ...] = ()
 
     @property
-    def asks(self) -> tuple[str, ...]:
+    def approval_reasons(self) -> tuple[str, ...]:
         """Why a person has to agree, in words."""
         return tuple(dict.fromkeys(map(str, self.wants)))
 
@@ -252,7 +252,7 @@ class Passed:
         """
         if not self.wants:
             return self.value
-        verdict = await ask_about(about, self.value, self.asks)
+        verdict = await ask_about(about, self.value, self.approval_reasons)
         if verdict.decision == "allow":
             return self.value
         first, *others = self.wants

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from framework.base.awaiting import awaited
-from framework.base.errors import ErrorSeverity, PolicyError
-from framework.base.plan import PlannedStep
-from framework.base.ports import Verdict, View
-from framework.behaviors.base import BaseBehavior, BehaviorContext
+from capgraph.base.awaiting import awaited
+from capgraph.base.errors import ErrorSeverity, PolicyError
+from capgraph.base.plan import PlannedStep
+from capgraph.base.ports import TurnSnapshot, Verdict
+from capgraph.behaviors.base import BaseBehavior, BehaviorContext
 
 
 class HumanApprovalRequired(PolicyError):
@@ -64,7 +64,7 @@ class HumanInLoopBehavior(BaseBehavior):
     HumanInLoopBehavior(review)
     """
 
-    stands_around: ClassVar[tuple[str, ...]] = ("step", "effect")
+    applies_to: ClassVar[tuple[str, ...]] = ("step", "effect")
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class HumanInLoopBehavior(BaseBehavior):
         kind = "review" if self._review else "submit" if self._submit else "interrupt"
         return f"HumanInLoopBehavior({kind})"
 
-    async def decide(self, step: PlannedStep, view: View) -> Verdict:
+    async def decide(self, step: PlannedStep, view: TurnSnapshot) -> Verdict:
         """Have a person asked before the step, when there is no callback that shows its result."""
         if self._review is not None or self._submit is not None:
             return Verdict("allow")

@@ -10,9 +10,9 @@ from langchain_core.messages import HumanMessage, SystemMessage
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from pydantic import ValidationError as PydanticValidationError
 
-from framework.base.values import misfits
-from framework.behaviors.guardrails import GuardrailOutcome, GuardrailStage, OneLook
-from framework.pipeline.run_config import running_model
+from capgraph.base.values import misfits
+from capgraph.behaviors.guardrails import GuardrailOutcome, GuardrailStage, OneLook
+from capgraph.pipeline.run_config import running_model
 
 _MAX_JUDGED = 20_000
 """Most characters of a value that a model judges; of a longer one nobody could say it was read."""
@@ -86,7 +86,7 @@ class ModelGuardrail:
         name: Names the guard in errors.
 
     >>> import asyncio
-    >>> from framework.testing import ScriptedModel
+    >>> from capgraph.testing import ScriptedModel
     >>> judge = ScriptedModel(responses=[{"allowed": False, "reason": "It promises a price."}])
     >>> guard = ModelGuardrail(judge, "Nothing promises a price.")
     >>> asyncio.run(guard.acheck_post("It is 3 euros, sure.", role="", tool="answer")).reason
@@ -121,8 +121,8 @@ class ModelGuardrail:
     async def _judged(self, stage: GuardrailStage, value: Any, tool: str) -> GuardrailOutcome:
         if stage not in self._stages:
             return GuardrailOutcome(True)
-        from framework.models.calls import structured
-        from framework.models.roles import ROLES, RoleModel, chat_models, unstreamed
+        from capgraph.models.calls import structured
+        from capgraph.models.roles import ROLES, RoleModel, chat_models, unstreamed
 
         text = json.dumps(value, ensure_ascii=True, default=str)
         if len(text) > _MAX_JUDGED:

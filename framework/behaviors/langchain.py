@@ -10,9 +10,9 @@ from typing import Any, ClassVar, cast
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
 from langgraph.graph.message import add_messages
 
-from framework.base.errors import ConfigurationError
-from framework.base.ports import Attempt, CallNext
-from framework.pipeline.run_config import current_runtime
+from capgraph.base.errors import ConfigurationError
+from capgraph.base.ports import Attempt, CallNext
+from capgraph.pipeline.run_config import current_runtime
 
 _USED = ("abefore_model", "awrap_model_call", "aafter_model")
 _NOT_CALLED = ("before_agent", "after_agent", "wrap_tool_call", "awrap_tool_call")
@@ -59,7 +59,7 @@ class _Adapted:
     """One agent middleware at the stage ``call`` of model calls."""
 
     stage = "call"
-    stands_around: ClassVar[tuple[str, ...]] = ("model",)
+    applies_to: ClassVar[tuple[str, ...]] = ("model",)
 
     def __init__(self, middleware: Any) -> None:
         self._middleware = middleware
@@ -67,7 +67,7 @@ class _Adapted:
     def __repr__(self) -> str:
         return f"{type(self._middleware).__name__}()"
 
-    async def around(self, attempt: Attempt, call_next: CallNext) -> Any:
+    async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
         """Run the middleware's methods around one call."""
         from langchain.agents.middleware import ModelRequest, ModelResponse
 

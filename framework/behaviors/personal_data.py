@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
-from framework.base.errors import MissingExtraError, require_extra
-from framework.behaviors.guardrail_texts import texts_in
-from framework.behaviors.guardrails import GuardrailOutcome, OneLook
+from capgraph.base.errors import MissingExtraError, require_extra
+from capgraph.behaviors.guardrail_texts import texts_in
+from capgraph.behaviors.guardrails import GuardrailOutcome, OneLook
 
 _EMAIL = re.compile(
     r"(?<![\w.+%-])[\w.+%-]{1,64}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){1,8}(?![\w-])"

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from framework.base.errors import ConfigurationError
-from framework.base.numbers import check_number
+from capgraph.base.errors import ConfigurationError
+from capgraph.base.numbers import check_number
 
 
 class ProviderRouter(Protocol):

@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from framework.base.clock import Clock, as_clock, running_clock
-from framework.base.errors import ConfigurationError, ErrorSeverity, LimitError
-from framework.base.numbers import check_number
-from framework.base.ports import Attempt, CallNext, Rows
-from framework.pipeline.job import current_job
-from framework.pipeline.run_config import current_payer
-from framework.stores.cells import Change, logged_only, open_cells
-from framework.telemetry import Status, emit
+from capgraph.base.clock import Clock, as_clock, running_clock
+from capgraph.base.errors import ConfigurationError, ErrorSeverity, LimitError
+from capgraph.base.numbers import check_number
+from capgraph.base.ports import Attempt, CallNext, SqlExecutor
+from capgraph.pipeline.job import current_job
+from capgraph.pipeline.run_config import current_payer
+from capgraph.stores.cells import Change, logged_only, open_cells
+from capgraph.telemetry import Status, emit
 
 _MINUTE = 60.0
 _SLACK = 1e-9  # what adding up parts of seconds may lose, of a whole capacity
@@ -83,7 +83,7 @@ class RateLimiter:
         output_tpm: float | None = None,
         burst: float | None = None,
         clock: Clock | Callable[[], float] | None = None,
-        store: str | Rows | None = None,
+        store: str | SqlExecutor | None = None,
     ) -> None:
         named = {"requests": rpm, "input_tokens": input_tpm, "output_tokens": output_tpm}
         given = {name: number for name, number in named.items() if number is not None}
@@ -276,7 +276,7 @@ class RateLimitBehavior:
     Raises:
         ConfigurationError: A number is nonsense; it is a ``ValueError``.
 
-    >>> from framework import build_graph, capability_node
+    >>> from capgraph import build_graph, capability_node
     >>> @capability_node(behaviors=[RateLimitBehavior(calls_per_second=0.5)])
     ... async def read() -> dict:
     ...     '''Read how full the tank is.'''
@@ -284,7 +284,7 @@ class RateLimitBehavior:
     >>> graph = build_graph([read])
     """
 
-    stage: Literal["reserve"] = "reserve"
+    stage: Literal["acquire"] = "acquire"
     order = 20
 
     def __init__(
@@ -296,7 +296,7 @@ class RateLimitBehavior:
         limiter: RateLimiter | None = None,
         per: Per | Sequence[Per] = "capability",
         clock: Clock | Callable[[], float] | None = None,
-        store: str | Rows | None = None,
+        store: str | SqlExecutor | None = None,
     ) -> None:
         check_number("calls_per_second", calls_per_second, above=0, error=ConfigurationError)
         self._limiter = limiter or RateLimiter(
@@ -309,14 +309,14 @@ class RateLimitBehavior:
         self.per: tuple[str, ...] = (per,) if isinstance(per, str) else tuple(per)
         known = Per.__args__  # type: ignore[attr-defined]
         # What is counted for a model is the model's calls alone.
-        self.stands_around = ("model",) if "model" in self.per else ("step", "effect", "model")
+        self.applies_to = ("model",) if "model" in self.per else ("step", "effect", "model")
         if unknown := sorted(set(self.per) - set(known)):
             raise ConfigurationError(
                 f"Calls cannot be counted per {', '.join(unknown)}.",
                 fix=f"Use {', '.join(known)}.",
             )
 
-    async def around(self, attempt: Attempt, call_next: CallNext) -> Any:
+    async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
         """Wait for a place, or refuse the try.
 
         Raises:
@@ -357,7 +357,7 @@ class RateLimitBehavior:
                 model = attempt.kind == "model"
                 found.append(f"model {attempt.capability}" if model else attempt.capability)
             elif name == "model":
-                from framework.models.roles import model_name  # not before there is a model
+                from capgraph.models.roles import model_name  # not before there is a model
 
                 found.append(model_name(attempt.inputs["model"]))
             else:

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from framework.base.classify import cause_chain
-from framework.base.errors import ErrorSeverity
-from framework.base.numbers import check_number
-from framework.base.ports import Failure
+from capgraph.base.classify import cause_chain
+from capgraph.base.errors import ErrorSeverity
+from capgraph.base.numbers import check_number
+from capgraph.base.ports import Failure
 
 
 class RetryBehavior:
@@ -125,7 +125,7 @@ class TimeoutBehavior:
     2.5
     """
 
-    stage = "bound"
+    stage = "timeout"
 
     def __init__(self, seconds: float) -> None:
         check_number("seconds", seconds, above=0)

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.errors import ConfigurationError
+from capgraph.configs.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from langgraph.checkpoint.base import BaseCheckpointSaver
     from langgraph.graph.state import CompiledStateGraph
     from langgraph.store.base import BaseStore
 
-    from configs.settings import Settings
-    from framework.registry import Registry
+    from capgraph.configs.settings import Settings
+    from capgraph.registry import Registry
 
 LOCAL_CONFIG = "capgraph.yml"
 PACKAGED_CONFIG = "data_agent.yml"
@@ -66,7 +66,7 @@ def config_files(config: Path | None) -> list[Path]:
 
 def packaged_config(name: str) -> Path:
     """Return the path of a configuration file that comes with the package."""
-    import configs
+    from capgraph import configs
 
     return Path(configs.__file__).parent / name
 
@@ -82,7 +82,7 @@ def read_settings(config: Path | None, *, shared: bool = False) -> Settings:
         shared: Whether others than the person at the command line ask: then only what the
             configuration names may be read, for threads and tokens may lie in the working folder.
     """
-    from configs.settings import load_settings
+    from capgraph.configs.settings import load_settings
 
     files = config_files(config)
     named = os.environ.get("CAPGRAPH_CONFIG")
@@ -164,7 +164,7 @@ def database_url(db: str | None, settings: Settings) -> str:
 
 def is_there(db: str | None) -> bool:
     """Tell whether the database that ``--db`` names can be there; only a file is looked for."""
-    from framework.stores.location import parse_url
+    from capgraph.stores.location import parse_url
 
     if not db or db == MEMORY:
         return True
@@ -184,7 +184,7 @@ async def open_database(
         url: What :func:`database_url` returned.
         settings: All settings; they may hold a key for encryption.
     """
-    from framework.stores import open_saver, open_store
+    from capgraph.stores import open_saver, open_store
 
     key = settings.persistence.encryption_key
     secret = key.get_secret_value() if key else None
@@ -213,10 +213,10 @@ async def open_agent(
         db: What ``--db`` says.
         data: Files of ``--data``; they take the place of the ones that the settings name.
     """
-    from configs.logger import SecretMasker, use_masker
-    from framework.graph import build_graph
-    from framework.graph.turns import files_given
-    from framework.registry import Registry
+    from capgraph.configs.logger import SecretMasker, use_masker
+    from capgraph.graph import build_graph
+    from capgraph.graph.turns import files_given
+    from capgraph.registry import Registry
 
     # Modules are imported, files looked for and models made here; all of it reads files.
     registry = await asyncio.to_thread(Registry.from_settings, settings)

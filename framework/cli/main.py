@@ -1,6 +1,6 @@
 """The ``capgraph`` command: what can be typed, and what its exit codes mean.
 
-Every module of ``framework.cli.commands`` holds a Typer ``app``: with a name it is a group of
+Every module of ``capgraph.cli.commands`` holds a Typer ``app``: with a name it is a group of
 commands, without one its commands stand for themselves. A new command is one more file there.
 """
 
@@ -18,10 +18,10 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from configs.errors import CapgraphError
-from framework.cli import commands
-from framework.cli.exit_codes import EXIT_CODES_HELP, ExitCode
-from framework.cli.terminal import OutputClosedError, print_error
+from capgraph.cli import commands
+from capgraph.cli.exit_codes import EXIT_CODES_HELP, ExitCode
+from capgraph.cli.terminal import OutputClosedError, print_error
+from capgraph.configs.errors import CapgraphError
 
 _COLLECT_EVERY = 50_000  # objects
 
@@ -60,7 +60,7 @@ def options(
     ] = False,
 ) -> None:
     """Ask an agent made of capabilities, and look at what it does."""
-    from configs.logger import configure_logging
+    from capgraph.configs.logger import configure_logging
 
     # The views show what fails; the log would say it twice.
     configure_logging(logging.DEBUG if debug else logging.CRITICAL)

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from configs.errors import ConfigurationError
-from framework.cli import agent as opening
+from capgraph.cli import agent as opening
+from capgraph.configs.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from langgraph.checkpoint.base import BaseCheckpointSaver
     from langgraph.store.base import BaseStore
 
-    from configs.settings import Settings
-    from framework.scale import Client
-    from framework.scale.engine import Engine
+    from capgraph.configs.settings import Settings
+    from capgraph.scale import Client
+    from capgraph.scale.engine import Engine
 
 T = TypeVar("T")
 _Command = Callable[..., None]
@@ -79,7 +79,7 @@ class Shared:
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 
     def settings(self, *, shared: bool = False) -> Settings:
-        """Read the configuration; see :func:`framework.cli.agent.read_settings`."""
+        """Read the configuration; see :func:`capgraph.cli.agent.read_settings`."""
         return opening.read_settings(self.config, shared=shared)
 
     def words(self, *names: str) -> list[str]:
@@ -92,13 +92,13 @@ class Shared:
         return [word for name, value in typed if value for word in (f"--{name}", str(value))]
 
     def open_agent(self, settings: Settings) -> AbstractAsyncContextManager[opening.Agent]:
-        """Build the agent; see :func:`framework.cli.agent.open_agent`."""
+        """Build the agent; see :func:`capgraph.cli.agent.open_agent`."""
         return opening.open_agent(settings, model=self.model, db=self.db, data=self.data or ())
 
     @asynccontextmanager
     async def open_client(self, settings: Settings) -> AsyncIterator[tuple[opening.Agent, Client]]:
         """Build the agent, and what asks workers for its turns."""
-        from framework.scale.client import open_engine
+        from capgraph.scale.client import open_engine
 
         url = self._shared_url(settings)
         named = {"engine": self.engine, "temporal": self.temporal}
@@ -148,7 +148,7 @@ class Shared:
         Args:
             work: Given the engine and the saver of its threads; what it returns is returned.
         """
-        from framework.scale.client import connect
+        from capgraph.scale.client import connect
 
         settings = self.settings()
         url = self._shared_url(settings)
@@ -164,7 +164,7 @@ class Shared:
         return self.on_database(run, new=True)
 
     def _shared_url(self, settings: Settings) -> str:
-        from framework.scale.client import check_engine
+        from capgraph.scale.client import check_engine
 
         url = opening.database_url(self.db, settings)
         check_engine(url, self.engine or settings.scale.engine)
@@ -222,7 +222,7 @@ def read_duration(text: str) -> timedelta:
     >>> read_duration("2w").days
     14
     """
-    from framework.planning.waits import seconds_of
+    from capgraph.planning.waits import seconds_of
 
     seconds = seconds_of(text.strip().lower())
     if seconds is None or seconds > _LONGEST:

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from configs.errors import CapgraphError
-from framework.cli.terminal import one_line, safe
+from capgraph.cli.terminal import one_line, safe
+from capgraph.configs.errors import CapgraphError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -181,7 +181,7 @@ def _ask_step(step: Mapping[str, Any], console: Console) -> dict[str, Any]:
 def _further(word: str, step: Mapping[str, Any], console: Console) -> dict[str, Any]:
     """Ask for what belongs to a decision."""
     if word == "edit" and step.get("kind") == _PLAN:
-        from framework.base import load_execution_plan_from_file
+        from capgraph.base import load_execution_plan_from_file
 
         console.print("  The new plan is read from a file; it is checked before anything runs.")
         plan = _until(load_execution_plan_from_file, "plan file> ", console)

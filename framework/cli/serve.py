@@ -11,7 +11,7 @@ def demo() -> Any:
     >>> "query_data" in demo().get_graph().nodes
     True
     """
-    from framework.cli.agent import packaged_config
+    from capgraph.cli.agent import packaged_config
 
     return _graph(packaged_config("demo.yml"))
 
@@ -22,10 +22,10 @@ def configured() -> Any:
 
 
 def _graph(*files: Any) -> Any:
-    from configs.settings import load_settings
-    from framework.base.awaiting import waited
-    from framework.graph import build_graph
-    from framework.registry import Registry
+    from capgraph.base.awaiting import waited
+    from capgraph.configs.settings import load_settings
+    from capgraph.graph import build_graph
+    from capgraph.registry import Registry
 
     settings = load_settings(*files)
     graph = build_graph(Registry.from_settings(settings), settings=settings)

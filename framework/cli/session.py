@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from configs.errors import ConfigurationError
-from framework.cli.agent import Agent, check_thread_id, new_thread_id
-from framework.cli.options import Shared
+from capgraph.cli.agent import Agent, check_thread_id, new_thread_id
+from capgraph.cli.options import Shared
+from capgraph.configs.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from langgraph.types import StateSnapshot
 
-    from framework.cli.show import View
-    from framework.graph.turns import Turn, TurnEnd
-    from framework.telemetry import Event
+    from capgraph.cli.show import View
+    from capgraph.graph.turns import Turn, TurnEnd
+    from capgraph.telemetry import Event
 
 Answers = Callable[[dict[str, Any]], dict[str, Any] | None]
 """Given the open questions; returns what to resume with, ``None`` to leave them open."""
@@ -60,12 +60,13 @@ class Session:
     def gateway(self) -> Any:
         """The module that reads what a person types, of the first package that has one."""
         names = self.agent.settings.infrastructure
-        for root in dict.fromkeys(name.split(".")[0] for name in names):
+        packages = [part for name in names for part in (name, name.rpartition(".")[0]) if part]
+        for package in dict.fromkeys(packages):
             with contextlib.suppress(ModuleNotFoundError):
-                return importlib.import_module(f"{root}.gateway")
+                return importlib.import_module(f"{package}.gateway")
         raise ConfigurationError(
             f"None of the infrastructure modules {names} has a gateway.",
-            fix="Keep 'infrastructure' in the list, or add a module called gateway to yours.",
+            fix="Keep 'capgraph.infrastructure' in the list, or add a module called gateway to yours.",
         )
 
     def state(self) -> StateSnapshot:
@@ -118,9 +119,9 @@ class Session:
         from langgraph.types import Command
         from pydantic import ValidationError
 
-        from framework.cli.terminal import OutputClosedError
-        from framework.graph.turns import Turn, thread_values
-        from framework.telemetry import parse_event
+        from capgraph.cli.terminal import OutputClosedError
+        from capgraph.graph.turns import Turn, thread_values
+        from capgraph.telemetry import parse_event
 
         goes_on = given is None or isinstance(given, Command)
         graph = self.agent.graph

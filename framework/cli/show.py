@@ -13,19 +13,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from framework import telemetry as told
-from framework.base.plan import plan_key
-from framework.cli.questions import question_lines
-from framework.cli.terminal import make_console, one_line, safe
-from framework.planning import CLOSING
-from framework.planning.diagram import step_notes
-from framework.planning.waits import told_wait
+from capgraph import telemetry as told
+from capgraph.base.plan import plan_key
+from capgraph.cli.questions import question_lines
+from capgraph.cli.terminal import make_console, one_line, safe
+from capgraph.planning import CLOSING
+from capgraph.planning.diagram import step_notes
+from capgraph.planning.waits import told_wait
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
-    from framework.graph.turns import TurnEnd
+    from capgraph.graph.turns import TurnEnd
 
 _ENDINGS = {
     "partial": "partial answer",
@@ -122,7 +122,7 @@ class PlainLines(View):
             self._named = True
         if question:
             self._print(f"question: {one_line(question)}", "bold")
-        from framework.graph.turns import step_states
+        from capgraph.graph.turns import step_states
 
         done = [key for key, state in step_states(values).items() if state == "done"]
         if done:
@@ -176,7 +176,7 @@ class LiveView(PlainLines):
     def begin(self, question: str | None, thread_id: str, values: Mapping[str, Any]) -> None:
         """Say what is asked, and draw the plan of a turn that goes on."""
         super().begin(question, thread_id, values)
-        from framework.graph.turns import step_states
+        from capgraph.graph.turns import step_states
 
         self._rows, self._written, self._answering = {}, "", False
         self._plan(values.get("planning_execution_plan") or {}, step_states(values))
@@ -186,7 +186,7 @@ class LiveView(PlainLines):
         """Redraw, or write what stands above or below the plan."""
         match event:
             case told.AnswerToken():
-                if event.anew:
+                if event.resets:
                     self._above(["the answer begins anew"])
                 self._write(event.text)
                 return
@@ -203,8 +203,10 @@ class LiveView(PlainLines):
             case told.Retry() if event.context_key in self._rows:
                 row = self._rows[event.context_key]
                 row.state, row.note = "pending", _retry_text(event)
-            case told.ApprovalAsked() | told.Waiting():
-                self._waits(event.steps if isinstance(event, told.ApprovalAsked) else event.waits)
+            case told.ApprovalRequested() | told.TurnSuspended():
+                self._waits(
+                    event.steps if isinstance(event, told.ApprovalRequested) else event.waits
+                )
             case told.PlanMade():
                 self._title, self._answering = f"plan {event.version}", False
                 self._plan(event.plan, {})
@@ -357,8 +359,8 @@ def make_view(
     return LiveView(console, heading=heading)
 
 
-def _approval_line(event: told.ApprovalAsked | told.ApprovalGiven) -> str:
-    if isinstance(event, told.ApprovalAsked):
+def _approval_line(event: told.ApprovalRequested | told.ApprovalDecided) -> str:
+    if isinstance(event, told.ApprovalRequested):
         keys = ", ".join(str(step.get("context_key")) for step in event.steps)
         return f"approval asked for: {keys}"
     lost = f" (does not count: {event.refused})" if event.refused else ""
@@ -366,10 +368,10 @@ def _approval_line(event: told.ApprovalAsked | told.ApprovalGiven) -> str:
 
 
 def _wait_lines(event: told.Event) -> Iterator[str]:
-    if isinstance(event, told.Waiting):
+    if isinstance(event, told.TurnSuspended):
         for wait in event.waits:
             yield one_line(f"step {wait.get('context_key')} waits {told_wait(wait)}", 1000)
-    elif isinstance(event, told.WaitOver):
+    elif isinstance(event, told.StepResumed):
         came = f"{event.key!r} came" if event.by == "signal" else "its moment has come"
         yield one_line(f"step {event.context_key} goes on: {came}", 1000)
 
@@ -398,7 +400,7 @@ def event_lines(event: told.Event) -> list[str]:
             line = f"planning again: {event.reason}"
         case told.Reclassify():
             line = f"choosing capabilities again: {event.reason}"
-        case told.ApprovalAsked() | told.ApprovalGiven():
+        case told.ApprovalRequested() | told.ApprovalDecided():
             line = _approval_line(event)
         case _:
             return list(_wait_lines(event))

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from configs.errors import ConfigurationError
-from framework.cli.agent import Agent, check_thread_id, new_thread_id
-from framework.cli.exit_codes import ExitCode
-from framework.cli.options import Shared
-from framework.cli.terminal import make_console, say
+from capgraph.cli.agent import Agent, check_thread_id, new_thread_id
+from capgraph.cli.exit_codes import ExitCode
+from capgraph.cli.options import Shared
+from capgraph.cli.terminal import make_console, say
+from capgraph.configs.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from configs.settings import Settings
-    from framework.base.ports import Caller
-    from framework.scale import Client
+    from capgraph.base.ports import Caller
+    from capgraph.configs.settings import Settings
+    from capgraph.scale import Client
 
 
 def submit_one(
@@ -66,7 +66,7 @@ def submit_one(
                 await client.stop(thread)
             steps = None
             if plan is not None:
-                from framework.base import load_execution_plan_from_file
+                from capgraph.base import load_execution_plan_from_file
 
                 steps = await asyncio.to_thread(load_execution_plan_from_file, plan)
             turn = await _submit(agent, client, named, question, steps, _caller(settings))
@@ -104,8 +104,8 @@ def submit_lines(shared: Shared) -> None:
 
 def submit_answers(shared: Shared) -> None:
     """Ask a person what threads wait for, one after the other; workers go on with the answers."""
-    from framework.cli.questions import ask_all
-    from framework.stores import waiting_questions
+    from capgraph.cli.questions import ask_all
+    from capgraph.stores import waiting_questions
 
     settings, console = shared.settings(), make_console()
     # A person thinks outside of the loop, so that Ctrl-C ends what is asked.
@@ -142,8 +142,8 @@ async def _submit(
 
 
 async def _answer(client: Client, thread: str, caller: Caller, *, approve: bool) -> None:
-    from framework.base.errors import ThreadBusyError
-    from framework.cli.questions import by_option
+    from capgraph.base.errors import ThreadBusyError
+    from capgraph.cli.questions import by_option
 
     asked = (await client.status(thread)).questions
     if not asked:
@@ -160,6 +160,6 @@ async def _answer(client: Client, thread: str, caller: Caller, *, approve: bool)
 
 
 def _caller(settings: Settings) -> Caller:
-    from framework.base.ports import Caller
+    from capgraph.base.ports import Caller
 
     return Caller(settings.user, settings.role, settings.tenant)

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from configs.errors import ConfigurationError
-from configs.logger import clean_text, mask_secrets
-from framework.base.files import write_whole
+from capgraph.base.files import write_whole
+from capgraph.configs.errors import ConfigurationError
+from capgraph.configs.logger import clean_text, mask_secrets
 
 if TYPE_CHECKING:
     from rich.console import Console

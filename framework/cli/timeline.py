@@ -8,8 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from framework import telemetry as told
-from framework.cli.terminal import one_line, write_file
+from capgraph import telemetry as told
+from capgraph.cli.terminal import one_line, write_file
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -7,7 +7,7 @@ import contextlib
 import sys
 from collections.abc import AsyncIterator, Sequence
 
-from framework.base.errors import PersistenceError
+from capgraph.base.errors import PersistenceError
 
 
 @contextlib.asynccontextmanager
@@ -23,7 +23,7 @@ async def working(count: int, words: Sequence[str]) -> AsyncIterator[None]:
     async def start() -> asyncio.subprocess.Process:
         # In a session of its own: Ctrl-C is for the server, which then ends them.
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "framework.cli", "worker", "--while-stdin", *words),
+            *(sys.executable, "-m", "capgraph", "worker", "--while-stdin", *words),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,

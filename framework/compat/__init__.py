@@ -1,4 +1,15 @@
-"""Names of other systems, for code that was written against them: thin views on what is here.
+"""Names of other systems, as views of capgraph for code that was written against them.
 
-Nothing of ours imports these.
+Nothing else in capgraph imports this package.
 """
+
+from typing import TYPE_CHECKING
+
+from capgraph.configs.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from capgraph.compat.framework_alias import install_framework_alias as install_framework_alias
+
+__getattr__, __dir__ = lazy_exports(
+    __name__, {"capgraph.compat.framework_alias": ("install_framework_alias",)}
+)

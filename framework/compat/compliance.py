@@ -10,10 +10,10 @@ from datetime import UTC, datetime, timedelta
 from enum import IntEnum, StrEnum
 from typing import Any, Literal
 
-from configs.logger import clean_text, get_logger
-from framework.base.errors import CapgraphError, ErrorSeverity, ValidationError
-from framework.base.files import to_csv as to_csv
-from framework.base.values import member
+from capgraph.base.errors import CapgraphError, ErrorSeverity, ValidationError
+from capgraph.base.files import to_csv as to_csv
+from capgraph.base.values import member
+from capgraph.configs.logger import clean_text, get_logger
 
 REPORTING_DAYS = 15
 """Within so many days a serious incident has to be reported."""

@@ -14,8 +14,8 @@ from uuid import UUID, uuid4
 
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
 
-from framework.base.errors import CapgraphError, ValidationError
-from framework.base.files import to_csv, write_whole
+from capgraph.base.errors import CapgraphError, ValidationError
+from capgraph.base.files import to_csv, write_whole
 
 ElementT = TypeVar("ElementT", bound="Element")
 Ref = Any

@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_serializer
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from framework.base.values import member
-from framework.compat.element import Element
+from capgraph.base.values import member
+from capgraph.compat.element import Element
 
 _MOST_ERRORS = 100
 _UNSERIALIZABLE = "<unserializable>"

@@ -13,17 +13,17 @@ from functools import partial
 from typing import Any, ClassVar, TypeVar
 from uuid import UUID
 
-from framework.base.awaiting import awaited
-from framework.base.clock import Clock, SystemClock
-from framework.base.errors import ConfigurationError
-from framework.compat.element import (
+from capgraph.base.awaiting import awaited
+from capgraph.base.clock import Clock, SystemClock
+from capgraph.base.errors import ConfigurationError
+from capgraph.compat.element import (
     Element,
     ItemExistsError,
     ItemNotFoundError,
     Pile,
     Progression,
 )
-from framework.compat.event import Event, EventStatus, Execution
+from capgraph.compat.event import Event, EventStatus, Execution
 
 __all__ = [
     "Element",

@@ -30,30 +30,26 @@ from typing import Any, Literal, ParamSpec, TypeVar
 from langgraph.errors import GraphBubbleUp
 from langgraph.types import interrupt
 
-import framework.governance as governance
-from configs.limits import Limits
-from configs.logger import get_logger, mask_secrets
-from configs.scoped import scoped
-from configs.settings import Settings
-from framework.base import BaseCapability, capability_node
-from framework.base.awaiting import awaited, blocking, waited
-from framework.base.clock import SystemClock, as_clock
-from framework.base.errors import CapgraphError, ConfigurationError, ErrorSeverity, LimitError
-from framework.base.errors import ValidationError as CapgraphValidationError
-from framework.base.numbers import check_number
-from framework.base.ports import Sink as EventSink
-from framework.base.ports import now_text
-from framework.base.threads import in_thread
-from framework.base.values import to_plain
-from framework.behaviors import (
+import capgraph.governance as governance
+from capgraph.base import BaseCapability, capability_node
+from capgraph.base.awaiting import awaited, blocking, waited
+from capgraph.base.clock import SystemClock, as_clock
+from capgraph.base.errors import CapgraphError, ConfigurationError, ErrorSeverity, LimitError
+from capgraph.base.errors import ValidationError as CapgraphValidationError
+from capgraph.base.numbers import check_number
+from capgraph.base.ports import Sink as EventSink
+from capgraph.base.ports import now_text
+from capgraph.base.threads import in_thread
+from capgraph.base.values import to_plain
+from capgraph.behaviors import (
     AsyncCircuitBreaker,
     CircuitBreaker,
     CircuitOpenError,
     GuardrailBehavior,
     RateLimitExceededError,
 )
-from framework.behaviors.guardrails import GuardrailViolationError
-from framework.compat.worker import (
+from capgraph.behaviors.guardrails import GuardrailViolationError
+from capgraph.compat.worker import (
     AgentRegistry,
     AgentStatus,
     AgentWorker,
@@ -61,12 +57,16 @@ from framework.compat.worker import (
     Handoff,
     InvalidTransitionError,
 )
-from framework.engine.as_node import run_request
-from framework.engine.bind import bind
-from framework.engine.services import Services
-from framework.pipeline.run_config import called_by, current_caller, current_runtime
-from framework.registry import Registry
-from framework.telemetry import (
+from capgraph.configs.limits import Limits
+from capgraph.configs.logger import get_logger, mask_secrets
+from capgraph.configs.scoped import scoped
+from capgraph.configs.settings import Settings
+from capgraph.engine.as_node import run_request
+from capgraph.engine.bind import bind
+from capgraph.engine.services import Services
+from capgraph.pipeline.run_config import called_by, current_caller, current_runtime
+from capgraph.registry import Registry
+from capgraph.telemetry import (
     AgentEvent,
     AgentEventName,
     AgentEventStatus,
@@ -74,9 +74,9 @@ from framework.telemetry import (
     UsageSnapshot,
     UsageTracker,
 )
-from framework.telemetry import NoopSink as NoopEventSink
-from framework.telemetry import RingBufferSink as RingBufferEventSink
-from framework.telemetry.audit import note
+from capgraph.telemetry import NoopSink as NoopEventSink
+from capgraph.telemetry import RingBufferSink as RingBufferEventSink
+from capgraph.telemetry.audit import note
 
 __all__ = [
     "AgentRegistry",

@@ -20,9 +20,9 @@ from enum import Enum
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from framework.base.awaiting import awaited, to_its_end
-from framework.base.errors import CapgraphError, ErrorSeverity, ValidationError
-from framework.pipeline.lifecycle import Lifecycle, Phase
+from capgraph.base.awaiting import awaited, to_its_end
+from capgraph.base.errors import CapgraphError, ErrorSeverity, ValidationError
+from capgraph.pipeline.lifecycle import Lifecycle, Phase
 
 ContextT = TypeVar("ContextT", bound="StrategyContext")
 ResultT = TypeVar("ResultT")

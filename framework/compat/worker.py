@@ -11,8 +11,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
-from framework.base.errors import CapgraphError
-from framework.base.ports import now_text
+from capgraph.base.errors import CapgraphError
+from capgraph.base.ports import now_text
 
 
 class AgentStatus(StrEnum):

@@ -1,9 +1,18 @@
 """One turn: the ready queue, routing, the gate of plans, and what its nodes share."""
 
-from configs.lazy import contents
-from framework.engine.bind import bind as bind
-from framework.engine.routing import Route as Route
-from framework.engine.routing import route as route
-from framework.engine.services import Services as Services
+from typing import TYPE_CHECKING
 
-__getattr__, __dir__ = contents(__name__)
+from capgraph.configs.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from capgraph.engine.routing import Route as Route
+    from capgraph.engine.routing import route as route
+    from capgraph.engine.services import Services as Services
+
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "capgraph.engine.routing": ("Route", "route"),
+        "capgraph.engine.services": ("Services",),
+    },
+)

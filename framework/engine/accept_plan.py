@@ -11,23 +11,23 @@ from typing import Any
 
 from langgraph.types import Overwrite
 
-from framework.approvals import PLAN
-from framework.base.awaiting import awaited
-from framework.base.errors import ErrorSeverity, PlanError, PolicyError
-from framework.base.plan import ExecutionPlan, PlannedStep, plan_key, tightened
-from framework.base.ports import Verdict, now_text
-from framework.base.values import copied
-from framework.engine.caller_plan import Accepted, plan_digest
-from framework.engine.default_strategies import ChainPlanner, LastMessageExtractor
-from framework.engine.routing import LOOKED
-from framework.engine.services import Services
-from framework.governance.flow import words_of
-from framework.governance.spending import running_spending
-from framework.pipeline.effect_ledger import EffectLedger
-from framework.pipeline.failures import clear_failure
-from framework.pipeline.permit import judge, weighed
-from framework.pipeline.retry_policy import RetryPolicy, declared_policy
-from framework.planning import (
+from capgraph.approvals import PLAN
+from capgraph.base.awaiting import awaited
+from capgraph.base.errors import ErrorSeverity, PlanError, PolicyError
+from capgraph.base.plan import ExecutionPlan, PlannedStep, plan_key, tightened
+from capgraph.base.ports import Verdict, now_text
+from capgraph.base.values import copied
+from capgraph.engine.caller_plan import Accepted, plan_digest
+from capgraph.engine.default_strategies import ChainPlanner, LastMessageExtractor
+from capgraph.engine.routing import LOOKED
+from capgraph.engine.services import Services
+from capgraph.governance.flow import words_of
+from capgraph.governance.spending import running_spending
+from capgraph.pipeline.authorize import judge, weighed
+from capgraph.pipeline.effect_ledger import EffectLedger
+from capgraph.pipeline.failures import clear_failure
+from capgraph.pipeline.retry_policy import RetryPolicy, declared_policy
+from capgraph.planning import (
     CLOSING,
     CarryOver,
     PlanVersion,
@@ -39,10 +39,10 @@ from framework.planning import (
     fingerprints,
     repair_plan,
 )
-from framework.planning.problems import SHAPE, make_problem
-from framework.state import TurnView
-from framework.telemetry import PlanMade, emit
-from framework.telemetry.audit import note
+from capgraph.planning.problems import SHAPE, make_problem
+from capgraph.state import TurnView
+from capgraph.telemetry import PlanMade, emit
+from capgraph.telemetry.audit import note
 
 
 class PlanProblemsError(PlanError):

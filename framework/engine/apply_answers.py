@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from framework.approvals.answers import Answer
-from framework.approvals.questions import ACTED, MISSING, PLAN, RESULT, STEP, UNKNOWN
-from framework.base.approval_policy import ApprovalPolicy
-from framework.base.errors import ErrorSeverity
-from framework.base.plan import plan_key
-from framework.base.ports import Caller, Failure, StepRecord
-from framework.engine.caller_plan import Accepted
-from framework.engine.run_scope import brings_answer
-from framework.engine.services import Services
-from framework.engine.waiting import going_on
-from framework.pipeline.effect_ledger import EffectLedger
-from framework.pipeline.failures import raise_failure
-from framework.pipeline.permit import agreement_digest
-from framework.planning import fingerprints
-from framework.planning.parameters import validated_parameters
-from framework.state import TurnView
-from framework.telemetry import ApprovalGiven, emit
-from framework.telemetry.audit import note_answer
+from capgraph.approvals.answers import Answer
+from capgraph.approvals.questions import ACTED, MISSING, PLAN, RESULT, STEP, UNKNOWN
+from capgraph.base.approval_policy import ApprovalPolicy
+from capgraph.base.errors import ErrorSeverity
+from capgraph.base.plan import plan_key
+from capgraph.base.ports import Caller, Failure, StepRecord
+from capgraph.engine.caller_plan import Accepted
+from capgraph.engine.run_scope import brings_answer
+from capgraph.engine.services import Services
+from capgraph.engine.waiting import going_on
+from capgraph.pipeline.authorize import agreement_digest
+from capgraph.pipeline.effect_ledger import EffectLedger
+from capgraph.pipeline.failures import raise_failure
+from capgraph.planning import fingerprints
+from capgraph.planning.parameters import validated_parameters
+from capgraph.state import TurnView
+from capgraph.telemetry import ApprovalDecided, emit
+from capgraph.telemetry.audit import note_answer
 
 
 async def apply_answers(
@@ -104,7 +104,7 @@ async def take_up(
 
     Args:
         key: The step.
-        asked: What was asked, as :class:`framework.base.ports.Question` writes it.
+        asked: What was asked, as :class:`capgraph.base.ports.Question` writes it.
         answer: What the person decided.
         ledger: The records of the turn.
         services: Shared dependencies.
@@ -131,7 +131,7 @@ async def take_up(
     more = {"digest": digest or None, "refused": bool(refused) or None}
     note_answer(key, kind, answer.decision, by, capability=asked["capability"], **more)
     emit(
-        ApprovalGiven(
+        ApprovalDecided(
             context_key=key,
             capability=asked["capability"],
             decision=answer.decision,

@@ -16,9 +16,9 @@ from typing import Any
 from langchain_core.messages import convert_to_messages
 from langgraph.config import get_config
 
-from framework.approvals import Answer, question_entry, question_of, standing_rules
-from framework.base.budget import TurnBudget
-from framework.base.errors import (
+from capgraph.approvals import Answer, question_entry, question_of, standing_rules
+from capgraph.base.budget import TurnBudget
+from capgraph.base.errors import (
     CapabilityError,
     ConfigurationError,
     ErrorSeverity,
@@ -27,17 +27,17 @@ from framework.base.errors import (
     StoppedError,
     ValidationError,
 )
-from framework.base.plan import PlannedStep
-from framework.base.ports import Attempt, Caller, Failure, Question, StepRecord
-from framework.base.spec import CapabilitySpec
-from framework.engine.apply_answers import take_up
-from framework.engine.asking import ask_apart, reader, remember
-from framework.engine.bind import unbound_services
-from framework.engine.run_scope import end_run, run_scope, services_around
-from framework.engine.services import Services
-from framework.engine.undo import failed_before, offered_apart
-from framework.governance.spending import running_spending
-from framework.langgraph_compat import (
+from capgraph.base.plan import PlannedStep
+from capgraph.base.ports import Attempt, Caller, Failure, Question, StepRecord
+from capgraph.base.spec import CapabilitySpec
+from capgraph.engine.apply_answers import take_up
+from capgraph.engine.asking import ask_apart, reader, remember
+from capgraph.engine.bind import unbound_services
+from capgraph.engine.run_scope import end_run, run_scope, services_around
+from capgraph.engine.services import Services
+from capgraph.engine.undo import failed_before, offered_apart
+from capgraph.governance.spending import running_spending
+from capgraph.langgraph_compat import (
     called_back,
     channels_of_graph,
     given_to_run,
@@ -45,15 +45,15 @@ from framework.langgraph_compat import (
     plain_values,
     times_asked,
 )
-from framework.pipeline.effect_ledger import digest_of
-from framework.pipeline.failures import clear_failure, killed, raise_failure
-from framework.pipeline.job import CURRENT, Door
-from framework.pipeline.journal import Journal, Opening
-from framework.pipeline.run_config import current_runtime, paid_by
-from framework.pipeline.state_update import last_result, to_state
-from framework.state import TurnView
-from framework.telemetry.accounts import CASHIER, paying
-from framework.telemetry.metered import METER, counting
+from capgraph.pipeline.effect_ledger import digest_of
+from capgraph.pipeline.failures import clear_failure, killed, raise_failure
+from capgraph.pipeline.job import CURRENT, Door
+from capgraph.pipeline.journal import Journal, Opening
+from capgraph.pipeline.run_config import current_runtime, paid_by
+from capgraph.pipeline.state_update import last_result, to_state
+from capgraph.state import TurnView
+from capgraph.telemetry.accounts import CASHIER, paying
+from capgraph.telemetry.metered import METER, counting
 
 _JUMPS = 2
 """How many steps beside its plan a turn may try as often as the settings allow."""
@@ -173,7 +173,7 @@ async def _governed(
     record = await run(0)
     if not services.engines or view.begun:
         return record, None
-    from framework.engine.consult_policies import govern_node  # of no use without rules
+    from capgraph.engine.consult_policies import govern_node  # of no use without rules
 
     return await govern_node(record, view, services, budget, began, run)
 

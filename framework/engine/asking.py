@@ -10,17 +10,17 @@ from typing import Any
 from langgraph.store.base import BaseStore
 from langgraph.types import interrupt
 
-from framework.approvals import Answer, Rule, add_rule, read_answers
-from framework.approvals.questions import WORDS, words_question
-from framework.base.ports import Caller, Verdict
-from framework.engine.envelopes import as_task
-from framework.engine.services import Services
-from framework.langgraph_compat import answers_there
-from framework.pipeline.effect_ledger import digest_of
-from framework.pipeline.run_config import current_caller
-from framework.state import TurnView
-from framework.telemetry import ApprovalAsked, emit
-from framework.telemetry.audit import note_answer
+from capgraph.approvals import Answer, Rule, add_rule, read_answers
+from capgraph.approvals.questions import WORDS, words_question
+from capgraph.base.ports import Caller, Verdict
+from capgraph.engine.envelopes import as_task
+from capgraph.engine.services import Services
+from capgraph.langgraph_compat import answers_there
+from capgraph.pipeline.effect_ledger import digest_of
+from capgraph.pipeline.run_config import current_caller
+from capgraph.state import TurnView
+from capgraph.telemetry import ApprovalRequested, emit
+from capgraph.telemetry.audit import note_answer
 
 Read = Callable[[Any], tuple[dict[str, Answer], list[str]]]
 
@@ -53,7 +53,7 @@ def ask_person(question: dict[str, Any], read: Read, problems: list[str] | None 
     """
     there = answers_there()
     if not there:
-        emit(ApprovalAsked(steps=question["steps"]))
+        emit(ApprovalRequested(steps=question["steps"]))
     if problems is None:
         # Those before the last were refused; what has changed since must not make them count.
         for _ in range(there - 1):
@@ -88,7 +88,7 @@ async def ask_apart(
 async def ask_about_words(
     services: Services, about: str, said: Any, reasons: Sequence[str]
 ) -> Verdict:
-    """Ask a person whether words may pass; see :func:`framework.pipeline.run_config.ask_about`."""
+    """Ask a person whether words may pass; see :func:`capgraph.pipeline.run_config.ask_about`."""
     journal = services.journal()
     if not journal.durable:
         return Verdict("deny", ["nothing would keep the question; give the graph a checkpointer"])

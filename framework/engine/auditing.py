@@ -11,17 +11,17 @@ from weakref import WeakKeyDictionary
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
 
-from framework.base.errors import ConfigurationError, PersistenceError
-from framework.base.ports import Rows
-from framework.langgraph_compat import lent_saver
-from framework.pipeline.run_config import caller_of
-from framework.stores.location import MEMORY
-from framework.stores.rows import FileRows, rows_of
-from framework.telemetry.audit import Audit, Trail
-from framework.telemetry.audit_log import AuditLog, AuditTable, NoTrail
+from capgraph.base.errors import ConfigurationError, PersistenceError
+from capgraph.base.ports import SqlExecutor
+from capgraph.langgraph_compat import lent_saver
+from capgraph.pipeline.run_config import caller_of
+from capgraph.stores.location import MEMORY
+from capgraph.stores.rows import FileRows, rows_of
+from capgraph.telemetry.audit import Audit, Trail
+from capgraph.telemetry.audit_log import AuditLog, AuditTable, NoTrail
 
 if TYPE_CHECKING:
-    from configs.settings import AuditSettings
+    from capgraph.configs.settings import AuditSettings
 
 _DAY = 86400.0
 
@@ -76,7 +76,7 @@ class Auditor:
             return NoTrail()
         found = self._trails.get(saver)
         if found is None:
-            rows: Rows | None = rows_of(saver)
+            rows: SqlExecutor | None = rows_of(saver)
             if isinstance(saver, InMemorySaver):  # both live as long as the process
                 rows = FileRows(MEMORY)
             key = self._settings.signing_key

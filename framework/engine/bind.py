@@ -10,37 +10,37 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.config import get_config
 from typing_extensions import Unpack
 
-from configs.logger import SecretMasker, get_logger
-from framework.base.checked import checked, fits
-from framework.base.clock import as_clock
-from framework.base.errors import ConfigurationError
-from framework.base.ports import PlanPolicy, StepPolicy, TurnGuard
-from framework.base.spec import CapabilitySpec
-from framework.engine.default_strategies import ChainPlanner, SummaryAnswerer
-from framework.engine.defaults_policy import AskAboutDefaults
-from framework.engine.named import named, of_capabilities
-from framework.engine.services import OperatorOptions, Services
-from framework.engine.strategies import choose_strategies
-from framework.governance.flow import InformationFlow, declares_labels
-from framework.governance.spending import BudgetStage, Purse, declared_budgets, declared_prices
-from framework.langgraph_compat import lent_saver, running_checkpoints
-from framework.pipeline.equipment import Equipment
-from framework.pipeline.journal import LENT, Journal
-from framework.pipeline.runner import StepRunner
-from framework.prompts import get_framework_prompts
-from framework.registry import Registry
-from framework.state import AgentState, StateSchema
-from framework.telemetry.sinks import EventDispatcher
+from capgraph.base.checked import checked, fits
+from capgraph.base.clock import as_clock
+from capgraph.base.errors import ConfigurationError
+from capgraph.base.ports import PlanPolicy, StepPolicy, TurnGuardrail
+from capgraph.base.spec import CapabilitySpec
+from capgraph.configs.logger import SecretMasker, get_logger
+from capgraph.engine.default_strategies import ChainPlanner, SummaryAnswerer
+from capgraph.engine.defaults_policy import AskAboutDefaults
+from capgraph.engine.named import named, of_capabilities
+from capgraph.engine.services import OperatorOptions, Services
+from capgraph.engine.strategies import choose_strategies
+from capgraph.governance.flow import InformationFlow, declares_labels
+from capgraph.governance.spending import BudgetStage, Purse, declared_budgets, declared_prices
+from capgraph.langgraph_compat import lent_saver, running_checkpoints
+from capgraph.pipeline.equipment import Equipment
+from capgraph.pipeline.journal import LENT, Journal
+from capgraph.pipeline.runner import StepRunner
+from capgraph.prompts import get_framework_prompts
+from capgraph.registry import Registry
+from capgraph.state import AgentState, StateSchema
+from capgraph.telemetry.sinks import EventDispatcher
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from configs.settings import Settings
-    from framework.engine.auditing import Auditor
-    from framework.governance.caller import CallerPermissions
-    from framework.governance.policies import PolicyEngine
-    from framework.stores.retention import Retention
-    from framework.telemetry.audit_log import AuditLog
+    from capgraph.configs.settings import Settings
+    from capgraph.engine.auditing import Auditor
+    from capgraph.governance.caller import CallerPermissions
+    from capgraph.governance.policies import PolicyEngine
+    from capgraph.stores.retention import Retention
+    from capgraph.telemetry.audit_log import AuditLog
 
 _WANTED: dict[str, Any] = {
     "behaviors": Sequence,
@@ -82,14 +82,14 @@ def bind(
         settings: All settings; the defaults when not given.
         checkpointer: Saver of the graph; a graph of one's own lends its own.
         answer_type: As for ``build_graph``.
-        **options: See :class:`~framework.engine.services.OperatorOptions`.
+        **options: See :class:`~capgraph.engine.services.OperatorOptions`.
 
     Raises:
         TypeError: A keyword is unknown.
         ConfigurationError: A behaviour, a policy or a model cannot be used.
         RegistryError: Two capabilities share a name.
 
-    >>> from framework import BaseCapability, capability_node
+    >>> from capgraph import BaseCapability, capability_node
     >>> @capability_node
     ... class Hello(BaseCapability):
     ...     name = "hello"
@@ -100,7 +100,7 @@ def bind(
     ['hello']
     """
     if settings is None:
-        from configs.settings import load_settings
+        from capgraph.configs.settings import load_settings
 
         settings = load_settings()
     if unknown := sorted(options.keys() - OperatorOptions.__annotations__.keys()):
@@ -125,7 +125,7 @@ def bind(
     flow, plan_policies = _information_flow(
         plan_policies, registry, lambda: running_journal(checkpointer).durable
     )
-    guards = [item for item in behaviors if isinstance(item, TurnGuard)]
+    guards = [item for item in behaviors if isinstance(item, TurnGuardrail)]
     purse = Purse.of(
         options.get("budget") or declared_budgets(settings.budgets),
         options.get("prices") or declared_prices(settings.prices),
@@ -165,7 +165,7 @@ def bind(
         permissions=permissions,
         flow=flow,
         answer_gate=answer_gate_of(options.get("answer_gate"), settings),
-        guard=guards[0].beside(guards[1:]) if guards else None,
+        guard=guards[0].merged_with(guards[1:]) if guards else None,
         events=EventDispatcher(
             (*options.get("sinks", ()), *named(settings.sinks, "sinks", "sink"))
         ),
@@ -195,7 +195,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
 def _adjusting(engines: Sequence[PolicyEngine]) -> list[Any]:
     if not engines:
         return []
-    from framework.governance.adjusting import AdjustedCalls
+    from capgraph.governance.adjusting import AdjustedCalls
 
     return [AdjustedCalls(engine.models) for engine in engines]
 
@@ -204,7 +204,7 @@ def _retention(settings: Settings) -> Retention | None:
     kept = settings.persistence
     if kept.keep_turns is kept.keep_checkpoints is kept.keep_days is None:
         return None
-    from framework.stores.retention import Retention
+    from capgraph.stores.retention import Retention
 
     return Retention(kept)
 
@@ -217,7 +217,7 @@ def _auditor(
     wanted = settings.audit.keep if wanted is None else wanted
     if wanted is False:
         return None
-    from framework.engine.auditing import Auditor
+    from capgraph.engine.auditing import Auditor
 
     return Auditor(wanted, settings.audit, checkpointer)
 
@@ -240,7 +240,7 @@ def answer_gate_of(given: Any, settings: Settings) -> Any:
     """
     if given is None and settings.answer_gate is not None:
         [given] = named([settings.answer_gate], "answer_gate", "gate")
-    if given is None or callable(getattr(given, "examine", None)):
+    if given is None or callable(getattr(given, "evaluate_result", None)):
         if getattr(given, "below", None) == "ask":
             raise ConfigurationError(
                 "answer_gate asks a person, who is shown the answer anyhow.",
@@ -252,7 +252,7 @@ def answer_gate_of(given: Any, settings: Settings) -> Any:
 
 def _permissions(registry: Registry, settings: Settings, given: Any) -> CallerPermissions | None:
     if given is None and settings.permissions is not None:
-        from framework.governance.declared import permissions_from
+        from capgraph.governance.declared import permissions_from
 
         given = permissions_from(settings.permissions, registry)
     if given is None:
@@ -264,7 +264,7 @@ def _permissions(registry: Registry, settings: Settings, given: Any) -> CallerPe
                 ", ".join(unasked),
             )
         return None
-    from framework.governance.caller import CallerPermissions
+    from capgraph.governance.caller import CallerPermissions
 
     return CallerPermissions(registry, given)
 
@@ -296,7 +296,7 @@ def policies_of(
     policies += named(settings.policies, "policies", "policy")
     if not policies:
         return [], (), ()
-    from framework.governance.policies import PolicyEngine
+    from capgraph.governance.policies import PolicyEngine
 
     engines = [policy for policy in policies if isinstance(policy, PolicyEngine)]
     names = [rule.name for engine in engines for rule in engine.rules]
@@ -366,7 +366,7 @@ def unbound_services(spec: CapabilitySpec) -> Services:
 
 @lru_cache(maxsize=256)
 def _unbound(cls: Any) -> Services:
-    from configs.settings import Settings
+    from capgraph.configs.settings import Settings
 
     registry = Registry(infrastructure=())
     registry.register(cls)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from framework.base.errors import PlanError
-from framework.base.plan import ExecutionPlan, bounds_of
-from framework.pipeline.effect_ledger import digest_of
+from capgraph.base.errors import PlanError
+from capgraph.base.plan import ExecutionPlan, bounds_of
+from capgraph.pipeline.effect_ledger import digest_of
 
 
 class Accepted(str):

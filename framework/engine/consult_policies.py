@@ -6,34 +6,34 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from framework.base.awaiting import awaited
-from framework.base.budget import TurnBudget
-from framework.base.errors import ErrorSeverity, StoppedError
-from framework.base.ports import Failure, StepRecord
-from framework.engine.accept_plan import want_review
-from framework.engine.caller_plan import plan_digest
-from framework.engine.services import Services
-from framework.engine.turn_outcome import outcome_of
-from framework.governance.policies import (
+from capgraph.base.awaiting import awaited
+from capgraph.base.budget import TurnBudget
+from capgraph.base.errors import ErrorSeverity, StoppedError
+from capgraph.base.ports import Failure, StepRecord
+from capgraph.engine.accept_plan import want_review
+from capgraph.engine.caller_plan import plan_digest
+from capgraph.engine.services import Services
+from capgraph.engine.turn_outcome import outcome_of
+from capgraph.governance.policies import (
     PhaseContext,
     PolicyAction,
     PolicyActionData,
     PolicyEngine,
     PolicyRule,
 )
-from framework.governance.quality import QualityGateError, QualityLevel
-from framework.governance.recovery import (
+from capgraph.governance.quality import QualityGateError, QualityLevel
+from capgraph.governance.recovery import (
     RecoveryContext,
     RecoveryStep,
     aattempt_recovery,
     scenario_of,
 )
-from framework.pipeline.failures import clear_failure, raise_failure
-from framework.pipeline.retry_policy import backoff_delay
-from framework.planning import CLOSING
-from framework.state import TurnView
-from framework.telemetry import PolicyActed, emit
-from framework.telemetry.usage_book import usage_totals
+from capgraph.pipeline.failures import clear_failure, raise_failure
+from capgraph.pipeline.retry_policy import backoff_delay
+from capgraph.planning import CLOSING
+from capgraph.state import TurnView
+from capgraph.telemetry import PolicyActionApplied, emit
+from capgraph.telemetry.usage_book import usage_totals
 
 
 async def consult_policies(
@@ -196,7 +196,7 @@ class _Acting:
             known["handoff"] = outcome_of(self._view.state)
         reason = str(params.get("message") or (self._failure.message if self._failure else ""))
         emit(
-            PolicyActed(
+            PolicyActionApplied(
                 rule=rule.name,
                 action=action.action.value,
                 message=hindered or reason,

@@ -16,15 +16,15 @@ from typing import Any
 
 from langgraph.errors import GraphBubbleUp
 
-import framework.telemetry as telemetry
-from framework.base.errors import ErrorSeverity
-from framework.base.plan import PlannedStep, copy_key, plan_key
-from framework.base.ports import Attempt, Element, Failure, StepRecord
-from framework.base.spec import CapabilitySpec
-from framework.base.value_context import LISTED
-from framework.engine.envelopes import Envelope, one_signal, own
-from framework.planning.references import element_name
-from framework.state import TurnView
+import capgraph.telemetry as telemetry
+from capgraph.base.errors import ErrorSeverity
+from capgraph.base.plan import PlannedStep, copy_key, plan_key
+from capgraph.base.ports import Attempt, Element, Failure, StepRecord
+from capgraph.base.spec import CapabilitySpec
+from capgraph.base.value_context import LISTED
+from capgraph.engine.envelopes import Envelope, one_signal, own
+from capgraph.planning.references import element_name
+from capgraph.state import TurnView
 
 MOST_AT_ONCE = 1000
 """Copies of one step in one superstep."""

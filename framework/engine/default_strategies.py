@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from langchain_core.messages import AnyMessage
 
-import framework.telemetry as telemetry
-from framework.base.errors import ErrorSeverity, PlanError
-from framework.base.plan import ExecutionPlan
-from framework.planning.reach import missing
+import capgraph.telemetry as telemetry
+from capgraph.base.errors import ErrorSeverity, PlanError
+from capgraph.base.plan import ExecutionPlan
+from capgraph.planning.reach import missing
 
 if TYPE_CHECKING:  # a graph that is only built needs no form of what a run asks
-    from framework.planning.strategies import AnswerRequest, ExtractedTask, PlanRequest
+    from capgraph.planning.strategies import AnswerRequest, ExtractedTask, PlanRequest
 
 
 class LastMessageExtractor:
@@ -21,7 +21,7 @@ class LastMessageExtractor:
 
     async def extract(self, messages: Sequence[AnyMessage]) -> ExtractedTask:
         """Return the text of the person's last message."""
-        from framework.planning.strategies import ExtractedTask, last_request
+        from capgraph.planning.strategies import ExtractedTask, last_request
 
         return ExtractedTask(task=last_request(messages))
 
@@ -37,15 +37,18 @@ class ChainPlanner:
         Raises:
             PlanError: Something that is needed cannot be had, or the only way has failed already.
         """
-        from framework.planning import StaticCatalog, chain_plan  # not where a model plans
+        from capgraph.planning import StaticCatalog, chain_plan  # not where a model plans
 
         if request.look_again:
             return ExecutionPlan(steps=[])  # the plan goes on as it is
         active = [n for n in _in_reach(request) if n != request.failed_capability]
-        gone, catalog = {*request.out_of_reach, request.failed_capability}, request.catalog
+        gone, catalog = (
+            {*request.unavailable_capabilities, request.failed_capability},
+            request.catalog,
+        )
         if gone != {None}:
             left = {k: v for k, v in catalog.capabilities.items() if k not in gone}
-            catalog = StaticCatalog(left, catalog.infrastructure, catalog.given)
+            catalog = StaticCatalog(left, catalog.infrastructure, catalog.provided_types)
         if request.failed_capability is None:
             try:
                 return chain_plan(
@@ -83,8 +86,8 @@ def _in_reach(request: PlanRequest) -> list[str]:
         PlanError: Something was chosen that cannot be, and nothing chosen gives the same.
     """
     specs = request.catalog.capabilities
-    names = [name for name in request.active if name not in request.out_of_reach]
-    for name, why in request.out_of_reach.items():
+    names = [name for name in request.active if name not in request.unavailable_capabilities]
+    for name, why in request.unavailable_capabilities.items():
         if name in request.active and missing(name, names, specs, request.available):
             raise PlanError(
                 f"{name!r} is {why}. Nothing else here can take its place.",
@@ -96,9 +99,9 @@ def _in_reach(request: PlanRequest) -> list[str]:
 
 def _also_away(problem: PlanError, request: PlanRequest) -> PlanError:
     """Return the problem of a plan with what is out of reach, which may be why."""
-    if not request.out_of_reach:
+    if not request.unavailable_capabilities:
         return problem
-    away = "; ".join(f"{name!r} is {why}" for name, why in request.out_of_reach.items())
+    away = "; ".join(f"{name!r} is {why}" for name, why in request.unavailable_capabilities.items())
     return PlanError(
         f"{problem.message} ({away}.)", fix=problem.fix, severity=ErrorSeverity.CRITICAL
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from framework.base.plan import PlannedStep
-from framework.base.ports import Verdict
-from framework.registry import Registry
+from capgraph.base.plan import PlannedStep
+from capgraph.base.ports import Verdict
+from capgraph.registry import Registry
 
 
 class AskAboutDefaults:

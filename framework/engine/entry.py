@@ -17,18 +17,18 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.types import Command
 
-from framework.base.errors import ValidationError
-from framework.base.ports import now_text
-from framework.base.values import to_plain
-from framework.engine.services import Services
-from framework.langgraph_compat import forged, is_task, names_questions, open_interrupts
-from framework.planning.waits import is_wait
-from framework.registry import Registry
-from framework.state import load_context
-from framework.stores.records import read_record
+from capgraph.base.errors import ValidationError
+from capgraph.base.ports import now_text
+from capgraph.base.values import to_plain
+from capgraph.engine.services import Services
+from capgraph.langgraph_compat import forged, is_task, names_questions, open_interrupts
+from capgraph.planning.waits import is_wait
+from capgraph.registry import Registry
+from capgraph.state import load_context
+from capgraph.stores.records import read_record
 
 if TYPE_CHECKING:
-    from configs.settings import Settings
+    from capgraph.configs.settings import Settings
 
 SWITCHES = frozenset(
     {
@@ -208,10 +208,10 @@ def check_switches(given: Any, settings: Settings) -> None:
                 f"agent_control.{name} is {value!r:.80}.", fix="Use true or false."
             )
     approvals = settings.approvals
-    if given.get("approval_disabled") and not approvals.may_be_switched_off:
+    if given.get("approval_disabled") and not approvals.callers_may_disable:
         raise ValidationError(
             "agent_control.approval_disabled is not a caller's to set here.",
-            fix="The operator allows it with approvals.may_be_switched_off.",
+            fix="The operator allows it with approvals.callers_may_disable.",
         )
     if given.get("planning_mode_enabled") is False and approvals.plans:
         raise ValidationError(
@@ -228,11 +228,11 @@ def _check_contexts(given: Any, registry: Registry, *, inside: bool) -> None:
             fix='Write {"TYPE": {"key": {…}}}.',
         )
     for kind, entries in given.items():
-        if kind not in registry.given and not inside:
-            known = ", ".join(sorted(registry.given)) or "none"
+        if kind not in registry.provided_types and not inside:
+            known = ", ".join(sorted(registry.provided_types)) or "none"
             raise ValidationError(
                 f"capability_context_data.{kind} is no context type that a caller supplies.",
-                fix=f"The types are: {known}; registry.give(...) names them.",
+                fix=f"The types are: {known}; registry.declare_provided(...) names them.",
             )
         if not isinstance(entries, Mapping) or not all(isinstance(k, str) for k in entries):
             raise ValidationError(

@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from langgraph.func import task
 
-from configs.scoped import scoped
-from framework.base.errors import InfrastructureError
-from framework.base.ports import Flow, StepRecord
-from framework.engine.bind import running_journal
-from framework.governance.flow import InformationFlow
-from framework.pipeline.job import HEARING, LABELS, Hearing, hear
-from framework.pipeline.state_update import to_state
-from framework.registry import Registry
+from capgraph.base.errors import InfrastructureError
+from capgraph.base.ports import FlowPolicy, StepRecord
+from capgraph.configs.scoped import scoped
+from capgraph.engine.bind import running_journal
+from capgraph.governance.flow import InformationFlow
+from capgraph.pipeline.job import HEARING, LABELS, Hearing, hear
+from capgraph.pipeline.state_update import to_state
+from capgraph.registry import Registry
 
 T = TypeVar("T")
 Envelope = dict[str, Any]
@@ -85,7 +85,7 @@ def hearing(known: Mapping[str, str]) -> Iterator[dict[str, str]]:
         yield told
 
 
-def _flow() -> Flow:
+def _flow() -> FlowPolicy:
     return InformationFlow().of(Registry(infrastructure=()), lambda: running_journal().durable)
 
 

@@ -18,14 +18,14 @@ from langgraph.errors import GraphBubbleUp
 from langgraph.types import Command
 from pydantic import ValidationError as PydanticValidationError
 
-from framework.base.errors import PolicyError
-from framework.base.ports import TurnGuard
-from framework.engine.services import Services
-from framework.langgraph_compat import held_back
-from framework.pipeline.failures import REFUSED_BY_GUARDS
-from framework.state import TurnView, load_context
-from framework.telemetry import AnswerToken, TurnFinished, emit
-from framework.telemetry.events import keeping
+from capgraph.base.errors import PolicyError
+from capgraph.base.ports import TurnGuardrail
+from capgraph.engine.services import Services
+from capgraph.langgraph_compat import held_back
+from capgraph.pipeline.failures import REFUSED_BY_GUARDS
+from capgraph.state import TurnView, load_context
+from capgraph.telemetry import AnswerToken, TurnFinished, emit
+from capgraph.telemetry.events import keeping
 
 CLOSING_NODES = frozenset({"respond", "clarify", "error"})
 """Nodes that end a turn."""
@@ -33,7 +33,7 @@ _WITHHELD = "(This message was withheld by a guard.)"
 
 
 async def screened(
-    view: TurnView, services: Services, guard: TurnGuard
+    view: TurnView, services: Services, guard: TurnGuardrail
 ) -> tuple[dict[str, Any], PolicyError | None, list[str]]:
     """Look at what was sent for a turn: new messages, and data of the caller's.
 
@@ -64,11 +64,11 @@ async def screened(
             messages.append(reworded(message, passed))
     update: dict[str, Any] = {"messages": messages} if messages else {}
     # Whatever stands there before the first turn was brought; later a caller may send some types.
-    known = view.contexts if not view.turn else services.registry.given
+    known = view.contexts if not view.turn else services.registry.provided_types
     brought = {kind: dict(view.contexts[kind]) for kind in known if view.contexts.get(kind)}
     if brought and problem is None:
         try:
-            found, wanted = await guard.brought(brought)
+            found, wanted = await guard.check_context(brought)
             asks += wanted
         except PolicyError as exc:
             return update, exc, asks
@@ -160,7 +160,7 @@ class Closing:
         draft = {**found, "messages": messages_to_dict(messages)} if messages else {}
         await self._services.journal().write(self._draft, draft)
 
-    async def _passed(self, text: str, guard: TurnGuard) -> str:
+    async def _passed(self, text: str, guard: TurnGuardrail) -> str:
         try:
             return await guard.answer(text, node=self._node)
         except PolicyError:

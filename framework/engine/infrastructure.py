@@ -1,6 +1,6 @@
 """One infrastructure node: timed, metered, its failure read and its update checked.
 
-The stages that apply to a node are ``observe`` (log, model calls), ``settle`` (what it gave, what
+The stages that apply to a node are ``observe`` (log, model calls), ``finalize`` (what it gave, what
 its failure means) and ``call``; it has no inputs, no effect and no slot.
 """
 
@@ -17,37 +17,37 @@ from langgraph.errors import GraphBubbleUp
 from langgraph.graph import END
 from langgraph.types import Command, Overwrite, Send
 
-from configs.limits import Limits
-from configs.logger import get_logger
-from configs.streaming import get_streamer
-from framework.base.budget import TurnBudget
-from framework.base.errors import (
+from capgraph.base.budget import TurnBudget
+from capgraph.base.errors import (
     ErrorSeverity,
     FatalExecutionError,
     InfrastructureError,
     LimitError,
     PersistenceError,
 )
-from framework.base.ports import Failure
-from framework.base.spec import InfrastructureSpec
-from framework.engine.caller_plan import Accepted
-from framework.engine.guarded import CLOSING_NODES, Closing
-from framework.engine.node_behaviors import executed, ruled
-from framework.engine.services import Services
-from framework.engine.turn_outcome import outcome_of
-from framework.governance.spending import spending_of
-from framework.pipeline.call import accepted_arguments
-from framework.pipeline.failures import clear_failure, fatal, killed, raise_failure, read_failure
-from framework.pipeline.run_config import (
+from capgraph.base.ports import Failure
+from capgraph.base.spec import InfrastructureSpec
+from capgraph.configs.limits import Limits
+from capgraph.configs.logger import get_logger
+from capgraph.configs.streaming import get_streamer
+from capgraph.engine.caller_plan import Accepted
+from capgraph.engine.guarded import CLOSING_NODES, Closing
+from capgraph.engine.node_behaviors import executed, ruled
+from capgraph.engine.services import Services
+from capgraph.engine.turn_outcome import outcome_of
+from capgraph.governance.spending import spending_of
+from capgraph.pipeline.call import accepted_arguments
+from capgraph.pipeline.failures import clear_failure, fatal, killed, raise_failure, read_failure
+from capgraph.pipeline.run_config import (
     current_payer,
     current_runtime,
     paid_by,
     raw_errors_wanted,
 )
-from framework.pipeline.sort_result import plain_value
-from framework.state import STATE_KEYS, TurnView
-from framework.telemetry.metered import counting
-from framework.telemetry.sinks import about
+from capgraph.pipeline.sort_result import plain_value
+from capgraph.state import STATE_KEYS, TurnView
+from capgraph.telemetry.metered import counting
+from capgraph.telemetry.sinks import about
 
 _COUNTED = {
     "orchestrator": "plans",

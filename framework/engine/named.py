@@ -8,21 +8,21 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from configs.near import nearest
-from framework.base.errors import ConfigurationError
-from framework.pipeline.runner import check_middlewares, in_parts
-from framework.registry import Registry
+from capgraph.base.errors import ConfigurationError
+from capgraph.configs.near import nearest
+from capgraph.pipeline.runner import check_middlewares, in_parts
+from capgraph.registry import Registry
 
 if TYPE_CHECKING:
-    from configs.settings import Settings
+    from capgraph.configs.settings import Settings
 
 
 Kind = Literal["behaviour", "policy", "sink", "gate"]
 _ROOMS: Mapping[Kind, tuple[str, str]] = {
-    "behaviour": ("framework.behaviors", "Behavior"),
-    "policy": ("framework.governance", ""),
-    "gate": ("framework.governance", ""),
-    "sink": ("framework.telemetry", "Sink"),
+    "behaviour": ("capgraph.behaviors", "Behavior"),
+    "policy": ("capgraph.governance", ""),
+    "gate": ("capgraph.governance", ""),
+    "sink": ("capgraph.telemetry", "Sink"),
 }
 """Where each of them comes from, and what its name ends with."""
 _SHIPPED = {"policy": ("InformationFlow", "PolicyEngine", "QualityGate"), "gate": ("QualityGate",)}
@@ -149,7 +149,7 @@ def of_role(given: Sequence[Any], where: str) -> list[Any]:
     """
     if not given:
         return []
-    from framework.behaviors.langchain import adapted
+    from capgraph.behaviors.langchain import adapted
 
     found = list(in_parts(adapted(item, where) for item in named(given, where)))
     check_middlewares(found, where, "model")

@@ -9,14 +9,14 @@ from typing import Any
 
 from langgraph.errors import GraphBubbleUp
 
-from configs.limits import Limits
-from framework.base.errors import ErrorSeverity, FatalExecutionError, PersistenceError
-from framework.base.ports import BehaviorContext, Failure, RetryRule, TimeLimit
-from framework.base.spec import InfrastructureSpec
-from framework.pipeline import hooks
-from framework.pipeline.retry_policy import RetryPolicy
-from framework.pipeline.runner import innermost
-from framework.state import TurnView
+from capgraph.base.errors import ErrorSeverity, FatalExecutionError, PersistenceError
+from capgraph.base.ports import BehaviorContext, Failure, RetryRule, TimeLimit
+from capgraph.base.spec import InfrastructureSpec
+from capgraph.configs.limits import Limits
+from capgraph.pipeline import hooks
+from capgraph.pipeline.retry_policy import RetryPolicy
+from capgraph.pipeline.runner import innermost
+from capgraph.state import TurnView
 
 
 async def executed(

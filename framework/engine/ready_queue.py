@@ -17,26 +17,26 @@ from typing import Any, NamedTuple
 
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
 
-from framework.base.budget import TurnBudget
-from framework.base.plan import PlannedStep, copy_key, plan_key
-from framework.base.ports import Attempt, Failure, Question, StepRecord
-from framework.engine.copies import Copies, collects
-from framework.engine.entry import ASKED
-from framework.engine.envelopes import Envelope, envelope_of, let_go, one_signal, own
-from framework.engine.routing import due_looks
-from framework.engine.services import Services
-from framework.langgraph_compat import answers_there, called_back
-from framework.pipeline.failures import clear_failure, raise_failure
-from framework.pipeline.job import Door
-from framework.pipeline.retry_policy import RetryPolicy, declared_policy
-from framework.pipeline.run_config import current_runtime
-from framework.pipeline.state_update import Writes, applied, combined, last_result
-from framework.planning import CLOSING, dependencies
-from framework.state import TurnView, fold_context
-from framework.state.turn_view import WOKEN
-from framework.telemetry.accounts import CASHIER, paying
-from framework.telemetry.metered import counting
-from framework.telemetry.sinks import about
+from capgraph.base.budget import TurnBudget
+from capgraph.base.plan import PlannedStep, copy_key, plan_key
+from capgraph.base.ports import Attempt, Failure, Question, StepRecord
+from capgraph.engine.copies import Copies, collects
+from capgraph.engine.entry import ASKED
+from capgraph.engine.envelopes import Envelope, envelope_of, let_go, one_signal, own
+from capgraph.engine.routing import due_looks
+from capgraph.engine.services import Services
+from capgraph.langgraph_compat import answers_there, called_back
+from capgraph.pipeline.failures import clear_failure, raise_failure
+from capgraph.pipeline.job import Door
+from capgraph.pipeline.retry_policy import RetryPolicy, declared_policy
+from capgraph.pipeline.run_config import current_runtime
+from capgraph.pipeline.state_update import Writes, applied, combined, last_result
+from capgraph.planning import CLOSING, dependencies
+from capgraph.state import TurnView, fold_context
+from capgraph.state.turn_view import WOKEN
+from capgraph.telemetry.accounts import CASHIER, paying
+from capgraph.telemetry.metered import counting
+from capgraph.telemetry.sinks import about
 
 _BY_TYPE = ("capability_context_data", "capability_context_labels")
 _RUN: ContextVar[PlanRun | None] = ContextVar("capgraph_plan_run", default=None)

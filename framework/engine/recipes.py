@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from framework.base.errors import PlanError, ValidationError
-from framework.base.plan import ExecutionPlan
-from framework.engine.default_strategies import ChainPlanner
-from framework.engine.services import Services
-from framework.planning import Recipe, recipe_of
-from framework.planning.strategies import PlanRequest, last_request
-from framework.registry import Registry
-from framework.state import TurnView
+from capgraph.base.errors import PlanError, ValidationError
+from capgraph.base.plan import ExecutionPlan
+from capgraph.engine.default_strategies import ChainPlanner
+from capgraph.engine.services import Services
+from capgraph.planning import Recipe, recipe_of
+from capgraph.planning.strategies import PlanRequest, last_request
+from capgraph.registry import Registry
+from capgraph.state import TurnView
 
 
 def worded_as(request: str, registry: Registry, excluded: Collection[str] = ()) -> str | None:

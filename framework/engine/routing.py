@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from configs.limits import Limits
-from framework.base.errors import ErrorSeverity
-from framework.base.plan import plan_key
-from framework.base.ports import Failure
-from framework.engine.caller_plan import is_accepted
-from framework.pipeline.retry_policy import RetryPolicy
-from framework.planning import CLOSING, Catalog, ready_steps
-from framework.planning.waits import WAIT
-from framework.state import TurnView
+from capgraph.base.errors import ErrorSeverity
+from capgraph.base.plan import plan_key
+from capgraph.base.ports import Failure
+from capgraph.configs.limits import Limits
+from capgraph.engine.caller_plan import is_accepted
+from capgraph.pipeline.retry_policy import RetryPolicy
+from capgraph.planning import CLOSING, Catalog, ready_steps
+from capgraph.planning.waits import WAIT
+from capgraph.state import TurnView
 
 RUN = "capabilities"
 FATAL = "fatal"

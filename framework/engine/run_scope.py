@@ -9,15 +9,15 @@ from contextvars import ContextVar, Token, copy_context
 from functools import partial
 from typing import Any
 
-from configs.logger import use_masker
-from configs.streaming import heard, is_heard
-from framework.base.ports import Verdict
-from framework.base.spec import CapabilitySpec
-from framework.engine.services import Services
-from framework.langgraph_compat import is_streamed
-from framework.pipeline.run_config import use_asker, use_models
-from framework.prompts.provider import use_prompts
-from framework.telemetry.audit import auditing, current_audit
+from capgraph.base.ports import Verdict
+from capgraph.base.spec import CapabilitySpec
+from capgraph.configs.logger import use_masker
+from capgraph.configs.streaming import heard, is_heard
+from capgraph.engine.services import Services
+from capgraph.langgraph_compat import is_streamed
+from capgraph.pipeline.run_config import use_asker, use_models
+from capgraph.prompts.provider import use_prompts
+from capgraph.telemetry.audit import auditing, current_audit
 
 _inside: ContextVar[tuple[Services, ...]] = ContextVar("capgraph_run_scope", default=())
 _answering: ContextVar[bool] = ContextVar("capgraph_answering", default=True)
@@ -31,7 +31,7 @@ def services_around(spec: CapabilitySpec) -> Services | None:
 
 
 async def _ask(services: Services, about: str, said: Any, reasons: Sequence[str]) -> Verdict:
-    from framework.engine.asking import ask_about_words  # few runs ask, and it brings a lot
+    from capgraph.engine.asking import ask_about_words  # few runs ask, and it brings a lot
 
     return await ask_about_words(services, about, said, reasons)
 

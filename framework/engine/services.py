@@ -16,33 +16,33 @@ from langgraph.errors import GraphBubbleUp
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
-from configs.latest import Latest
-from configs.limits import Limits
-from configs.logger import SecretMasker
-from framework.base.approval_policy import ApprovalPolicy
-from framework.base.awaiting import awaited
-from framework.base.classify import classify_exception
-from framework.base.clock import Clock
-from framework.base.errors import CapgraphError, InfrastructureError
-from framework.base.ports import (
+from capgraph.base.approval_policy import ApprovalPolicy
+from capgraph.base.awaiting import awaited
+from capgraph.base.classify import classify_exception
+from capgraph.base.clock import Clock
+from capgraph.base.errors import CapgraphError, InfrastructureError
+from capgraph.base.ports import (
     AnyBehavior,
-    Gate,
     PlanPolicy,
+    ResultGate,
     Sink,
     StepPolicy,
-    TurnGuard,
+    TurnGuardrail,
 )
-from framework.governance.spending import Purse, Spending, running_spending
-from framework.pipeline.capacity import Capacity
-from framework.pipeline.effect_ledger import EffectLedger
-from framework.pipeline.equipment import Equipment
-from framework.pipeline.journal import Journal, Opening
-from framework.pipeline.run_config import configurable, current_caller, payer_around
-from framework.pipeline.runner import StepRunner
-from framework.prompts import PromptProvider
-from framework.registry import Registry
-from framework.state import TurnView
-from framework.telemetry.sinks import EventDispatcher
+from capgraph.configs.latest import Latest
+from capgraph.configs.limits import Limits
+from capgraph.configs.logger import SecretMasker
+from capgraph.governance.spending import Purse, Spending, running_spending
+from capgraph.pipeline.capacity import Capacity
+from capgraph.pipeline.effect_ledger import EffectLedger
+from capgraph.pipeline.equipment import Equipment
+from capgraph.pipeline.journal import Journal, Opening
+from capgraph.pipeline.run_config import configurable, current_caller, payer_around
+from capgraph.pipeline.runner import StepRunner
+from capgraph.prompts import PromptProvider
+from capgraph.registry import Registry
+from capgraph.state import TurnView
+from capgraph.telemetry.sinks import EventDispatcher
 
 SystemPrompt = str | Callable[[TurnView], str | Awaitable[str]]
 
@@ -53,7 +53,7 @@ class OperatorOptions(TypedDict, total=False):
     Attributes:
         behaviors: What stands around each attempt and each model call: objects with ``stage`` and
             ``async around(attempt, call_next)``; and hooks around each step, which have no stage:
-            see ``framework.behaviors``.
+            see ``capgraph.behaviors``.
         policies: What is asked before a plan is accepted (``review``) and before a step starts
             (``decide``); one object may do both. A ``PolicyEngine`` acts on how the turn stands. No input of a caller can switch them off.
         permissions: Who may use which capability: a ``PermissionPolicy`` or ``CedarPermissions``. A
@@ -84,7 +84,7 @@ class OperatorOptions(TypedDict, total=False):
     permissions: Permissions | None
     budget: Budget | Sequence[Budget] | None
     prices: PriceTable | None
-    answer_gate: Gate | None
+    answer_gate: ResultGate | None
     sinks: Sequence[Sink]
     audit: bool | AuditLog | None
     capacity: Capacity | None
@@ -99,18 +99,18 @@ class OperatorOptions(TypedDict, total=False):
 
 
 if TYPE_CHECKING:  # what nobody declares is not imported; settings bring YAML and readers
-    from configs.settings import Settings
-    from framework.engine.auditing import Auditor
-    from framework.governance.budget import Budget
-    from framework.governance.caller import CallerPermissions
-    from framework.governance.flow import InformationFlow
-    from framework.governance.permissions import Permissions
-    from framework.governance.policies import PolicyEngine
-    from framework.planning.strategies import Answerer, Planner, TaskExtractor
-    from framework.selection import Selector
-    from framework.stores.retention import Retention
-    from framework.telemetry.audit_log import AuditLog
-    from framework.telemetry.usage import PriceTable
+    from capgraph.configs.settings import Settings
+    from capgraph.engine.auditing import Auditor
+    from capgraph.governance.budget import Budget
+    from capgraph.governance.caller import CallerPermissions
+    from capgraph.governance.flow import InformationFlow
+    from capgraph.governance.permissions import Permissions
+    from capgraph.governance.policies import PolicyEngine
+    from capgraph.planning.strategies import Answerer, Planner, TaskExtractor
+    from capgraph.selection import Selector
+    from capgraph.stores.retention import Retention
+    from capgraph.telemetry.audit_log import AuditLog
+    from capgraph.telemetry.usage import PriceTable
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -154,8 +154,8 @@ class Services:
     engines: Sequence[PolicyEngine] = ()
     permissions: CallerPermissions | None = None
     flow: InformationFlow | None = None
-    answer_gate: Gate | None = None
-    guard: TurnGuard | None = None
+    answer_gate: ResultGate | None = None
+    guard: TurnGuardrail | None = None
     events: EventDispatcher = field(default_factory=EventDispatcher)
     purse: Purse = field(default_factory=Purse)
     auditor: Auditor | None = None
@@ -226,7 +226,7 @@ class Services:
 
     async def instructions(self, view: TurnView) -> str:
         """Return what the application and the system messages of the input tell the models."""
-        from framework.planning.strategies import system_text
+        from capgraph.planning.strategies import system_text
 
         own: Any = self.system_prompt or ""
         if callable(own):
@@ -312,7 +312,7 @@ class Services:
         Raises:
             RegistryError: It is none of these.
 
-        >>> from framework import BaseCapability, bind, capability_node
+        >>> from capgraph import BaseCapability, bind, capability_node
         >>> @capability_node
         ... class Hello(BaseCapability):
         ...     name = "hello"
@@ -322,7 +322,7 @@ class Services:
         >>> bind([Hello]).node(Hello).name
         'hello'
         """
-        from framework.base.errors import RegistryError
+        from capgraph.base.errors import RegistryError
 
         spec = getattr(capability, "capability_spec", None)
         if spec is None or self.registry.capabilities.get(spec.name) is not spec:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from configs.errors import ConfigurationError
-from framework.base.clock import Clock
-from framework.engine.default_strategies import ChainPlanner, LastMessageExtractor, SummaryAnswerer
-from framework.engine.named import of_role
-from framework.engine.services import OperatorOptions
-from framework.registry import Registry
+from capgraph.base.clock import Clock
+from capgraph.configs.errors import ConfigurationError
+from capgraph.engine.default_strategies import ChainPlanner, LastMessageExtractor, SummaryAnswerer
+from capgraph.engine.named import of_role
+from capgraph.engine.services import OperatorOptions
+from capgraph.registry import Registry
 
 
 def choose_strategies(
@@ -31,7 +31,7 @@ def choose_strategies(
     Raises:
         ConfigurationError: A strategy that needs a model is set, and there is none.
     """
-    from framework.selection import EmbeddingSelector, LexicalSelector
+    from capgraph.selection import EmbeddingSelector, LexicalSelector
 
     embeddings = options.get("embeddings")
     offline = EmbeddingSelector(embeddings) if embeddings is not None else LexicalSelector()
@@ -44,7 +44,7 @@ def choose_strategies(
     strategy = settings.selection.strategy
     configured = model if model is not None else (settings.model or settings.models or None)
     if configured is not None:
-        from framework.models import model_strategies, role_behaviors
+        from capgraph.models import model_strategies, role_behaviors
 
         own = role_behaviors(configured)
         if isinstance(configured, str) and configured == settings.model:

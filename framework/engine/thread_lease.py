@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.types import Command
 
-from configs.scoped import scoped
-from framework.base.errors import CapgraphError, ValidationError
-from framework.langgraph_compat import is_task, open_interrupts, outer_checkpoint
-from framework.planning.waits import is_wait
-from framework.stores.leases import Lease, leases_of
-from framework.stores.records import END, thread_config, write_record
+from capgraph.base.errors import CapgraphError, ValidationError
+from capgraph.configs.scoped import scoped
+from capgraph.langgraph_compat import is_task, open_interrupts, outer_checkpoint
+from capgraph.planning.waits import is_wait
+from capgraph.stores.leases import Lease, leases_of
+from capgraph.stores.records import END, thread_config, write_record
 
 if TYPE_CHECKING:
-    from framework.stores.retention import Retention
+    from capgraph.stores.retention import Retention
 
 _OUTER: ContextVar[tuple[Lease, ...]] = ContextVar("capgraph_outer_leases", default=())
 _LENT: ContextVar[tuple[Lease, ...]] = ContextVar("capgraph_lent_leases", default=())

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from framework.planning import CLOSING
-from framework.state import TurnView
+from capgraph.planning import CLOSING
+from capgraph.state import TurnView
 
 Status = Literal["completed", "partial", "failed", "stopped", "cancelled", "waiting"]
 

@@ -10,22 +10,22 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from configs.logger import get_logger
-from framework.approvals import PLAN, plan_question
-from framework.base.errors import CapgraphError, LimitError, PlanError, PolicyError
-from framework.base.plan import ExecutionPlan, PlannedStep
-from framework.base.ports import Attempt, StepRecord, Verdict
-from framework.base.spec import CapabilitySpec, parameter_names
-from framework.base.undo import DoneStep, Undo
-from framework.engine.accept_plan import accept, check
-from framework.engine.asking import ask_apart, reader
-from framework.engine.caller_plan import plan_digest
-from framework.engine.services import Services
-from framework.pipeline.run_config import current_runtime
-from framework.pipeline.state_update import combined, to_state
-from framework.planning import CLOSING
-from framework.state import TurnView
-from framework.telemetry.audit import note_answer
+from capgraph.approvals import PLAN, plan_question
+from capgraph.base.errors import CapgraphError, LimitError, PlanError, PolicyError
+from capgraph.base.plan import ExecutionPlan, PlannedStep
+from capgraph.base.ports import Attempt, StepRecord, Verdict
+from capgraph.base.spec import CapabilitySpec, parameter_names
+from capgraph.base.undo import DoneStep, Undo
+from capgraph.configs.logger import get_logger
+from capgraph.engine.accept_plan import accept, check
+from capgraph.engine.asking import ask_apart, reader
+from capgraph.engine.caller_plan import plan_digest
+from capgraph.engine.services import Services
+from capgraph.pipeline.run_config import current_runtime
+from capgraph.pipeline.state_update import combined, to_state
+from capgraph.planning import CLOSING
+from capgraph.state import TurnView
+from capgraph.telemetry.audit import note_answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,15 @@ from typing import Any
 from langgraph.config import get_config
 from langgraph.types import interrupt
 
-from framework.engine.services import Services
-from framework.langgraph_compat import lent_saver
-from framework.pipeline.waiting import over, wake_at
-from framework.planning.waits import WAIT, told_wait
-from framework.state import TurnView
-from framework.state.turn_view import WOKEN
-from framework.stores.waits import Due, waits_of
-from framework.telemetry import Waiting, emit
-from framework.telemetry.audit import note
+from capgraph.engine.services import Services
+from capgraph.langgraph_compat import lent_saver
+from capgraph.pipeline.waiting import over, wake_at
+from capgraph.planning.waits import WAIT, told_wait
+from capgraph.state import TurnView
+from capgraph.state.turn_view import WOKEN
+from capgraph.stores.waits import Due, waits_of
+from capgraph.telemetry import TurnSuspended, emit
+from capgraph.telemetry.audit import note
 
 
 def waits_in(view: TurnView) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def wait_here(view: TurnView) -> None:
     """End the run. No answer ends the wait: a signal does, or time."""
     waits = waits_shown(view)
     told = "; ".join(f"{wait['context_key']} waits {told_wait(wait)}" for wait in waits)
-    emit(Waiting(waits=waits))
+    emit(TurnSuspended(waits=waits))
     note("waits", steps=[wait["context_key"] for wait in waits])
     while True:
         interrupt({"type": WAIT, "version": 1, "waits": waits, "reason": f"{told}."})

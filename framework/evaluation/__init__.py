@@ -11,34 +11,65 @@ choice, and F1 of a plan's nodes and edges, it does not have. A graph of this pr
 ordinary async function to it, for those who keep their sets there.
 """
 
-from configs.lazy import contents
-from framework.evaluation.dataset import AnswerCheck as AnswerCheck
-from framework.evaluation.dataset import Case as Case
-from framework.evaluation.dataset import Dataset as Dataset
-from framework.evaluation.dataset import Thresholds as Thresholds
-from framework.evaluation.dataset import load_dataset as load_dataset
-from framework.evaluation.from_threads import dataset_of_threads as dataset_of_threads
-from framework.evaluation.from_threads import write_dataset as write_dataset
-from framework.evaluation.metrics import Counts as Counts
-from framework.evaluation.recording import Cost as Cost
-from framework.evaluation.recording import Recording as Recording
-from framework.evaluation.recording import Said as Said
-from framework.evaluation.recording import TurnEnd as TurnEnd
-from framework.evaluation.recording import Visit as Visit
-from framework.evaluation.recording import load_recording as load_recording
-from framework.evaluation.recording import record as record
-from framework.evaluation.replay import Difference as Difference
-from framework.evaluation.replay import Replay as Replay
-from framework.evaluation.replay import replay as replay
-from framework.evaluation.report import METRICS as METRICS
-from framework.evaluation.report import CaseResult as CaseResult
-from framework.evaluation.report import Report as Report
-from framework.evaluation.report import ShortFall as ShortFall
-from framework.evaluation.run import check_names as check_names
-from framework.evaluation.run import evaluate as evaluate
-from framework.evaluation.script import NoRecordError as NoRecordError
-from framework.evaluation.takeover import Obstacle as Obstacle
-from framework.evaluation.takeover import Takeover as Takeover
-from framework.evaluation.takeover import check_threads as check_threads
+from typing import TYPE_CHECKING
 
-__getattr__, __dir__ = contents(__name__)
+from capgraph.configs.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from capgraph.evaluation.dataset import AnswerCheck as AnswerCheck
+    from capgraph.evaluation.dataset import Case as Case
+    from capgraph.evaluation.dataset import Dataset as Dataset
+    from capgraph.evaluation.dataset import Thresholds as Thresholds
+    from capgraph.evaluation.dataset import load_dataset as load_dataset
+    from capgraph.evaluation.from_threads import dataset_of_threads as dataset_of_threads
+    from capgraph.evaluation.from_threads import write_dataset as write_dataset
+    from capgraph.evaluation.metrics import Counts as Counts
+    from capgraph.evaluation.recording import Cost as Cost
+    from capgraph.evaluation.recording import RecordedAnswer as RecordedAnswer
+    from capgraph.evaluation.recording import RecordedNodeRun as RecordedNodeRun
+    from capgraph.evaluation.recording import Recording as Recording
+    from capgraph.evaluation.recording import TurnEnd as TurnEnd
+    from capgraph.evaluation.recording import load_recording as load_recording
+    from capgraph.evaluation.recording import record as record
+    from capgraph.evaluation.replay_turn import Difference as Difference
+    from capgraph.evaluation.replay_turn import Replay as Replay
+    from capgraph.evaluation.replay_turn import replay as replay
+    from capgraph.evaluation.report import METRICS as METRICS
+    from capgraph.evaluation.report import CaseResult as CaseResult
+    from capgraph.evaluation.report import Report as Report
+    from capgraph.evaluation.report import ThresholdFailure as ThresholdFailure
+    from capgraph.evaluation.run import check_names as check_names
+    from capgraph.evaluation.run import evaluate as evaluate
+    from capgraph.evaluation.script import NoRecordError as NoRecordError
+    from capgraph.evaluation.takeover import CompatibilityReport as CompatibilityReport
+    from capgraph.evaluation.takeover import Incompatibility as Incompatibility
+    from capgraph.evaluation.takeover import check_threads as check_threads
+
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "capgraph.evaluation.dataset": (
+            "AnswerCheck",
+            "Case",
+            "Dataset",
+            "Thresholds",
+            "load_dataset",
+        ),
+        "capgraph.evaluation.from_threads": ("dataset_of_threads", "write_dataset"),
+        "capgraph.evaluation.metrics": ("Counts",),
+        "capgraph.evaluation.recording": (
+            "Cost",
+            "RecordedAnswer",
+            "RecordedNodeRun",
+            "Recording",
+            "TurnEnd",
+            "load_recording",
+            "record",
+        ),
+        "capgraph.evaluation.replay_turn": ("Difference", "Replay", "replay"),
+        "capgraph.evaluation.report": ("CaseResult", "METRICS", "Report", "ThresholdFailure"),
+        "capgraph.evaluation.run": ("check_names", "evaluate"),
+        "capgraph.evaluation.script": ("NoRecordError",),
+        "capgraph.evaluation.takeover": ("CompatibilityReport", "Incompatibility", "check_threads"),
+    },
+)

@@ -18,9 +18,9 @@ from pydantic import (
     model_validator,
 )
 
-from configs.errors import ConfigurationError
-from configs.yaml_files import explained, read_yaml
-from framework.registry import load_recipe
+from capgraph.configs.errors import ConfigurationError
+from capgraph.configs.yaml_files import explained, read_yaml
+from capgraph.registry import load_recipe
 
 _NUMBER = re.compile(r"(?<![\w.])[-+−]?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?")
 Share = Annotated[float, Field(ge=0, le=1)]

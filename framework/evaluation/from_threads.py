@@ -11,12 +11,12 @@ from typing import Any, get_args
 import yaml
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from configs.errors import ConfigurationError
-from configs.logger import mask_data
-from framework.evaluation.dataset import Case, Dataset
-from framework.evaluation.metrics import plan_edges, plan_nodes
-from framework.evaluation.recording import Recording, record_all
-from framework.stores.threads import each_thread_id
+from capgraph.configs.errors import ConfigurationError
+from capgraph.configs.logger import mask_data
+from capgraph.evaluation.dataset import Case, Dataset
+from capgraph.evaluation.metrics import plan_edges, plan_nodes
+from capgraph.evaluation.recording import Recording, record_all
+from capgraph.stores.threads import each_thread_id
 
 _ENDINGS = get_args(Case.model_fields["outcome"].annotation)
 

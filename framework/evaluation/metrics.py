@@ -7,7 +7,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from framework.planning import CLOSING
+from capgraph.planning import CLOSING
 
 
 @dataclass(frozen=True, slots=True)

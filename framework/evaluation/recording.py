@@ -13,12 +13,12 @@ from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.types import Overwrite
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from configs.errors import ConfigurationError
-from configs.logger import mask_data
-from framework.base.errors import PersistenceError
-from framework.base.values import to_plain
-from framework.graph.turns import last_answer
-from framework.langgraph_compat import (
+from capgraph.base.errors import PersistenceError
+from capgraph.base.values import to_plain
+from capgraph.configs.errors import ConfigurationError
+from capgraph.configs.logger import mask_data
+from capgraph.graph.turns import last_answer
+from capgraph.langgraph_compat import (
     INTERRUPT,
     RESUME,
     RETURN,
@@ -28,14 +28,14 @@ from framework.langgraph_compat import (
     open_interrupts,
     plain_values,
 )
-from framework.pipeline.state_update import applied, combined
-from framework.planning.waits import event_of
-from framework.state import AgentState, StateSchema
-from framework.stores import rows_of
-from framework.stores.history import whole
-from framework.stores.records import read_record, thread_config
-from framework.stores.waits import signal_for
-from framework.telemetry.usage_book import usage_totals
+from capgraph.pipeline.state_update import applied, combined
+from capgraph.planning.waits import event_of
+from capgraph.state import AgentState, StateSchema
+from capgraph.stores import rows_of
+from capgraph.stores.history import whole
+from capgraph.stores.records import read_record, thread_config
+from capgraph.stores.waits import signal_for
+from capgraph.telemetry.usage_book import usage_totals
 
 _SCHEMA = StateSchema.of(AgentState)
 
@@ -83,7 +83,7 @@ class TurnEnd(_Part):
     cost: Cost = Field(default_factory=Cost)
 
 
-class Said(_Part):
+class RecordedAnswer(_Part):
     """What a person answered.
 
     Attributes:
@@ -97,7 +97,7 @@ class Said(_Part):
     at: float = 0.0
 
 
-class Visit(_Part):
+class RecordedNodeRun(_Part):
     """One node's turn at work.
 
     Attributes:
@@ -112,7 +112,7 @@ class Visit(_Part):
     writes: dict[str, Any] = Field(default_factory=dict)
     steps: list[dict[str, Any]] = Field(default_factory=list)
     question: Any = None
-    answers: list[Said] = Field(default_factory=list)
+    answers: list[RecordedAnswer] = Field(default_factory=list)
 
 
 class Recording(_Part):
@@ -139,7 +139,7 @@ class Recording(_Part):
     at: float = 0.0
     before: dict[str, Any] = Field(default_factory=dict)
     given: dict[str, Any] = Field(default_factory=dict)
-    visits: list[Visit] = Field(default_factory=list)
+    visits: list[RecordedNodeRun] = Field(default_factory=list)
     signals: dict[str, Any] = Field(default_factory=dict)
     until: float = 0.0
     end: TurnEnd = Field(default_factory=TurnEnd)
@@ -186,8 +186,8 @@ async def record(
         PersistenceError: There is no such thread or turn, or its beginning is not kept any more.
 
     >>> import asyncio
-    >>> from framework import build_graph
-    >>> from framework.stores import open_saver
+    >>> from capgraph import build_graph
+    >>> from capgraph.stores import open_saver
     >>> async def main():
     ...     async with open_saver("sqlite://:memory:") as saver:
     ...         graph = build_graph([], checkpointer=saver)
@@ -269,7 +269,7 @@ async def _signals(
     saver: BaseCheckpointSaver[Any],
     thread_id: str,
     turn: str,
-    visits: Sequence[Visit],
+    visits: Sequence[RecordedNodeRun],
     plan: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Return what came with the events that a turn took."""
@@ -284,7 +284,7 @@ async def _signals(
     return {key: sent["value"] for key, sent in found.items() if sent is not None}
 
 
-def _end(values: Mapping[str, Any], visits: Sequence[Visit], *, waiting: bool) -> TurnEnd:
+def _end(values: Mapping[str, Any], visits: Sequence[RecordedNodeRun], *, waiting: bool) -> TurnEnd:
     outcome = values.get("execution_outcome") or {}
     stored = values.get("capability_context_data") or {}
     steps = (values.get("planning_execution_plan") or {}).get("steps") or []
@@ -314,20 +314,20 @@ def asked_of(question: Any) -> list[dict[str, Any]]:
     return [{name: entry.get(name) for name in names} for entry in entries or []]
 
 
-def _visit(at: CheckpointTuple, after: CheckpointTuple | None) -> Visit:
+def _visit(at: CheckpointTuple, after: CheckpointTuple | None) -> RecordedNodeRun:
     [node, *_] = [*next_nodes(at.checkpoint["channel_values"]), ""]
-    visit, resumed = Visit(node=node), dict[str, list[Said]]()
+    visit, resumed = RecordedNodeRun(node=node), dict[str, list[RecordedAnswer]]()
     by, moment = _who((after or at).metadata), _moment(after or at)
     for task, channel, value in at.pending_writes or ():
         if channel == RETURN and isinstance(value, Mapping) and "update" in value:
             visit.steps.append(_plain(value))
         elif channel == RETURN and isinstance(value, list) and isinstance(value[-1], Mapping):
             # A task that only asks, in the node of a capability, keeps who answered.
-            resumed[task] = [Said(given=value[1], by=_who(value[2]), at=moment)]
+            resumed[task] = [RecordedAnswer(given=value[1], by=_who(value[2]), at=moment)]
         elif channel == INTERRUPT:
             visit.question = _plain(value[0].value)
         elif channel == RESUME and task.strip("0-"):
-            told = [Said(given=answer, by={**by}, at=moment) for answer in _plain(value)]
+            told = [RecordedAnswer(given=answer, by={**by}, at=moment) for answer in _plain(value)]
             resumed.setdefault(task, told)
         elif is_own_key(channel):
             visit.writes |= _state({channel: value})
@@ -348,7 +348,7 @@ def _who(known: Mapping[str, Any]) -> dict[str, str]:
     return {n: str(known[n]) for n in ("user_id", "role", "tenant") if known.get(n) is not None}
 
 
-def _with_saved(values: Mapping[str, Any], last: Sequence[Visit]) -> Mapping[str, Any]:
+def _with_saved(values: Mapping[str, Any], last: Sequence[RecordedNodeRun]) -> Mapping[str, Any]:
     """Add the steps of a pass that did not come to its end."""
     writes = [pair for visit in last for step in visit.steps for pair in step["update"].items()]
     return applied(values, combined(writes))

@@ -9,8 +9,8 @@ from functools import reduce
 from operator import add
 from typing import Any, NamedTuple
 
-from framework.evaluation.dataset import Case, Thresholds
-from framework.evaluation.metrics import Counts, count_edges, count_items
+from capgraph.evaluation.dataset import Case, Thresholds
+from capgraph.evaluation.metrics import Counts, count_edges, count_items
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def _diff(kind: str, wanted: Sequence[str], got: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class ShortFall:
+class ThresholdFailure:
     """A figure below its least value."""
 
     metric: str
@@ -183,7 +183,7 @@ class Report:
         """The cases with problems."""
         return [result for result in self.results if not result.passed]
 
-    def below(self, thresholds: Thresholds) -> list[ShortFall]:
+    def below(self, thresholds: Thresholds) -> list[ThresholdFailure]:
         """Return the figures that are below their least values.
 
         A least value for what no case is judged by is not reached.
@@ -191,7 +191,7 @@ class Report:
         figures = self.figures
         wanted: dict[str, float | None] = thresholds.model_dump()
         return [
-            ShortFall(name, figures[name] or 0.0, least)
+            ThresholdFailure(name, figures[name] or 0.0, least)
             for name, least in wanted.items()
             if least is not None and (figures[name] or 0.0) < least
         ]

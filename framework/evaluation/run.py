@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 
-from configs.errors import ConfigurationError
-from configs.near import nearest
-from framework.evaluation.dataset import Case, Dataset
-from framework.evaluation.metrics import plan_edges, plan_nodes
-from framework.evaluation.recording import Cost, TurnEnd, load_recording
-from framework.evaluation.replay import Meter, replay
-from framework.evaluation.report import CaseResult, Report
-from framework.graph import build_graph
-from framework.graph.turns import last_answer
-from framework.planning.recipes import work_of
-from framework.registry import Registry
+from capgraph.configs.errors import ConfigurationError
+from capgraph.configs.near import nearest
+from capgraph.evaluation.dataset import Case, Dataset
+from capgraph.evaluation.metrics import plan_edges, plan_nodes
+from capgraph.evaluation.recording import Cost, TurnEnd, load_recording
+from capgraph.evaluation.replay_turn import Meter, replay
+from capgraph.evaluation.report import CaseResult, Report
+from capgraph.graph import build_graph
+from capgraph.graph.turns import last_answer
+from capgraph.planning.recipes import work_of
+from capgraph.registry import Registry
 
 if TYPE_CHECKING:
-    from configs.settings import Settings
+    from capgraph.configs.settings import Settings
 
 
 async def evaluate(
@@ -61,7 +61,7 @@ async def evaluate(
         ConfigurationError: A case names a capability that the agent does not have.
 
     >>> import asyncio
-    >>> from framework import Registry
+    >>> from capgraph import Registry
     >>> cases = [{"name": "song", "request": "Sing", "capabilities": [], "outcome": "failed"}]
     >>> report = asyncio.run(
     ...     evaluate(Dataset(version=1, name="tiny", cases=cases), Registry())

@@ -12,20 +12,20 @@ from langchain_core.messages import AnyMessage, messages_from_dict
 from langgraph.types import Command, interrupt
 from pydantic import BaseModel
 
-from framework.base import BaseInfrastructureNode, infrastructure_node
-from framework.base.clock import SystemClock
-from framework.base.errors import ErrorSeverity, FatalExecutionError, PolicyError, StoppedError
-from framework.base.plan import ExecutionPlan
-from framework.base.ports import Attempt, CallNext, Failure, Given, Question, StepRecord
-from framework.engine.default_strategies import ChainPlanner, LastMessageExtractor
-from framework.evaluation.recording import Recording, Said, Visit, asked_of
-from framework.pipeline.job import STOPPED
-from framework.pipeline.settle import Skipped, work_of
-from framework.pipeline.sort_result import KEPT_BY_THE_GRAPH
-from framework.planning.strategies import AnswerRequest, ExtractedTask, PlanRequest
-from framework.registry import Registry
-from framework.registry.registry import DEFAULT_INFRASTRUCTURE
-from framework.selection import Selection
+from capgraph.base import BaseInfrastructureNode, infrastructure_node
+from capgraph.base.clock import SystemClock
+from capgraph.base.errors import ErrorSeverity, FatalExecutionError, PolicyError, StoppedError
+from capgraph.base.plan import ExecutionPlan
+from capgraph.base.ports import Attempt, CallNext, Failure, Question, ShortCircuit, StepRecord
+from capgraph.engine.default_strategies import ChainPlanner, LastMessageExtractor
+from capgraph.evaluation.recording import RecordedAnswer, RecordedNodeRun, Recording, asked_of
+from capgraph.pipeline.finalize import Skipped, work_of
+from capgraph.pipeline.job import STOPPED
+from capgraph.pipeline.sort_result import KEPT_BY_THE_GRAPH
+from capgraph.planning.strategies import AnswerRequest, ExtractedTask, PlanRequest
+from capgraph.registry import Registry
+from capgraph.registry.registry import DEFAULT_INFRASTRUCTURE
+from capgraph.selection import Selection
 
 _LIVE_NODES = frozenset({"begin_turn", "router", "approval"})
 """Nodes that decide from the state alone, also where they are one's own."""
@@ -65,9 +65,9 @@ class Script:
         self.ran: list[str] = []
         self.works: dict[str, deque[dict[str, Any]]] = defaultdict(deque)
         self._by_work = works
-        self._visits: dict[str, deque[Visit]] = defaultdict(deque)
+        self._visits: dict[str, deque[RecordedNodeRun]] = defaultdict(deque)
         self._steps: dict[tuple[str, str], deque[dict[str, Any]]] = defaultdict(deque)
-        self._asked: list[tuple[frozenset[str], Said]] = []
+        self._asked: list[tuple[frozenset[str], RecordedAnswer]] = []
         self.now = recording.at
         self.ruled: set[str] = set()
         self._failures = 0
@@ -93,7 +93,7 @@ class Script:
         self.unrecorded.append(what)
         return NoRecordError(f"There is no record of {what}, and a replay does nothing anew.")
 
-    def visit(self, node: str) -> Visit:
+    def visit(self, node: str) -> RecordedNodeRun:
         """Return what a node did at its next visit.
 
         Raises:
@@ -113,12 +113,12 @@ class Script:
             raise error
         return visit
 
-    def answer(self, keys: frozenset[str]) -> Said | None:
+    def answer(self, keys: frozenset[str]) -> RecordedAnswer | None:
         """Return what was answered to a question about steps; ``None`` for nothing."""
         ruled = {key: {"decision": "approve"} for key in keys & self.ruled}
         left = keys - self.ruled
         if ruled and not left:
-            return Said(given=ruled, at=self.now)
+            return RecordedAnswer(given=ruled, at=self.now)
         for place, (asked, said) in enumerate(self._asked):
             if asked == left:
                 del self._asked[place]
@@ -169,7 +169,7 @@ class Script:
         raise self.missing(f"the step {attempt.key!r} ({attempt.capability}) on these values")
 
 
-def _jumped(visit: Visit, registry: Registry) -> list[dict[str, Any]]:
+def _jumped(visit: RecordedNodeRun, registry: Registry) -> list[dict[str, Any]]:
     """Return what a step left that a node sent the turn to, beside the plan."""
     if visit.node not in registry.capabilities:
         return []
@@ -189,35 +189,35 @@ class Announced:
 
     stage = "observe"
     order = 0
-    stands_around = ("step", "effect")
+    applies_to = ("step", "effect")
 
     def __init__(self, script: Script) -> None:
         self._script = script
 
-    async def around(self, attempt: Attempt, call_next: CallNext) -> Any:
+    async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
         """Announce the result, unless the step runs anew."""
         if self._script.is_live(attempt):
             return await call_next(attempt)
-        return await call_next(replace(attempt, given=Given(None, "record")))
+        return await call_next(replace(attempt, given=ShortCircuit(None, "record")))
 
 
 class HandedBack:
-    """Hands back what was saved of a step, through ``settle``, which checks it as it is today."""
+    """Hands back what was saved of a step, through ``finalize``, which checks it as it is today."""
 
     stage = "retry"
     order = 0
-    stands_around = ("step", "effect")
+    applies_to = ("step", "effect")
 
     def __init__(self, script: Script) -> None:
         self._script = script
 
-    async def around(self, attempt: Attempt, call_next: CallNext) -> Any:
+    async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
         """Give what was saved in place of trying."""
         if attempt.given is None:
             return await call_next(attempt)
         saved = self._script.step(attempt)
         if saved is None:
-            return await call_next(replace(attempt, given=Given(STOPPED, "record")))
+            return await call_next(replace(attempt, given=ShortCircuit(STOPPED, "record")))
         if not saved:
             return await call_next(replace(attempt, given=None))
         if "question" in saved:
@@ -228,7 +228,7 @@ class HandedBack:
             told = {"error": failure, "attempts": failure.attempts, "updates": stopped}
             return StepRecord.of(attempt, **told)
         entry = saved["update"]["execution_step_results"][saved["key"]]
-        given = Given(_returned(saved, entry), "record")
+        given = ShortCircuit(_returned(saved, entry), "record")
         found = await call_next(replace(attempt, number=entry.get("attempts", 1), given=given))
         if not isinstance(found, StepRecord):
             return found
@@ -332,7 +332,7 @@ def state_of(values: Mapping[str, Any]) -> dict[str, Any]:
 def stand_ins(script: Script) -> Iterator[type[Any]]:
     """Make nodes that write what nodes of one's own wrote."""
     for name, spec in script.registry.infrastructure.items():
-        ours = spec.cls.__module__.partition(".")[0] in DEFAULT_INFRASTRUCTURE
+        ours = spec.cls.__module__.startswith(tuple(f"{name}." for name in DEFAULT_INFRASTRUCTURE))
         if not ours and name not in _LIVE_NODES:
             yield _stand_in(script, name, spec)
 

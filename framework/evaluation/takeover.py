@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.store.base import BaseStore
 
-from framework.approvals.questions import QUESTION_VERSION
-from framework.approvals.rules import list_rules
-from framework.base.approval_policy import ApprovalPolicy
-from framework.base.errors import CapgraphError, PersistenceError, ValidationError
-from framework.base.plan import ExecutionPlan, plan_key
-from framework.base.ports import Attempt
-from framework.engine.bind import as_registry
-from framework.engine.caller_plan import plan_digest
-from framework.engine.copies import attempt_for
-from framework.langgraph_compat import (
+from capgraph.approvals.questions import QUESTION_VERSION
+from capgraph.approvals.rules import list_rules
+from capgraph.base.approval_policy import ApprovalPolicy
+from capgraph.base.errors import CapgraphError, PersistenceError, ValidationError
+from capgraph.base.plan import ExecutionPlan, plan_key
+from capgraph.base.ports import Attempt
+from capgraph.engine.bind import as_registry
+from capgraph.engine.caller_plan import plan_digest
+from capgraph.engine.copies import attempt_for
+from capgraph.langgraph_compat import (
     LATEST_VERSION,
     is_between_nodes,
     is_own_key,
@@ -27,27 +27,27 @@ from framework.langgraph_compat import (
     open_interrupts,
     plain_values,
 )
-from framework.pipeline.effect_ledger import EffectLedger
-from framework.pipeline.journal import Journal
-from framework.pipeline.needed import needed
-from framework.pipeline.permit import agreement_digest, shown_of
-from framework.pipeline.screen import resolved
-from framework.pipeline.settle import Skipped
-from framework.planning import CLOSING, check_plan, repair_plan
-from framework.planning.references import value_at
-from framework.registry import Registry
-from framework.state import AgentState, StateSchema, TurnView, load_context
-from framework.state.agent_state import fitting
-from framework.stores.history import know_channels, whole
-from framework.stores.records import thread_config
-from framework.stores.threads import each_thread_id
+from capgraph.pipeline.authorize import agreement_digest, shown_of
+from capgraph.pipeline.effect_ledger import EffectLedger
+from capgraph.pipeline.finalize import Skipped
+from capgraph.pipeline.journal import Journal
+from capgraph.pipeline.needed import needed
+from capgraph.pipeline.validate import resolved
+from capgraph.planning import CLOSING, check_plan, repair_plan
+from capgraph.planning.references import value_at
+from capgraph.registry import Registry
+from capgraph.state import AgentState, StateSchema, TurnView, load_context
+from capgraph.state.agent_state import fitting
+from capgraph.stores.history import know_channels, whole
+from capgraph.stores.records import thread_config
+from capgraph.stores.threads import each_thread_id
 
 if TYPE_CHECKING:
-    from configs.settings import Settings
+    from capgraph.configs.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
-class Obstacle:
+class Incompatibility:
     """Why something that waits could not be taken over.
 
     Attributes:
@@ -64,7 +64,7 @@ class Obstacle:
 
 
 @dataclass(frozen=True, slots=True)
-class Takeover:
+class CompatibilityReport:
     """What was found.
 
     Attributes:
@@ -73,7 +73,7 @@ class Takeover:
     """
 
     threads: int
-    obstacles: tuple[Obstacle, ...]
+    obstacles: tuple[Incompatibility, ...]
 
 
 class _Reading(Journal):
@@ -90,7 +90,7 @@ async def check_threads(
     settings: Settings | None = None,
     store: BaseStore | None = None,
     state_schema: type[Any] = AgentState,
-) -> Takeover:
+) -> CompatibilityReport:
     """Say which waiting and unfinished threads this code could not go on with.
 
     Nothing is run, and nothing is written.
@@ -103,20 +103,20 @@ async def check_threads(
         state_schema: As for ``build_graph``.
 
     >>> import asyncio
-    >>> from framework.stores import open_saver
+    >>> from capgraph.stores import open_saver
     >>> async def main():
     ...     async with open_saver("sqlite://:memory:") as saver:
     ...         return await check_threads(saver, Registry())
     >>> asyncio.run(main())
-    Takeover(threads=0, obstacles=())
+    CompatibilityReport(threads=0, obstacles=())
     """
     if settings is None:
-        from configs.settings import Settings
+        from capgraph.configs.settings import Settings
 
         settings = Settings()
     registry, schema = as_registry(registry), StateSchema.of(state_schema)
     know_channels(saver, {name: key.reducer for name, key in schema.keys.items()})
-    found: list[Obstacle] = []
+    found: list[Incompatibility] = []
     count = 0
     async for thread in each_thread_id(saver):
         try:
@@ -128,13 +128,13 @@ async def check_threads(
             found += [obstacle async for obstacle in taken.approvals()]
         except PersistenceError as exc:
             count += 1
-            found.append(Obstacle(thread, "state", exc.message, exc.fix or ""))
+            found.append(Incompatibility(thread, "state", exc.message, exc.fix or ""))
     for rule in await list_rules(store, expired=False) if store is not None else ():
         if rule.capability not in registry.capabilities:
             told = f"The standing rule {rule.id!r} is about {rule.capability!r}, which is gone."
             fix = f"Take it back: capgraph approvals revoke {rule.id}."
-            found.append(Obstacle(rule.thread_id or "", "rule", told, fix))
-    return Takeover(count, tuple(found))
+            found.append(Incompatibility(rule.thread_id or "", "rule", told, fix))
+    return CompatibilityReport(count, tuple(found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class _Thread:
         view = TurnView(plain_values(await whole(saver, at)), thread_id=thread)
         return cls(view, registry, settings, saver, at.checkpoint["v"], asked)
 
-    def state(self, schema: StateSchema) -> Iterator[Obstacle]:
+    def state(self, schema: StateSchema) -> Iterator[Incompatibility]:
         """Find what of the state this code cannot read."""
         fix = "Finish or prune the thread with the code that wrote it, before this one goes out."
         newer = [q.get("version", 0) for q in self.asked if isinstance(q, Mapping)]
@@ -181,7 +181,7 @@ class _Thread:
                 except ValidationError as exc:
                     yield self._told("state", exc.message, fix)
 
-    def contexts(self) -> Iterator[Obstacle]:
+    def contexts(self) -> Iterator[Incompatibility]:
         """Find stored data that does not fit its type any more."""
         for kind, entries in self.view.contexts.items():
             for key, data in entries.items():
@@ -190,7 +190,7 @@ class _Thread:
                 except ValidationError as exc:
                     yield self._told("context", exc.message, "Give new fields of a type defaults.")
 
-    def plan(self) -> Iterator[Obstacle]:
+    def plan(self) -> Iterator[Incompatibility]:
         """Find what the rest of the plan asks for in vain."""
         accepted = self.view.state.get("planning_accepted")
         if accepted and accepted != plan_digest(self.view.plan):
@@ -210,7 +210,7 @@ class _Thread:
             where = f"step {problem.context_key!r}, {problem.field} {problem.value!r:.200}"
             yield self._told("plan", f"{where}: {problem.cause}.", problem.remedy)
 
-    async def approvals(self) -> AsyncIterator[Obstacle]:
+    async def approvals(self) -> AsyncIterator[Incompatibility]:
         """Find agreements, given or asked for, to what this code would not run."""
         ledger = EffectLedger(_Reading(self.saver, self.view.thread_id), self.view)
         now = time.time()
@@ -251,5 +251,5 @@ class _Thread:
     def _over(self) -> set[str]:
         return self.view.done | self.view.skipped
 
-    def _told(self, part: str, text: str, fix: str) -> Obstacle:
-        return Obstacle(self.view.thread_id or "", part, text, fix)
+    def _told(self, part: str, text: str, fix: str) -> Incompatibility:
+        return Incompatibility(self.view.thread_id or "", part, text, fix)

@@ -2,74 +2,147 @@
 
 from typing import TYPE_CHECKING
 
-from configs.lazy import contents
+from capgraph.configs.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from framework.base.approval_policy import ApprovalPolicy as ApprovalPolicy
-    from framework.base.ports import PermissionMode as PermissionMode
-    from framework.governance.budget import Budget as Budget
-    from framework.governance.budget import BudgetExceededError as BudgetExceededError
-    from framework.governance.budget import Reservation as Reservation
-    from framework.governance.cedar import CedarPermissions as CedarPermissions
-    from framework.governance.estimate import PlanEstimate as PlanEstimate
-    from framework.governance.flow import InformationFlow as InformationFlow
-    from framework.governance.kill_switch import clear_stop as clear_stop
-    from framework.governance.kill_switch import list_stops as list_stops
-    from framework.governance.kill_switch import stop as stop
-    from framework.governance.permissions import PermissionDeniedError as PermissionDeniedError
-    from framework.governance.permissions import PermissionEnforcer as PermissionEnforcer
-    from framework.governance.permissions import PermissionOutcome as PermissionOutcome
-    from framework.governance.permissions import PermissionPolicy as PermissionPolicy
-    from framework.governance.permissions import Permissions as Permissions
-    from framework.governance.permissions import RolePermissionConfig as RolePermissionConfig
-    from framework.governance.pilot import PilotRuntimeProfile as PilotRuntimeProfile
-    from framework.governance.pilot import build_pilot_profile as build_pilot_profile
-    from framework.governance.policies import AgentFailed as AgentFailed
-    from framework.governance.policies import AllAgentsComplete as AllAgentsComplete
-    from framework.governance.policies import And as And
-    from framework.governance.policies import CostExceeded as CostExceeded
-    from framework.governance.policies import GateBelow as GateBelow
-    from framework.governance.policies import Or as Or
-    from framework.governance.policies import PhaseCompleted as PhaseCompleted
-    from framework.governance.policies import PhaseContext as PhaseContext
-    from framework.governance.policies import PolicyAction as PolicyAction
-    from framework.governance.policies import PolicyActionData as PolicyActionData
-    from framework.governance.policies import PolicyCondition as PolicyCondition
-    from framework.governance.policies import PolicyEngine as PolicyEngine
-    from framework.governance.policies import PolicyRule as PolicyRule
-    from framework.governance.policies import QualityAt as QualityAt
-    from framework.governance.policies import RetryExhausted as RetryExhausted
-    from framework.governance.policies import TimedOut as TimedOut
-    from framework.governance.quality import QualityGate as QualityGate
-    from framework.governance.quality import QualityGateError as QualityGateError
-    from framework.governance.quality import QualityGateOutcome as QualityGateOutcome
-    from framework.governance.quality import QualityLevel as QualityLevel
-    from framework.governance.recovery import EscalationPolicy as EscalationPolicy
-    from framework.governance.recovery import FailureScenario as FailureScenario
-    from framework.governance.recovery import RecoveryContext as RecoveryContext
-    from framework.governance.recovery import RecoveryEvent as RecoveryEvent
-    from framework.governance.recovery import RecoveryRecipe as RecoveryRecipe
-    from framework.governance.recovery import RecoveryResult as RecoveryResult
-    from framework.governance.recovery import RecoveryScenario as RecoveryScenario
-    from framework.governance.recovery import RecoveryStep as RecoveryStep
-    from framework.governance.recovery import aattempt_recovery as aattempt_recovery
-    from framework.governance.recovery import attempt_recovery as attempt_recovery
-    from framework.governance.recovery import classify_exception as classify_exception
-    from framework.governance.recovery import next_provider as next_provider
-    from framework.governance.recovery import recipe_for as recipe_for
-    from framework.governance.recovery import smaller_context_budget as smaller_context_budget
-    from framework.governance.usage_limits import GovernanceBreachError as GovernanceBreachError
-    from framework.governance.usage_limits import GovernancePlane as GovernancePlane
-    from framework.governance.usage_limits import GovernanceState as GovernanceState
-    from framework.governance.usage_limits import LimitOutcome as LimitOutcome
-    from framework.governance.usage_limits import MaxBudgetLimit as MaxBudgetLimit
-    from framework.governance.usage_limits import (
+    from capgraph.base.approval_policy import ApprovalPolicy as ApprovalPolicy
+    from capgraph.base.ports import PermissionMode as PermissionMode
+    from capgraph.governance.budget import Budget as Budget
+    from capgraph.governance.budget import BudgetExceededError as BudgetExceededError
+    from capgraph.governance.budget import Reservation as Reservation
+    from capgraph.governance.cedar import CedarPermissions as CedarPermissions
+    from capgraph.governance.estimate import PlanEstimate as PlanEstimate
+    from capgraph.governance.flow import InformationFlow as InformationFlow
+    from capgraph.governance.kill_switch import clear_stop as clear_stop
+    from capgraph.governance.kill_switch import list_stops as list_stops
+    from capgraph.governance.kill_switch import stop as stop
+    from capgraph.governance.permissions import PermissionDeniedError as PermissionDeniedError
+    from capgraph.governance.permissions import PermissionEnforcer as PermissionEnforcer
+    from capgraph.governance.permissions import PermissionOutcome as PermissionOutcome
+    from capgraph.governance.permissions import PermissionPolicy as PermissionPolicy
+    from capgraph.governance.permissions import Permissions as Permissions
+    from capgraph.governance.permissions import RolePermissionConfig as RolePermissionConfig
+    from capgraph.governance.pilot import PilotRuntimeProfile as PilotRuntimeProfile
+    from capgraph.governance.pilot import build_pilot_profile as build_pilot_profile
+    from capgraph.governance.policies import AgentFailed as AgentFailed
+    from capgraph.governance.policies import AllAgentsComplete as AllAgentsComplete
+    from capgraph.governance.policies import And as And
+    from capgraph.governance.policies import CostExceeded as CostExceeded
+    from capgraph.governance.policies import GateBelow as GateBelow
+    from capgraph.governance.policies import Or as Or
+    from capgraph.governance.policies import PhaseCompleted as PhaseCompleted
+    from capgraph.governance.policies import PhaseContext as PhaseContext
+    from capgraph.governance.policies import PolicyAction as PolicyAction
+    from capgraph.governance.policies import PolicyActionData as PolicyActionData
+    from capgraph.governance.policies import PolicyCondition as PolicyCondition
+    from capgraph.governance.policies import PolicyEngine as PolicyEngine
+    from capgraph.governance.policies import PolicyRule as PolicyRule
+    from capgraph.governance.policies import QualityAt as QualityAt
+    from capgraph.governance.policies import RetryExhausted as RetryExhausted
+    from capgraph.governance.policies import TimedOut as TimedOut
+    from capgraph.governance.quality import QualityGate as QualityGate
+    from capgraph.governance.quality import QualityGateError as QualityGateError
+    from capgraph.governance.quality import QualityGateOutcome as QualityGateOutcome
+    from capgraph.governance.quality import QualityLevel as QualityLevel
+    from capgraph.governance.recovery import EscalationPolicy as EscalationPolicy
+    from capgraph.governance.recovery import FailureScenario as FailureScenario
+    from capgraph.governance.recovery import RecoveryContext as RecoveryContext
+    from capgraph.governance.recovery import RecoveryEvent as RecoveryEvent
+    from capgraph.governance.recovery import RecoveryRecipe as RecoveryRecipe
+    from capgraph.governance.recovery import RecoveryResult as RecoveryResult
+    from capgraph.governance.recovery import RecoveryScenario as RecoveryScenario
+    from capgraph.governance.recovery import RecoveryStep as RecoveryStep
+    from capgraph.governance.recovery import aattempt_recovery as aattempt_recovery
+    from capgraph.governance.recovery import attempt_recovery as attempt_recovery
+    from capgraph.governance.recovery import classify_exception as classify_exception
+    from capgraph.governance.recovery import next_provider as next_provider
+    from capgraph.governance.recovery import recipe_for as recipe_for
+    from capgraph.governance.recovery import smaller_context_budget as smaller_context_budget
+    from capgraph.governance.usage_limits import GovernanceBreachError as GovernanceBreachError
+    from capgraph.governance.usage_limits import GovernancePlane as GovernancePlane
+    from capgraph.governance.usage_limits import GovernanceState as GovernanceState
+    from capgraph.governance.usage_limits import LimitOutcome as LimitOutcome
+    from capgraph.governance.usage_limits import MaxBudgetLimit as MaxBudgetLimit
+    from capgraph.governance.usage_limits import (
         MaxConsecutiveFailuresLimit as MaxConsecutiveFailuresLimit,
     )
-    from framework.governance.usage_limits import MaxIterationsLimit as MaxIterationsLimit
-    from framework.governance.usage_limits import MaxToolCallsLimit as MaxToolCallsLimit
-    from framework.governance.usage_limits import UsageLimitExceededError as UsageLimitExceededError
-    from framework.governance.usage_limits import UsageLimits as UsageLimits
-    from framework.pipeline.retry_policy import backoff_delay as backoff_delay
+    from capgraph.governance.usage_limits import MaxIterationsLimit as MaxIterationsLimit
+    from capgraph.governance.usage_limits import MaxToolCallsLimit as MaxToolCallsLimit
+    from capgraph.governance.usage_limits import UsageLimitExceededError as UsageLimitExceededError
+    from capgraph.governance.usage_limits import UsageLimits as UsageLimits
+    from capgraph.pipeline.retry_policy import backoff_delay as backoff_delay
 
-__getattr__, __dir__ = contents(__name__)
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "capgraph.base.approval_policy": ("ApprovalPolicy",),
+        "capgraph.base.ports": ("PermissionMode",),
+        "capgraph.governance.budget": ("Budget", "BudgetExceededError", "Reservation"),
+        "capgraph.governance.cedar": ("CedarPermissions",),
+        "capgraph.governance.estimate": ("PlanEstimate",),
+        "capgraph.governance.flow": ("InformationFlow",),
+        "capgraph.governance.kill_switch": ("clear_stop", "list_stops", "stop"),
+        "capgraph.governance.permissions": (
+            "PermissionDeniedError",
+            "PermissionEnforcer",
+            "PermissionOutcome",
+            "PermissionPolicy",
+            "Permissions",
+            "RolePermissionConfig",
+        ),
+        "capgraph.governance.pilot": ("PilotRuntimeProfile", "build_pilot_profile"),
+        "capgraph.governance.policies": (
+            "AgentFailed",
+            "AllAgentsComplete",
+            "And",
+            "CostExceeded",
+            "GateBelow",
+            "Or",
+            "PhaseCompleted",
+            "PhaseContext",
+            "PolicyAction",
+            "PolicyActionData",
+            "PolicyCondition",
+            "PolicyEngine",
+            "PolicyRule",
+            "QualityAt",
+            "RetryExhausted",
+            "TimedOut",
+        ),
+        "capgraph.governance.quality": (
+            "QualityGate",
+            "QualityGateError",
+            "QualityGateOutcome",
+            "QualityLevel",
+        ),
+        "capgraph.governance.recovery": (
+            "EscalationPolicy",
+            "FailureScenario",
+            "RecoveryContext",
+            "RecoveryEvent",
+            "RecoveryRecipe",
+            "RecoveryResult",
+            "RecoveryScenario",
+            "RecoveryStep",
+            "aattempt_recovery",
+            "attempt_recovery",
+            "classify_exception",
+            "next_provider",
+            "recipe_for",
+            "smaller_context_budget",
+        ),
+        "capgraph.governance.usage_limits": (
+            "GovernanceBreachError",
+            "GovernancePlane",
+            "GovernanceState",
+            "LimitOutcome",
+            "MaxBudgetLimit",
+            "MaxConsecutiveFailuresLimit",
+            "MaxIterationsLimit",
+            "MaxToolCallsLimit",
+            "UsageLimitExceededError",
+            "UsageLimits",
+        ),
+        "capgraph.pipeline.retry_policy": ("backoff_delay",),
+    },
+)

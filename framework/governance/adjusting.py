@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from langchain_core.messages import BaseMessage, SystemMessage
 
-from framework.base.ports import Attempt, CallNext
-from framework.governance.recovery import smaller_context_budget
-from framework.telemetry.metered import current_budget
+from capgraph.base.ports import Attempt, CallNext
+from capgraph.governance.recovery import smaller_context_budget
+from capgraph.telemetry.metered import current_budget
 
 
 class AdjustedCalls:
@@ -25,20 +25,20 @@ class AdjustedCalls:
 
     stage = "call"
     order = 0
-    stands_around: ClassVar[tuple[str, ...]] = ("model",)
+    applies_to: ClassVar[tuple[str, ...]] = ("model",)
 
     def __init__(self, models: Sequence[Any] = ()) -> None:
-        from framework.models.roles import chat_models  # not before there is a model
+        from capgraph.models.roles import chat_models  # not before there is a model
 
         self.models = [chat_models(model)["answer"] for model in models]
 
-    async def around(self, attempt: Attempt, call_next: CallNext) -> Any:
+    async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
         """Change what is sent as the turn's policies want it."""
         turn = current_budget()
         inputs = dict(attempt.inputs)
         if turn is not None and turn.model_switches and self.models:
             model = self.models[min(turn.model_switches, len(self.models)) - 1]
-            from framework.models.roles import unstreamed
+            from capgraph.models.roles import unstreamed
 
             inputs["model"] = unstreamed(model, attempt.capability)
         if turn is not None and turn.context_cuts:

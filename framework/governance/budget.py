@@ -17,14 +17,14 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar, get_args
 
-from framework.base.awaiting import to_its_end
-from framework.base.clock import Clock, as_clock, running_clock
-from framework.base.errors import LimitError, ValidationError
-from framework.base.numbers import check_number
-from framework.governance.counters import FAILURES, METRICS, Change, Place, Refusal
-from framework.stores.cells import FOREVER, Cells, MemoryCells, open_cells
-from framework.stores.leases import Holder, Leases
-from framework.telemetry.usage import ModelPricing
+from capgraph.base.awaiting import to_its_end
+from capgraph.base.clock import Clock, as_clock, running_clock
+from capgraph.base.errors import LimitError, ValidationError
+from capgraph.base.numbers import check_number
+from capgraph.governance.counters import FAILURES, METRICS, Change, Place, Refusal
+from capgraph.stores.cells import FOREVER, Cells, MemoryCells, open_cells
+from capgraph.stores.leases import Holder, Leases
+from capgraph.telemetry.usage import ModelPricing
 
 Per = Literal["step", "turn", "thread", "user", "tenant"]
 Window = Literal["hour", "day", "month"]

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from configs.latest import Latest
-from configs.logger import get_logger
-from framework.base.plan import PlannedStep
-from framework.base.ports import Caller, PermissionMode, Verdict, View
-from framework.base.spec import CapabilitySpec
-from framework.governance.permissions import (
+from capgraph.base.plan import PlannedStep
+from capgraph.base.ports import Caller, PermissionMode, TurnSnapshot, Verdict
+from capgraph.base.spec import CapabilitySpec
+from capgraph.configs.latest import Latest
+from capgraph.configs.logger import get_logger
+from capgraph.governance.permissions import (
     PermissionDeniedError,
     PermissionOutcome,
     Permissions,
 )
-from framework.planning.recipes import work_of
-from framework.registry import Registry
+from capgraph.planning.recipes import work_of
+from capgraph.registry import Registry
 
 _KEPT = 64
 """How many cuts of the registry are kept, one for each set of capabilities that somebody may use."""
@@ -76,7 +76,7 @@ class CallerPermissions:
         self._cuts[denied] = found  # the last one used is the last to go
         return found
 
-    def check_plan(self, plan: Any, view: View) -> None:
+    def check_plan(self, plan: Any, view: TurnSnapshot) -> None:
         """Refuse a plan with a step that its caller may not use; what is done stays done.
 
         Raises:
@@ -99,7 +99,7 @@ class CallerPermissions:
                 PermissionOutcome(False, reasons, first.active_mode, first.required_mode)
             )
 
-    async def decide(self, step: PlannedStep, view: View) -> Verdict:
+    async def decide(self, step: PlannedStep, view: TurnSnapshot) -> Verdict:
         """Allow a step to whoever calls now.
 
         Raises:

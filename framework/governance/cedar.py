@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from framework.base.errors import ConfigurationError, require_extra
-from framework.base.ports import PermissionMode
-from framework.governance.permissions import PermissionOutcome
+from capgraph.base.errors import ConfigurationError, require_extra
+from capgraph.base.ports import PermissionMode
+from capgraph.governance.permissions import PermissionOutcome
 
 
 class CedarPermissions:
@@ -69,7 +69,7 @@ class CedarPermissions:
         user_id: str | None = None,
         required: PermissionMode = PermissionMode.READ_ONLY,
     ) -> PermissionOutcome:
-        """Decide about one capability; see :class:`~framework.governance.Permissions`."""
+        """Decide about one capability; see :class:`~capgraph.governance.Permissions`."""
         if not role:
             return PermissionOutcome(False, f"the caller of {name!r} has no role")
         groups = [_uid("Role", role), *([_uid("Tenant", tenant)] if tenant else [])]

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from framework.base.errors import ConfigurationError
-from framework.governance.cedar import CedarPermissions
-from framework.governance.permissions import (
+from capgraph.base.errors import ConfigurationError
+from capgraph.governance.cedar import CedarPermissions
+from capgraph.governance.permissions import (
     PermissionPolicy,
     Permissions,
     RolePermissionConfig,
     same_name,
 )
-from framework.registry import Registry
+from capgraph.registry import Registry
 
 if TYPE_CHECKING:
-    from configs.settings import PermissionSettings
+    from capgraph.configs.settings import PermissionSettings
 
 
 def permissions_from(declared: PermissionSettings | None, registry: Registry) -> Permissions | None:

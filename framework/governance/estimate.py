@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from framework.base.spec import CapabilitySpec
+from capgraph.base.spec import CapabilitySpec
 
 
 class PlanEstimate(NamedTuple):

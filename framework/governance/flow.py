@@ -13,17 +13,17 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
-from framework.base.context import CapabilityContext
-from framework.base.errors import ConfigurationError
-from framework.base.plan import ExecutionPlan, PlannedStep, plan_key
-from framework.base.ports import StepRecord, Verdict
-from framework.base.spec import CapabilitySpec
-from framework.base.value_context import item_types
-from framework.planning import CLOSING, PlanVersion, carry_over, fingerprints
-from framework.planning.references import FROM, Keys, reads_of, takes_signal
-from framework.planning.waits import event_of
-from framework.registry import Registry
-from framework.state import TurnView
+from capgraph.base.context import CapabilityContext
+from capgraph.base.errors import ConfigurationError
+from capgraph.base.plan import ExecutionPlan, PlannedStep, plan_key
+from capgraph.base.ports import StepRecord, Verdict
+from capgraph.base.spec import CapabilitySpec
+from capgraph.base.value_context import item_types
+from capgraph.planning import CLOSING, PlanVersion, carry_over, fingerprints
+from capgraph.planning.references import FROM, Keys, reads_of, takes_signal
+from capgraph.planning.waits import event_of
+from capgraph.registry import Registry
+from capgraph.state import TurnView
 
 Labels = Mapping[str, str]
 """Label to where it comes from, in words."""
@@ -39,7 +39,7 @@ class InformationFlow:
     """Stops labelled data before it goes where its label forbids.
 
     ``untrusted`` data does not reach the parameters or inputs of a capability with an effect, and
-    ``secret`` data does not reach one with ``outside = True``; a label of one's own travels, and
+    ``secret`` data does not reach one with ``sends_externally = True``; a label of one's own travels, and
     stops where ``labels`` says. A person takes a label off by agreeing to the very step, a
     capability by declaring ``removes_labels``: it checks what it is given. A graph has the
     check as soon as anything that is registered declares a label.
@@ -117,7 +117,7 @@ class InformationFlow:
 
     # --- just before a step, and after it -------------------------------------------------
 
-    def reaching(
+    def labels_for_step(
         self, spec: CapabilitySpec, step: PlannedStep, view: TurnView, *, words: bool = True
     ) -> Labels:
         """Return the labels of what a step is given.
@@ -137,7 +137,7 @@ class InformationFlow:
         said = history[-1].get("labels") or {} if words and history else {}
         return self._reaching(planned, spec, {}, view, said.get(key, {}))
 
-    def judge(self, spec: CapabilitySpec, step: PlannedStep, labels: Labels) -> Verdict:
+    def check(self, spec: CapabilitySpec, step: PlannedStep, labels: Labels) -> Verdict:
         """Say whether data with some labels may reach a step."""
         return self._said(self._problems(step, spec, labels))
 
@@ -205,7 +205,7 @@ class InformationFlow:
         for step in view.steps:
             if step["capability"] == capability and step["context_key"] in view.done:
                 spec = self._registry.capabilities[capability]
-                reaches = self.reaching(spec, step, view)
+                reaches = self.labels_for_step(spec, step, view)
                 own = self._gives(spec, reaches, step["context_key"], spec.provides)[_WORDS]
                 found = {**own, **found}
         return found
@@ -239,7 +239,7 @@ class InformationFlow:
     # --- what is wrong --------------------------------------------------------------------
 
     def _problems(self, step: PlannedStep, spec: CapabilitySpec, reaches: Labels) -> list[str]:
-        here = {"effect": spec.effect != "none", "outside": spec.outside}
+        here = {"effect": spec.effect != "none", "outside": spec.sends_externally}
         told = {
             "effect": f"which acts on the world ({spec.effect})",
             "outside": "through which data leaves",

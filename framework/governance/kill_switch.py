@@ -8,9 +8,9 @@ from typing import Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from framework.base.errors import ConfigurationError
-from framework.stores.open import open_saver
-from framework.stores.stops import Kind, Stop, Stops, stops_of
+from capgraph.base.errors import ConfigurationError
+from capgraph.stores.open import open_saver
+from capgraph.stores.stops import Kind, Stop, Stops, stops_of
 
 Where = BaseCheckpointSaver[Any] | str
 """A saver, or the URL of its database."""

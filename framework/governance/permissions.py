@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from framework.base.errors import ErrorSeverity, PolicyError
-from framework.base.ports import PermissionMode
+from capgraph.base.errors import ErrorSeverity, PolicyError
+from capgraph.base.ports import PermissionMode
 
 ToolT = TypeVar("ToolT")
 _NOT_APPLICABLE = "N/A"

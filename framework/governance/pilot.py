@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from framework.base.ports import PermissionMode
-from framework.behaviors import (
+from capgraph.base.ports import PermissionMode
+from capgraph.behaviors import (
     GuardrailBehavior,
     PatternGuardrail,
     PromptInjectionGuardrail,
 )
-from framework.governance.permissions import (
+from capgraph.governance.permissions import (
     PermissionEnforcer,
     PermissionPolicy,
     RolePermissionConfig,
 )
-from framework.governance.usage_limits import (
+from capgraph.governance.usage_limits import (
     GovernancePlane,
     MaxBudgetLimit,
     MaxConsecutiveFailuresLimit,

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from configs.logger import get_logger
-from framework.base.awaiting import awaited
-from framework.base.numbers import check_number
-from framework.governance.quality import QualityLevel
+from capgraph.base.awaiting import awaited
+from capgraph.base.numbers import check_number
+from capgraph.configs.logger import get_logger
+from capgraph.governance.quality import QualityLevel
 
 Matched = bool | Awaitable[bool]
 

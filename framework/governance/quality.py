@@ -9,10 +9,10 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel
 
-from framework.base.awaiting import awaited
-from framework.base.errors import CapgraphError, ErrorSeverity, PolicyError
-from framework.base.plan import ExecutionPlan
-from framework.base.ports import Seen, Verdict, View
+from capgraph.base.awaiting import awaited
+from capgraph.base.errors import CapgraphError, ErrorSeverity, PolicyError
+from capgraph.base.plan import ExecutionPlan
+from capgraph.base.ports import GateResult, TurnSnapshot, Verdict
 
 Below = Literal["retry", "replan", "ask", "fail"]
 _SEVERITY = {
@@ -127,8 +127,8 @@ class QualityGate:
         """Tell whether an observed level is enough."""
         return self.evaluate(observed).satisfied
 
-    async def examine(self, result: Any, what: str) -> Seen:
-        """Let a result pass; see :class:`framework.base.ports.Gate`.
+    async def evaluate_result(self, result: Any, what: str) -> GateResult:
+        """Let a result pass; see :class:`capgraph.base.ports.ResultGate`.
 
         Raises:
             QualityGateError: It is not good enough, or the check itself failed.
@@ -146,25 +146,25 @@ class QualityGate:
                 f"The check of {what} failed: {type(exc).__name__}: {exc}.", fix="Mend the check."
             ) from exc
         if outcome.satisfied:
-            return Seen(outcome.observed_level)
+            return GateResult(outcome.observed_level)
         seen = outcome.observed_level.label if outcome.observed_level else "nothing"
         told = (
             f"The gate on {what} asks for {self.required_level.label} and observed {seen}{fault}."
         )
         if self.below == "ask":
-            return Seen(outcome.observed_level, told)
+            return GateResult(outcome.observed_level, told)
         raise QualityGateError(
             told, fix="Give a better result, or lower the gate.", severity=_SEVERITY[self.below]
         )
 
-    async def review(self, plan: ExecutionPlan, view: View) -> Verdict:
+    async def review(self, plan: ExecutionPlan, view: TurnSnapshot) -> Verdict:
         """Look at a plan before it is accepted, as a policy does.
 
         Raises:
             QualityGateError: It is not good enough.
         """
         try:
-            seen = await self.examine(plan, "the plan")
+            seen = await self.evaluate_result(plan, "the plan")
         except QualityGateError as exc:
             if exc.severity is ErrorSeverity.RETRIABLE:  # to try a plan again is to plan again
                 exc.severity = ErrorSeverity.REPLANNING

@@ -13,11 +13,11 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Literal
 
-from configs.logger import get_logger
-from framework.base.awaiting import awaited, waited
-from framework.base.classify import Category, category_of, cause_chain
-from framework.base.errors import ModelError
-from framework.base.ports import Failure, now_text
+from capgraph.base.awaiting import awaited, waited
+from capgraph.base.classify import Category, category_of, cause_chain
+from capgraph.base.errors import ModelError
+from capgraph.base.ports import Failure, now_text
+from capgraph.configs.logger import get_logger
 
 _KEPT_EVENTS = 1000
 

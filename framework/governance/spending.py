@@ -22,29 +22,29 @@ from uuid import UUID
 
 from langgraph.errors import GraphBubbleUp
 
-from configs.scoped import scoped
-from framework.base.clock import Clock
-from framework.base.errors import ConfigurationError
-from framework.base.ports import Attempt, Caller, CallNext, Question, Rows
-from framework.base.spec import CapabilitySpec
-from framework.governance.budget import (
+from capgraph.base.clock import Clock
+from capgraph.base.errors import ConfigurationError
+from capgraph.base.ports import Attempt, Caller, CallNext, Question, SqlExecutor
+from capgraph.base.spec import CapabilitySpec
+from capgraph.configs.scoped import scoped
+from capgraph.governance.budget import (
     Budget,
     BudgetExceededError,
     Part,
     Reservation,
     amounts,
 )
-from framework.governance.counters import METRICS, Place
-from framework.governance.estimate import estimate_plan
-from framework.pipeline.job import CURRENT, STOPPED, current_job
-from framework.pipeline.run_config import current_payer, current_runtime
-from framework.state import TurnView
-from framework.stores.cells import cells_of
-from framework.stores.leases import Leases
-from framework.telemetry.accounts import ModelCall, paying, running_accounts
-from framework.telemetry.sinks import current_ids
-from framework.telemetry.usage import ModelPricing, PriceTable, UsageSnapshot
-from framework.telemetry.usage_book import UsageBook, usage_of_capabilities
+from capgraph.governance.counters import METRICS, Place
+from capgraph.governance.estimate import estimate_plan
+from capgraph.pipeline.job import CURRENT, STOPPED, current_job
+from capgraph.pipeline.run_config import current_payer, current_runtime
+from capgraph.state import TurnView
+from capgraph.stores.cells import cells_of
+from capgraph.stores.leases import Leases
+from capgraph.telemetry.accounts import ModelCall, paying, running_accounts
+from capgraph.telemetry.sinks import current_ids
+from capgraph.telemetry.usage import ModelPricing, PriceTable, UsageSnapshot
+from capgraph.telemetry.usage_book import UsageBook, usage_of_capabilities
 
 _HELD: ContextVar[Mapping[int, tuple[Reservation, ...]]] = ContextVar(
     "capgraph_reserved", default=MappingProxyType({})
@@ -91,7 +91,7 @@ class Purse:
     def spending(
         self,
         view: TurnView,
-        rows: Rows | None,
+        rows: SqlExecutor | None,
         *,
         kept: bool = True,
         leases: Leases | None = None,
@@ -184,7 +184,7 @@ class Spending:
         budgets: Sequence[Budget],
         prices: PriceTable,
         view: TurnView,
-        rows: Rows | None,
+        rows: SqlExecutor | None,
         book: UsageBook,
         *,
         visit: str,
@@ -492,10 +492,10 @@ async def _drawn(
 class BudgetStage:
     """Reserves for each try of a step, outside of the slots, and settles when it ended."""
 
-    stage = "reserve"
+    stage = "acquire"
     order = 10
 
-    async def around(self, attempt: Attempt, call_next: CallNext) -> Any:
+    async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
         """Reserve, run, and settle by what the try used.
 
         Raises:

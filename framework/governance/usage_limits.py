@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from framework.base.errors import LimitError, ValidationError
-from framework.base.numbers import check_number
-from framework.telemetry.usage import UsageTracker
+from capgraph.base.errors import LimitError, ValidationError
+from capgraph.base.numbers import check_number
+from capgraph.telemetry.usage import UsageTracker
 
 
 class UsageLimitExceededError(LimitError):
@@ -54,7 +54,7 @@ class UsageLimits:
     Raises:
         ValidationError: A limit is negative or no number.
 
-    >>> from framework.telemetry import UsageSnapshot, UsageTracker
+    >>> from capgraph.telemetry import UsageSnapshot, UsageTracker
     >>> tracker = UsageTracker()
     >>> tracker.record_turn("m", UsageSnapshot(input_tokens=5))
     >>> UsageLimits(total_tokens_max=5).check(tracker)

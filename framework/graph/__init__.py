@@ -2,12 +2,19 @@
 
 from typing import TYPE_CHECKING
 
-from configs.lazy import contents
-from framework.graph.build import build_graph as build_graph
-from framework.graph.open import open_graph as open_graph
+from capgraph.configs.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from framework.graph.signals import signal as signal
-    from framework.graph.signals import wake as wake
+    from capgraph.graph.build import build_graph as build_graph
+    from capgraph.graph.open import open_graph as open_graph
+    from capgraph.graph.signals import signal as signal
+    from capgraph.graph.signals import wake as wake
 
-__getattr__, __dir__ = contents(__name__)
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "capgraph.graph.build": ("build_graph",),
+        "capgraph.graph.open": ("open_graph",),
+        "capgraph.graph.signals": ("signal", "wake"),
+    },
+)

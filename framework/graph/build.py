@@ -15,27 +15,27 @@ from langgraph.types import Checkpointer, Command
 from langgraph.typing import ContextT
 from typing_extensions import TypedDict, Unpack
 
-from configs.logger import get_logger
-from framework.base.checked import checked
-from framework.base.errors import ConfigurationError, InfrastructureError
-from framework.engine.bind import as_registry, bind
-from framework.engine.default_strategies import ChainPlanner
-from framework.engine.ready_queue import run_step_task
-from framework.engine.services import OperatorOptions, Services
-from framework.graph.compiled import AgentGraph, AnswerT, agent_graph
-from framework.graph.validate import validate, warnings_of
-from framework.langgraph_compat import STRICT_RESUME, prepare_task
-from framework.pipeline.failures import raise_failure, refusal
-from framework.prompts.provider import use_prompts
-from framework.registry import Registry
-from framework.state import AgentState, StateSchema
-from framework.telemetry.accounts import CASHIER
-from framework.telemetry.metered import METER
+from capgraph.base.checked import checked
+from capgraph.base.errors import ConfigurationError, InfrastructureError
+from capgraph.configs.logger import get_logger
+from capgraph.engine.bind import as_registry, bind
+from capgraph.engine.default_strategies import ChainPlanner
+from capgraph.engine.ready_queue import run_step_task
+from capgraph.engine.services import OperatorOptions, Services
+from capgraph.graph.compiled import AgentGraph, AnswerT, agent_graph
+from capgraph.graph.validate import validate, warnings_of
+from capgraph.langgraph_compat import STRICT_RESUME, prepare_task
+from capgraph.pipeline.failures import raise_failure, refusal
+from capgraph.prompts.provider import use_prompts
+from capgraph.registry import Registry
+from capgraph.state import AgentState, StateSchema
+from capgraph.telemetry.accounts import CASHIER
+from capgraph.telemetry.metered import METER
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
 
-    from configs.settings import Settings
+    from capgraph.configs.settings import Settings
 
 _CHAIN = ("task_extraction", "classifier", "orchestrator")
 _CLOSING = ("respond", "clarify", "error")
@@ -70,7 +70,7 @@ def build_graph(
         context_schema: Type of what a caller hands over as ``context=``.
         answer_type: A pydantic model that the answer has to be: plain data in
             ``execution_answer``, an instance by ``graph.answer_of(out)``. Needs a chat model.
-        **options: See :class:`~framework.engine.services.OperatorOptions`: ``behaviors``,
+        **options: See :class:`~capgraph.engine.services.OperatorOptions`: ``behaviors``,
             ``policies``, ``permissions``, ``budget``, ``prices``, ``sinks``, ``audit``,
             ``capacity``, ``state_schema``, ``system_prompt``,
             ``embeddings``, ``clock``, ``selector``, ``extractor``, ``planner``, ``answerer``.
@@ -84,7 +84,7 @@ def build_graph(
         MissingExtraError: A model's package is not installed.
 
     >>> import asyncio
-    >>> from framework import build_graph
+    >>> from capgraph import build_graph
     >>> graph = build_graph([])
     >>> out = asyncio.run(graph.ainvoke({"messages": [("user", "Sing a song")]}))
     >>> out["messages"][-1].content.splitlines()[0]

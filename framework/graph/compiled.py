@@ -15,17 +15,17 @@ from langgraph.typing import ContextT
 from pydantic import BaseModel
 from typing_extensions import TypeVar
 
-from configs.streaming import is_heard
-from framework.base.errors import ConfigurationError, ValidationError
-from framework.base.ports import Sink
-from framework.engine.entry import addressed, admitted, need_thread
-from framework.engine.run_scope import end_run, run_scope
-from framework.engine.services import Services
-from framework.engine.sync_graph import SyncGraph, graph_of
-from framework.engine.thread_lease import hold, run_alone
-from framework.langgraph_compat import is_task, last_writer, merged_config, saver_of
-from framework.stores.history import know_channels
-from framework.stores.leases import leases_of
+from capgraph.base.errors import ConfigurationError, ValidationError
+from capgraph.base.ports import Sink
+from capgraph.configs.streaming import is_heard
+from capgraph.engine.entry import addressed, admitted, need_thread
+from capgraph.engine.run_scope import end_run, run_scope
+from capgraph.engine.services import Services
+from capgraph.engine.sync_graph import SyncGraph, graph_of
+from capgraph.engine.thread_lease import hold, run_alone
+from capgraph.langgraph_compat import is_task, last_writer, merged_config, saver_of
+from capgraph.stores.history import know_channels
+from capgraph.stores.leases import leases_of
 
 _END = object()
 
@@ -78,7 +78,7 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
         Args:
             sink: An object with ``emit(event)``, as for ``build_graph(sinks=…)``.
             events: The kinds that it wants, as ``event_type`` or as classes of
-                ``framework.telemetry``; all of them when not given.
+                ``capgraph.telemetry``; all of them when not given.
 
         Returns:
             A function that takes the sink away again.
@@ -86,8 +86,8 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
         Raises:
             ConfigurationError: The sink has no ``emit``, or the graph no services.
 
-        >>> from framework import build_graph
-        >>> from framework.telemetry import RingBufferSink
+        >>> from capgraph import build_graph
+        >>> from capgraph.telemetry import RingBufferSink
         >>> graph, sink = build_graph([]), RingBufferSink()
         >>> unsubscribe = graph.subscribe(sink, events=["turn_finished"])
         >>> _ = graph.invoke({"messages": [("user", "Sing")]})
@@ -107,7 +107,7 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
         The offline choice is fitted, and libraries that capabilities name are imported.
 
         >>> import asyncio
-        >>> from framework import build_graph
+        >>> from capgraph import build_graph
         >>> asyncio.run(build_graph([]).warm_up())
         """
         if self.services is not None:
@@ -212,7 +212,7 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
             update = update._replace(as_node="approval")
         if not isinstance(values, Mapping):
             return update
-        from framework.engine.infrastructure import written_by
+        from capgraph.engine.infrastructure import written_by
 
         keys = self.services.equipment.schema.names
         return update._replace(values=dict(written_by("update_state", values, keys)))

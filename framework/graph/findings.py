@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from configs.errors import CapgraphError, ConfigurationError
+from capgraph.configs.errors import CapgraphError, ConfigurationError
 
 if TYPE_CHECKING:
-    from configs.settings import Settings
-    from framework.registry import Registry
+    from capgraph.configs.settings import Settings
+    from capgraph.registry import Registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +49,13 @@ def findings_of(
         offline: Whether no model plans.
         saved: Whether threads outlive the process.
 
-    >>> from configs.settings import Settings
-    >>> from framework.registry import Registry
+    >>> from capgraph.configs.settings import Settings
+    >>> from capgraph.registry import Registry
     >>> next(findings_of(Registry(), Settings(), offline=False, saved=True)).level
     'warning'
     """
-    from framework.graph.validate import problems_of, warnings_of
-    from framework.models.uncounted import uncounted_calls
+    from capgraph.graph.validate import problems_of, warnings_of
+    from capgraph.models.uncounted import uncounted_calls
 
     names = ", ".join(registry.capabilities)
     if names:
@@ -90,7 +90,7 @@ def _told(level: Literal["warning", "error"], text: str) -> Finding:
 
 
 def _check_queues(registry: Registry, settings: Settings) -> Iterator[Finding]:
-    from framework.graph.validate import queued_warnings
+    from capgraph.graph.validate import queued_warnings
 
     try:
         found = queued_warnings(registry, settings)
@@ -117,12 +117,12 @@ def _check_guides(registry: Registry, name: str) -> Iterator[Finding]:
 
 def _check_declared(settings: Settings, registry: Registry) -> Iterator[Finding]:
     """Make what settings declare around steps, as a graph would."""
-    from framework.engine.bind import answer_gate_of, policies_of
-    from framework.engine.named import named, of_capabilities, of_role
-    from framework.governance.declared import permissions_from
-    from framework.governance.spending import declared_budgets, declared_prices
-    from framework.pipeline.equipment import Equipment
-    from framework.pipeline.runner import StepRunner
+    from capgraph.engine.bind import answer_gate_of, policies_of
+    from capgraph.engine.named import named, of_capabilities, of_role
+    from capgraph.governance.declared import permissions_from
+    from capgraph.governance.spending import declared_budgets, declared_prices
+    from capgraph.pipeline.equipment import Equipment
+    from capgraph.pipeline.runner import StepRunner
 
     def around(**given: Any) -> bool:
         StepRunner(Equipment(registry, settings), **given)  # says whether it can stand there
@@ -155,8 +155,8 @@ def _check_declared(settings: Settings, registry: Registry) -> Iterator[Finding]
 
 def check_settings(settings: Settings, registry: Registry) -> Iterator[Finding]:
     """Find sections that name nothing, and context data that does not fit."""
-    from framework.base import ValidationError
-    from framework.state import load_context
+    from capgraph.base import ValidationError
+    from capgraph.state import load_context
 
     yield from _check_declared(settings, registry)
     for name in settings.capabilities:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from langgraph.typing import ContextT
 
-from framework.graph.build import build_graph
-from framework.graph.compiled import AgentGraph, AnswerT
-from framework.registry import Registry
+from capgraph.graph.build import build_graph
+from capgraph.graph.compiled import AgentGraph, AnswerT
+from capgraph.registry import Registry
 
 if TYPE_CHECKING:
-    from configs.settings import Settings
+    from capgraph.configs.settings import Settings
 
 
 @asynccontextmanager
@@ -55,10 +55,10 @@ async def open_graph(
     >>> asyncio.run(main())
     'Nothing here can do that: Sing'
     """
-    from framework.stores import open_saver, open_store
+    from capgraph.stores import open_saver, open_store
 
     if settings is None:
-        from configs.settings import load_settings
+        from capgraph.configs.settings import load_settings
 
         settings = load_settings()
     chosen = url if url is not None else settings.persistence.url

@@ -11,19 +11,19 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.graph.state import CompiledStateGraph
 
-from framework.base.checked import checked
-from framework.base.errors import (
+from capgraph.base.checked import checked
+from capgraph.base.errors import (
     ConfigurationError,
     PersistenceError,
     PolicyError,
     ThreadBusyError,
     ValidationError,
 )
-from framework.base.ports import Caller
-from framework.langgraph_compat import merged_config, plain_values, saver_of
-from framework.pipeline.run_config import caller_of, configurable_of
-from framework.planning.waits import MAX_KEY, is_event
-from framework.stores.waits import Due, keep_signal, open_waits, waits_of
+from capgraph.base.ports import Caller
+from capgraph.langgraph_compat import merged_config, plain_values, saver_of
+from capgraph.pipeline.run_config import caller_of, configurable_of
+from capgraph.planning.waits import MAX_KEY, is_event
+from capgraph.stores.waits import Due, keep_signal, open_waits, waits_of
 
 _TRIES = 20
 _BETWEEN = 0.1
@@ -65,7 +65,7 @@ async def signal(
         PersistenceError: There is no such thread.
         PolicyError: The sender is of another tenant, or may not use what waits.
 
-    >>> from framework import build_graph, signal
+    >>> from capgraph import build_graph, signal
     >>> from langgraph.checkpoint.memory import InMemorySaver
     >>> async def main():
     ...     graph = build_graph([], checkpointer=InMemorySaver())
@@ -102,7 +102,7 @@ async def wake(graph: CompiledStateGraph[Any, Any, Any, Any], thread: str) -> No
 
     Args:
         graph: A graph of ``build_graph`` with a saver.
-        thread: Id of the thread, such as one that :func:`framework.stores.due` names.
+        thread: Id of the thread, such as one that :func:`capgraph.stores.due` names.
 
     Raises:
         PersistenceError: There is no such thread.

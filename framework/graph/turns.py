@@ -11,22 +11,22 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from configs.logger import get_logger, mask_secrets
-from configs.streaming import taken_by
-from framework.base.context import CapabilityContext
-from framework.base.errors import (
+from capgraph.base.context import CapabilityContext
+from capgraph.base.errors import (
     CapgraphError,
     ConfigurationError,
     InfrastructureError,
     ValidationError,
 )
+from capgraph.configs.logger import get_logger, mask_secrets
+from capgraph.configs.streaming import taken_by
 
 if TYPE_CHECKING:
     from langgraph.graph.state import CompiledStateGraph
     from langgraph.types import Interrupt
 
-    from framework.registry import Registry
-    from framework.state import ContextTypes
+    from capgraph.registry import Registry
+    from capgraph.state import ContextTypes
 
 DRAIN_SECONDS = 20.0
 """How long running steps may go on after SIGTERM before they are cancelled."""
@@ -227,7 +227,7 @@ class Turn:
         end: TurnEnd,
     ) -> None:
         """Take what the thread says of its turn into the end of it."""
-        from framework.planning.waits import is_wait
+        from capgraph.planning.waits import is_wait
 
         asked = [item for item in interrupts if not is_wait(item.value)]
         end.questions = {item.id: item.value for item in asked}
@@ -324,7 +324,7 @@ def files_made(types: ContextTypes, values: Mapping[str, Any]) -> list[str]:
 
 def contexts_of(types: ContextTypes, kind: str, key: str, entry: Any) -> list[CapabilityContext]:
     """Read an entry of the context data; nothing where no type of the agent fits it any more."""
-    from framework.state import load_context
+    from capgraph.state import load_context
 
     found: Any = None
     if kind in types and entry is not None:
@@ -351,12 +351,14 @@ def files_given(registry: Registry, files: Sequence[str]) -> dict[str, Any]:
     """
     types = registry.context_types
     kinds = [
-        kind for kind in registry.given if kind in types and "files" in types[kind].model_fields
+        kind
+        for kind in registry.provided_types
+        if kind in types and "files" in types[kind].model_fields
     ]
     if files and not kinds:
         raise ConfigurationError(
             "There are data files, but no context type of the agent takes files.",
-            fix="Name one that has a field 'files' under 'given', such as DATA_SOURCE, and add"
-            " capabilities.contexts and capabilities.query_data to 'modules'.",
+            fix="Name one that has a field 'files' under 'provided_types', such as DATA_SOURCE, and add"
+            " capgraph.capabilities.contexts and capgraph.capabilities.query_data to 'modules'.",
         )
     return {kind: {"data": {"files": list(files)}} for kind in kinds} if files else {}

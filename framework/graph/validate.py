@@ -5,18 +5,18 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, get_args
 
-from framework.base.capability import BaseCapability
-from framework.base.context import CapabilityContext
-from framework.base.errors import RegistryError
-from framework.base.spec import ROLES
-from framework.pipeline.away import STAYS
-from framework.pipeline.runner import queue_of
-from framework.planning.catalog import gives, wanted
-from framework.planning.parameters import required_parameters
-from framework.registry import Registry
+from capgraph.base.capability import BaseCapability
+from capgraph.base.context import CapabilityContext
+from capgraph.base.errors import RegistryError
+from capgraph.base.spec import ROLES
+from capgraph.pipeline.away import STAYS
+from capgraph.pipeline.runner import queue_of
+from capgraph.planning.catalog import gives, wanted
+from capgraph.planning.parameters import required_parameters
+from capgraph.registry import Registry
 
 if TYPE_CHECKING:
-    from configs.settings import Settings
+    from capgraph.configs.settings import Settings
 
 RESERVED = frozenset({"capabilities", "fatal"})
 _ONLY_WITH_THE_TURN = {
@@ -50,11 +50,11 @@ def problems_of(registry: Registry) -> list[str]:
         problems += [
             f"The capability {name!r} requires {need.type!r}, which nothing provides and the"
             f" caller is not said to give. Fix: register a capability that provides it, or call"
-            f" registry.give({need.type!r})."
+            f" registry.declare_provided({need.type!r})."
             for need in spec.requires
             if need.cardinality != "optional"
             and wanted(need) not in provided
-            and need.type not in registry.given
+            and need.type not in registry.provided_types
         ]
     return problems
 

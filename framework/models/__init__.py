@@ -1,10 +1,20 @@
 """Chat models by role, and the strategies that use them."""
 
-from configs.lazy import contents
-from framework.models.roles import ROLES as ROLES
-from framework.models.roles import RoleModel as RoleModel
-from framework.models.roles import chat_models as chat_models
-from framework.models.roles import role_behaviors as role_behaviors
-from framework.models.strategies import model_strategies as model_strategies
+from typing import TYPE_CHECKING
 
-__getattr__, __dir__ = contents(__name__)
+from capgraph.configs.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from capgraph.models.roles import ROLES as ROLES
+    from capgraph.models.roles import RoleModel as RoleModel
+    from capgraph.models.roles import chat_models as chat_models
+    from capgraph.models.roles import role_behaviors as role_behaviors
+    from capgraph.models.strategies import model_strategies as model_strategies
+
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "capgraph.models.roles": ("ROLES", "RoleModel", "chat_models", "role_behaviors"),
+        "capgraph.models.strategies": ("model_strategies",),
+    },
+)

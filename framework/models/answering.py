@@ -5,12 +5,12 @@ from __future__ import annotations
 from langchain_core.messages import AIMessage
 from pydantic import BaseModel
 
-from framework.models.calls import streamed, structured
-from framework.models.prompt import fields_of, prompt_of, split_last
-from framework.models.roles import RoleModel
-from framework.planning.strategies import AnswerRequest, StepSummary
-from framework.prompts import PromptProvider
-from framework.telemetry import AnswerPart, emit
+from capgraph.models.calls import streamed, structured
+from capgraph.models.prompt import fields_of, prompt_of, split_last
+from capgraph.models.roles import RoleModel
+from capgraph.planning.strategies import AnswerRequest, StepSummary
+from capgraph.prompts import PromptProvider
+from capgraph.telemetry import AnswerPart, emit
 
 
 class ModelAnswerer:

@@ -22,12 +22,11 @@ from langgraph.errors import GraphBubbleUp
 from pydantic import BaseModel
 from pydantic import ValidationError as PydanticValidationError
 
-from configs.logger import clean_text, mask_secrets
-from framework.base import CapgraphError, ErrorSeverity, FatalExecutionError
-from framework.base.classify import classify_exception, diagnose, speaks_for_itself
-from framework.base.clock import running_clock, use_clock
-from framework.base.errors import Malformed
-from framework.base.ports import (
+from capgraph.base import CapgraphError, ErrorSeverity, FatalExecutionError
+from capgraph.base.classify import classify_exception, diagnose, speaks_for_itself
+from capgraph.base.clock import running_clock, use_clock
+from capgraph.base.errors import MalformedAnswerError
+from capgraph.base.ports import (
     STAGES,
     Attempt,
     Behavior,
@@ -37,13 +36,14 @@ from framework.base.ports import (
     RetryRule,
     TimeLimit,
 )
-from framework.base.values import json_in, misfits
-from framework.models.roles import RoleModel
-from framework.pipeline import hooks
-from framework.pipeline.runner import in_order, innermost, is_rule
-from framework.telemetry import AnswerToken, Retry, emit
-from framework.telemetry.audit import note_refusal
-from framework.telemetry.metered import role_tag
+from capgraph.base.values import json_in, misfits
+from capgraph.configs.logger import clean_text, mask_secrets
+from capgraph.models.roles import RoleModel
+from capgraph.pipeline import hooks
+from capgraph.pipeline.runner import in_order, innermost, is_rule
+from capgraph.telemetry import AnswerToken, Retry, emit
+from capgraph.telemetry.audit import note_refusal
+from capgraph.telemetry.metered import role_tag
 
 ResultT = TypeVar("ResultT")
 
@@ -71,7 +71,7 @@ async def call_model(
 ) -> ResultT:
     """Make one call, through what stands around the role's calls.
 
-    The stages are those of a step: from ``observe`` to ``settle`` what is inside gives the answer
+    The stages are those of a step: from ``observe`` to ``finalize`` what is inside gives the answer
     as it was read, below what the model returned. Without a ``RetryBehavior`` nothing here tries
     again: who called classifies the error, and the router decides.
 
@@ -119,9 +119,9 @@ async def call_model(
 
 _OBSERVE, _ABOVE, _SETTLE, _BELOW, _CALL = (
     STAGES[:1],
-    STAGES[1 : STAGES.index("settle")],
-    ("settle",),
-    STAGES[STAGES.index("settle") + 1 : -1],
+    STAGES[1 : STAGES.index("finalize")],
+    ("finalize",),
+    STAGES[STAGES.index("finalize") + 1 : -1],
     STAGES[-1:],
 )
 _Call = Callable[[Attempt], Awaitable[Any]]
@@ -144,7 +144,7 @@ async def _around(middleware: Middleware, inner: _Call, attempt: Attempt) -> Any
     async def call_next(changed: Attempt = attempt) -> Any:
         return await inner(changed)
 
-    return await middleware.around(attempt, call_next)
+    return await middleware.wrap_step(attempt, call_next)
 
 
 async def _hooked(behaviors: Sequence[Behavior], inner: _Call, attempt: Attempt) -> Any:
@@ -209,7 +209,7 @@ async def structured(
         An instance of the class; for a JSON schema plain data that nobody has checked.
 
     Raises:
-        Malformed: The answer is not of that form.
+        MalformedAnswerError: The answer is not of that form.
         ModelError: The call failed or the model refused; the cause is chained.
     """
     form = schema if isinstance(schema, dict) else schema.model_json_schema()
@@ -300,7 +300,7 @@ async def streamed(role: RoleModel, messages: Sequence[BaseMessage]) -> AIMessag
                 raise ConnectionError("The stream ended before the answer did.")
         except BaseException:
             if whole is not None and whole.text:
-                emit(AnswerToken(text="", anew=True))
+                emit(AnswerToken(text="", resets=True))
             raise
         return whole
 
@@ -348,12 +348,12 @@ async def _errors(role: RoleModel) -> AsyncIterator[None]:
         raise role.failed(told, _FIXES.get(diagnose(exc).category)) from exc
 
 
-def _malformed(role: RoleModel, text: str, cause: BaseException | None) -> Malformed:
+def _malformed(role: RoleModel, text: str, cause: BaseException | None) -> MalformedAnswerError:
     told = f"{_shown(text, 200)!r}" if text.strip() else "nothing"
     told = f"The model {role.name!r} ({role.role}) answered {told}, which is not the form asked for"
     if isinstance(cause, PydanticValidationError):
         told += f": {_shown('; '.join(misfits(cause)))}"
-    error = Malformed(
+    error = MalformedAnswerError(
         f"{told}.",
         fix="Use a model that supports structured output.",
         text=text,

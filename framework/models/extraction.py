@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from langchain_core.messages import AnyMessage
 
-from framework.models.calls import structured
-from framework.models.prompt import prompt_of, split_last, transcript
-from framework.models.roles import RoleModel
-from framework.planning.strategies import ExtractedTask, last_request
-from framework.prompts import PromptBuilder
+from capgraph.models.calls import structured
+from capgraph.models.prompt import prompt_of, split_last, transcript
+from capgraph.models.roles import RoleModel
+from capgraph.planning.strategies import ExtractedTask, last_request
+from capgraph.prompts import PromptBuilder
 
 
 @dataclass(eq=False)

@@ -11,21 +11,21 @@ from weakref import WeakKeyDictionary
 
 from langchain_core.messages import BaseMessage
 
-from framework.base import CapabilitySpec, ExecutionPlan
-from framework.base.errors import Malformed
-from framework.base.value_context import ValueContext, value_fields
-from framework.base.values import json_in
-from framework.models.calls import structured
-from framework.models.prompt import fields_of, prompt_of, split_last
-from framework.models.roles import RoleModel
-from framework.models.selection import when_needed
-from framework.planning.recipes import once_each, recipe_of
-from framework.planning.strategies import PlanRequest
-from framework.prompts import PromptBuilder
-from framework.prompts.data import plain_text
-from framework.registry import Candidate, Registry
-from framework.selection import Selection, Selector
-from framework.selection.protocols import NOTHING_EXCLUDED
+from capgraph.base import CapabilitySpec, ExecutionPlan
+from capgraph.base.errors import MalformedAnswerError
+from capgraph.base.value_context import ValueContext, value_fields
+from capgraph.base.values import json_in
+from capgraph.models.calls import structured
+from capgraph.models.prompt import fields_of, prompt_of, split_last
+from capgraph.models.roles import RoleModel
+from capgraph.models.selection import when_needed
+from capgraph.planning.recipes import once_each, recipe_of
+from capgraph.planning.strategies import PlanRequest
+from capgraph.prompts import PromptBuilder
+from capgraph.prompts.data import plain_text
+from capgraph.registry import Candidate, Registry
+from capgraph.selection import Selection, Selector
+from capgraph.selection.protocols import NOTHING_EXCLUDED
 
 _TEXT = {"type": "string"}
 _OBJECT = {"type": "object"}
@@ -185,7 +185,7 @@ class ModelPlanner:
             found = await structured(
                 self.role, PLAN_SCHEMA, self._messages(request), method="function_calling"
             )
-        except Malformed as exc:
+        except MalformedAnswerError as exc:
             return cast("ExecutionPlan", exc.text)
         if isinstance(found, dict) and not found.keys() & {"steps", "answer"}:
             return cast("ExecutionPlan", json.dumps(found, default=str))

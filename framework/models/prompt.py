@@ -8,9 +8,9 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, SystemMessage
 
-from framework.planning.strategies import AnswerRequest, PlanRequest, attached, words_of
-from framework.prompts import PromptBuilder
-from framework.prompts.data import plain_text
+from capgraph.planning.strategies import AnswerRequest, PlanRequest, attached, words_of
+from capgraph.prompts import PromptBuilder
+from capgraph.prompts.data import plain_text
 
 _BLOCK = 10  # messages leave the prompt so many at once: between that its beginning is the same
 _KEPT_MESSAGES = 2 * _BLOCK

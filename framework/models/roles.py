@@ -10,18 +10,18 @@ from typing import Any
 from langchain_core.language_models import BaseChatModel
 from pydantic import ValidationError as PydanticValidationError
 
-from configs.logger import mask_secrets
-from configs.settings import ModelSettings
-from framework.base import (
+from capgraph.base import (
     ConfigurationError,
     ErrorSeverity,
     MissingExtraError,
     ModelError,
     require_extra,
 )
-from framework.base.clock import Clock
-from framework.base.ports import AnyBehavior
-from framework.base.values import misfits
+from capgraph.base.clock import Clock
+from capgraph.base.ports import AnyBehavior
+from capgraph.base.values import misfits
+from capgraph.configs.logger import mask_secrets
+from capgraph.configs.settings import ModelSettings
 
 ROLES = ("extraction", "selection", "planning", "answer", "capability")
 """What a chat model can be for; ``default`` stands for those that are not named."""
@@ -99,7 +99,7 @@ def chat_models(configured: Any) -> dict[str, BaseChatModel]:
         ConfigurationError: A role is unknown, a description does not fit, or a key is missing.
         MissingExtraError: The package of a provider is not installed.
 
-    >>> from framework.testing import ScriptedModel
+    >>> from capgraph.testing import ScriptedModel
     >>> sorted(chat_models({"answer": ScriptedModel(responses=["Hello."])}))
     ['answer']
     """

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from langchain_core.messages import BaseMessage
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from configs.logger import get_logger
-from configs.settings import SelectionSettings
-from framework.base import CapabilityMatch
-from framework.base.errors import Malformed
-from framework.models.calls import structured
-from framework.models.prompt import prompt_of
-from framework.models.roles import RoleModel
-from framework.prompts import PromptBuilder
-from framework.selection import Candidate, LexicalSelector, Selection
+from capgraph.base import CapabilityMatch
+from capgraph.base.errors import MalformedAnswerError
+from capgraph.configs.logger import get_logger
+from capgraph.configs.settings import SelectionSettings
+from capgraph.models.calls import structured
+from capgraph.models.prompt import prompt_of
+from capgraph.models.roles import RoleModel
+from capgraph.prompts import PromptBuilder
+from capgraph.selection import Candidate, LexicalSelector, Selection
 
 _SHOWN_EXAMPLES = 6
 _NONE: Mapping[str, str] = {}
@@ -142,7 +142,7 @@ class ModelSelector:
         if invented:
             told = f"The model named what does not exist: {', '.join(map(repr, invented))}."
             if not chosen:
-                raise Malformed(
+                raise MalformedAnswerError(
                     f"{told} Nothing else was chosen.",
                     fix=f"The capabilities are {', '.join(names)}.",
                 )

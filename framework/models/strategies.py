@@ -7,20 +7,20 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from configs.settings import Settings
-from framework.base import require_extra
-from framework.base.clock import Clock
-from framework.base.ports import AnyBehavior
-from framework.models.answering import ModelAnswerer
-from framework.models.extraction import ModelExtractor
-from framework.models.planning import Catalogue, DeferringSelector, ModelPlanner
-from framework.models.roles import DEFAULT, RoleModel, chat_models, unstreamed
-from framework.models.selection import ModelSelector, PerCapabilitySelector
-from framework.models.surrounded import surrounded
-from framework.pipeline.runner import around_models
-from framework.prompts import PromptProvider, get_framework_prompts
-from framework.registry import Registry
-from framework.selection import LexicalSelector, Selector
+from capgraph.base import require_extra
+from capgraph.base.clock import Clock
+from capgraph.base.ports import AnyBehavior
+from capgraph.configs.settings import Settings
+from capgraph.models.answering import ModelAnswerer
+from capgraph.models.extraction import ModelExtractor
+from capgraph.models.planning import Catalogue, DeferringSelector, ModelPlanner
+from capgraph.models.roles import DEFAULT, RoleModel, chat_models, unstreamed
+from capgraph.models.selection import ModelSelector, PerCapabilitySelector
+from capgraph.models.surrounded import surrounded
+from capgraph.pipeline.runner import around_models
+from capgraph.prompts import PromptProvider, get_framework_prompts
+from capgraph.registry import Registry
+from capgraph.selection import LexicalSelector, Selector
 
 
 def model_strategies(
@@ -79,7 +79,7 @@ def model_strategies(
         builder = prompts.get_task_extraction_prompt_builder()
         chosen["extractor"] = ModelExtractor(roles["extraction"], builder)
     wanted = settings.selection
-    catalogue = Catalogue(registry, wanted.together_tokens)
+    catalogue = Catalogue(registry, wanted.max_catalog_tokens)
     if "selection" in roles and wanted.strategy != "lexical":
         if len(registry.capabilities) > wanted.shortlist:
             require_extra("numpy", "offline")  # now, not at the first request

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, cast
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk
 
-from framework.base import ConfigurationError
-from framework.models.calls import call_model
-from framework.models.roles import RoleModel
+from capgraph.base import ConfigurationError
+from capgraph.models.calls import call_model
+from capgraph.models.roles import RoleModel
 
 
 def is_surrounded(model: Any) -> bool:
@@ -28,8 +28,8 @@ def surrounded(role: RoleModel) -> BaseChatModel:
         role: The model, with what stands around its calls.
 
     >>> import asyncio
-    >>> from framework.behaviors import RetryBehavior
-    >>> from framework.testing import ScriptedModel
+    >>> from capgraph.behaviors import RetryBehavior
+    >>> from capgraph.testing import ScriptedModel
     >>> role = RoleModel("capability", ScriptedModel(responses=["Hello."]), around=[RetryBehavior()])
     >>> asyncio.run(surrounded(role).ainvoke("Hi")).content
     'Hello.'

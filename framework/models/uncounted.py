@@ -17,7 +17,7 @@ def uncounted_calls(module: str) -> list[int]:
     written out can be found: ``model.ainvoke(messages, {"callbacks": [mine]})``, a ``config``
     built in the call, or ``Thread(target=model.invoke)``.
 
-    >>> uncounted_calls("framework.models.uncounted")
+    >>> uncounted_calls("capgraph.models.uncounted")
     []
     """
     try:

@@ -1,7 +1,17 @@
 """One attempt at one step, whoever asks for it: the runner and its stages, one file each."""
 
-from configs.lazy import contents
-from framework.pipeline.capacity import Capacity as Capacity
-from framework.pipeline.runner import StepRunner as StepRunner
+from typing import TYPE_CHECKING
 
-__getattr__, __dir__ = contents(__name__)
+from capgraph.configs.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from capgraph.pipeline.capacity import Capacity as Capacity
+    from capgraph.pipeline.runner import StepRunner as StepRunner
+
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "capgraph.pipeline.capacity": ("Capacity",),
+        "capgraph.pipeline.runner": ("StepRunner",),
+    },
+)

@@ -11,10 +11,10 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
-from framework.base.approval_policy import ApprovalPolicy
-from framework.base.plan import plan_key
-from framework.base.ports import Caller
-from framework.pipeline.journal import Journal
+from capgraph.base.approval_policy import ApprovalPolicy
+from capgraph.base.plan import plan_key
+from capgraph.base.ports import Caller
+from capgraph.pipeline.journal import Journal
 
 _ANYBODY = ApprovalPolicy()
 

@@ -1,9 +1,9 @@
 """A step that runs on another worker than its turn: what is inside the stage ``retry`` goes there.
 
 Here stays what belongs to the turn: ``observe`` to ``retry``, and what the record becomes. There run
-``settle``'s checks and ``reserve`` to ``call``, with the services of that worker. What travels is plain
-data: the attempt as ``screen`` left it, who asks, what names its effect, and the state but for
-:data:`STAYS`. It is kept by a :class:`~framework.base.ports.Sender`; only names pass its engine.
+``finalize``'s checks and ``acquire`` to ``call``, with the services of that worker. What travels is plain
+data: the attempt as ``validate`` left it, who asks, what names its effect, and the state but for
+:data:`STAYS`. It is kept by a :class:`~capgraph.base.ports.StepDispatcher`; only names pass its engine.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 from langgraph.config import get_stream_writer
 from langgraph.errors import GraphBubbleUp
 
-from configs.streaming import emit, is_heard
-from framework.base.context import CapabilityContext
-from framework.base.errors import CapabilityError, CapgraphError, ErrorSeverity, FatalExecutionError
-from framework.base.ports import Attempt, Failure, Question, StepRecord
-from framework.pipeline.effect_ledger import Claim, digest_of, plain_inputs
-from framework.pipeline.job import Inner, Job, Result, kept_effects
-from framework.pipeline.ledger import acted
-from framework.pipeline.observe import run_limit_reached
-from framework.pipeline.settle import failed_record
-from framework.telemetry.metered import counted_elsewhere, current_budget
-from framework.telemetry.sinks import current_ids
+from capgraph.base.context import CapabilityContext
+from capgraph.base.errors import CapabilityError, CapgraphError, ErrorSeverity, FatalExecutionError
+from capgraph.base.ports import Attempt, Failure, Question, StepRecord
+from capgraph.configs.streaming import emit, is_heard
+from capgraph.pipeline.effect_ledger import Claim, digest_of, plain_inputs
+from capgraph.pipeline.finalize import failed_record
+from capgraph.pipeline.idempotency import acted
+from capgraph.pipeline.job import Inner, Job, Result, kept_effects
+from capgraph.pipeline.observe import run_limit_reached
+from capgraph.telemetry.metered import counted_elsewhere, current_budget
+from capgraph.telemetry.sinks import current_ids
 
 STAYS = frozenset({"messages", "capability_context_data", "capability_context_labels"})
 """Keys of the state that do not travel: they grow with the thread, and a step has its inputs."""
@@ -119,7 +119,7 @@ async def _sent(job: Job, attempt: Attempt, queue: str) -> Mapping[str, Any] | N
                 seconds=door.seconds_left(),
                 begins=lambda: setattr(door, "begun", True),
                 leave=door.draining,
-                give_up=door.stopping,
+                should_cancel=door.stopping,
             )
         except TimeoutError:
             raise run_limit_reached(job, attempt) from None
@@ -220,7 +220,7 @@ def _result(found: Mapping[str, Any]) -> StepRecord | Question:
     record = dict(found["record"])
     if (error := record["error"]) is not None:
         record["error"] = Failure(**{**error, "severity": ErrorSeverity(error["severity"])})
-    for name in ("asks", "missing"):
+    for name in ("approval_reasons", "missing"):
         record[name] = tuple(record[name])
     return StepRecord(**record)
 
@@ -228,7 +228,7 @@ def _result(found: Mapping[str, Any]) -> StepRecord | Question:
 def _raised(told: Mapping[str, Any] | None) -> Exception:
     """Return an error of the same kind as the one over there, as far as this process knows it."""
     for module, name in told["types"] if told is not None else ():
-        cls = getattr(sys.modules.get(module), name, None)
+        cls = getattr(sys.modules.get(module), name, None) or _error_class(name)
         if isinstance(cls, type) and issubclass(cls, Exception):
             try:
                 if issubclass(cls, CapgraphError):
@@ -237,3 +237,13 @@ def _raised(told: Mapping[str, Any] | None) -> Exception:
             except TypeError:
                 continue  # it wants other arguments; its base is told of all the same
     return CapabilityError(told["message"] if told is not None else "")
+
+
+def _error_class(name: str) -> type[CapgraphError] | None:
+    """Return the project's error class of that name: its module may have moved since it was sent."""
+    classes: list[type[CapgraphError]] = [CapgraphError]
+    for cls in classes:
+        if cls.__qualname__ == name:
+            return cls
+        classes.extend(cls.__subclasses__())
+    return None

@@ -8,17 +8,17 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
-import framework.telemetry as telemetry
-from configs.streaming import step_of_plan
-from framework.base.errors import CapabilityError, ErrorSeverity, ValidationError
-from framework.base.ports import Attempt
-from framework.base.step_context import OFFERED, StepContext, StepInputs
-from framework.base.threads import in_thread, is_sync
-from framework.pipeline.job import CURRENT, Job
-from framework.pipeline.lifecycle import Lifecycle
-from framework.pipeline.run_config import current_runtime
-from framework.pipeline.settle import announce
-from framework.pipeline.step_state import StepState
+import capgraph.telemetry as telemetry
+from capgraph.base.errors import CapabilityError, ErrorSeverity, ValidationError
+from capgraph.base.ports import Attempt
+from capgraph.base.step_context import OFFERED, StepContext, StepInputs
+from capgraph.base.threads import in_thread, is_sync
+from capgraph.configs.streaming import step_of_plan
+from capgraph.pipeline.finalize import announce
+from capgraph.pipeline.job import CURRENT, Job
+from capgraph.pipeline.lifecycle import Lifecycle
+from capgraph.pipeline.run_config import current_runtime
+from capgraph.pipeline.step_state import StepState
 
 _PHASES = ("validate", "setup", "teardown")
 """Methods that a capability may define beside ``execute``; they take no arguments."""
@@ -59,7 +59,7 @@ async def call(job: Job, attempt: Attempt) -> Any:
         task=attempt.objective,
         attempt=attempt.number,
         idempotency_key=attempt.idempotency_key or ledger.plain_key(attempt),
-        config=equipment.settings.section(spec.name, job.view.caller.place),
+        config=equipment.settings.section(spec.name, job.view.caller.storage_key),
         model=equipment.chat_model,
         runtime=current_runtime(),
         notify=job.door.notify or _streamed(attempt),

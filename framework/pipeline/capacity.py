@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 
-from framework.base.errors import CapabilityError, ErrorSeverity
+from capgraph.base.errors import CapabilityError, ErrorSeverity
 
 
 @dataclass(slots=True, eq=False)

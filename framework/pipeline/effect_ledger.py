@@ -18,23 +18,23 @@ from typing import Any, NamedTuple
 
 from langgraph.errors import GraphBubbleUp
 
-from framework.approvals import UNKNOWN
-from framework.base.awaiting import awaited
-from framework.base.context import CapabilityContext
-from framework.base.errors import (
+from capgraph.approvals import UNKNOWN
+from capgraph.base.awaiting import awaited
+from capgraph.base.context import CapabilityContext
+from capgraph.base.errors import (
     CapgraphError,
     ErrorSeverity,
     PersistenceError,
     PolicyError,
     ValidationError,
 )
-from framework.base.plan import plan_key
-from framework.base.ports import Attempt, Question
-from framework.base.spec import CapabilitySpec
-from framework.pipeline.agreements import Agreements
-from framework.pipeline.journal import Journal
-from framework.state.turn_view import TurnView
-from framework.telemetry.audit import may, must
+from capgraph.base.plan import plan_key
+from capgraph.base.ports import Attempt, Question
+from capgraph.base.spec import CapabilitySpec
+from capgraph.pipeline.agreements import Agreements
+from capgraph.pipeline.journal import Journal
+from capgraph.state.turn_view import TurnView
+from capgraph.telemetry.audit import may, must
 
 _SAFE = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from configs.limits import Limits
-from framework.base.clock import Clock, SystemClock
-from framework.base.ports import Flow, Sender, StepPolicy
-from framework.pipeline.capacity import Capacity
-from framework.registry import Registry
-from framework.state import AgentState, StateSchema
+from capgraph.base.clock import Clock, SystemClock
+from capgraph.base.ports import FlowPolicy, StepDispatcher, StepPolicy
+from capgraph.configs.limits import Limits
+from capgraph.pipeline.capacity import Capacity
+from capgraph.registry import Registry
+from capgraph.state import AgentState, StateSchema
 
 if TYPE_CHECKING:
-    from configs.settings import Settings
+    from capgraph.configs.settings import Settings
 
 
 class Equipment:
@@ -42,7 +42,7 @@ class Equipment:
         capacity: Capacity | None = None,
         chat_model: Callable[[str], Any] = lambda _role: None,
         step_policies: Sequence[StepPolicy] = (),
-        flow: Flow | None = None,
+        flow: FlowPolicy | None = None,
         schema: StateSchema | None = None,
     ) -> None:
         self.registry = registry
@@ -53,7 +53,7 @@ class Equipment:
         self.step_policies = tuple(step_policies)
         self.flow = flow
         self.schema = schema or StateSchema.of(AgentState)
-        self.sender: Sender | None = None
+        self.sender: StepDispatcher | None = None
 
     @property
     def limits(self) -> Limits:

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from configs.logger import get_logger, mask_data, mask_secrets
-from framework.base.classify import (
+from capgraph.base.classify import (
     ErrorClassification,
     classify_exception,
     speaks_for_itself,
 )
-from framework.base.errors import (
+from capgraph.base.errors import (
     AskAgain,
     CapgraphError,
     ErrorSeverity,
@@ -21,9 +20,10 @@ from framework.base.errors import (
     PolicyError,
     StoppedError,
 )
-from framework.base.ports import Failure
-from framework.pipeline.retry_policy import declared_policy
-from framework.telemetry.audit import note_refusal
+from capgraph.base.ports import Failure
+from capgraph.configs.logger import get_logger, mask_data, mask_secrets
+from capgraph.pipeline.retry_policy import declared_policy
+from capgraph.telemetry.audit import note_refusal
 
 REFUSED_BY_GUARDS = "CG-GUARDRAIL"
 """Code of the failure of which guards are the reason."""

@@ -1,23 +1,23 @@
-"""What a capability's gate says of its result, inside the stage ``settle``."""
+"""What a capability's gate says of its result, inside the stage ``finalize``."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from framework.base.ports import Attempt, Seen
-from framework.pipeline.job import Job
-from framework.pipeline.sort_result import Sorted
-from framework.state import load_context
+from capgraph.base.ports import Attempt, GateResult
+from capgraph.pipeline.job import Job
+from capgraph.pipeline.sort_result import Sorted
+from capgraph.state import load_context
 
 
-async def examined(job: Job, attempt: Attempt, found: Sorted) -> Seen:
+async def examined(job: Job, attempt: Attempt, found: Sorted) -> GateResult:
     """Let a result pass, perhaps when a person has looked at it.
 
     Raises:
         CapgraphError: It is not good enough; the severity says what happens then.
     """
     what = f"the result of {attempt.key!r} ({attempt.capability})"
-    seen: Seen = await job.spec.gate.examine(_value(job, attempt, found), what)
+    seen: GateResult = await job.spec.gate.evaluate_result(_value(job, attempt, found), what)
     return seen
 
 

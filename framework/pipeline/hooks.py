@@ -8,11 +8,11 @@ from typing import Any
 
 from langgraph.errors import GraphBubbleUp
 
-from framework.base.awaiting import awaited
-from framework.base.errors import CapabilityError, FatalExecutionError, PolicyError
-from framework.base.ports import Attempt, Behavior, BehaviorContext, Given, StepRecord
-from framework.pipeline.job import Inner, Job, Result
-from framework.pipeline.settle import failed_record
+from capgraph.base.awaiting import awaited
+from capgraph.base.errors import CapabilityError, FatalExecutionError, PolicyError
+from capgraph.base.ports import Attempt, Behavior, BehaviorContext, ShortCircuit, StepRecord
+from capgraph.pipeline.finalize import failed_record
+from capgraph.pipeline.job import Inner, Job, Result
 
 
 async def hooks(
@@ -25,7 +25,7 @@ async def hooks(
         attempt: What is asked for.
         inner: What they stand around.
         behaviors: The behaviours, the outermost first.
-        again: The stage ``settle`` with what stands around it, for results that hooks give.
+        again: The stage ``finalize`` with what stands around it, for results that hooks give.
     """
     if attempt.replayed:  # what is handed back is what they made of it
         replayed: Result = await inner(job, attempt)
@@ -39,7 +39,7 @@ async def hooks(
         last_completed_step=len(job.view.done) - 1,
     )
 
-    async def settled(record: StepRecord, given: Given) -> Result:
+    async def settled(record: StepRecord, given: ShortCircuit) -> Result:
         found = await again(job, replace(attempt, number=record.attempts, given=given))
         return replace(found, effect=record.effect) if isinstance(found, StepRecord) else found
 
@@ -52,7 +52,7 @@ async def hooks(
                 result = _returned(job, record)
                 found = await after(behaviors, context, result)
                 if found is not result:
-                    record = await settled(record, Given(found, record.source, told=True))
+                    record = await settled(record, ShortCircuit(found, record.source, told=True))
     except (GraphBubbleUp, FatalExecutionError):
         raise
     except Exception as exc:
@@ -67,7 +67,7 @@ async def hooks(
         raise
     except Exception as second:
         return await failed_record(job, attempt, second)
-    return record if found is None else await settled(record, Given(found, "fallback"))
+    return record if found is None else await settled(record, ShortCircuit(found, "fallback"))
 
 
 async def around(

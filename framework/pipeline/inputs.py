@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from framework.base.context import CapabilityContext
-from framework.base.errors import ErrorSeverity, ValidationError
-from framework.base.plan import PlannedStep
-from framework.base.spec import CapabilitySpec
-from framework.base.value_context import LISTED, ValueContext, item_types
-from framework.state import ContextTypes, load_context
+from capgraph.base.context import CapabilityContext
+from capgraph.base.errors import ErrorSeverity, ValidationError
+from capgraph.base.plan import PlannedStep
+from capgraph.base.spec import CapabilitySpec
+from capgraph.base.value_context import LISTED, ValueContext, item_types
+from capgraph.state import ContextTypes, load_context
 
 
 def resolve_inputs(

@@ -10,15 +10,15 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from configs.scoped import scoped
-from framework.base.budget import TurnBudget
-from framework.base.context import CapabilityContext
-from framework.base.ports import Attempt, Failure, Flow, Question, Source, StepRecord
-from framework.base.spec import CapabilitySpec
-from framework.pipeline.capacity import Slot
-from framework.pipeline.effect_ledger import EffectLedger
-from framework.pipeline.equipment import Equipment
-from framework.state.turn_view import TurnView
+from capgraph.base.budget import TurnBudget
+from capgraph.base.context import CapabilityContext
+from capgraph.base.ports import Attempt, Failure, FlowPolicy, Question, Source, StepRecord
+from capgraph.base.spec import CapabilitySpec
+from capgraph.configs.scoped import scoped
+from capgraph.pipeline.capacity import Slot
+from capgraph.pipeline.effect_ledger import EffectLedger
+from capgraph.pipeline.equipment import Equipment
+from capgraph.state.turn_view import TurnView
 
 Result = StepRecord | Question | None
 """What comes out of the outer stages; ``None`` for a step that was put off to another run."""
@@ -101,7 +101,7 @@ class Job:
         slot: The slot in which it runs, its own or the outer one's.
         returned: What the capability returned in the last try.
         made: What the last try gave, as it was sorted and checked.
-        settling: Whether what stands around the stage ``settle`` may still change a record.
+        settling: Whether what stands around the stage ``finalize`` may still change a record.
         stored: Outputs that the capability handed over with ``store``.
         source: Where the result comes from.
         effect: Name of the effect in the ledger.
@@ -143,7 +143,7 @@ class Job:
     began: float = 0.0
     failure: tuple[BaseException, Failure] | None = None
     bounded: bool = False
-    flow: Flow | None = None
+    flow: FlowPolicy | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -177,7 +177,7 @@ class Hearing(NamedTuple):
 
     before: Mapping[str, str]
     told: dict[str, str]
-    flow: Callable[[], Flow]
+    flow: Callable[[], FlowPolicy]
 
     @property
     def labels(self) -> dict[str, str]:

@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
-from framework.base.errors import PersistenceError
-from framework.base.ports import Rows
-from framework.langgraph_compat import given_to_run
-from framework.stores.leases import Leases, leases_of
-from framework.stores.records import PAST_LEASE, read_record, write_record
-from framework.stores.rows import rows_of
-from framework.stores.stops import stops_of
+from capgraph.base.errors import PersistenceError
+from capgraph.base.ports import SqlExecutor
+from capgraph.langgraph_compat import given_to_run
+from capgraph.stores.leases import Leases, leases_of
+from capgraph.stores.records import PAST_LEASE, read_record, write_record
+from capgraph.stores.rows import rows_of
+from capgraph.stores.stops import stops_of
 
 _CHECKPOINT_SECONDS = 10.0
 LENT: ContextVar[Journal | None] = ContextVar("capgraph_lent_journal", default=None)
@@ -95,7 +95,7 @@ class Journal:
         return self._fence is not None
 
     @property
-    def rows(self) -> Rows | None:
+    def rows(self) -> SqlExecutor | None:
         """Tables of the project's own beside the threads; ``None`` where there is no database."""
         return rows_of(self._saver) if self._saver is not None else None
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from framework.base.awaiting import to_its_end
+from capgraph.base.awaiting import to_its_end
 
 Phase = Literal["validate", "setup", "execute", "teardown"]
 Work = Callable[[], Awaitable[Any]]

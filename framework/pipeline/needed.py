@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from framework.base.plan import PlannedStep
-from framework.base.spec import CapabilitySpec
-from framework.pipeline.settle import Skipped
-from framework.planning.conditions import ABSENT, holds, told
-from framework.planning.references import key_in, reads_of, value_at
-from framework.state import ContextTypes, TurnView
+from capgraph.base.plan import PlannedStep
+from capgraph.base.spec import CapabilitySpec
+from capgraph.pipeline.finalize import Skipped
+from capgraph.planning.conditions import MISSING, holds, told
+from capgraph.planning.references import key_in, reads_of, value_at
+from capgraph.state import ContextTypes, TurnView
 
 
 def needed(
@@ -38,7 +38,7 @@ def needed(
 
         def value_of(text: str) -> Any:
             gone = key_in(text, view.planned) in absent
-            return ABSENT if gone else value_at(text, view.contexts, types)
+            return MISSING if gone else value_at(text, view.contexts, types)
 
         held = holds(condition, value_of)
         if held is False:

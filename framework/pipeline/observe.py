@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from framework.base.errors import LimitError, StoppedError
-from framework.base.ports import Attempt
-from framework.pipeline.job import Inner, Job
-from framework.pipeline.settle import failed_record
-from framework.telemetry.sinks import about
+from capgraph.base.errors import LimitError, StoppedError
+from capgraph.base.ports import Attempt
+from capgraph.pipeline.finalize import failed_record
+from capgraph.pipeline.job import Inner, Job
+from capgraph.telemetry.sinks import about
 
 
 def run_limit_reached(job: Job, attempt: Attempt) -> LimitError:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import framework.telemetry as telemetry
-from framework.base.errors import ErrorSeverity
-from framework.base.ports import Attempt, Failure, RetryRule, StepRecord
-from framework.langgraph_compat import new_try
-from framework.pipeline.failures import after_effect
-from framework.pipeline.job import Inner, Job, Result
-from framework.pipeline.retry_policy import JITTER, RetryPolicy, wait_seconds
-from framework.pipeline.settle import with_attempts
+import capgraph.telemetry as telemetry
+from capgraph.base.errors import ErrorSeverity
+from capgraph.base.ports import Attempt, Failure, RetryRule, StepRecord
+from capgraph.langgraph_compat import new_try
+from capgraph.pipeline.failures import after_effect
+from capgraph.pipeline.finalize import with_attempts
+from capgraph.pipeline.job import Inner, Job, Result
+from capgraph.pipeline.retry_policy import JITTER, RetryPolicy, wait_seconds
 
 
 async def retry(job: Job, attempt: Attempt, inner: Inner, rule: RetryRule | None = None) -> Result:

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from configs.limits import Limits
-from configs.logger import get_logger
-from framework.base.ports import RetryRule
-from framework.base.values import to_plain
+from capgraph.base.ports import RetryRule
+from capgraph.base.values import to_plain
+from capgraph.configs.limits import Limits
+from capgraph.configs.logger import get_logger
 
 JITTER = 0.1
 

@@ -10,9 +10,9 @@ from typing import Any
 from langgraph.config import get_config
 from langgraph.runtime import get_runtime
 
-from configs.scoped import scoped
-from framework.base.errors import ConfigurationError
-from framework.base.ports import Caller, Verdict
+from capgraph.base.errors import ConfigurationError
+from capgraph.base.ports import Caller, Verdict
+from capgraph.configs.scoped import scoped
 
 AskAbout = Callable[[str, Any, Sequence[str]], Awaitable[Verdict]]
 """Asks a person whether words may pass: what or who is told them, the words, and why."""

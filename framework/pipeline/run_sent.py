@@ -1,6 +1,6 @@
-"""The other end of a step that runs on another worker than its turn: ``settle``'s checks to ``call``.
+"""The other end of a step that runs on another worker than its turn: ``finalize``'s checks to ``call``.
 
-What :mod:`framework.pipeline.away` sent is read, run with the services of this worker, and what came of it
+What :mod:`capgraph.pipeline.away` sent is read, run with the services of this worker, and what came of it
 told as plain data.
 """
 
@@ -12,19 +12,19 @@ from typing import Any
 
 from langgraph.errors import GraphBubbleUp
 
-from framework.base.budget import TurnBudget
-from framework.base.errors import CapabilityError, CapgraphError, FatalExecutionError
-from framework.base.ports import Attempt, Caller, Element, Question, StepRecord
-from framework.pipeline.away import STAYS
-from framework.pipeline.effect_ledger import Claim, EffectLedger
-from framework.pipeline.job import Door, Job, Result
-from framework.pipeline.journal import Journal
-from framework.pipeline.runner import StepRunner
-from framework.pipeline.settle import failed_record
-from framework.pipeline.state_update import with_inside
-from framework.planning.parameters import validated_parameters
-from framework.state import ContextTypes, TurnView, load_context
-from framework.telemetry.metered import current_budget
+from capgraph.base.budget import TurnBudget
+from capgraph.base.errors import CapabilityError, CapgraphError, FatalExecutionError
+from capgraph.base.ports import Attempt, Caller, Element, Question, StepRecord
+from capgraph.pipeline.away import STAYS
+from capgraph.pipeline.effect_ledger import Claim, EffectLedger
+from capgraph.pipeline.finalize import failed_record
+from capgraph.pipeline.job import Door, Job, Result
+from capgraph.pipeline.journal import Journal
+from capgraph.pipeline.runner import StepRunner
+from capgraph.pipeline.state_update import with_inside
+from capgraph.planning.parameters import validated_parameters
+from capgraph.state import ContextTypes, TurnView, load_context
+from capgraph.telemetry.metered import current_budget
 
 
 def view_of(request: Mapping[str, Any]) -> TurnView:
@@ -49,13 +49,13 @@ async def run_sent(
 
     Args:
         runner: The runner of this worker.
-        request: What :func:`~framework.pipeline.away.away` sent.
+        request: What :func:`~capgraph.pipeline.away.away` sent.
         journal: The records of the thread.
         seconds_left: How long the turn may still run its steps.
         draining: Whether this process is to stop.
 
     Returns:
-        What :func:`~framework.pipeline.away.away` reads; ``None`` where the process is to stop before the step began.
+        What :func:`~capgraph.pipeline.away.away` reads; ``None`` where the process is to stop before the step began.
 
     Raises:
         PersistenceError: Nothing that the step did could be reported.
@@ -127,7 +127,7 @@ async def run_sent(
 
 
 def refused(error: Exception) -> dict[str, Any]:
-    """Return what :func:`~framework.pipeline.away.away` reads of a step that a worker could not even begin."""
+    """Return what :func:`~capgraph.pipeline.away.away` reads of a step that a worker could not even begin."""
     return {"refused": _told(error)}
 
 

@@ -9,43 +9,43 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from langgraph.errors import GraphBubbleUp
 
-from framework.base.clock import use_clock
-from framework.base.errors import (
+from capgraph.base.clock import use_clock
+from capgraph.base.errors import (
     CapabilityError,
     ConfigurationError,
     ErrorSeverity,
     FatalExecutionError,
 )
-from framework.base.ports import (
+from capgraph.base.ports import (
     STAGES,
     AnyBehavior,
     Attempt,
+    AvailabilityProvider,
     Behavior,
     Middleware,
     Question,
-    Reach,
     RetryRule,
     StepRecord,
     TimeLimit,
-    TurnGuard,
+    TurnGuardrail,
 )
-from framework.base.spec import QUEUE, CapabilitySpec, InfrastructureSpec
-from framework.base.undo import Undo
-from framework.pipeline import (
+from capgraph.base.spec import QUEUE, CapabilitySpec, InfrastructureSpec
+from capgraph.base.undo import Undo
+from capgraph.pipeline import (
+    acquire,
+    authorize,
     away,
-    bound,
     call,
+    finalize,
     hooks,
-    ledger,
+    idempotency,
     observe,
-    permit,
-    reserve,
     retry,
-    screen,
-    settle,
+    timeout,
+    validate,
 )
-from framework.pipeline.equipment import Equipment
-from framework.pipeline.job import (
+from capgraph.pipeline.equipment import Equipment
+from capgraph.pipeline.job import (
     CURRENT,
     HEARING,
     Door,
@@ -55,17 +55,17 @@ from framework.pipeline.job import (
     hear,
     standing_in,
 )
-from framework.pipeline.state_update import told_outside, with_inside
+from capgraph.pipeline.state_update import told_outside, with_inside
 
 _SHIPPED: dict[str, Any] = {
     "observe": observe.observe,
-    "screen": screen.screen,
-    "permit": permit.permit,
-    "reserve": reserve.reserve,
-    "ledger": ledger.ledger,
-    "bound": bound.bound,
+    "validate": validate.validate,
+    "authorize": authorize.authorize,
+    "acquire": acquire.acquire,
+    "idempotency": idempotency.idempotency,
+    "timeout": timeout.timeout,
 }
-_INSIDE: dict[str, Any] = {"retry": retry.retry, "settle": settle.settle}
+_INSIDE: dict[str, Any] = {"retry": retry.retry, "finalize": finalize.finalize}
 """Stages whose middlewares stand around them: around all tries, and around the record of one."""
 
 Kind = Literal["step", "effect", "model", "node"]
@@ -77,14 +77,14 @@ STANDS_AROUND: dict[Kind, str] = {
     "model": "model calls",
     "node": "infrastructure nodes",
 }
-"""What may stand in the attribute ``stands_around`` of a behaviour; all of it where it has none."""
+"""What may stand in the attribute ``applies_to`` of a behaviour; all of it where it has none."""
 
-_MAY_CHANGE = ("observe", "screen")
+_MAY_CHANGE = ("observe", "validate")
 _SHOWN = ("capability", "key", "inputs", "parameters", "values")
 _T = TypeVar("_T")
 
 if TYPE_CHECKING:
-    from configs.settings import Settings
+    from capgraph.configs.settings import Settings
 
 
 class StepRunner:
@@ -126,12 +126,16 @@ class StepRunner:
             check_node_behaviors(node)
         known = registry.capabilities
         self._reach = [
-            *((item, [*known]) for item in self._behaviors if isinstance(item, Reach)),
+            *(
+                (item, [*known])
+                for item in self._behaviors
+                if isinstance(item, AvailabilityProvider)
+            ),
             *(
                 (i, [name])
                 for name in known
                 for i in self._owned(known[name])
-                if isinstance(i, Reach)
+                if isinstance(i, AvailabilityProvider)
             ),
         ]
         owned = [item for spec in known.values() for item in self._owned(spec)]
@@ -171,7 +175,7 @@ class StepRunner:
         flow = hearing.flow() if flow is None and hearing is not None and heard else flow
         job = Job(spec, self.equipment, door, outer, attempt.key, flow=flow, bounded=bounded)
         if job.flow is not None:
-            given = job.flow.reaching(spec, permit.step_of(attempt), door.view)
+            given = job.flow.labels_for_step(spec, authorize.step_of(attempt), door.view)
             heard |= outer.labels if outer is not None else {}
             job.labels = {**heard, **door.labels, **given}
         result: Result = await self._stages(spec, bounded=bounded)[0](job, attempt)
@@ -211,15 +215,15 @@ class StepRunner:
         """
         spec = self.equipment.registry.capabilities[attempt.capability]
         job = Job(spec, self.equipment, door, CURRENT.get())
-        found: list[Any] | StepRecord = await observe.observe(job, attempt, screen.elements)
+        found: list[Any] | StepRecord = await observe.observe(job, attempt, validate.elements)
         return found
 
-    async def out_of_reach(self) -> dict[str, str]:
+    async def unavailable_capabilities(self) -> dict[str, str]:
         """Return the capabilities that cannot be called now, each with why and until when."""
         found: dict[str, str] = {}
         with use_clock(self.equipment.clock):
             for item, names in self._reach:
-                found |= await item.out_of_reach(names)
+                found |= await item.unavailable_capabilities(names)
         return found
 
     def _owned(self, spec: CapabilitySpec) -> list[Any]:
@@ -227,19 +231,19 @@ class StepRunner:
 
     def _around(self, spec: CapabilitySpec, more: Sequence[Any]) -> list[Any]:
         around = [*self._behaviors, *more, *self._owned(spec)]
-        guards = [item for item in around if isinstance(item, TurnGuard)]
+        guards = [item for item in around if isinstance(item, TurnGuardrail)]
         if len(guards) > 1:  # as one, so that all of them are asked and named
-            others = [item for item in around if not isinstance(item, TurnGuard)]
-            around = [guards[0].beside(guards[1:]), *others]
+            others = [item for item in around if not isinstance(item, TurnGuardrail)]
+            around = [guards[0].merged_with(guards[1:]), *others]
         return fitting(in_parts(around), _kind(spec))
 
     def _chain(self, spec: CapabilitySpec, more: Sequence[Any]) -> tuple[Inner, Inner]:
         around = self._around(spec, more)
         asked = [item for item in around if callable(getattr(item, "decide", None))]
         told: dict[str, dict[str, Any]] = {
-            "permit": {"policies": (*self.equipment.step_policies, *asked)},
+            "authorize": {"policies": (*self.equipment.step_policies, *asked)},
             "retry": {"rule": innermost(around, RetryRule)},
-            "bound": {"instead": innermost(around, TimeLimit)},
+            "timeout": {"instead": innermost(around, TimeLimit)},
         }
         inner: Inner = call.call
         again = inner
@@ -247,7 +251,7 @@ class StepRunner:
             if stage == "observe" and (own := [item for item in around if not _stage(item)]):
                 inner = partial(hooks.hooks, inner=inner, behaviors=tuple(own), again=again)
             inner = _within(stage, around, inner, told.get(stage, {}))
-            if stage == "settle":
+            if stage == "finalize":
                 again = inner
                 if spec.name in self.queues:
                     inner = partial(away.away, inner=inner, queue=self.queues[spec.name])
@@ -275,7 +279,7 @@ def _kind(spec: CapabilitySpec) -> Kind:
 
 def fitting(given: Iterable[_T], kind: Kind) -> list[_T]:
     """Return those of a graph's behaviours that can stand around something of a kind."""
-    return [item for item in given if kind in getattr(item, "stands_around", (kind,))]
+    return [item for item in given if kind in getattr(item, "applies_to", (kind,))]
 
 
 def around_models(given: Iterable[_T]) -> tuple[_T, ...]:
@@ -297,14 +301,14 @@ def _within(stage: str, around: Sequence[Any], inner: Inner, told: Mapping[str, 
         inner = partial(_INSIDE[stage], inner=inner, **told)
     own = in_order(item for item in around if _stage(item) == stage and not is_rule(item))
     # Whoever has to wait for a limit waits without a slot.
-    outer = [i for i in own if stage == "reserve" and getattr(i, "order", 1_000) < 1_000]
-    if stage == "screen" and own:
+    outer = [i for i in own if stage == "acquire" and getattr(i, "order", 1_000) < 1_000]
+    if stage == "validate" and own:
         # What leaves the stage is what is shown, agreed to, keyed and run.
-        inner = partial(screen.leave, inner=inner)
+        inner = partial(validate.leave, inner=inner)
     for middleware in reversed(own[len(outer) :]):
         inner = partial(_WRAPS[stage], middleware=middleware, inner=inner)
-    if stage == "settle":
-        inner = partial(settle.finished, inner=inner, checked=bool(own))
+    if stage == "finalize":
+        inner = partial(finalize.finished, inner=inner, checked=bool(own))
     if stage in _SHIPPED:
         inner = partial(_SHIPPED[stage], inner=inner, **told)
     for middleware in reversed(outer):
@@ -345,7 +349,7 @@ async def _around(job: Job, attempt: Attempt, *, middleware: Middleware, inner: 
         return await inner(job, changed if changed is not None else attempt)
 
     with standing_in(job), use_clock(job.equipment.clock):
-        return await middleware.around(attempt, call_next)
+        return await middleware.wrap_step(attempt, call_next)
 
 
 def _check_change(middleware: Middleware, attempt: Attempt, changed: Attempt) -> None:
@@ -360,7 +364,7 @@ def _check_change(middleware: Middleware, attempt: Attempt, changed: Attempt) ->
         raise CapabilityError(
             f"{middleware!r} (stage {middleware.stage}) changed {', '.join(told)} of"
             f" {attempt.key!r}.",
-            fix="Change the step at 'observe' or what it works with at 'screen': what leaves that"
+            fix="Change the step at 'observe' or what it works with at 'validate': what leaves that"
             " stage is what is shown, agreed to and run. Another capability is another step.",
             severity=ErrorSeverity.CRITICAL,
         )
@@ -383,18 +387,18 @@ async def _around_record(
     except (GraphBubbleUp, FatalExecutionError):
         raise
     except Exception as exc:
-        return await settle.failed_record(job, attempt, exc)
+        return await finalize.failed_record(job, attempt, exc)
     if isinstance(result, (StepRecord, Question)) or (result is None and put_off):
         return result
     told = CapabilityError(
         f"{middleware!r} (stage {middleware.stage}) gave {result!r:.80} for {attempt.key!r}.",
         fix="Return what 'await call_next(attempt)' gave, or a StepRecord of one's own.",
     )
-    return await settle.failed_record(job, attempt, told)
+    return await finalize.failed_record(job, attempt, told)
 
 
 _WRAPS: dict[str, Any] = {
-    stage: _around_record if place <= STAGES.index("settle") else _around
+    stage: _around_record if place <= STAGES.index("finalize") else _around
     for place, stage in enumerate(STAGES)
 }
 
@@ -424,11 +428,11 @@ def check_middlewares(given: Sequence[Any], where: str, kind: Kind | None = None
         kind: What it is declared for; ``None`` for whatever fits.
 
     Raises:
-        ConfigurationError: It names no stage, or an unknown one, or has no ``around``; and it has
+        ConfigurationError: It names no stage, or an unknown one, or has no ``wrap_step``; and it has
             no hooks of a behaviour either. Or it cannot stand around this.
     """
     for item in given:
-        fits = getattr(item, "stands_around", STANDS_AROUND)
+        fits = getattr(item, "applies_to", STANDS_AROUND)
         if kind is not None and kind not in fits and not isinstance(item, type):
             raise ConfigurationError(
                 f"{item!r} in {where} cannot stand around {STANDS_AROUND[kind]}.",
@@ -443,8 +447,8 @@ def check_middlewares(given: Sequence[Any], where: str, kind: Kind | None = None
                 fix=f"Give an object (not a class) whose 'stage' is one of {', '.join(STAGES)}, or one"
                 " with the hooks of BaseBehavior.",
             )
-        if not (callable(getattr(item, "around", None)) or is_rule(item)):
+        if not (callable(getattr(item, "wrap_step", None)) or is_rule(item)):
             raise ConfigurationError(
                 f"{item!r} in {where} has no method 'around'.",
-                fix="Write 'async def around(self, attempt, call_next)'.",
+                fix="Write 'async def wrap_step(self, attempt, call_next)'.",
             )

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 from langchain_core.messages import BaseMessage, convert_to_messages
 from langgraph.types import Overwrite
 
-from framework.base.context import CapabilityContext
-from framework.base.errors import CapabilityError, ValidationError
-from framework.base.plan import PlannedStep
-from framework.base.spec import CapabilitySpec
-from framework.base.values import to_plain
-from framework.state import STATE_KEYS, ContextTypes, dump_context, fitting
+from capgraph.base.context import CapabilityContext
+from capgraph.base.errors import CapabilityError, ValidationError
+from capgraph.base.plan import PlannedStep
+from capgraph.base.spec import CapabilitySpec
+from capgraph.base.values import to_plain
+from capgraph.state import STATE_KEYS, ContextTypes, dump_context, fitting
 
 Contexts = dict[str, dict[str, Any]]
 

@@ -9,10 +9,10 @@ from typing import Any
 from langgraph.channels import DeltaChannel
 from langgraph.types import Overwrite
 
-from framework.base.errors import ValidationError
-from framework.base.ports import Failure, StepRecord
-from framework.base.undo import Undo
-from framework.state import AgentState, StateSchema, fold_context
+from capgraph.base.errors import ValidationError
+from capgraph.base.ports import Failure, StepRecord
+from capgraph.base.undo import Undo
+from capgraph.state import AgentState, StateSchema, fold_context
 
 _COMBINED = frozenset(
     {"execution_step_results", "control_attempts", "control_labels", "execution_effects"}

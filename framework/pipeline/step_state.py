@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from framework.base.errors import CapabilityError
-from framework.base.values import copied
+from capgraph.base.errors import CapabilityError
+from capgraph.base.values import copied
 
 _CONTEXT_LEVELS = 2
 

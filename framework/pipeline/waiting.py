@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import framework.telemetry as telemetry
-from framework.base.errors import CapabilityError, ErrorSeverity, ValidationError
-from framework.base.plan import PlannedStep
-from framework.base.ports import Attempt, Question
-from framework.pipeline.job import Job
-from framework.pipeline.journal import Journal
-from framework.planning.references import resolve_references
-from framework.planning.waits import (
+import capgraph.telemetry as telemetry
+from capgraph.base.errors import CapabilityError, ErrorSeverity, ValidationError
+from capgraph.base.plan import PlannedStep
+from capgraph.base.ports import Attempt, Question
+from capgraph.pipeline.job import Job
+from capgraph.pipeline.journal import Journal
+from capgraph.planning.references import resolve_references
+from capgraph.planning.waits import (
     SIGNAL,
     WAIT,
     WAITS,
@@ -27,8 +27,8 @@ from framework.planning.waits import (
     seconds_of,
     told_wait,
 )
-from framework.stores.waits import signal_for, taken
-from framework.telemetry.audit import note
+from capgraph.stores.waits import signal_for, taken
+from capgraph.telemetry.audit import note
 
 
 async def waited(job: Job, attempt: Attempt, step: PlannedStep) -> Question | dict[str, Any]:
@@ -67,7 +67,7 @@ async def waited(job: Job, attempt: Attempt, step: PlannedStep) -> Question | di
             severity=ErrorSeverity.CRITICAL,
         )
     how = "signal" if sent is not None else "time"
-    telemetry.emit(telemetry.WaitOver(by=how, key=record["for"] or None, **attempt.event()))
+    telemetry.emit(telemetry.StepResumed(by=how, key=record["for"] or None, **attempt.event()))
     note("waited", step=attempt.key, by_what=how, event=record["for"] or None)
     return {SIGNAL: sent["value"]} if sent is not None else {}
 

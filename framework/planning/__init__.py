@@ -14,36 +14,60 @@ Everything here is pure: plain data in, plain data out, no I/O and no graph engi
 
 from typing import TYPE_CHECKING
 
-from configs.lazy import contents
+from capgraph.configs.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from framework.planning.catalog import CLARIFY as CLARIFY
-    from framework.planning.catalog import CLOSING as CLOSING
-    from framework.planning.catalog import RESPOND as RESPOND
-    from framework.planning.catalog import Available as Available
-    from framework.planning.catalog import Catalog as Catalog
-    from framework.planning.catalog import StaticCatalog as StaticCatalog
-    from framework.planning.chain import chain_plan as chain_plan
-    from framework.planning.chain import requires_closure as requires_closure
-    from framework.planning.check import check_plan as check_plan
-    from framework.planning.diagram import StepStatus as StepStatus
-    from framework.planning.diagram import plan_mermaid as plan_mermaid
-    from framework.planning.draft import Repair as Repair
-    from framework.planning.draft import RepairedPlan as RepairedPlan
-    from framework.planning.order import by_depth as by_depth
-    from framework.planning.parameters import validated_parameters as validated_parameters
-    from framework.planning.plan import Plan as Plan
-    from framework.planning.problems import PROBLEM_KINDS as PROBLEM_KINDS
-    from framework.planning.problems import Problem as Problem
-    from framework.planning.recipes import Recipe as Recipe
-    from framework.planning.recipes import expand_recipes as expand_recipes
-    from framework.planning.recipes import recipe_of as recipe_of
-    from framework.planning.repair import repair_plan as repair_plan
-    from framework.planning.replan import CarryOver as CarryOver
-    from framework.planning.replan import PlanVersion as PlanVersion
-    from framework.planning.replan import carry_over as carry_over
-    from framework.planning.replan import fingerprints as fingerprints
-    from framework.planning.schedule import dependencies as dependencies
-    from framework.planning.schedule import ready_steps as ready_steps
+    from capgraph.planning.catalog import CLARIFY as CLARIFY
+    from capgraph.planning.catalog import CLOSING as CLOSING
+    from capgraph.planning.catalog import RESPOND as RESPOND
+    from capgraph.planning.catalog import Available as Available
+    from capgraph.planning.catalog import Catalog as Catalog
+    from capgraph.planning.catalog import StaticCatalog as StaticCatalog
+    from capgraph.planning.chain import chain_plan as chain_plan
+    from capgraph.planning.chain import requires_closure as requires_closure
+    from capgraph.planning.check import check_plan as check_plan
+    from capgraph.planning.diagram import StepStatus as StepStatus
+    from capgraph.planning.diagram import plan_mermaid as plan_mermaid
+    from capgraph.planning.draft import Repair as Repair
+    from capgraph.planning.draft import RepairedPlan as RepairedPlan
+    from capgraph.planning.order import by_depth as by_depth
+    from capgraph.planning.parameters import validated_parameters as validated_parameters
+    from capgraph.planning.plan import Plan as Plan
+    from capgraph.planning.problems import PROBLEM_KINDS as PROBLEM_KINDS
+    from capgraph.planning.problems import Problem as Problem
+    from capgraph.planning.recipes import Recipe as Recipe
+    from capgraph.planning.recipes import expand_recipes as expand_recipes
+    from capgraph.planning.recipes import recipe_of as recipe_of
+    from capgraph.planning.repair import repair_plan as repair_plan
+    from capgraph.planning.replan import CarryOver as CarryOver
+    from capgraph.planning.replan import PlanVersion as PlanVersion
+    from capgraph.planning.replan import carry_over as carry_over
+    from capgraph.planning.replan import fingerprints as fingerprints
+    from capgraph.planning.schedule import dependencies as dependencies
+    from capgraph.planning.schedule import ready_steps as ready_steps
 
-__getattr__, __dir__ = contents(__name__)
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "capgraph.planning.catalog": (
+            "Available",
+            "CLARIFY",
+            "CLOSING",
+            "Catalog",
+            "RESPOND",
+            "StaticCatalog",
+        ),
+        "capgraph.planning.chain": ("chain_plan", "requires_closure"),
+        "capgraph.planning.check": ("check_plan",),
+        "capgraph.planning.diagram": ("StepStatus", "plan_mermaid"),
+        "capgraph.planning.draft": ("Repair", "RepairedPlan"),
+        "capgraph.planning.order": ("by_depth",),
+        "capgraph.planning.parameters": ("validated_parameters",),
+        "capgraph.planning.plan": ("Plan",),
+        "capgraph.planning.problems": ("PROBLEM_KINDS", "Problem"),
+        "capgraph.planning.recipes": ("Recipe", "expand_recipes", "recipe_of"),
+        "capgraph.planning.repair": ("repair_plan",),
+        "capgraph.planning.replan": ("CarryOver", "PlanVersion", "carry_over", "fingerprints"),
+        "capgraph.planning.schedule": ("dependencies", "ready_steps"),
+    },
+)

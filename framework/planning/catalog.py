@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from framework.base import CapabilitySpec, Requirement
-from framework.base.value_context import LISTED, item_types
-from framework.planning.parameters import required_parameters
+from capgraph.base import CapabilitySpec, Requirement
+from capgraph.base.value_context import LISTED, item_types
+from capgraph.planning.parameters import required_parameters
 
 RESPOND = "respond"
 CLARIFY = "clarify"
@@ -34,7 +34,7 @@ class Catalog(Protocol):
         """Names of the infrastructure nodes."""
 
     @property
-    def given(self) -> Collection[str]:
+    def provided_types(self) -> Collection[str]:
         """Context types that the caller supplies."""
 
 
@@ -45,9 +45,9 @@ class StaticCatalog:
     Attributes:
         capabilities: The capabilities by name.
         infrastructure: Names of the infrastructure nodes.
-        given: Context types that the caller supplies.
+        provided_types: Context types that the caller supplies.
 
-    >>> from framework.base import CapabilitySpec
+    >>> from capgraph.base import CapabilitySpec
     >>> catalog = StaticCatalog.of(CapabilitySpec("fetch", "Fetch it.", provides=("DATA",)))
     >>> sorted(catalog.capabilities)
     ['fetch']
@@ -55,17 +55,21 @@ class StaticCatalog:
 
     capabilities: Mapping[str, CapabilitySpec]
     infrastructure: Collection[str] = field(default=CLOSING)
-    given: Collection[str] = ()
+    provided_types: Collection[str] = ()
 
     @classmethod
     def of(
         cls,
         *specs: CapabilitySpec,
-        given: Iterable[str] = (),
+        provided_types: Iterable[str] = (),
         infrastructure: Iterable[str] = CLOSING,
     ) -> StaticCatalog:
         """Build a catalog from descriptions, kept in the order given."""
-        return cls({spec.name: spec for spec in specs}, frozenset(infrastructure), frozenset(given))
+        return cls(
+            {spec.name: spec for spec in specs},
+            frozenset(infrastructure),
+            frozenset(provided_types),
+        )
 
 
 MANY = "*"

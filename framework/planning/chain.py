@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from framework.base import CapabilitySpec, ExecutionPlan, PlanError, PlannedStep, Requirement
-from framework.planning.catalog import (
+from capgraph.base import CapabilitySpec, ExecutionPlan, PlanError, PlannedStep, Requirement
+from capgraph.planning.catalog import (
     CLOSING,
     MANY,
     Available,
@@ -18,11 +18,11 @@ from framework.planning.catalog import (
     supplied,
     wanted,
 )
-from framework.planning.closing import closing_step, planned_step
-from framework.planning.graphs import reachable_from
-from framework.planning.parameters import read_parameters
-from framework.planning.reading import is_key, make_key, steps_of
-from framework.planning.view import PlanView, listing
+from capgraph.planning.closing import closing_step, planned_step
+from capgraph.planning.graphs import reachable_from
+from capgraph.planning.parameters import read_parameters
+from capgraph.planning.reading import is_key, make_key, steps_of
+from capgraph.planning.view import PlanView, listing
 
 
 def chain_plan(
@@ -55,8 +55,8 @@ def chain_plan(
         PlanError: A capability is unknown, a type cannot be supplied, or a selected capability
             has parameters that only a person or a model can choose.
 
-    >>> from framework.base import CapabilitySpec, Requirement
-    >>> from framework.planning import StaticCatalog
+    >>> from capgraph.base import CapabilitySpec, Requirement
+    >>> from capgraph.planning import StaticCatalog
     >>> catalog = StaticCatalog.of(
     ...     CapabilitySpec("fetch", "Fetch readings.", provides=("DATA",)),
     ...     CapabilitySpec("average", "Average them.", provides=("MEAN",),
@@ -94,8 +94,8 @@ def requires_closure(
         available: Stored context keys by type; leave it out to have every producer that a
             planner could want, even where an older result is stored.
 
-    >>> from framework.base import CapabilitySpec, Requirement
-    >>> from framework.planning import StaticCatalog
+    >>> from capgraph.base import CapabilitySpec, Requirement
+    >>> from capgraph.planning import StaticCatalog
     >>> catalog = StaticCatalog.of(
     ...     CapabilitySpec("fetch", "Fetch readings.", provides=("DATA",)),
     ...     CapabilitySpec("average", "Average them.", requires=(Requirement("DATA"),)),
@@ -104,7 +104,9 @@ def requires_closure(
     ('average', 'fetch')
     """
     names = [name for name in dict.fromkeys(selected) if name in catalog.capabilities]
-    stored = at_hand({kind: ["given"] for kind in catalog.given} | dict(available or {}), catalog)
+    stored = at_hand(
+        {kind: ["given"] for kind in catalog.provided_types} | dict(available or {}), catalog
+    )
     market = _Market(names, catalog)
     usable, chosen = market.choose(stored)
     return tuple(market.prune(chosen, usable))
@@ -125,7 +127,7 @@ def _known(selected: Sequence[str], catalog: Catalog) -> list[str]:
 
 def _unsupplied(reader: str, need: str, catalog: Catalog) -> PlanError:
     context_type = need.removesuffix(MANY)
-    if context_type in catalog.given:
+    if context_type in catalog.provided_types:
         return PlanError(
             f"{reader!r} needs {context_type}, which the caller supplies, and none was given.",
             fix=f"Give {context_type} together with the request.",
@@ -162,7 +164,7 @@ class _Market:
     def __init__(self, names: list[str], catalog: Catalog) -> None:
         self.names = names
         self.specs = catalog.capabilities
-        self.given = set(supplied(catalog.given, {}))
+        self.given = set(supplied(catalog.provided_types, {}))
         self.gives = {name: gives(spec) for name, spec in self.specs.items()}
         self.needs = {
             name: {wanted(need) for need in spec.requires if need.cardinality != "optional"}
@@ -351,7 +353,7 @@ def _sources(
     if need.role is not None and need.cardinality != "many":
         return _of_roles(need, spec, [*stored.get(want, ()), *made])
     if not made:
-        if need.cardinality == "optional" and need.type not in catalog.given:
+        if need.cardinality == "optional" and need.type not in catalog.provided_types:
             return []  # a result of an earlier request is not wished for by this one
         made = stored.get(want, [])
         # Of several stored ones, the newest is the one the request is about.

@@ -7,19 +7,19 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
-from framework.base.plan import BUDGETS, METADATA_KEY, ExecutionPlan
-from framework.planning import problems as codes
-from framework.planning.catalog import CLOSING, MANY, Available, Catalog, is_active
-from framework.planning.conditions import comparisons, condition_faults, kind_of, told
-from framework.planning.graphs import reachable_from
-from framework.planning.names import closest_name
-from framework.planning.parameters import parameter_faults
-from framework.planning.problems import UNSURE, Path, Problem, make_problem, preview, shown_key
-from framework.planning.reading import MAX_KEY_LENGTH, is_key
-from framework.planning.references import FROM, Read, element_name, fields_of, references_of
-from framework.planning.schemas import Shape
-from framework.planning.view import Contract, PlanView, listing
-from framework.planning.waits import SIGNAL, WAITS, references_in, wait_faults
+from capgraph.base.plan import BUDGETS, METADATA_KEY, ExecutionPlan
+from capgraph.planning import problems as codes
+from capgraph.planning.catalog import CLOSING, MANY, Available, Catalog, is_active
+from capgraph.planning.conditions import comparisons, condition_faults, kind_of, told
+from capgraph.planning.graphs import reachable_from
+from capgraph.planning.names import closest_name
+from capgraph.planning.parameters import parameter_faults
+from capgraph.planning.problems import UNSURE, Path, Problem, make_problem, preview, shown_key
+from capgraph.planning.reading import MAX_KEY_LENGTH, is_key
+from capgraph.planning.references import FROM, Read, element_name, fields_of, references_of
+from capgraph.planning.schemas import Shape
+from capgraph.planning.view import Contract, PlanView, listing
+from capgraph.planning.waits import SIGNAL, WAITS, references_in, wait_faults
 
 DEFAULT_MAX_STEPS = 1000
 """Longest plan that is accepted when no limit is given."""
@@ -50,8 +50,8 @@ def check_plan(
     Returns:
         The problems in step order; empty for a plan that can run.
 
-    >>> from framework.base import CapabilitySpec, Requirement
-    >>> from framework.planning import StaticCatalog
+    >>> from capgraph.base import CapabilitySpec, Requirement
+    >>> from capgraph.planning import StaticCatalog
     >>> catalog = StaticCatalog.of(
     ...     CapabilitySpec("fetch", "Fetch readings.", provides=("DATA",)),
     ...     CapabilitySpec("average", "Average them.", provides=("MEAN",),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from framework.base import PlannedStep
-from framework.base.value_context import LISTED
-from framework.planning.catalog import RESPOND
-from framework.planning.reading import make_key
-from framework.planning.view import PlanView
+from capgraph.base import PlannedStep
+from capgraph.base.value_context import LISTED
+from capgraph.planning.catalog import RESPOND
+from capgraph.planning.reading import make_key
+from capgraph.planning.view import PlanView
 
 
 def planned_step(

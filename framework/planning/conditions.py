@@ -15,9 +15,9 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from framework.base import ErrorSeverity, ValidationError
-from framework.planning.problems import Path, preview
-from framework.planning.reading import is_too_deep
+from capgraph.base import ErrorSeverity, ValidationError
+from capgraph.planning.problems import Path, preview
+from capgraph.planning.reading import is_too_deep
 
 OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
@@ -29,7 +29,7 @@ OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
 }
 MAX_DEPTH = 16
 MAX_COMPARISONS = 100
-ABSENT: Any = object()
+MISSING: Any = object()
 """Stands for a value that will never be there."""
 
 _IN_ORDER = frozenset({"number", "text"})
@@ -115,7 +115,7 @@ def holds(condition: Mapping[str, Any], value_of: Callable[[str], Any]) -> bool 
 
     Args:
         condition: The condition.
-        value_of: Returns what stands at a path, or :data:`ABSENT`.
+        value_of: Returns what stands at a path, or :data:`MISSING`.
 
     Raises:
         ValidationError: Two values cannot be compared; the severity is REPLANNING.
@@ -137,7 +137,7 @@ def holds(condition: Mapping[str, Any], value_of: Callable[[str], Any]) -> bool 
                 unknown = unknown or found is None
             return None if unknown else not decided
     value, sign, than = value_of(condition["of"]), condition["is"], condition["than"]
-    if value is ABSENT:
+    if value is MISSING:
         return None
     if sign in ("==", "!="):
         # In Python, true is 1.

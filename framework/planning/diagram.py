@@ -6,13 +6,13 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from framework.base import ExecutionPlan
-from framework.planning.catalog import CLOSING
-from framework.planning.conditions import told
-from framework.planning.problems import preview
-from framework.planning.reading import capability_of, step_key, steps_of
-from framework.planning.references import Read, reads_of
-from framework.planning.waits import WAITS
+from capgraph.base import ExecutionPlan
+from capgraph.planning.catalog import CLOSING
+from capgraph.planning.conditions import told
+from capgraph.planning.problems import preview
+from capgraph.planning.reading import capability_of, step_key, steps_of
+from capgraph.planning.references import Read, reads_of
+from capgraph.planning.waits import WAITS
 
 StepStatus = Literal["pending", "running", "done", "failed", "skipped", "not needed"]
 

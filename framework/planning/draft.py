@@ -6,17 +6,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from framework.base import ExecutionPlan
-from framework.planning.catalog import Available, Catalog
-from framework.planning.parameters import replace_at
-from framework.planning.problems import Path, Problem, preview, render_path
-from framework.planning.references import FROM, Read, paths_of
-from framework.planning.waits import WAITS
+from capgraph.base import ExecutionPlan
+from capgraph.planning.catalog import Available, Catalog
+from capgraph.planning.parameters import replace_at
+from capgraph.planning.problems import Path, Problem, preview, render_path
+from capgraph.planning.references import FROM, Read, paths_of
+from capgraph.planning.waits import WAITS
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """One change that :func:`~framework.planning.repair_plan` made.
+    """One change that :func:`~capgraph.planning.repair_plan` made.
 
     Attributes:
         code: Code of the problem that it mends.

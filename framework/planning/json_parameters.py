@@ -22,10 +22,10 @@ from pydantic import ValidationError as PydanticError
 from pydantic.errors import PydanticUserError
 from pydantic_core import InitErrorDetails, PydanticCustomError, SchemaError
 
-from configs.logger import get_logger
-from framework.base.errors import ValidationError, require_extra
-from framework.planning.problems import Path, preview
-from framework.planning.schemas import Shape
+from capgraph.base.errors import ValidationError, require_extra
+from capgraph.configs.logger import get_logger
+from capgraph.planning.problems import Path, preview
+from capgraph.planning.schemas import Shape
 
 _JSON_TYPES = {
     "array": "array arraylist list queue set stack tuple",

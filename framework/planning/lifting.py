@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from framework.base.errors import PlanError
-from framework.planning.references import FROM, is_reference
+from capgraph.base.errors import PlanError
+from capgraph.planning.references import FROM, is_reference
 
 PARAMETERS = "parameters"
 """What the steps of a recipe call its parameters: ``{"$from": "parameters.place"}``."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from framework.base import ExecutionPlan
-from framework.planning.reading import step_key, steps_of
-from framework.planning.schedule import dependencies
+from capgraph.base import ExecutionPlan
+from capgraph.planning.reading import step_key, steps_of
+from capgraph.planning.schedule import dependencies
 
 
 def by_depth(plan: ExecutionPlan) -> ExecutionPlan:

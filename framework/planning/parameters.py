@@ -13,10 +13,10 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from pydantic import ValidationError as PydanticError
 
-from framework.base import CapabilitySpec, ErrorSeverity, PlanError, ValidationError
-from framework.base.spec import parameter_names
-from framework.planning.names import closest_name
-from framework.planning.problems import (
+from capgraph.base import CapabilitySpec, ErrorSeverity, PlanError, ValidationError
+from capgraph.base.spec import parameter_names
+from capgraph.planning.names import closest_name
+from capgraph.planning.problems import (
     NOT_PLAIN,
     PARAMETER,
     UNSURE,
@@ -26,9 +26,9 @@ from framework.planning.problems import (
     preview,
     render_path,
 )
-from framework.planning.reading import is_too_deep
-from framework.planning.references import references_of
-from framework.planning.schemas import Shape
+from capgraph.planning.reading import is_too_deep
+from capgraph.planning.references import references_of
+from capgraph.planning.schemas import Shape
 
 _MAX_UNKNOWN = 20
 _PLAIN = "use finite numbers, text and flat lists"

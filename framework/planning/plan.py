@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from framework.base.checked import checked
-from framework.base.errors import PlanError
-from framework.base.plan import ExecutionPlan, bounds_of
-from framework.planning.reading import make_key
+from capgraph.base.checked import checked
+from capgraph.base.errors import PlanError
+from capgraph.base.plan import ExecutionPlan, bounds_of
+from capgraph.planning.reading import make_key
 
 
 class Plan:
@@ -56,7 +56,7 @@ class Plan:
             key: The step's context key; made of the capability's name when not given.
             parameters: Its parameters.
             inputs: Context type to the key that is read, or a list of such.
-            **more: Further fields of a :class:`~framework.base.PlannedStep`, such as ``optional``.
+            **more: Further fields of a :class:`~capgraph.base.PlannedStep`, such as ``optional``.
 
         Raises:
             PlanError: It is neither a capability nor a name.

@@ -178,11 +178,11 @@ PROBLEM_KINDS = {
     ),
     NO_CLOSING: Kind("No closing step", "steps", "end the plan with 'respond'"),
     MISSING_KEY: Kind("Missing context_key", "context_key", "give it one that no other step has"),
-    MALFORMED_KEY: Kind("Malformed context_key", "context_key", "rename the step"),
+    MALFORMED_KEY: Kind("MalformedAnswerError context_key", "context_key", "rename the step"),
     DUPLICATE_KEY: Kind(
         "Duplicate context_key", "context_key", "rename one of them and the inputs that mean it"
     ),
-    MALFORMED_INPUT: Kind("Malformed input", "inputs", _INPUT),
+    MALFORMED_INPUT: Kind("MalformedAnswerError input", "inputs", _INPUT),
     NO_SUPPLIER: Kind("Input without supplier", "inputs"),
     LATER_STEP: Kind("Input from a later step", "inputs"),
     TYPE_MISMATCH: Kind("Type mismatch", "inputs"),

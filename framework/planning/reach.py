@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from framework.base import CapabilitySpec
-from framework.planning.catalog import Available, may_pull_in
+from capgraph.base import CapabilitySpec
+from capgraph.planning.catalog import Available, may_pull_in
 
 
 def missing(

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 from pydantic import ValidationError as PydanticError
 
-from framework.base import (
+from capgraph.base import (
     BaseCapability,
     CapabilityError,
     CapabilitySpec,
@@ -27,11 +27,11 @@ from framework.base import (
     Requirement,
     capability_node,
 )
-from framework.base.checked import checked
-from framework.base.guides import ClassifierExample, TaskClassifierGuide
-from framework.planning.catalog import CLOSING, Catalog
-from framework.planning.check import DEFAULT_MAX_STEPS, check_plan
-from framework.planning.lifting import (
+from capgraph.base.checked import checked
+from capgraph.base.guides import ClassifierExample, TaskClassifierGuide
+from capgraph.planning.catalog import CLOSING, Catalog
+from capgraph.planning.check import DEFAULT_MAX_STEPS, check_plan
+from capgraph.planning.lifting import (
     PARAMETERS,
     named_in,
     pattern_of,
@@ -39,9 +39,9 @@ from framework.planning.lifting import (
     values_of_turn,
     with_places,
 )
-from framework.planning.references import FROM, is_reference, key_in, reads_of, references_of
-from framework.planning.waits import WAITS, references_in
-from framework.state import TurnView
+from capgraph.planning.references import FROM, is_reference, key_in, reads_of, references_of
+from capgraph.planning.waits import WAITS, references_in
+from capgraph.state import TurnView
 
 _DEEPEST = 10
 _TYPES: dict[str, Any] = {
@@ -301,10 +301,10 @@ class Recipe(_Part):
             "effect": max((s.effect for s in specs), key=("none", "idempotent", "once").index),
             "permission": max((s.permission for s in specs if s.permission), default=None),
             "labels": tuple(label for s in specs for label in s.labels),
-            "outside": any(s.outside for s in specs),
+            "sends_externally": any(s.sends_externally for s in specs),
             "requires_approval": any(s.requires_approval for s in specs),
             "execute": staticmethod(_never),
-            "recognises": staticmethod(lambda task: self.read(task) is not None or None),
+            "matches_task": staticmethod(lambda task: self.read(task) is not None or None),
             "parameters_from": staticmethod(parameters_from),
             "_create_orchestrator_guide": lambda _: None,
             "_create_classifier_guide": lambda _: TaskClassifierGuide(
@@ -615,7 +615,7 @@ def _declared(spec: CapabilitySpec) -> dict[str, Any]:
         "effect": spec.effect,
         "permission": spec.permission.name if spec.permission else None,
         "labels": list(spec.labels),
-        "outside": spec.outside,
+        "outside": spec.sends_externally,
         "requires_approval": bool(spec.requires_approval),
     }
     return {part: value for part, value in found.items() if value}

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from framework.base import CapabilityContext, ErrorSeverity, ValidationError
-from framework.base.value_context import LISTED, ValueContext
-from framework.planning.conditions import comparisons
-from framework.planning.problems import Path
-from framework.planning.reading import is_too_deep
-from framework.planning.waits import SIGNAL, WAITS, references_in
+from capgraph.base import CapabilityContext, ErrorSeverity, ValidationError
+from capgraph.base.value_context import LISTED, ValueContext
+from capgraph.planning.conditions import comparisons
+from capgraph.planning.problems import Path
+from capgraph.planning.reading import is_too_deep
+from capgraph.planning.waits import SIGNAL, WAITS, references_in
 
 FROM = "$from"
 _BY_PATH = frozenset({"parameters", "when", "for_each", *WAITS})

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, cast
 
-from framework.base import ExecutionPlan
-from framework.planning import problems as codes
-from framework.planning.catalog import CLARIFY, CLOSING, MANY, RESPOND, Available, Catalog
-from framework.planning.check import DEFAULT_MAX_STEPS, check_plan, read_plan
-from framework.planning.closing import closing_step
-from framework.planning.draft import Draft, RepairedPlan
-from framework.planning.problems import PROBLEM_KINDS, UNSURE, Problem
-from framework.planning.reading import as_text, capability_of, is_key, is_too_deep, make_key
-from framework.planning.references import FROM, Read, reads_of
-from framework.planning.repair_links import insert_producer, mend_links, mend_order
-from framework.planning.view import PlanView
+from capgraph.base import ExecutionPlan
+from capgraph.planning import problems as codes
+from capgraph.planning.catalog import CLARIFY, CLOSING, MANY, RESPOND, Available, Catalog
+from capgraph.planning.check import DEFAULT_MAX_STEPS, check_plan, read_plan
+from capgraph.planning.closing import closing_step
+from capgraph.planning.draft import Draft, RepairedPlan
+from capgraph.planning.problems import PROBLEM_KINDS, UNSURE, Problem
+from capgraph.planning.reading import as_text, capability_of, is_key, is_too_deep, make_key
+from capgraph.planning.references import FROM, Read, reads_of
+from capgraph.planning.repair_links import insert_producer, mend_links, mend_order
+from capgraph.planning.view import PlanView
 
 _MAX_ROUNDS = 100
 
@@ -42,8 +42,8 @@ def repair_plan(
         active: Names of the selected capabilities; ``None`` when no selection was made.
         max_steps: The longest plan that is accepted.
 
-    >>> from framework.base import CapabilitySpec, Requirement
-    >>> from framework.planning import StaticCatalog
+    >>> from capgraph.base import CapabilitySpec, Requirement
+    >>> from capgraph.planning import StaticCatalog
     >>> catalog = StaticCatalog.of(
     ...     CapabilitySpec("fetch", "Fetch readings.", provides=("DATA",)),
     ...     CapabilitySpec("average", "Average them.", provides=("MEAN",),

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from framework.base.value_context import item_types
-from framework.planning import problems as codes
-from framework.planning.catalog import CLOSING, MANY, may_pull_in, supplied, wanted
-from framework.planning.closing import planned_step
-from framework.planning.draft import Draft
-from framework.planning.graphs import stable_order
-from framework.planning.names import closest_name
-from framework.planning.problems import Path, Problem
-from framework.planning.reading import capability_of, is_key, make_key
-from framework.planning.references import Read, element_name
-from framework.planning.view import PlanView
+from capgraph.base.value_context import item_types
+from capgraph.planning import problems as codes
+from capgraph.planning.catalog import CLOSING, MANY, may_pull_in, supplied, wanted
+from capgraph.planning.closing import planned_step
+from capgraph.planning.draft import Draft
+from capgraph.planning.graphs import stable_order
+from capgraph.planning.names import closest_name
+from capgraph.planning.problems import Path, Problem
+from capgraph.planning.reading import capability_of, is_key, make_key
+from capgraph.planning.references import Read, element_name
+from capgraph.planning.view import PlanView
 
 _MAX_DEPTH = 20  # of producers that need producers
 _OPEN = (codes.NO_SUPPLIER, codes.TYPE_MISMATCH, codes.MISSING_INPUT)
@@ -96,7 +96,10 @@ def _meant(view: PlanView, index: int, label: str, key: str) -> tuple[str, str |
         if (only := view.only_input(index, label)) is not None:
             return label, only, "the only supplier of the type"
     there = (view.makers, view.by_need, view.stored)
-    known = any(need in place for place in there) or need.removesuffix(MANY) in view.catalog.given
+    known = (
+        any(need in place for place in there)
+        or need.removesuffix(MANY) in view.catalog.provided_types
+    )
     if not needed and not known:
         return label, None, "the capability does not need it and nothing here supplies it"
     return label, key, ""

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, NotRequired
 
 from typing_extensions import TypedDict
 
-from framework.base import ExecutionPlan, PlanError
-from framework.planning.catalog import CLOSING
-from framework.planning.reading import capability_of, step_key, steps_of
-from framework.planning.references import Read, element_name, reads_of
+from capgraph.base import ExecutionPlan, PlanError
+from capgraph.planning.catalog import CLOSING
+from capgraph.planning.reading import capability_of, step_key, steps_of
+from capgraph.planning.references import Read, element_name, reads_of
 
 
 def fingerprints(plan: ExecutionPlan) -> dict[str, str]:

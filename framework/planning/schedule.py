@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from framework.base import ExecutionPlan, PlanError
-from framework.planning.catalog import CLOSING
-from framework.planning.reading import capability_of, step_key, steps_of
-from framework.planning.references import reads_of
+from capgraph.base import ExecutionPlan, PlanError
+from capgraph.planning.catalog import CLOSING
+from capgraph.planning.reading import capability_of, step_key, steps_of
+from capgraph.planning.references import reads_of
 
 Dependencies = Mapping[str, Collection[str]]
 

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from framework.base import CapabilityContext
-from framework.base.value_context import ValueContext
-from framework.planning.problems import Path
+from capgraph.base import CapabilityContext
+from capgraph.base.value_context import ValueContext
+from capgraph.planning.problems import Path
 
 _MAX_DEPTH = 8
 _MAX_FORMS = 64

@@ -9,9 +9,9 @@ from typing import Any, Literal, Protocol
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, SystemMessage
 from pydantic import BaseModel, ConfigDict, Field
 
-from framework.base.errors import ValidationError
-from framework.base.plan import ExecutionPlan
-from framework.planning import Catalog, Problem
+from capgraph.base.errors import ValidationError
+from capgraph.base.plan import ExecutionPlan
+from capgraph.planning import Catalog, Problem
 
 
 class ExtractedTask(BaseModel):
@@ -62,7 +62,7 @@ class PlanRequest:
         chosen: Whether the active capabilities were chosen for the task; otherwise they are all
             that may be used, and the planner chooses.
         excluded: Capabilities that were tried for the task in vain, with the reason.
-        out_of_reach: Capabilities that cannot be called now, with why and until when.
+        unavailable_capabilities: Capabilities that cannot be called now, with why and until when.
         budget_left: What is left of each limit of the budget; empty without one.
         instructions: What the application, and system messages of the input, say besides.
         refers_back: Whether the task refers to earlier messages.
@@ -85,7 +85,7 @@ class PlanRequest:
     messages: Sequence[AnyMessage] = ()
     chosen: bool = True
     excluded: Mapping[str, str] = field(default_factory=dict)
-    out_of_reach: Mapping[str, str] = field(default_factory=dict)
+    unavailable_capabilities: Mapping[str, str] = field(default_factory=dict)
     budget_left: Mapping[str, float] = field(default_factory=dict)
     instructions: str = ""
     refers_back: bool = False

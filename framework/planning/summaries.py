@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from framework.base.context import CapabilityContext
-from framework.base.errors import ValidationError
-from framework.base.value_context import LISTED
-from framework.planning import CLOSING
-from framework.planning.references import FROM, reads_of
-from framework.state import ContextTypes, summarize
+from capgraph.base.context import CapabilityContext
+from capgraph.base.errors import ValidationError
+from capgraph.base.value_context import LISTED
+from capgraph.planning import CLOSING
+from capgraph.planning.references import FROM, reads_of
+from capgraph.state import ContextTypes, summarize
 
 if TYPE_CHECKING:
-    from framework.planning.strategies import StepSummary
+    from capgraph.planning.strategies import StepSummary
 
 _MAX_COPIES = 10
 ANSWER = "ANSWER"
@@ -22,7 +22,7 @@ ANSWER = "ANSWER"
 
 def step_summaries(state: Mapping[str, Any], types: ContextTypes) -> tuple[StepSummary, ...]:
     """Return the plan's finished steps with what their outputs say, in the plan's order."""
-    from framework.planning.strategies import StepSummary
+    from capgraph.planning.strategies import StepSummary
 
     steps = (state.get("planning_execution_plan") or {}).get("steps") or []
     results = state.get("execution_step_results") or {}

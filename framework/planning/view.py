@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from framework.base import CapabilityContext, CapabilitySpec, Requirement
-from framework.base.value_context import LISTED
-from framework.planning.catalog import (
+from capgraph.base import CapabilityContext, CapabilitySpec, Requirement
+from capgraph.base.value_context import LISTED
+from capgraph.planning.catalog import (
     CLOSING,
     MANY,
     Available,
@@ -20,9 +20,9 @@ from framework.planning.catalog import (
     supplied,
     wanted,
 )
-from framework.planning.graphs import reachable_from
-from framework.planning.reading import capability_of
-from framework.planning.references import (
+from capgraph.planning.graphs import reachable_from
+from capgraph.planning.reading import capability_of
+from capgraph.planning.references import (
     FROM,
     Read,
     element_name,
@@ -30,7 +30,7 @@ from framework.planning.references import (
     reads_of,
     takes_element,
 )
-from framework.planning.schemas import Shape, result_shape
+from capgraph.planning.schemas import Shape, result_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +298,7 @@ class PlanView:
         keys += [key for key in self.stored.get(need, ()) if key not in keys]
         if keys:
             return f"name one that supplies {kind}: {listing(keys)}"
-        if kind in self.catalog.given:
+        if kind in self.catalog.provided_types:
             return f"{kind} comes from the caller, who supplied none: ask for it"
         if makers := self.makers.get(need):
             return f"plan a step before it that supplies {kind}: {listing(makers)}"

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from framework.planning.problems import Path
+from capgraph.planning.problems import Path
 
 WAITS = ("wait_until", "wait_for")
 SIGNAL = "signal"

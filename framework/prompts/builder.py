@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from framework.base import BaseExample, OrchestratorGuide, TaskClassifierGuide
+from capgraph.base import BaseExample, OrchestratorGuide, TaskClassifierGuide
 
 
 class PromptBuilder:

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from framework.base import ErrorClassification
-from framework.prompts.builder import PromptBuilder
-from framework.prompts.data import DATA_RULE, as_data, as_request, plain_text
+from capgraph.base import ErrorClassification
+from capgraph.prompts.builder import PromptBuilder
+from capgraph.prompts.data import DATA_RULE, as_data, as_request, plain_text
 
 _MAX_ABILITIES = 8_000
 _MAX_KEYS = 20
@@ -80,7 +80,7 @@ class OrchestratorPrompt(PromptBuilder):
 
     Context: ``capabilities`` and ``guides`` (texts), and ``task``, ``available``, ``notes``,
     ``finished``, ``previous``, ``failure``, ``failed_capability``, ``problems``, ``refused``,
-    ``excluded``, ``out_of_reach``, ``budget_left``, ``look_again`` of the planning request.
+    ``excluded``, ``unavailable_capabilities``, ``budget_left``, ``look_again`` of the planning request.
     """
 
     role = "You plan how an agent answers a request."
@@ -114,7 +114,7 @@ class OrchestratorPrompt(PromptBuilder):
         problems: Sequence[Any] = (),
         refused: Any = None,
         excluded: Mapping[str, str] | None = None,
-        out_of_reach: Mapping[str, str] | None = None,
+        unavailable_capabilities: Mapping[str, str] | None = None,
         budget_left: Mapping[str, float] | None = None,
         look_again: Sequence[str] = (),
         **_: Any,
@@ -126,8 +126,10 @@ class OrchestratorPrompt(PromptBuilder):
             parts.append(f"Left of the budget: {left}. A plan that needs more is refused.")
         if excluded:
             parts.append(_tried(excluded))
-        if out_of_reach:
-            away = "\n".join(f"{name}: {reason}" for name, reason in out_of_reach.items())
+        if unavailable_capabilities:
+            away = "\n".join(
+                f"{name}: {reason}" for name, reason in unavailable_capabilities.items()
+            )
             parts.append(
                 "These cannot be called now. Plan without them; if nothing else will do, say so in"
                 f" answer, with the moment:\n{as_data('out of reach', away)}"

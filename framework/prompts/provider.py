@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, cast
 
-from configs.scoped import scoped
-from framework.base import ConfigurationError
-from framework.base.errors import RegistryError
-from framework.prompts.builder import PromptBuilder
-from framework.registry.discovery import import_object, load_entry_points
+from capgraph.base import ConfigurationError
+from capgraph.base.errors import RegistryError
+from capgraph.configs.scoped import scoped
+from capgraph.prompts.builder import PromptBuilder
+from capgraph.registry.discovery import import_object, load_entry_points
 
 ENTRY_POINT_GROUP = "capgraph.prompts"
 
@@ -26,7 +26,7 @@ class PromptProvider:
             ``clarification`` and ``error_analysis``. Defining that method in a subclass does
             the same.
 
-    >>> from framework.prompts import ResponseGenerationPrompt
+    >>> from capgraph.prompts import ResponseGenerationPrompt
     >>> class Terse(ResponseGenerationPrompt):
     ...     role = "You answer in five words."
     >>> prompts = PromptProvider(response_generation=Terse())
@@ -48,7 +48,9 @@ class PromptProvider:
         if attribute in dir(type(self)):
             # It is there and failed in its own way: let it say so.
             return cast("Callable[[], PromptBuilder]", object.__getattribute__(self, attribute))
-        from configs.settings import packaged_defaults  # reads a file; nothing of it at import
+        from capgraph.configs.settings import (
+            packaged_defaults,
+        )  # reads a file; nothing of it at import
 
         name = attribute.removeprefix("get_").removesuffix("_prompt_builder")
         builders: dict[str, PromptBuilder] = self.__dict__.get("_builders", {})

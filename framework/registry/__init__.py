@@ -2,12 +2,19 @@
 
 from typing import TYPE_CHECKING
 
-from configs.lazy import contents
+from capgraph.configs.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from framework.registry.candidate import Candidate as Candidate
-    from framework.registry.recipe_yaml import load_recipe as load_recipe
-    from framework.registry.recipe_yaml import save_recipe as save_recipe
-    from framework.registry.registry import Registry as Registry
+    from capgraph.registry.candidate import Candidate as Candidate
+    from capgraph.registry.recipe_yaml import load_recipe as load_recipe
+    from capgraph.registry.recipe_yaml import save_recipe as save_recipe
+    from capgraph.registry.registry import Registry as Registry
 
-__getattr__, __dir__ = contents(__name__)
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "capgraph.registry.candidate": ("Candidate",),
+        "capgraph.registry.recipe_yaml": ("load_recipe", "save_recipe"),
+        "capgraph.registry.registry": ("Registry",),
+    },
+)

@@ -18,7 +18,7 @@ class Candidate:
         positives: Requests that need it (classifier examples with ``result=True``).
         negatives: Requests that do not (classifier examples with ``result=False``).
         parameters: What its parameters say: for each the name, the description, the choices.
-        recognises: Says for sure whether a task needs it, if it is served at all; ``None``
+        matches_task: Says for sure whether a task needs it, if it is served at all; ``None``
             for no opinion.
 
     >>> Candidate("weather", "Gives the weather of a place.", positives=("Is it raining?",)).name
@@ -30,7 +30,7 @@ class Candidate:
     instructions: str = ""
     positives: tuple[str, ...] = ()
     negatives: tuple[str, ...] = ()
-    recognises: Callable[[str], bool | None] | None = field(default=None, compare=False)
+    matches_task: Callable[[str], bool | None] | None = field(default=None, compare=False)
     parameters: tuple[str, ...] = ()
 
 

@@ -8,7 +8,7 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any
 
-from framework.base.errors import RegistryError
+from capgraph.base.errors import RegistryError
 
 ENTRY_POINT_GROUP = "capgraph.capabilities"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from framework.base.capability import BaseCapability
-from framework.base.context import CapabilityContext
-from framework.base.errors import RegistryError
-from framework.base.infrastructure import BaseInfrastructureNode
-from framework.base.spec import INSERTION_POINTS, ROLES, InfrastructureSpec, can_name_a_node
+from capgraph.base.capability import BaseCapability
+from capgraph.base.context import CapabilityContext
+from capgraph.base.errors import RegistryError
+from capgraph.base.infrastructure import BaseInfrastructureNode
+from capgraph.base.spec import INSERTION_POINTS, ROLES, InfrastructureSpec, can_name_a_node
 
 
 def registered_name(value: type) -> str | None:
@@ -47,12 +47,12 @@ def refusal_of(item: Any, *, inherits: bool) -> RegistryError:
     if hasattr(item, "args_schema") and hasattr(item, "ainvoke"):
         return RegistryError(
             f"{called!r} is a LangChain tool, which is no capability yet.",
-            fix=f"Make it one: framework.adapters.tool_capability({called}).",
+            fix=f"Make it one: capgraph.adapters.tool_capability({called}).",
         )
     if hasattr(item, "get_graph") and hasattr(item, "ainvoke"):
         return RegistryError(
             f"{called!r} is a LangGraph graph or another Runnable, which is no capability yet.",
-            fix="Make it one: framework.adapters.graph_capability(graph, Input, Output).",
+            fix="Make it one: capgraph.adapters.graph_capability(graph, Input, Output).",
         )
     if inspect.isroutine(item):
         return RegistryError(

@@ -9,11 +9,11 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
-from configs.yaml_files import read_yaml
-from framework.base.errors import ConfigurationError
-from framework.base.files import write_whole
-from framework.base.values import misfits
-from framework.planning.recipes import Recipe
+from capgraph.base.errors import ConfigurationError
+from capgraph.base.files import write_whole
+from capgraph.base.values import misfits
+from capgraph.configs.yaml_files import read_yaml
+from capgraph.planning.recipes import Recipe
 
 _ENDINGS = (".yml", ".yaml")
 

@@ -9,20 +9,19 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from framework.base.checked import checked
-from framework.base.context import CapabilityContext
-from framework.base.errors import CapgraphError, RegistryError
-from framework.base.guides import OrchestratorExample
-from framework.base.spec import CapabilitySpec, InfrastructureSpec
-from framework.neighbours import PACKAGES, check_neighbour
-from framework.registry.candidate import Candidate, parameter_texts
-from framework.registry.discovery import (
+from capgraph.base.checked import checked
+from capgraph.base.context import CapabilityContext
+from capgraph.base.errors import CapgraphError, RegistryError
+from capgraph.base.guides import OrchestratorExample
+from capgraph.base.spec import CapabilitySpec, InfrastructureSpec
+from capgraph.registry.candidate import Candidate, parameter_texts
+from capgraph.registry.discovery import (
     ENTRY_POINT_GROUP,
     import_object,
     load_entry_points,
     walk,
 )
-from framework.registry.membership import (
+from capgraph.registry.membership import (
     check_name,
     check_place,
     decorator_of,
@@ -33,9 +32,9 @@ from framework.registry.membership import (
 )
 
 if TYPE_CHECKING:
-    from configs.settings import Settings
+    from capgraph.configs.settings import Settings
 
-DEFAULT_INFRASTRUCTURE = ("infrastructure",)
+DEFAULT_INFRASTRUCTURE = ("capgraph.infrastructure",)
 
 
 class Registry:
@@ -47,7 +46,7 @@ class Registry:
     Args:
         infrastructure: Modules or packages whose infrastructure nodes are registered at once; a
             later one replaces nodes of the same name.
-        given: Context types that the caller of the graph supplies.
+        provided_types: Context types that the caller of the graph supplies.
 
     Raises:
         RegistryError: A module cannot be imported, or two registrations share a name.
@@ -61,18 +60,16 @@ class Registry:
     def __init__(
         self,
         infrastructure: Iterable[str] = DEFAULT_INFRASTRUCTURE,
-        given: Iterable[str] = (),
+        provided_types: Iterable[str] = (),
     ) -> None:
         self._capabilities: dict[str, CapabilitySpec] = {}
         self._infrastructure: dict[str, InfrastructureSpec] = {}
         self._context_types: dict[str, type[CapabilityContext]] = {}
         self._instances: dict[str, Any] = {}
-        self._given: set[str] = set(given)
+        self._provided_types: set[str] = set(provided_types)
         self._frozen = False
         self._candidates: Sequence[Candidate] | None = None
         for place, name in enumerate(infrastructure):
-            if name in PACKAGES:
-                check_neighbour(name)
             self.discover(name, override=place > 0)
 
     # --- reading --------------------------------------------------------------------------
@@ -93,9 +90,9 @@ class Registry:
         return MappingProxyType(self._context_types)
 
     @property
-    def given(self) -> frozenset[str]:
+    def provided_types(self) -> frozenset[str]:
         """Context types that the caller supplies."""
-        return frozenset(self._given)
+        return frozenset(self._provided_types)
 
     @checked
     def capability(self, name: str) -> Any:
@@ -138,7 +135,7 @@ class Registry:
                     instructions=guide.instructions if guide else "",
                     positives=tuple(e.query for e in examples if e.result),
                     negatives=tuple(e.query for e in examples if not e.result),
-                    recognises=getattr(spec.cls, "recognises", None),
+                    matches_task=getattr(spec.cls, "matches_task", None),
                     parameters=tuple(parameter_texts(schema)),
                 )
             )
@@ -210,7 +207,7 @@ class Registry:
         Raises:
             RegistryError: An item cannot be registered, two share a name, or a name is not there.
 
-        >>> from framework.base import BaseCapability, capability_node
+        >>> from capgraph.base import BaseCapability, capability_node
         >>> @capability_node
         ... class Hello(BaseCapability):
         ...     name = "hello"
@@ -221,7 +218,7 @@ class Registry:
         >>> list(registry.with_(Hello).capabilities), list(registry.capabilities)
         (['hello'], [])
         """
-        other = Registry(infrastructure=(), given=self._given)
+        other = Registry(infrastructure=(), provided_types=self._provided_types)
         for table in ("_capabilities", "_infrastructure", "_context_types", "_instances"):
             getattr(other, table).update(getattr(self, table))
         for name in without:
@@ -297,7 +294,7 @@ class Registry:
             raise self._unknown(name)
         self._instances.pop(name, None)
 
-    def give(self, *types: str | type[CapabilityContext]) -> None:
+    def declare_provided(self, *types: str | type[CapabilityContext]) -> None:
         """Declare context types that the caller of the graph supplies.
 
         Raises:
@@ -310,7 +307,7 @@ class Registry:
                 raise RegistryError(
                     f"{kind!r} is no context type.", fix="Give its name, or its class."
                 )
-            self._given.add(name)
+            self._provided_types.add(name)
 
     @checked
     def discover(self, package: str, *, override: bool = False) -> list[str]:
@@ -343,7 +340,7 @@ class Registry:
                 elif lacks_decorator(value):
                     problems.append(f"{origin_of(value)} is not decorated ({decorator_of(value)})")
         if recipes and not problems:
-            from framework.planning.recipes import in_order
+            from capgraph.planning.recipes import in_order
 
             for recipe in in_order(recipes):
                 self.register(recipe, override=override)
@@ -411,14 +408,16 @@ class Registry:
         """Build the registry that settings describe.
 
         Args:
-            settings: ``configs.settings.Settings``.
+            settings: ``capgraph.configs.settings.Settings``.
             problems: Takes what is wrong with a module or the recipes, each by itself; raised when
                 not given.
 
         Raises:
             RegistryError: Something named cannot be imported or does not fit together.
         """
-        registry = cls(infrastructure=settings.infrastructure, given=settings.given)
+        registry = cls(
+            infrastructure=settings.infrastructure, provided_types=settings.provided_types
+        )
         chosen = {name: getattr(settings, name) for name in ("include", "exclude", "override")}
         works: list[Callable[[], Any]] = [
             *(partial(registry.discover, module) for module in settings.modules),
@@ -436,8 +435,8 @@ class Registry:
 
     def _load_recipes(self, places: Sequence[str]) -> None:
         if places:
-            from framework.planning.recipes import in_order
-            from framework.registry.recipe_yaml import load_recipe, recipe_files
+            from capgraph.planning.recipes import in_order
+            from capgraph.registry.recipe_yaml import load_recipe, recipe_files
 
             for recipe in in_order(load_recipe(file) for file in recipe_files(places)):
                 self.register(recipe)
@@ -461,5 +460,5 @@ class Registry:
 
 def _is_recipe(value: Any) -> bool:
     # Nobody has made one before its module was imported, which a graph without one need not do.
-    recipes = sys.modules.get("framework.planning.recipes")
+    recipes = sys.modules.get("capgraph.planning.recipes")
     return recipes is not None and isinstance(value, recipes.Recipe)

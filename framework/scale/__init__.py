@@ -2,20 +2,30 @@
 
 from typing import TYPE_CHECKING
 
-from configs.lazy import contents
+from capgraph.configs.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from framework.scale.advance import Report as Report
-    from framework.scale.client import Client as Client
-    from framework.scale.client import ThreadStatus as ThreadStatus
-    from framework.scale.client import connect as connect
-    from framework.scale.client import open_engine as open_engine
-    from framework.scale.engine import Engine as Engine
-    from framework.scale.engine import Handler as Handler
-    from framework.scale.order import StepOrder as StepOrder
-    from framework.scale.order import TurnOrder as TurnOrder
-    from framework.scale.schedules import Schedule as Schedule
-    from framework.scale.worker import Worker as Worker
-    from framework.scale.worker import list_workers as list_workers
+    from capgraph.scale.advance import Report as Report
+    from capgraph.scale.client import Client as Client
+    from capgraph.scale.client import ThreadStatus as ThreadStatus
+    from capgraph.scale.client import connect as connect
+    from capgraph.scale.client import open_engine as open_engine
+    from capgraph.scale.engine import Engine as Engine
+    from capgraph.scale.engine import Handler as Handler
+    from capgraph.scale.order import StepOrder as StepOrder
+    from capgraph.scale.order import TurnOrder as TurnOrder
+    from capgraph.scale.schedules import Schedule as Schedule
+    from capgraph.scale.worker import Worker as Worker
+    from capgraph.scale.worker import list_workers as list_workers
 
-__getattr__, __dir__ = contents(__name__)
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "capgraph.scale.advance": ("Report",),
+        "capgraph.scale.client": ("Client", "ThreadStatus", "connect", "open_engine"),
+        "capgraph.scale.engine": ("Engine", "Handler"),
+        "capgraph.scale.order": ("StepOrder", "TurnOrder"),
+        "capgraph.scale.schedules": ("Schedule",),
+        "capgraph.scale.worker": ("Worker", "list_workers"),
+    },
+)

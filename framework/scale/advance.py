@@ -18,20 +18,20 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from configs.logger import get_logger
-from framework.base.errors import InfrastructureError, PersistenceError, ThreadBusyError
-from framework.base.ports import Caller
-from framework.engine.thread_lease import lend
-from framework.graph.turns import DRAIN_SECONDS, Turn, TurnEnd, step_states, thread_values
-from framework.pipeline.run_config import configurable_of
-from framework.scale.order import TurnOrder
-from framework.scale.translate import Translator, interrupt_of
-from framework.stores.guarded import GuardedSaver
-from framework.stores.leases import Lease, leases_of
-from framework.stores.records import thread_config
-from framework.stores.run_log import ENDS, LoggedRun, RunLog
-from framework.stores.threads import open_questions
-from framework.stores.waits import open_waits, waits_of
+from capgraph.base.errors import InfrastructureError, PersistenceError, ThreadBusyError
+from capgraph.base.ports import Caller
+from capgraph.configs.logger import get_logger
+from capgraph.engine.thread_lease import lend
+from capgraph.graph.turns import DRAIN_SECONDS, Turn, TurnEnd, step_states, thread_values
+from capgraph.pipeline.run_config import configurable_of
+from capgraph.scale.order import TurnOrder
+from capgraph.scale.translate import Translator, interrupt_of
+from capgraph.stores.guarded import GuardedSaver
+from capgraph.stores.leases import Lease, leases_of
+from capgraph.stores.records import thread_config
+from capgraph.stores.run_log import ENDS, LoggedRun, RunLog
+from capgraph.stores.threads import open_questions
+from capgraph.stores.waits import open_waits, waits_of
 
 _READS = 3
 """So often a thread that cannot be read is given back: a worker of another version may know how."""
@@ -62,8 +62,8 @@ async def advance(graph: Any, order: TurnOrder, *, log: RunLog | None = None) ->
         order: Names the thread.
         log: Where its runs are; beside the graph's threads when not given.
 
-    >>> from framework import build_graph
-    >>> from framework.scale.advance import advance
+    >>> from capgraph import build_graph
+    >>> from capgraph.scale.advance import advance
     >>> from langgraph.checkpoint.memory import InMemorySaver
     >>> async def main():
     ...     graph = build_graph([], checkpointer=InMemorySaver())

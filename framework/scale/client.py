@@ -13,33 +13,33 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from configs.logger import get_logger
-from framework.base.errors import (
+from capgraph.base.errors import (
     ConfigurationError,
     PersistenceError,
     ThreadBusyError,
     ValidationError,
     require_extra,
 )
-from framework.base.ports import Caller
-from framework.engine.entry import admitted
-from framework.engine.thread_lease import lend
-from framework.graph.signals import signal as send_signal
-from framework.langgraph_compat import answers_tried
-from framework.pipeline.run_config import configurable_of
-from framework.scale.advance import Runner, given_of, stopped
-from framework.scale.engine import Engine
-from framework.scale.order import TurnOrder
-from framework.stores.leases import leases_of
-from framework.stores.location import parse_url
-from framework.stores.open import open_saver
-from framework.stores.reading import as_text, from_text
-from framework.stores.records import thread_config
-from framework.stores.rows import PostgresRows, rows_of
-from framework.stores.run_log import ENDS, STOPPING, LoggedRun, RunLog
-from framework.stores.step_results import step_results_of
-from framework.stores.threads import open_questions, thread_summary
-from framework.stores.waits import Due, open_waits, waits_of
+from capgraph.base.ports import Caller
+from capgraph.configs.logger import get_logger
+from capgraph.engine.entry import admitted
+from capgraph.engine.thread_lease import lend
+from capgraph.graph.signals import signal as send_signal
+from capgraph.langgraph_compat import answers_tried
+from capgraph.pipeline.run_config import configurable_of
+from capgraph.scale.advance import Runner, given_of, stopped
+from capgraph.scale.engine import Engine
+from capgraph.scale.order import TurnOrder
+from capgraph.stores.leases import leases_of
+from capgraph.stores.location import parse_url
+from capgraph.stores.open import open_saver
+from capgraph.stores.reading import as_text, from_text
+from capgraph.stores.records import thread_config
+from capgraph.stores.rows import PostgresRows, rows_of
+from capgraph.stores.run_log import ENDS, STOPPING, LoggedRun, RunLog
+from capgraph.stores.step_results import step_results_of
+from capgraph.stores.threads import open_questions, thread_summary
+from capgraph.stores.waits import Due, open_waits, waits_of
 
 _ENGINES = {
     "postgres": ("procrastinate", "workers", "PostgresEngine"),
@@ -60,7 +60,7 @@ class ThreadStatus:
     """How far a thread is.
 
     Attributes:
-        status: ``queued``, ``running``, or what :func:`framework.stores.thread_summary` calls it.
+        status: ``queued``, ``running``, or what :func:`capgraph.stores.thread_summary` calls it.
         questions: What a person is asked, by the id that an answer names.
     """
 
@@ -397,7 +397,7 @@ async def connect(
     """
     name = engine or scale.engine
     check_engine(url, name)
-    opened = getattr(importlib.import_module(f"framework.scale.{name}"), _ENGINES[name][2])
+    opened = getattr(importlib.import_module(f"capgraph.scale.{name}"), _ENGINES[name][2])
     more, database = {"lease_seconds": scale.lease_seconds}, await _database(saver)
     if name == "temporal":
         url, more["database"] = temporal or scale.temporal, database

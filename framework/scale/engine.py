@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Mapping
 from typing import Protocol, runtime_checkable
 
-from framework.scale.order import StepOrder, TurnOrder
+from capgraph.scale.order import StepOrder, TurnOrder
 
 TURNS = "turns"
 """The queue of turns, and of steps that name none."""

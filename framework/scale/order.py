@@ -10,7 +10,7 @@ class TurnOrder:
     """Look at a thread: a run of it is to be begun, or gone on with.
 
     What is asked, answered or signalled, and by whom, is the request of the run in the run log
-    (:class:`framework.stores.run_log.LoggedRun`), in the database that holds the thread. An order
+    (:class:`capgraph.stores.run_log.LoggedRun`), in the database that holds the thread. An order
     that comes twice, late or for a run that has ended changes nothing.
 
     Attributes:

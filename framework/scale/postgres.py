@@ -17,11 +17,11 @@ from procrastinate.jobs import Job, Status
 from procrastinate.worker import Worker
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from configs.logger import get_logger
-from framework.base.errors import PersistenceError, ThreadBusyError
-from framework.scale.engine import TURNS, Handler
-from framework.scale.order import StepOrder, TurnOrder
-from framework.scale.tables import make_tables
+from capgraph.base.errors import PersistenceError, ThreadBusyError
+from capgraph.configs.logger import get_logger
+from capgraph.scale.engine import TURNS, Handler
+from capgraph.scale.order import StepOrder, TurnOrder
+from capgraph.scale.tables import make_tables
 
 _TURN, _STEP, _SCHEDULED = "capgraph.turn", "capgraph.step", "capgraph.scheduled"
 _CONNECT_SECONDS = 10.0

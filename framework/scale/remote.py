@@ -11,25 +11,25 @@ from typing import Any
 
 from langgraph.func import entrypoint
 
-from configs.logger import get_logger
-from configs.scoped import scoped
-from framework.base.budget import TurnBudget
-from framework.base.errors import CapabilityError, PersistenceError, ThreadBusyError
-from framework.base.ports import Caller
-from framework.engine.run_scope import end_run, run_scope
-from framework.langgraph_compat import called_back
-from framework.pipeline.journal import LENT, Journal
-from framework.pipeline.run_config import configurable_of, paid_by
-from framework.pipeline.run_sent import refused, run_sent, view_of
-from framework.scale.engine import Engine
-from framework.scale.order import StepOrder
-from framework.stores.cells import lend_rows
-from framework.stores.leases import Lease, leases_of
-from framework.stores.rows import rows_of
-from framework.stores.step_results import Begun, Seen, lease_of, step_results_of
-from framework.telemetry.accounts import CASHIER, paying
-from framework.telemetry.metered import METER, counting
-from framework.telemetry.sinks import EventDispatcher, about
+from capgraph.base.budget import TurnBudget
+from capgraph.base.errors import CapabilityError, PersistenceError, ThreadBusyError
+from capgraph.base.ports import Caller
+from capgraph.configs.logger import get_logger
+from capgraph.configs.scoped import scoped
+from capgraph.engine.run_scope import end_run, run_scope
+from capgraph.langgraph_compat import called_back
+from capgraph.pipeline.journal import LENT, Journal
+from capgraph.pipeline.run_config import configurable_of, paid_by
+from capgraph.pipeline.run_sent import refused, run_sent, view_of
+from capgraph.scale.engine import Engine
+from capgraph.scale.order import StepOrder
+from capgraph.stores.cells import lend_rows
+from capgraph.stores.leases import Lease, leases_of
+from capgraph.stores.rows import rows_of
+from capgraph.stores.step_results import Begun, Seen, lease_of, step_results_of
+from capgraph.telemetry.accounts import CASHIER, paying
+from capgraph.telemetry.metered import METER, counting
+from capgraph.telemetry.sinks import EventDispatcher, about
 
 _FIRST_LOOK, _LATER, _LONGEST = 0.02, 1.2, 1.0
 """Seconds between two looks at a step: at first, how they grow (so that an end is seen late by a fifth
@@ -88,9 +88,9 @@ class Steps:
         seconds: float | None,
         begins: Callable[[], None],
         leave: Callable[[], bool],
-        give_up: Callable[[], bool],
+        should_cancel: Callable[[], bool],
     ) -> Mapping[str, Any] | None:
-        """Have a step run, unless its result is there; see :class:`framework.base.ports.Sender`."""
+        """Have a step run, unless its result is there; see :class:`capgraph.base.ports.StepDispatcher`."""
         thread = request["thread"]
         lease = self._leases.held(thread)
         token = lease.holder.owner if lease is not None else ""
@@ -116,7 +116,7 @@ class Steps:
                         if not _stays(seen.result):
                             await self._results.drop(name, token)
                         return seen.result
-                    if await self._is_over(waiting, seen, give_up=give_up()):
+                    if await self._is_over(waiting, seen, should_cancel=should_cancel()):
                         return None
                     await self._hand_on(waiting, seen)
                 except PersistenceError as exc:
@@ -131,14 +131,14 @@ class Steps:
             raise
         return None
 
-    async def _is_over(self, waiting: _Waiting, seen: Seen, *, give_up: bool) -> bool:
+    async def _is_over(self, waiting: _Waiting, seen: Seen, *, should_cancel: bool) -> bool:
         """Tell whether a step is not to begin any more.
 
         Raises:
             TimeoutError: Its time is over, and nobody is there who would say so.
         """
         late, order = waiting.is_late(), waiting.order
-        if not (late or give_up):
+        if not (late or should_cancel):
             return False
         gone = not seen.begun and await self._results.withdraw(order.id, order.token)
         if late and seen.begun and not self._is_alive(seen):

@@ -9,10 +9,10 @@ from typing import Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from framework.base.errors import PersistenceError, ValidationError
-from framework.scale.engine import Engine
-from framework.stores.reading import as_text, from_text
-from framework.stores.rows import rows_of
+from capgraph.base.errors import PersistenceError, ValidationError
+from capgraph.scale.engine import Engine
+from capgraph.stores.reading import as_text, from_text
+from capgraph.stores.rows import rows_of
 
 _TABLE = """CREATE TABLE IF NOT EXISTS capgraph_schedules (
     id TEXT PRIMARY KEY,

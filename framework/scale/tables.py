@@ -10,7 +10,7 @@ from typing import Any
 
 from procrastinate.schema import SchemaManager
 
-from framework.base.errors import PersistenceError
+from capgraph.base.errors import PersistenceError
 
 _LOCK = 0x6361_7067_7363_616C
 """Advisory lock of whoever makes the tables."""

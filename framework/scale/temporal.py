@@ -58,16 +58,16 @@ from temporalio.worker import (
     WorkerTuner,
 )
 
-from configs.logger import get_logger
-from framework.base.errors import (
+from capgraph.base.errors import (
     ConfigurationError,
     PersistenceError,
     ThreadBusyError,
     ValidationError,
 )
-from framework.scale.engine import TURNS, Handler
-from framework.scale.order import StepOrder, TurnOrder
-from framework.scale.turn_workflow import (
+from capgraph.configs.logger import get_logger
+from capgraph.scale.engine import TURNS, Handler
+from capgraph.scale.order import StepOrder, TurnOrder
+from capgraph.scale.turn_workflow import (
     AT_HAND,
     Begin,
     Order,

@@ -12,8 +12,8 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
-from framework.approvals.questions import answer_schema
-from framework.base.plan import plan_key
+from capgraph.approvals.questions import answer_schema
+from capgraph.base.plan import plan_key
 
 PROTOCOL = "1.0"
 PLAN = "capgraph.plan"

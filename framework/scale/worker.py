@@ -13,18 +13,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from configs.logger import get_logger
-from framework.base.errors import CapgraphError, PersistenceError
-from framework.base.ports import Rows
-from framework.graph.turns import DRAIN_SECONDS
-from framework.scale.advance import Runner
-from framework.scale.client import Client
-from framework.scale.engine import TURNS
-from framework.scale.order import StepOrder, TurnOrder
-from framework.scale.remote import Steps
-from framework.scale.schedules import Schedules
-from framework.stores.rows import rows_of
-from framework.stores.waits import due
+from capgraph.base.errors import CapgraphError, PersistenceError
+from capgraph.base.ports import SqlExecutor
+from capgraph.configs.logger import get_logger
+from capgraph.graph.turns import DRAIN_SECONDS
+from capgraph.scale.advance import Runner
+from capgraph.scale.client import Client
+from capgraph.scale.engine import TURNS
+from capgraph.scale.order import StepOrder, TurnOrder
+from capgraph.scale.remote import Steps
+from capgraph.scale.schedules import Schedules
+from capgraph.stores.rows import rows_of
+from capgraph.stores.waits import due
 
 _TABLE = """CREATE TABLE IF NOT EXISTS capgraph_workers (
     id TEXT PRIMARY KEY,
@@ -55,7 +55,7 @@ class WorkerInfo:
     running: int
 
 
-async def list_workers(rows: Rows) -> list[WorkerInfo]:
+async def list_workers(rows: SqlExecutor) -> list[WorkerInfo]:
     """Return the workers that live, by id; a dead one is left out after twice its lease.
 
     Args:

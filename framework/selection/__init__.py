@@ -5,18 +5,38 @@ Every strategy that chooses capabilities follows :class:`Selector`. The default,
 ``Embeddings``. What sends a whole request to one of several agents is a :class:`BaseRouter`.
 """
 
-from configs.lazy import contents
-from framework.registry import Candidate as Candidate
-from framework.selection.protocols import Selection as Selection
-from framework.selection.protocols import Selector as Selector
-from framework.selection.routers import BaseRouter as BaseRouter
-from framework.selection.routers import LLMRouter as LLMRouter
-from framework.selection.routers import LoadBalancingRouter as LoadBalancingRouter
-from framework.selection.routers import RoutingDecision as RoutingDecision
-from framework.selection.routers import RoutingRequest as RoutingRequest
-from framework.selection.routers import RuleBasedRouter as RuleBasedRouter
-from framework.selection.routers import SemanticRouter as SemanticRouter
-from framework.selection.selectors import EmbeddingSelector as EmbeddingSelector
-from framework.selection.selectors import LexicalSelector as LexicalSelector
+from typing import TYPE_CHECKING
 
-__getattr__, __dir__ = contents(__name__)
+from capgraph.configs.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from capgraph.registry import Candidate as Candidate
+    from capgraph.selection.protocols import Selection as Selection
+    from capgraph.selection.protocols import Selector as Selector
+    from capgraph.selection.routers import BaseRouter as BaseRouter
+    from capgraph.selection.routers import LLMRouter as LLMRouter
+    from capgraph.selection.routers import LoadBalancingRouter as LoadBalancingRouter
+    from capgraph.selection.routers import RoutingDecision as RoutingDecision
+    from capgraph.selection.routers import RoutingRequest as RoutingRequest
+    from capgraph.selection.routers import RuleBasedRouter as RuleBasedRouter
+    from capgraph.selection.routers import SemanticRouter as SemanticRouter
+    from capgraph.selection.selectors import EmbeddingSelector as EmbeddingSelector
+    from capgraph.selection.selectors import LexicalSelector as LexicalSelector
+
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "capgraph.registry": ("Candidate",),
+        "capgraph.selection.protocols": ("Selection", "Selector"),
+        "capgraph.selection.routers": (
+            "BaseRouter",
+            "LLMRouter",
+            "LoadBalancingRouter",
+            "RoutingDecision",
+            "RoutingRequest",
+            "RuleBasedRouter",
+            "SemanticRouter",
+        ),
+        "capgraph.selection.selectors": ("EmbeddingSelector", "LexicalSelector"),
+    },
+)

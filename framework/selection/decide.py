@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from framework.selection.tfidf import Array
+from capgraph.selection.tfidf import Array
 
 _NEARLY = 0.8
 _BY_WORDS = (0.25, 0.10)  # evidence of the unexplained words; and more for each e-fold candidates

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from framework.base import ModelError
-from framework.selection.head import Calibration, Head, Rows, product
-from framework.selection.tfidf import Array, TextIndex
+from capgraph.base import ModelError
+from capgraph.selection.head import Calibration, Head, Rows, product
+from capgraph.selection.tfidf import Array, TextIndex
 
 _LEXICAL = Calibration(none=0.10, many=0.40, logistic=0.10, slope=0.01, drop_unrelated=0.35)
 _VECTORS = Calibration(none=0.13, many=0.50, logistic=0.14, slope=0.02, drop_unrelated=0.50)

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from framework.base import ValidationError
-from framework.registry import Candidate
-from framework.selection.texts import describe, normalise, pieces, readable, unrelated
-from framework.selection.tfidf import Array
+from capgraph.base import ValidationError
+from capgraph.registry import Candidate
+from capgraph.selection.texts import describe, normalise, pieces, readable, unrelated
+from capgraph.selection.tfidf import Array
 
 MAX_ROWS = 4000  # bounds the time and memory of a fit; above it, examples are pooled
 _RIDGE = 0.3

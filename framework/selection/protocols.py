@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
-from framework.registry import Candidate
+from capgraph.registry import Candidate
 
 NOTHING_EXCLUDED: Mapping[str, str] = MappingProxyType({})
 

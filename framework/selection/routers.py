@@ -16,19 +16,24 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, Field
 from pydantic import ValidationError as PydanticValidationError
 
-from configs.logger import get_logger
-from framework.base.awaiting import awaited
-from framework.base.checked import checked, fits
-from framework.base.errors import ConfigurationError, Malformed, ModelError, ValidationError
-from framework.base.numbers import check_number
-from framework.base.values import json_in, short_text
-from framework.selection.texts import MAX_CHARACTERS
+from capgraph.base.awaiting import awaited
+from capgraph.base.checked import checked, fits
+from capgraph.base.errors import (
+    ConfigurationError,
+    MalformedAnswerError,
+    ModelError,
+    ValidationError,
+)
+from capgraph.base.numbers import check_number
+from capgraph.base.values import json_in, short_text
+from capgraph.configs.logger import get_logger
+from capgraph.selection.texts import MAX_CHARACTERS
 
 if TYPE_CHECKING:  # chat models cost more to import than all of this room
     from langchain_core.embeddings import Embeddings
     from langchain_core.language_models import BaseChatModel
 
-    from framework.base.ports import ModelCaller
+    from capgraph.base.ports import ModelCaller
 
 
 @checked
@@ -317,13 +322,13 @@ class LLMRouter(BaseRouter):
     """Has a chat model choose.
 
     Args:
-        model: A chat model, or what asks one (:class:`~framework.base.ports.ModelCaller`). The
+        model: A chat model, or what asks one (:class:`~capgraph.base.ports.ModelCaller`). The
             calls of a bare model count wherever a graph or ``Services`` run it.
         agent_descriptions: What each agent is for.
         fallback_target: See :class:`BaseRouter`; taken where the model names nobody available.
 
     >>> import asyncio
-    >>> from framework.testing import ScriptedModel
+    >>> from capgraph.testing import ScriptedModel
     >>> model = ScriptedModel(responses=[{"target": "sales", "confidence": 0.9, "reasoning": "A price."}])
     >>> router = LLMRouter(model, {"sales": "Prices and orders", "support": "Repairs"})
     >>> asyncio.run(router.route(RoutingRequest("What is it?", ["sales", "support"]))).target
@@ -373,7 +378,7 @@ class LLMRouter(BaseRouter):
         if not callable(getattr(self._model, "with_structured_output", None)):
             try:
                 chosen: _Choice = await self._model(_Choice, messages)  # type: ignore[operator]
-            except Malformed:
+            except MalformedAnswerError:
                 return None
             return chosen
         try:

@@ -12,16 +12,16 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from configs.latest import Latest
-from framework.base import ValidationError, require_extra
-from framework.registry import Candidate
-from framework.selection.protocols import NOTHING_EXCLUDED, Selection
-from framework.selection.texts import MAX_CHARACTERS, clauses
+from capgraph.base import ValidationError, require_extra
+from capgraph.configs.latest import Latest
+from capgraph.registry import Candidate
+from capgraph.selection.protocols import NOTHING_EXCLUDED, Selection
+from capgraph.selection.texts import MAX_CHARACTERS, clauses
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
 
-    from framework.selection.fit import Fit
+    from capgraph.selection.fit import Fit
 
 _KEPT_FITS = 4
 _SHOWN = 3
@@ -42,7 +42,7 @@ class LexicalSelector:
         MissingExtraError: At first use, when numpy is not installed.
 
     >>> import asyncio
-    >>> from framework.selection import Candidate
+    >>> from capgraph.selection import Candidate
     >>> weather = Candidate("weather", "Tells the weather and the temperature of a place.",
     ...     positives=("Will it rain in Oslo?", "How warm is it in Rome?"))
     >>> news = Candidate("news", "Finds recent news.", positives=("Any news on elections?",))
@@ -126,14 +126,14 @@ class LexicalSelector:
 
         def decide() -> set[str]:
             # Capabilities' own code too, which may be slow or read a file: not on the event loop.
-            from framework.selection.decide import needed
+            from capgraph.selection.decide import needed
 
             rows[:, [c.name in excluded for c in candidates]] = 0.0
             least = self._threshold / (1 - self._threshold)
             unexplained = fitted.unexplained(texts[0]) if self._embeddings is None else None
             taught = [bool(c.positives) for c in candidates]
             chosen = needed(rows, taught, unexplained, self._margin, least)
-            sure = [c.recognises(texts[0]) if c.recognises else None for c in candidates]
+            sure = [c.matches_task(texts[0]) if c.matches_task else None for c in candidates]
             pairs = zip(candidates, chosen, sure, strict=True)
             return {c.name for c, by_text, known in pairs if known or (known is None and by_text)}
 
@@ -201,20 +201,20 @@ class EmbeddingSelector(LexicalSelector):
 
 def _rows(candidates: tuple[Candidate, ...]) -> Any:
     require_extra("numpy", "offline")
-    from framework.selection.head import training_rows
+    from capgraph.selection.head import training_rows
 
     return training_rows(candidates)
 
 
 def _fit(rows: Any, vectors: list[list[float]] | None) -> Fit:
-    from framework.selection.fit import Fit
+    from capgraph.selection.fit import Fit
 
     return Fit(rows, vectors)
 
 
 def _scores(rows: Any, candidates: Sequence[Candidate]) -> dict[str, float]:
     """Map evidence to 0..1, so that evidence at its threshold gives 0.5; best first."""
-    from framework.selection.decide import strongest
+    from capgraph.selection.decide import strongest
 
     pairs = zip(candidates, map(float, strongest(rows)), strict=True)
     ranked = sorted(pairs, key=lambda pair: -pair[1])

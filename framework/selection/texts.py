@@ -6,7 +6,7 @@ import re
 from functools import cache
 from importlib.resources import files
 
-from framework.registry import Candidate
+from capgraph.registry import Candidate
 
 MAX_CHARACTERS = 4000  # of a task; what a longer one asks is said within these
 MAX_CLAUSES = 8
@@ -95,5 +95,5 @@ def unrelated() -> tuple[str, ...]:
     >>> "hello" in unrelated()
     True
     """
-    text = files("framework.selection").joinpath("unrelated.txt").read_text("utf-8")
+    text = files("capgraph.selection").joinpath("unrelated.txt").read_text("utf-8")
     return tuple(text.splitlines())

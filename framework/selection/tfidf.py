@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from framework.selection.texts import FUNCTION_WORDS, normalise
+from capgraph.selection.texts import FUNCTION_WORDS, normalise
 
 _WORD = re.compile(r"\w+")
 _LENGTHS = (2, 3, 4)  # of character sequences

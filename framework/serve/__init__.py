@@ -2,22 +2,30 @@
 
 from typing import TYPE_CHECKING, Any
 
-from configs.lazy import contents
-from framework.base.errors import require_extra
+from capgraph.base.errors import require_extra
+from capgraph.configs.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from framework.serve.app import create_app as create_app
-    from framework.serve.identity import Identity as Identity
-    from framework.serve.problems import AnswerRefusedError as AnswerRefusedError
-    from framework.serve.problems import ConflictError as ConflictError
-    from framework.serve.problems import NotThereError as NotThereError
-    from framework.serve.runs import Run as Run
-    from framework.serve.runs import Runs as Runs
+    from capgraph.serve.app import create_app as create_app
+    from capgraph.serve.identity import Identity as Identity
+    from capgraph.serve.problems import AnswerRefusedError as AnswerRefusedError
+    from capgraph.serve.problems import ConflictError as ConflictError
+    from capgraph.serve.problems import NotFoundError as NotFoundError
+    from capgraph.serve.runs import Run as Run
+    from capgraph.serve.runs import Runs as Runs
 
-_find, __dir__ = contents(__name__)
+_get, __dir__ = lazy_exports(
+    __name__,
+    {
+        "capgraph.serve.app": ("create_app",),
+        "capgraph.serve.identity": ("Identity",),
+        "capgraph.serve.problems": ("AnswerRefusedError", "ConflictError", "NotFoundError"),
+        "capgraph.serve.runs": ("Run", "Runs"),
+    },
+)
 
 
 def __getattr__(name: str) -> Any:
     if name in __dir__():
         require_extra("starlette", "serve")
-    return _find(name)
+    return _get(name)

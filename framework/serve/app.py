@@ -18,30 +18,30 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from configs.logger import get_logger
-from framework.base.errors import (
+from capgraph.base.errors import (
     CapgraphError,
     ConfigurationError,
     MissingExtraError,
     require_extra,
 )
-from framework.serve.files import MadeFiles, Uploads
-from framework.serve.identity import Identity, Logins
-from framework.serve.ledger import Ledger
-from framework.serve.observed import Observed
-from framework.serve.problems import problem, problem_of
-from framework.serve.routes import agui, api, console, files, health, ledger, login, oidc, openai
-from framework.serve.runs import Runs
-from framework.serve.shield import Shield, settings_of
-from framework.serve.standing import Standing
-from framework.serve.threads import Threads
-from framework.serve.tokens import TokenFile
-from framework.serve.webhook import Webhook
-from framework.stores.run_log import RunLog
+from capgraph.configs.logger import get_logger
+from capgraph.serve.files import MadeFiles, Uploads
+from capgraph.serve.identity import Identity, Logins
+from capgraph.serve.ledger import Ledger
+from capgraph.serve.observed import Observed
+from capgraph.serve.problems import problem, problem_of
+from capgraph.serve.routes import agui, api, console, files, health, ledger, login, oidc, openai
+from capgraph.serve.runs import Runs
+from capgraph.serve.shield import Shield, settings_of
+from capgraph.serve.standing import Standing
+from capgraph.serve.threads import Threads
+from capgraph.serve.tokens import TokenFile
+from capgraph.serve.webhook import Webhook
+from capgraph.stores.run_log import RunLog
 
 if TYPE_CHECKING:
-    from configs.settings import ServeSettings, Settings
-    from framework.scale.engine import Engine
+    from capgraph.configs.settings import ServeSettings, Settings
+    from capgraph.scale.engine import Engine
 
 
 def create_app(
@@ -60,17 +60,17 @@ def create_app(
     Args:
         graph: A graph of ``build_graph`` with a saver.
         settings: All settings; the graph's own when not given.
-        auth: The file of tokens, or an :class:`~framework.serve.identity.Identity` of one's own.
+        auth: The file of tokens, or an :class:`~capgraph.serve.identity.Identity` of one's own.
             Without one there is one user, ``local``, who comes by the one-time link
             (``app.state.link``).
         host: On which address the server listens; ``None`` behind somebody else's server.
-        engine: Hands runs to workers, as :func:`framework.scale.connect` opens it; without one they
+        engine: Hands runs to workers, as :func:`capgraph.scale.connect` opens it; without one they
             go on in this process.
 
     Raises:
         ConfigurationError: The graph has no saver, or was not made by ``build_graph``.
 
-    >>> from framework import build_graph
+    >>> from capgraph import build_graph
     >>> from langgraph.checkpoint.memory import InMemorySaver
     >>> app = create_app(build_graph([], checkpointer=InMemorySaver()))
     >>> app.url_path_for("thread", id="1")
@@ -143,7 +143,7 @@ def create_app(
 
     handlers: dict[Any, Any] = dict.fromkeys((CapgraphError, Exception), _told)
     registry = CollectorRegistry()
-    kept = Ledger(graph, threads, serve.overseers)
+    kept = Ledger(graph, threads, serve.admin_roles)
     app = Starlette(
         routes=[
             *files.routes(uploads, made),
@@ -189,7 +189,7 @@ def protocol_routes(
                 raise
             get_logger("serve", "app").warning("/%s is not there: %s", extra, exc.fix)
             continue
-        made = importlib.import_module(f"framework.serve.routes.{extra}")
+        made = importlib.import_module(f"capgraph.serve.routes.{extra}")
         found, lives = made.endpoint(runs, threads, graph.services, settings)
         routes += found
         entered.append(lives)

@@ -20,18 +20,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from framework.base.errors import ConfigurationError, ValidationError
-from framework.base.files import to_csv
-from framework.base.ports import Caller
-from framework.graph.turns import contexts_of, files_given, thread_values
-from framework.serve.problems import MalformedError, NotThereError, TooLargeError
-from framework.serve.threads import finite
+from capgraph.base.errors import ConfigurationError, ValidationError
+from capgraph.base.files import to_csv
+from capgraph.base.ports import Caller
+from capgraph.graph.turns import contexts_of, files_given, thread_values
+from capgraph.serve.problems import BadRequestError, NotFoundError, TooLargeError
+from capgraph.serve.threads import finite
 
 if TYPE_CHECKING:
-    from configs.settings import UploadSettings
-    from framework.base.context import CapabilityContext
-    from framework.registry import Registry
-    from framework.serve.threads import Threads
+    from capgraph.base.context import CapabilityContext
+    from capgraph.configs.settings import UploadSettings
+    from capgraph.registry import Registry
+    from capgraph.serve.threads import Threads
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _MAX_NAME = 120
@@ -61,15 +61,15 @@ def media_type(name: str) -> str:
     return _TYPES.get(Path(name).suffix.lower(), "application/octet-stream")
 
 
-def _missing() -> NotThereError:
-    return NotThereError("There is no such file.", fix="List the files.")
+def _missing() -> NotFoundError:
+    return NotFoundError("There is no such file.", fix="List the files.")
 
 
 def _opened(path: Path) -> tuple[BinaryIO, int]:
     """Open a file that is no link, and return its size with it.
 
     Raises:
-        NotThereError: It is not there, or something else is.
+        NotFoundError: It is not there, or something else is.
     """
     try:
         # Neither a link's target is opened, nor a pipe waited for.
@@ -118,9 +118,9 @@ class Uploads:
                 )
 
     def _folder(self, caller: Caller) -> Path:
-        if caller.place is None:
+        if caller.storage_key is None:
             raise _missing()
-        return self._root / caller.place
+        return self._root / caller.storage_key
 
     def _path(self, caller: Caller, file_id: str) -> Path:
         folder = self._folder(caller) / file_id
@@ -136,7 +136,7 @@ class Uploads:
     def _items(self, caller: Caller) -> list[dict[str, Any]]:
         folder, found = self._folder(caller), []
         for one in folder.iterdir() if folder.is_dir() else ():
-            with suppress(OSError, NotThereError):
+            with suppress(OSError, NotFoundError):
                 path = self._path(caller, one.name)
                 found.append((path.stat().st_mtime, path))
         return [_described(path, changed) for changed, path in sorted(found, reverse=True)]
@@ -160,7 +160,7 @@ class Uploads:
         Raises:
             ValidationError: It is of no kind that is taken, or has a name that cannot be used.
             TooLargeError: It is too long, or the person has too many files.
-            MalformedError: It did not come.
+            BadRequestError: It did not come.
         """
         suffix = self._suffix(name)
         place = self._folder(caller)
@@ -198,7 +198,7 @@ class Uploads:
         """Return name, content and size of a file.
 
         Raises:
-            NotThereError: There is none, or it is somebody else's.
+            NotFoundError: There is none, or it is somebody else's.
         """
         path = await asyncio.to_thread(self._path, caller, file_id)
         return path.name, *await asyncio.to_thread(_opened, path)
@@ -207,7 +207,7 @@ class Uploads:
         """Drop a file.
 
         Raises:
-            NotThereError: There is none, or it is somebody else's.
+            NotFoundError: There is none, or it is somebody else's.
         """
         path = await asyncio.to_thread(self._path, caller, file_id)
         await asyncio.to_thread(shutil.rmtree, path.parent)
@@ -216,7 +216,7 @@ class Uploads:
         """Return the context data by which a turn is about these files.
 
         Raises:
-            NotThereError: One of them is not there, or is somebody else's.
+            NotFoundError: One of them is not there, or is somebody else's.
         """
         paths = [await asyncio.to_thread(self._path, caller, one) for one in file_ids]
         # As the data capabilities find them in the folder of who asks.
@@ -268,7 +268,7 @@ async def _written(
                 head = head if len(head) >= 4096 else (head + part)[:4096]
                 await asyncio.to_thread(file.write, part)
         except TimeoutError:
-            raise MalformedError("The file did not come.", fix="Send it again.") from None
+            raise BadRequestError("The file did not come.", fix="Send it again.") from None
         await asyncio.to_thread(_flush, file)
     return head
 
@@ -338,7 +338,7 @@ class Made:
         """Return its content, a table as CSV, and how long that is.
 
         Raises:
-            NotThereError: The file is gone.
+            NotFoundError: The file is gone.
         """
         if self.path is not None:
             return _opened(self.path)
@@ -363,7 +363,7 @@ class MadeFiles:
         """Return what a thread holds that steps made.
 
         Raises:
-            NotThereError: There is no such thread.
+            NotFoundError: There is no such thread.
         """
         kept = await self._threads.check(caller, thread_id)
         values = await thread_values(self._graph, kept)
@@ -373,7 +373,7 @@ class MadeFiles:
         """Return one of them.
 
         Raises:
-            NotThereError: There is none.
+            NotFoundError: There is none.
         """
         for one in await self.items(caller, thread_id):
             if one.file_id == file_id:
@@ -388,7 +388,7 @@ class MadeFiles:
             for kind, key in (record.get("outputs") or {}).items()
         }
         for kind, entries in (values.get("capability_context_data") or {}).items():
-            if kind in registry.given:
+            if kind in registry.provided_types:
                 continue  # what a caller names is nothing that a step made
             for key, entry in entries.items():
                 contexts = contexts_of(registry.context_types, kind, key, entry)

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, cookie_parser
 
-from configs.settings import ProxySettings, ServeSettings
-from framework.base.ports import Caller
-from framework.serve.tokens import TokenFile
+from capgraph.base.ports import Caller
+from capgraph.configs.settings import ProxySettings, ServeSettings
+from capgraph.serve.tokens import TokenFile
 
 COOKIE = "capgraph_session"
 LOCAL = Caller("local", authenticated=True)

@@ -7,17 +7,17 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from framework.base.ports import Caller
-from framework.serve.problems import MalformedError
-from framework.state import TurnView
-from framework.stores.records import read_record, record_names, thread_config
-from framework.stores.rows import rows_of
-from framework.stores.threads import each_thread_id
-from framework.telemetry.audit_log import AuditTable
-from framework.telemetry.usage_book import usage_totals
+from capgraph.base.ports import Caller
+from capgraph.serve.problems import BadRequestError
+from capgraph.state import TurnView
+from capgraph.stores.records import read_record, record_names, thread_config
+from capgraph.stores.rows import rows_of
+from capgraph.stores.threads import each_thread_id
+from capgraph.telemetry.audit_log import AuditTable
+from capgraph.telemetry.usage_book import usage_totals
 
 if TYPE_CHECKING:
-    from framework.serve.threads import Threads
+    from capgraph.serve.threads import Threads
 
 _MOST = 200
 _READ = 20_000
@@ -32,14 +32,14 @@ class Ledger:
     Args:
         graph: A graph of ``build_graph`` with a saver.
         threads: The threads, user by user.
-        overseers: Roles that see what is everybody's of their tenant.
+        admin_roles: Roles that see what is everybody's of their tenant.
     """
 
-    def __init__(self, graph: Any, threads: Threads, overseers: Collection[str]) -> None:
+    def __init__(self, graph: Any, threads: Threads, admin_roles: Collection[str]) -> None:
         self._graph, self._saver = graph, graph.checkpointer
         self._services = graph.services
         self._threads = threads
-        self._overseers = frozenset(overseers)
+        self._overseers = frozenset(admin_roles)
         rows = rows_of(self._saver)
         key = self._services.settings.audit.signing_key
         self._rows = rows
@@ -58,7 +58,7 @@ class Ledger:
         """Return effects with how far they are and who agreed to them, by thread, the latest first.
 
         Raises:
-            NotThereError: There is no such thread.
+            NotFoundError: There is no such thread.
         """
         limit = min(max(limit, 1), _MOST)
         found: list[dict[str, Any]] = []
@@ -132,11 +132,11 @@ class Ledger:
             thread_id: Only what was used in this thread.
 
         Raises:
-            MalformedError: It is kept by none of these.
-            NotThereError: There is no such thread.
+            BadRequestError: It is kept by none of these.
+            NotFoundError: There is no such thread.
         """
         if by not in ("model", "day", "user", "step") or (by == "step" and thread_id is None):
-            raise MalformedError(
+            raise BadRequestError(
                 f"by is {by[:40]!r}.", fix="Use model, day or user; step with a thread_id."
             )
         chosen: dict[str, str | None] = {}

@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from starlette.requests import Request
 
-from configs.settings import ServeSettings
+from capgraph.configs.settings import ServeSettings
 
 
 def base_of(settings: ServeSettings, request: Request) -> str:

@@ -8,8 +8,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from configs.logger import get_logger, mask_secrets
-from framework.base.errors import (
+from capgraph.base.errors import (
     CapgraphError,
     ConfigurationError,
     LimitError,
@@ -19,6 +18,7 @@ from framework.base.errors import (
     ThreadBusyError,
     ValidationError,
 )
+from capgraph.configs.logger import get_logger, mask_secrets
 
 _STATUS: tuple[tuple[type[CapgraphError], int], ...] = (
     (ThreadBusyError, 409),
@@ -34,10 +34,10 @@ _ADDRESS = re.compile(r" '\w+://[^']*'")
 """Where a database is concerns nobody who asks."""
 
 
-class MalformedError(ValidationError):
+class BadRequestError(ValidationError):
     """A request that cannot be read.
 
-    >>> problem_of(MalformedError("The body is no JSON.")).status_code
+    >>> problem_of(BadRequestError("The body is no JSON.")).status_code
     400
     """
 
@@ -48,10 +48,10 @@ class TooLargeError(ValidationError):
     code = "CG-TOO-LARGE"
 
 
-class NotThereError(CapgraphError):
+class NotFoundError(CapgraphError):
     """There is no such thing, or it is another user's: nobody is told which.
 
-    >>> NotThereError("There is no thread 'a'.").code
+    >>> NotFoundError("There is no thread 'a'.").code
     'CG-NOT-FOUND'
     """
 
@@ -128,13 +128,13 @@ def problem_of(exc: Exception) -> JSONResponse:
     >>> answer.status_code, json.loads(answer.body)["detail"]
     (503, 'The database is away.')
     """
-    if isinstance(exc, NotThereError):
+    if isinstance(exc, NotFoundError):
         return problem(404, exc.code, exc.message, exc.fix)
     if isinstance(exc, ConflictError):
         return problem(409, exc.code, exc.message, exc.fix)
     if isinstance(exc, AnswerRefusedError):
         return problem(422, exc.code, exc.message, exc.fix, problems=exc.problems)
-    if isinstance(exc, MalformedError):
+    if isinstance(exc, BadRequestError):
         return problem(400, exc.code, exc.message, exc.fix)
     if isinstance(exc, TooLargeError):
         return problem(413, exc.code, exc.message, exc.fix)

@@ -16,36 +16,36 @@ from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from configs.logger import get_logger
-from framework.approvals import read_answers
-from framework.approvals.questions import is_personal
-from framework.base.errors import (
+from capgraph.approvals import read_answers
+from capgraph.approvals.questions import is_personal
+from capgraph.base.errors import (
     CapgraphError,
     LimitError,
     PersistenceError,
     ThreadBusyError,
     ValidationError,
 )
-from framework.base.ports import Caller
-from framework.engine.entry import admitted
-from framework.engine.thread_lease import lend
-from framework.graph.signals import signal as send_signal
-from framework.graph.turns import DRAIN_SECONDS
-from framework.pipeline.run_config import configurable_of
-from framework.scale.advance import MARK, Runner, given_of, question_of, stopped
-from framework.scale.order import TurnOrder
-from framework.serve.problems import AnswerRefusedError, ConflictError, NotThereError
-from framework.state import TurnView
-from framework.stores.leases import leases_of
-from framework.stores.records import thread_config
-from framework.stores.run_log import STOPPING, LoggedRun, RunLog
-from framework.stores.threads import open_questions
-from framework.stores.waits import due, waits_of
+from capgraph.base.ports import Caller
+from capgraph.configs.logger import get_logger
+from capgraph.engine.entry import admitted
+from capgraph.engine.thread_lease import lend
+from capgraph.graph.signals import signal as send_signal
+from capgraph.graph.turns import DRAIN_SECONDS
+from capgraph.pipeline.run_config import configurable_of
+from capgraph.scale.advance import MARK, Runner, given_of, question_of, stopped
+from capgraph.scale.order import TurnOrder
+from capgraph.serve.problems import AnswerRefusedError, ConflictError, NotFoundError
+from capgraph.state import TurnView
+from capgraph.stores.leases import leases_of
+from capgraph.stores.records import thread_config
+from capgraph.stores.run_log import STOPPING, LoggedRun, RunLog
+from capgraph.stores.threads import open_questions
+from capgraph.stores.waits import due, waits_of
 
 if TYPE_CHECKING:
-    from configs.settings import ServeSettings
-    from framework.scale.engine import Engine
-    from framework.serve.threads import Threads
+    from capgraph.configs.settings import ServeSettings
+    from capgraph.scale.engine import Engine
+    from capgraph.serve.threads import Threads
 
 _LOOK_SECONDS = 1.0
 _RECOVER_SECONDS = 5.0
@@ -96,7 +96,7 @@ class Runs:
         self._threads = threads
         self._log = log
         self._settings = settings
-        self._runner = Runner(graph, log, at_once=settings.runs_at_once)
+        self._runner = Runner(graph, log, at_once=settings.max_concurrent_runs)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._owners: dict[str, str] = {}
         self._next_recovery = self._next_pruning = 0.0
@@ -176,9 +176,9 @@ class Runs:
         under_way = list(self._owners.values()).count(owner)
         if self._engine is not None:
             under_way = sum(run.is_open for run in await self._log.of_owner(owner, _TURNS))
-        if under_way >= self._settings.open_runs_per_user:
+        if under_way >= self._settings.max_active_runs_per_user:
             raise LimitError(
-                f"{self._settings.open_runs_per_user} of your runs are under way.",
+                f"{self._settings.max_active_runs_per_user} of your runs are under way.",
                 fix="Wait until one ends, or stop one.",
             )
         run = LoggedRun(
@@ -229,25 +229,25 @@ class Runs:
         """Return a run.
 
         Raises:
-            NotThereError: There is none, or it is somebody else's.
+            NotFoundError: There is none, or it is somebody else's.
         """
         return self._shown(caller, await self._mine(caller, run_id))
 
     async def _mine(self, caller: Caller, run_id: str) -> LoggedRun:
         run = await self._log.get(run_id)
         if run is None or run.owner != self._threads.owner(caller):
-            raise NotThereError("There is no such run.", fix="Begin one.")
+            raise NotFoundError("There is no such run.", fix="Begin one.")
         return run
 
     async def turn(self, caller: Caller, run_id: str) -> list[Run]:
         """Return the runs of a turn: the one that began it, and those that went on with it.
 
         Raises:
-            NotThereError: There is no such run, or it began no turn.
+            NotFoundError: There is no such run, or it began no turn.
         """
         first = await self._mine(caller, run_id)
         if not first.is_new_turn:
-            raise NotThereError("No turn began with this run.", fix="Name the first run of one.")
+            raise NotFoundError("No turn began with this run.", fix="Name the first run of one.")
         found: list[LoggedRun] = []
         for run in await self._log.of_thread(first.thread_id, _TURNS):
             found = [run, *found]
@@ -286,7 +286,7 @@ class Runs:
             after: The number of the last event that is known.
 
         Raises:
-            NotThereError: There is no such run.
+            NotFoundError: There is no such run.
         """
         pages = await self.follow(caller, run_id, after)
         async with aclosing(pages):  # type: ignore[type-var]
@@ -308,7 +308,7 @@ class Runs:
         A run that waits for a person or an event has nothing left to wait for then.
 
         Raises:
-            NotThereError: There is no such run.
+            NotFoundError: There is no such run.
             ThreadBusyError: What it waited for goes on at this moment.
         """
         run = await self._mine(caller, run_id)
@@ -332,7 +332,7 @@ class Runs:
         """Return what a person is asked in the caller's threads, or in one of them.
 
         Raises:
-            NotThereError: There is no such thread.
+            NotFoundError: There is no such thread.
         """
         if thread_id is not None:
             threads = [await self._threads.check(caller, thread_id)]
@@ -373,10 +373,10 @@ class Runs:
         """Return the thread of a question, as the saver calls it, and what is asked.
 
         Raises:
-            NotThereError: There is no such question.
+            NotFoundError: There is no such question.
             ConflictError: It is not open any more.
         """
-        missing = NotThereError("There is no such question.", fix="List the questions.")
+        missing = NotFoundError("There is no such question.", fix="List the questions.")
         with suppress(ValueError):
             mark, _, name = question_id.partition("-")
             kept = base64.urlsafe_b64decode(name + "=" * (-len(name) % 4)).decode()
@@ -411,7 +411,7 @@ class Runs:
             thread_id: The thread, where the caller names it.
 
         Raises:
-            NotThereError: There is no such question, or not in this thread.
+            NotFoundError: There is no such question, or not in this thread.
             ConflictError: It was answered before.
             AnswerRefusedError: It does not fit; nothing was changed.
             ThreadBusyError: The thread is being run.
@@ -421,7 +421,7 @@ class Runs:
         if thread_id is not None:
             threads.add(self._threads.kept(caller, thread_id))
         if len(threads) != 1:
-            raise NotThereError("There is no such question.", fix="List the questions.")
+            raise NotFoundError("There is no such question.", fix="List the questions.")
         (kept,) = threads
         services = self._graph.services
         view = TurnView(dict((await self._graph.aget_state(thread_config(kept))).values))
@@ -446,7 +446,7 @@ class Runs:
         """Tell a thread that an event came; returns the run that goes on, if a step waited for it.
 
         Raises:
-            NotThereError: There is no such thread.
+            NotFoundError: There is no such thread.
             ValidationError: Key or value cannot be used.
         """
         kept = await self._threads.check(caller, thread_id)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from framework.base.errors import ConfigurationError
+from capgraph.base.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

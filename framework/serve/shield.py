@@ -15,11 +15,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from configs.settings import ServeSettings
-from framework.base.ports import Caller
-from framework.behaviors.rate_limit import RateLimiter
-from framework.serve.identity import Identity
-from framework.serve.problems import problem, problem_of
+from capgraph.base.ports import Caller
+from capgraph.behaviors.rate_limit import RateLimiter
+from capgraph.configs.settings import ServeSettings
+from capgraph.serve.identity import Identity
+from capgraph.serve.problems import problem, problem_of
 
 OPEN = frozenset({"/healthz", "/readyz", "/.well-known/agent-card.json", "/", "/login"})
 """What answers without a login, and tells nothing of a user."""

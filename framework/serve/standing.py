@@ -10,14 +10,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from framework.base.clock import use_clock
-from framework.base.ports import Caller
-from framework.stores.cells import cells_of
-from framework.stores.rows import rows_of
+from capgraph.base.clock import use_clock
+from capgraph.base.ports import Caller
+from capgraph.stores.cells import cells_of
+from capgraph.stores.rows import rows_of
 
 if TYPE_CHECKING:
-    from configs.settings import ServeSettings
-    from framework.serve.threads import Threads
+    from capgraph.configs.settings import ServeSettings
+    from capgraph.serve.threads import Threads
 
 _MOST_RUNS = 50
 _MOST_BYTES = 5_000_000
@@ -38,7 +38,7 @@ class Standing:
         self._found: list[dict[str, Any]] | None = None
 
     def _oversees(self, caller: Caller) -> bool:
-        return caller.role in self._settings.overseers or self._threads.owner(caller) == ""
+        return caller.role in self._settings.admin_roles or self._threads.owner(caller) == ""
 
     async def budgets(self, caller: Caller, thread_id: str | None) -> list[dict[str, Any]]:
         """Return what a person may use up, and what is left of it.
@@ -46,7 +46,7 @@ class Standing:
         What is counted for each turn or step has nothing left between them.
 
         Raises:
-            NotThereError: There is no such thread.
+            NotFoundError: There is no such thread.
         """
         kept = None if thread_id is None else await self._threads.check(caller, thread_id)
         subjects = {"user": caller.user_id, "tenant": caller.tenant, "thread": kept}
@@ -83,7 +83,7 @@ class Standing:
         ]
         closed = [
             {"name": name, "used": None, "allows": None, "told": told}
-            for name, told in (await self._services.runner.out_of_reach()).items()
+            for name, told in (await self._services.runner.unavailable_capabilities()).items()
             if name in known
         ]
         return [{"kind": "slots", **one} for one in (whole, *slots)] + [
@@ -128,7 +128,7 @@ class Standing:
         return self._found
 
     def _look(self) -> list[dict[str, Any]]:
-        from framework.graph.findings import findings_of
+        from capgraph.graph.findings import findings_of
 
         services = self._services
         offline = services.chat_model("planning") is None
@@ -141,7 +141,7 @@ class Standing:
         rows = rows_of(self._graph.checkpointer)
         if rows is None or not self._oversees(caller):
             return []
-        from framework.scale import list_workers
+        from capgraph.scale import list_workers
 
         return [asdict(one) for one in await list_workers(rows)]
 

@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 from starlette.responses import StreamingResponse
 
-from framework.serve.problems import MalformedError
+from capgraph.serve.problems import BadRequestError
 
 Pages = AsyncIterator[list[tuple[int, str]]]
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -18,7 +18,7 @@ def after_of(given: str | None) -> int:
     """Read ``Last-Event-ID``.
 
     Raises:
-        MalformedError: It is no number.
+        BadRequestError: It is no number.
 
     >>> after_of("7")
     7
@@ -26,7 +26,9 @@ def after_of(given: str | None) -> int:
     if given is None or not given.strip():
         return 0
     if not given.strip().isdecimal() or len(given) > 18:
-        raise MalformedError(f"{given[:40]!r} is no id of an event.", fix="Send the last one's id.")
+        raise BadRequestError(
+            f"{given[:40]!r} is no id of an event.", fix="Send the last one's id."
+        )
     return int(given)
 
 

@@ -10,22 +10,22 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from framework.base.errors import ValidationError
-from framework.base.ports import Caller
-from framework.base.values import to_plain
-from framework.serve.problems import NotThereError
-from framework.stores.leases import leases_of
-from framework.stores.records import NEVER, read_record, thread_config, write_record
-from framework.stores.threads import each_thread_id, fork_thread, thread_summary
-from framework.stores.waits import waits_of
+from capgraph.base.errors import ValidationError
+from capgraph.base.ports import Caller
+from capgraph.base.values import to_plain
+from capgraph.serve.problems import NotFoundError
+from capgraph.stores.leases import leases_of
+from capgraph.stores.records import NEVER, read_record, thread_config, write_record
+from capgraph.stores.threads import each_thread_id, fork_thread, thread_summary
+from capgraph.stores.waits import waits_of
 
 if TYPE_CHECKING:
     from langchain_core.messages import AnyMessage
     from langchain_core.runnables import RunnableConfig
     from langgraph.checkpoint.base import BaseCheckpointSaver
 
-    from framework.stores.run_log import RunLog
-    from framework.stores.threads import ThreadSummary
+    from capgraph.stores.run_log import RunLog
+    from capgraph.stores.threads import ThreadSummary
 
 _ABOUT = "about"
 _MAX_ID = 200
@@ -95,9 +95,9 @@ class Threads:
         """Return the saver's name of a thread that is there.
 
         Raises:
-            NotThereError: It is not, or is somebody else's.
+            NotFoundError: It is not, or is somebody else's.
         """
-        missing = NotThereError("There is no such thread.", fix="List your threads.")
+        missing = NotFoundError("There is no such thread.", fix="List your threads.")
         try:
             kept = self.kept(caller, thread_id)
         except ValidationError:
@@ -181,9 +181,9 @@ class Threads:
         """Describe one thread, with its conversation and its plan.
 
         Raises:
-            NotThereError: There is none.
+            NotFoundError: There is none.
         """
-        from framework.graph.turns import step_states, thread_values
+        from capgraph.graph.turns import step_states, thread_values
 
         kept = await self.check(caller, thread_id)
         item = await self._item(caller, kept)
@@ -205,7 +205,7 @@ class Threads:
         """Give a thread a title.
 
         Raises:
-            NotThereError: There is no such thread.
+            NotFoundError: There is no such thread.
             ValidationError: It is no title.
         """
         kept = await self.check(caller, thread_id)
@@ -221,7 +221,7 @@ class Threads:
         """Drop a thread with its runs.
 
         Raises:
-            NotThereError: There is no such thread.
+            NotFoundError: There is no such thread.
             ThreadBusyError: It is being run.
         """
         kept = await self.check(caller, thread_id)
@@ -239,7 +239,7 @@ class Threads:
         """Begin a new thread with the past of another one.
 
         Raises:
-            NotThereError: There is no such thread or checkpoint.
+            NotFoundError: There is no such thread or checkpoint.
             PersistenceError: The saver keeps no histories to copy.
         """
         kept = await self.check(caller, thread_id)
@@ -254,7 +254,7 @@ class Threads:
         """Describe the checkpoints of a thread, the latest first.
 
         Raises:
-            NotThereError: There is no such thread.
+            NotFoundError: There is no such thread.
         """
         kept = await self.check(caller, thread_id)
         limit = min(max(limit, 1), _MAX_PAGE)
@@ -285,9 +285,9 @@ class Threads:
         Where a file lies concerns nobody who asks: it is had by reference.
 
         Raises:
-            NotThereError: There is no such thread or checkpoint.
+            NotFoundError: There is no such thread or checkpoint.
         """
-        from framework.graph.turns import contexts_of
+        from capgraph.graph.turns import contexts_of
 
         kept = await self.check(caller, thread_id)
         snapshot = await self._graph.aget_state(await self._moment(kept, checkpoint_id))
@@ -308,7 +308,7 @@ class Threads:
         """Find a thread as it is, or as it was at one of its checkpoints."""
         config = thread_config(kept, checkpoint_id=checkpoint_id)
         if checkpoint_id is not None and await self._saver.aget_tuple(config) is None:
-            raise NotThereError("There is no such checkpoint.", fix="List the history.")
+            raise NotFoundError("There is no such checkpoint.", fix="List the history.")
         return config
 
     async def _item(self, caller: Caller, kept: str) -> dict[str, Any] | None:

@@ -14,9 +14,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from framework.base.errors import ConfigurationError
-from framework.base.files import write_whole
-from framework.base.ports import Caller
+from capgraph.base.errors import ConfigurationError
+from capgraph.base.files import write_whole
+from capgraph.base.ports import Caller
 
 _LOOKED_EVERY = 2.0
 _REVOKE = "revoke"

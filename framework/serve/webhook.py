@@ -19,19 +19,19 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
-from configs.logger import get_logger
-from framework.base.clock import Clock
-from framework.base.errors import CapgraphError, ConfigurationError
-from framework.scale.advance import question_of
-from framework.stores.cells import Cells, MemoryCells, cells_of
-from framework.stores.records import thread_config
-from framework.stores.rows import rows_of
-from framework.stores.threads import open_questions
+from capgraph.base.clock import Clock
+from capgraph.base.errors import CapgraphError, ConfigurationError
+from capgraph.configs.logger import get_logger
+from capgraph.scale.advance import question_of
+from capgraph.stores.cells import Cells, MemoryCells, cells_of
+from capgraph.stores.records import thread_config
+from capgraph.stores.rows import rows_of
+from capgraph.stores.threads import open_questions
 
 if TYPE_CHECKING:
-    from configs.settings import ServeSettings, WebhookSettings
-    from framework.serve.threads import Threads
-    from framework.stores.run_log import LoggedRun, RunLog
+    from capgraph.configs.settings import ServeSettings, WebhookSettings
+    from capgraph.serve.threads import Threads
+    from capgraph.stores.run_log import LoggedRun, RunLog
 
 _LOOK_SECONDS = 2.0
 _HELD_SECONDS = 1800.0

@@ -9,10 +9,10 @@ from pydantic import TypeAdapter
 from pydantic import ValidationError as PydanticError
 from typing_extensions import TypedDict
 
-from framework.base.errors import ValidationError
-from framework.base.plan import ExecutionPlan
-from framework.state.keys import FromCaller, Key, StateSchema
-from framework.state.reducers import (
+from capgraph.base.errors import ValidationError
+from capgraph.base.plan import ExecutionPlan
+from capgraph.state.keys import CallerInput, Key, StateSchema
+from capgraph.state.reducers import (
     append,
     fold_context,
     fold_lists,
@@ -39,13 +39,13 @@ class AgentState(TypedDict, total=False):
     messages: Annotated[
         list[AnyMessage],
         Key("the conversation"),
-        FromCaller,
+        CallerInput,
         DeltaChannel(fold_messages, snapshot_frequency=SNAPSHOT_EVERY),
     ]
     capability_context_data: Annotated[
         dict[str, dict[str, Any]],
         Key("results by context type and key"),
-        FromCaller,
+        CallerInput,
         DeltaChannel(fold_context, snapshot_frequency=SNAPSHOT_EVERY),
     ]
     capability_context_labels: Annotated[
@@ -53,7 +53,7 @@ class AgentState(TypedDict, total=False):
         Key("labels of the results, each with its source", "router"),
         DeltaChannel(fold_context, snapshot_frequency=SNAPSHOT_EVERY),
     ]
-    agent_control: Annotated[dict[str, Any], Key("switches"), FromCaller, merge_by_key]
+    agent_control: Annotated[dict[str, Any], Key("switches"), CallerInput, merge_by_key]
     runtime_info: Annotated[dict[str, Any] | None, Key("counts of the thread", "begin_turn")]
     status_updates: Annotated[list[Any], _Turn("what a capability reports", "capabilities"), append]
     progress_events: Annotated[
@@ -76,7 +76,7 @@ class AgentState(TypedDict, total=False):
         dict[str, Any] | None, _Turn("why they were chosen", "classifier")
     ]
     planning_execution_plan: Annotated[
-        ExecutionPlan | None, _Turn("the plan", "orchestrator"), FromCaller
+        ExecutionPlan | None, _Turn("the plan", "orchestrator"), CallerInput
     ]
     planning_accepted: Annotated[
         str | None, _Turn("digest of the plan that was put in force", "orchestrator")

@@ -10,10 +10,10 @@ import ormsgpack
 from pydantic import BaseModel, PlainSerializer, SecretBytes, SecretStr, WrapSerializer
 from pydantic import ValidationError as PydanticValidationError
 
-from framework.base.context import CapabilityContext
-from framework.base.errors import ValidationError
-from framework.base.value_context import LISTED, ValueContext
-from framework.base.values import copied, misfits, short_summary, to_plain
+from capgraph.base.context import CapabilityContext
+from capgraph.base.errors import ValidationError
+from capgraph.base.value_context import LISTED, ValueContext
+from capgraph.base.values import copied, misfits, short_summary, to_plain
 
 ContextTypes = Mapping[str, type[CapabilityContext]]
 _SUMMARIES = 50

@@ -28,7 +28,7 @@ from weakref import WeakKeyDictionary
 from langgraph.channels.base import BaseChannel
 from langgraph.types import Overwrite
 
-from framework.base.errors import ConfigurationError
+from capgraph.base.errors import ConfigurationError
 
 Lifetime = Literal["turn", "thread"]
 _READ: WeakKeyDictionary[type[Any], StateSchema] = WeakKeyDictionary()
@@ -51,9 +51,9 @@ class Key:
     from_caller: bool = False
 
 
-FromCaller: Final = Key(writer="the caller", from_caller=True)
-"""Marks a key of one's own state class that a caller may send: ``Annotated[T, FromCaller]``."""
-OfTurn: Final = Key(lifetime="turn")
+CallerInput: Final = Key(writer="the caller", from_caller=True)
+"""Marks a key of one's own state class that a caller may send: ``Annotated[T, CallerInput]``."""
+TurnScoped: Final = Key(lifetime="turn")
 """Marks a key of one's own state class that is emptied when a turn begins."""
 
 
@@ -92,7 +92,7 @@ class StateSchema:
     """The keys of a state class: ``AgentState`` or a subclass with keys of one's own.
 
     Keys of one's own live as long as their thread, as everywhere in LangGraph, unless they are
-    marked ``OfTurn``; a caller may send those marked ``FromCaller``. The reducer stands last.
+    marked ``TurnScoped``; a caller may send those marked ``CallerInput``. The reducer stands last.
 
     Args:
         cls: A ``TypedDict`` class.
@@ -100,7 +100,7 @@ class StateSchema:
     Raises:
         ConfigurationError: An annotation cannot be used.
 
-    >>> from framework.state import AgentState
+    >>> from capgraph.state import AgentState
     >>> schema = StateSchema.of(AgentState)
     >>> sorted(schema.from_caller)
     ['agent_control', 'capability_context_data', 'messages', 'planning_execution_plan']
@@ -189,7 +189,7 @@ def _read(cls: type[Any], name: str, hint: Any) -> StateKey:
     if any(callable(mark) and not isinstance(mark, BaseChannel) for mark in marks[:-1]):
         raise ConfigurationError(
             f"The reducer of {cls.__name__}.{name} does not stand last, so LangGraph would not see"
-            f" it. Fix: write Annotated[{getattr(kind, '__name__', kind)}, FromCaller, reducer]."
+            f" it. Fix: write Annotated[{getattr(kind, '__name__', kind)}, CallerInput, reducer]."
         )
     reducer = channels[0] if channels else marks[-1] if callable(marks[-1]) else None
     key = Key(

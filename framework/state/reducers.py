@@ -16,7 +16,7 @@ from langchain_core.messages import (
 )
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
-from framework.base.errors import ValidationError
+from capgraph.base.errors import ValidationError
 
 _MESSAGES = uuid.UUID("7d0f7f0e-5d1c-5b6e-9f55-6a1f3c7b2e10")
 ContextData = dict[str, dict[str, dict[str, Any]]]

@@ -8,8 +8,8 @@ from typing import Any
 
 from langchain_core.messages import AnyMessage, HumanMessage
 
-from framework.base.plan import ExecutionPlan, PlannedStep, plan_key
-from framework.base.ports import Caller
+from capgraph.base.plan import ExecutionPlan, PlannedStep, plan_key
+from capgraph.base.ports import Caller
 
 _NOBODY = Caller()
 

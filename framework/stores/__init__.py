@@ -2,40 +2,72 @@
 
 from typing import TYPE_CHECKING
 
-from configs.lazy import contents
+from capgraph.configs.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from framework.approvals.rules import Rule as Rule
-    from framework.approvals.rules import add_rule as add_rule
-    from framework.approvals.rules import list_rules as list_rules
-    from framework.approvals.rules import revoke_rule as revoke_rule
-    from framework.base.ports import Rows as Rows
-    from framework.stores.checkpoints import Checkpoint as Checkpoint
-    from framework.stores.checkpoints import CheckpointManager as CheckpointManager
-    from framework.stores.conversation import ConversationMessage as ConversationMessage
-    from framework.stores.conversation import ConversationState as ConversationState
-    from framework.stores.leases import Leases as Leases
-    from framework.stores.leases import leases_of as leases_of
-    from framework.stores.location import Location as Location
-    from framework.stores.open import open_saver as open_saver
-    from framework.stores.open import open_store as open_store
-    from framework.stores.rows import rows_of as rows_of
-    from framework.stores.state_store import ABSENT as ABSENT
-    from framework.stores.state_store import BaseStateStore as BaseStateStore
-    from framework.stores.state_store import InMemoryStateStore as InMemoryStateStore
-    from framework.stores.state_store import PostgresStateStore as PostgresStateStore
-    from framework.stores.state_store import RedisStateStore as RedisStateStore
-    from framework.stores.state_store import SqliteStateStore as SqliteStateStore
-    from framework.stores.state_store import StateStoreFactory as StateStoreFactory
-    from framework.stores.stops import Stop as Stop
-    from framework.stores.threads import ThreadSummary as ThreadSummary
-    from framework.stores.threads import fork_thread as fork_thread
-    from framework.stores.threads import list_threads as list_threads
-    from framework.stores.threads import prune_threads as prune_threads
-    from framework.stores.threads import thread_messages as thread_messages
-    from framework.stores.threads import thread_summary as thread_summary
-    from framework.stores.threads import waiting_questions as waiting_questions
-    from framework.stores.waits import Due as Due
-    from framework.stores.waits import due as due
+    from capgraph.approvals.rules import Rule as Rule
+    from capgraph.approvals.rules import add_rule as add_rule
+    from capgraph.approvals.rules import list_rules as list_rules
+    from capgraph.approvals.rules import revoke_rule as revoke_rule
+    from capgraph.base.ports import SqlExecutor as SqlExecutor
+    from capgraph.stores.checkpoints import Checkpoint as Checkpoint
+    from capgraph.stores.checkpoints import CheckpointManager as CheckpointManager
+    from capgraph.stores.conversation import ConversationMessage as ConversationMessage
+    from capgraph.stores.conversation import ConversationState as ConversationState
+    from capgraph.stores.leases import Leases as Leases
+    from capgraph.stores.leases import leases_of as leases_of
+    from capgraph.stores.location import Location as Location
+    from capgraph.stores.open import open_saver as open_saver
+    from capgraph.stores.open import open_store as open_store
+    from capgraph.stores.rows import rows_of as rows_of
+    from capgraph.stores.state_store import MISSING as MISSING
+    from capgraph.stores.state_store import BaseStateStore as BaseStateStore
+    from capgraph.stores.state_store import InMemoryStateStore as InMemoryStateStore
+    from capgraph.stores.state_store import PostgresStateStore as PostgresStateStore
+    from capgraph.stores.state_store import RedisStateStore as RedisStateStore
+    from capgraph.stores.state_store import SqliteStateStore as SqliteStateStore
+    from capgraph.stores.state_store import StateStoreFactory as StateStoreFactory
+    from capgraph.stores.stops import Stop as Stop
+    from capgraph.stores.threads import ThreadSummary as ThreadSummary
+    from capgraph.stores.threads import fork_thread as fork_thread
+    from capgraph.stores.threads import list_threads as list_threads
+    from capgraph.stores.threads import prune_threads as prune_threads
+    from capgraph.stores.threads import thread_messages as thread_messages
+    from capgraph.stores.threads import thread_summary as thread_summary
+    from capgraph.stores.threads import waiting_questions as waiting_questions
+    from capgraph.stores.waits import Due as Due
+    from capgraph.stores.waits import due as due
 
-__getattr__, __dir__ = contents(__name__)
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "capgraph.approvals.rules": ("Rule", "add_rule", "list_rules", "revoke_rule"),
+        "capgraph.base.ports": ("SqlExecutor",),
+        "capgraph.stores.checkpoints": ("Checkpoint", "CheckpointManager"),
+        "capgraph.stores.conversation": ("ConversationMessage", "ConversationState"),
+        "capgraph.stores.leases": ("Leases", "leases_of"),
+        "capgraph.stores.location": ("Location",),
+        "capgraph.stores.open": ("open_saver", "open_store"),
+        "capgraph.stores.rows": ("rows_of",),
+        "capgraph.stores.state_store": (
+            "BaseStateStore",
+            "InMemoryStateStore",
+            "MISSING",
+            "PostgresStateStore",
+            "RedisStateStore",
+            "SqliteStateStore",
+            "StateStoreFactory",
+        ),
+        "capgraph.stores.stops": ("Stop",),
+        "capgraph.stores.threads": (
+            "ThreadSummary",
+            "fork_thread",
+            "list_threads",
+            "prune_threads",
+            "thread_messages",
+            "thread_summary",
+            "waiting_questions",
+        ),
+        "capgraph.stores.waits": ("Due", "due"),
+    },
+)

@@ -23,14 +23,14 @@ from weakref import WeakKeyDictionary
 
 from langgraph.config import get_config
 
-from configs.logger import get_logger, mask_secrets
-from configs.scoped import scoped
-from framework.base.awaiting import to_its_end
-from framework.base.clock import Clock, SystemClock
-from framework.base.errors import ConfigurationError, PersistenceError, require_extra
-from framework.base.ports import Rows
-from framework.langgraph_compat import lent_saver
-from framework.stores.rows import Found, OwnRows, open_rows, rows_of
+from capgraph.base.awaiting import to_its_end
+from capgraph.base.clock import Clock, SystemClock
+from capgraph.base.errors import ConfigurationError, PersistenceError, require_extra
+from capgraph.base.ports import SqlExecutor
+from capgraph.configs.logger import get_logger, mask_secrets
+from capgraph.configs.scoped import scoped
+from capgraph.langgraph_compat import lent_saver
+from capgraph.stores.rows import Found, OwnRows, open_rows, rows_of
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ _KEPT = "_capgraph_cells"
 _AGES = 1e10  # seconds; Redis counts no further than some millions of centuries
 _SWEEP_SHARE = 0.005  # of changes that clear away what expired
 _SWEEP_SIZE = 1024
-_LENT: ContextVar[Rows | None] = ContextVar("capgraph_lent_rows", default=None)
+_LENT: ContextVar[SqlExecutor | None] = ContextVar("capgraph_lent_rows", default=None)
 
 
 class Cells(ABC):
@@ -188,7 +188,7 @@ class RowCells(Cells):
         rows: Runs statements; ``None`` for those beside the checkpoints of the run that asks.
     """
 
-    def __init__(self, rows: Rows | None) -> None:
+    def __init__(self, rows: SqlExecutor | None) -> None:
         self._rows = rows
         self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
             WeakKeyDictionary()
@@ -360,7 +360,7 @@ def _steps(name: str, change: Change[T], clock: Clock) -> _Steps[T]:
             return result, now
 
 
-async def _write(rows: Rows, steps: _Steps[T]) -> T:
+async def _write(rows: SqlExecutor, steps: _Steps[T]) -> T:
     await rows.table(_TABLE)
     if isinstance(rows, OwnRows):  # both statements in one visit to another thread
         result, moment = await asyncio.to_thread(_in_thread, rows, steps)
@@ -378,7 +378,7 @@ async def _write(rows: Rows, steps: _Steps[T]) -> T:
     return result
 
 
-def _in_thread(rows: Rows, steps: _Steps[T]) -> tuple[T, float]:
+def _in_thread(rows: SqlExecutor, steps: _Steps[T]) -> tuple[T, float]:
     statement = next(steps)
     while True:
         found = rows.run_blocking(*statement)
@@ -392,7 +392,7 @@ def _moment(told: Any, clock: Clock) -> float:
     return float(told) if isinstance(clock, SystemClock) else clock.now()
 
 
-def open_cells(store: str | Rows | None) -> Cells:
+def open_cells(store: str | SqlExecutor | None) -> Cells:
     """Return the cells that a setting names.
 
     Args:
@@ -418,7 +418,7 @@ def open_cells(store: str | Rows | None) -> Cells:
     return MemoryCells() if rows is None else cells_of(rows)
 
 
-def cells_of(rows: Rows) -> RowCells:
+def cells_of(rows: SqlExecutor) -> RowCells:
     """Return the cells among rows; one object, whoever asks, so that nobody overtakes another."""
     found: RowCells = vars(rows).setdefault(_KEPT, RowCells(rows))
     return found
@@ -433,12 +433,12 @@ def logged_only(what: str) -> Iterator[None]:
         get_logger("framework", "limits").warning("%s is not written down: %s", what, exc)
 
 
-def lend_rows(rows: Rows) -> AbstractContextManager[None]:
+def lend_rows(rows: SqlExecutor) -> AbstractContextManager[None]:
     """Let :data:`SAVER` mean this database in what runs inside, which has no saver of its own."""
     return scoped(_LENT, rows)
 
 
-def _of_run() -> Rows:
+def _of_run() -> SqlExecutor:
     try:
         saver = lent_saver(get_config())
     except RuntimeError:

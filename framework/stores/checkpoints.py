@@ -17,15 +17,15 @@ from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.checkpoint.base.id import uuid6
 from langgraph.store.base import BaseStore
 
-from framework.base.checked import checked
-from framework.base.clock import Clock, SystemClock, as_clock
-from framework.base.dict_form import DictForm
-from framework.base.errors import ConfigurationError, PersistenceError, ValidationError
-from framework.base.values import as_json, copied
-from framework.langgraph_compat import is_own_key, plain_values
-from framework.stores.history import whole
-from framework.stores.records import PREFIX, record_of, write_record
-from framework.stores.state_store import BaseStateStore
+from capgraph.base.checked import checked
+from capgraph.base.clock import Clock, SystemClock, as_clock
+from capgraph.base.dict_form import DictForm
+from capgraph.base.errors import ConfigurationError, PersistenceError, ValidationError
+from capgraph.base.values import as_json, copied
+from capgraph.langgraph_compat import is_own_key, plain_values
+from capgraph.stores.history import whole
+from capgraph.stores.records import PREFIX, record_of, write_record
+from capgraph.stores.state_store import BaseStateStore
 
 _KEY = "saved"
 _PAGE = 1000
@@ -71,7 +71,7 @@ class CheckpointManager:
         ConfigurationError: The store is none of these, or a saver is to forget by itself.
 
     >>> import asyncio
-    >>> from framework.stores import InMemoryStateStore
+    >>> from capgraph.stores import InMemoryStateStore
     >>> async def main():
     ...     manager = CheckpointManager(InMemoryStateStore())
     ...     await manager.save("pilot", {"steps": ["taxi"]}, "flight 7")

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from framework.base.checked import checked
-from framework.base.dict_form import DictForm
+from capgraph.base.checked import checked
+from capgraph.base.dict_form import DictForm
 
 
 def _now() -> datetime:

@@ -6,9 +6,9 @@ import asyncio
 from contextlib import suppress
 from weakref import WeakValueDictionary
 
-from framework.base.errors import PersistenceError
-from framework.base.ports import Rows
-from framework.stores.rows import PostgresRows
+from capgraph.base.errors import PersistenceError
+from capgraph.base.ports import SqlExecutor
+from capgraph.stores.rows import PostgresRows
 
 CHANNEL = "capgraph_events"
 _AGAIN_SECONDS = 1.0
@@ -24,7 +24,7 @@ class Ears:
         rows: Rows of the database; only PostgreSQL tells.
     """
 
-    def __init__(self, rows: Rows | None) -> None:
+    def __init__(self, rows: SqlExecutor | None) -> None:
         self.hears = False
         self._rows = rows if isinstance(rows, PostgresRows) else None
         # Known for as long as somebody listens.

@@ -16,14 +16,14 @@ from langgraph.checkpoint.base import (
     DeltaChannelHistory,
 )
 
-from framework.langgraph_compat import INTERRUPT
-from framework.stores.held import held_of
-from framework.stores.history import History, since_saved
-from framework.stores.leases import leases_of
-from framework.stores.reading import checked, readable
-from framework.stores.records import PAST_LEASE
-from framework.stores.rows import SaverRows, rows_of
-from framework.stores.step_results import step_results_of
+from capgraph.langgraph_compat import INTERRUPT
+from capgraph.stores.held import held_of
+from capgraph.stores.history import History, since_saved
+from capgraph.stores.leases import leases_of
+from capgraph.stores.reading import checked, readable
+from capgraph.stores.records import PAST_LEASE
+from capgraph.stores.rows import SaverRows, rows_of
+from capgraph.stores.step_results import step_results_of
 
 T = TypeVar("T")
 PAGE = 100

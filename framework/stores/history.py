@@ -19,12 +19,12 @@ from langgraph.checkpoint.base import (
     writes_sort_key,
 )
 
-from framework.base.errors import PersistenceError
-from framework.langgraph_compat import COUNTERS, as_whole, counts_deltas, replayed
-from framework.state import AgentState, StateSchema
-from framework.stores.held import NOTHING, Held, held_of
-from framework.stores.records import END, PREFIX
-from framework.stores.rows import SaverRows, rows_of
+from capgraph.base.errors import PersistenceError
+from capgraph.langgraph_compat import COUNTERS, as_whole, counts_deltas, replayed
+from capgraph.state import AgentState, StateSchema
+from capgraph.stores.held import NOTHING, Held, held_of
+from capgraph.stores.records import END, PREFIX
+from capgraph.stores.rows import SaverRows, rows_of
 
 # Sorts after every checkpoint id, in whatever language a database sorts.
 _LAST = "g"

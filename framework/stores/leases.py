@@ -27,14 +27,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from configs.latest import Latest
-from configs.logger import get_logger
-from framework.base.errors import CapgraphError, PersistenceError, ThreadBusyError
-from framework.base.ports import Rows
-from framework.stores.rows import PostgresRows, kept_with
+from capgraph.base.errors import CapgraphError, PersistenceError, ThreadBusyError
+from capgraph.base.ports import SqlExecutor
+from capgraph.configs.latest import Latest
+from capgraph.configs.logger import get_logger
+from capgraph.stores.rows import PostgresRows, kept_with
 
 if TYPE_CHECKING:
-    from configs.settings import ScaleSettings
+    from capgraph.configs.settings import ScaleSettings
 
 T = TypeVar("T")
 
@@ -140,14 +140,14 @@ class Leases:
 
     Attributes:
         ttl_seconds: After so long without a heartbeat a holder counts as late.
-        beat_seconds: Time between heartbeats.
+        heartbeat_seconds: Time between heartbeats.
 
     Args:
         rows: The saver's rows; ``None`` keeps leases in memory.
     """
 
-    def __init__(self, rows: Rows | None) -> None:
-        self.ttl_seconds, self.beat_seconds = 30.0, 10.0
+    def __init__(self, rows: SqlExecutor | None) -> None:
+        self.ttl_seconds, self.heartbeat_seconds = 30.0, 10.0
         self._rows = rows
         self._held: dict[str, Lease] = {}
         self._lock = threading.Lock()
@@ -161,7 +161,7 @@ class Leases:
 
     def follow(self, settings: ScaleSettings) -> None:
         """Keep the times that the settings say."""
-        self.ttl_seconds, self.beat_seconds = settings.lease_seconds, settings.beat
+        self.ttl_seconds, self.heartbeat_seconds = settings.lease_seconds, settings.beat
 
     def held(self, thread_id: str) -> Lease | None:
         """Return the lease that this process holds through this saver, if any."""
@@ -230,7 +230,7 @@ class Leases:
             )
 
     def _is_sure(self, lease: Lease) -> bool:
-        return self._now() - lease.confirmed < _TRUSTED * self.beat_seconds
+        return self._now() - lease.confirmed < _TRUSTED * self.heartbeat_seconds
 
     @staticmethod
     def _found(lease: Lease, there: bool, asked: float) -> None:
@@ -264,7 +264,7 @@ class Leases:
                 if not self._held:
                     self._wake.set()
 
-    async def _insert(self, rows: Rows, lease: Lease) -> Holder | None:
+    async def _insert(self, rows: SqlExecutor, lease: Lease) -> Holder | None:
         await rows.table(_TABLE)
         claim = lease.holder
         who = (claim.owner, claim.machine, claim.process)
@@ -282,11 +282,11 @@ class Leases:
             if gone is False:
                 return holder
             place = (holder.machine, holder.process)
-            known = abs(holder.beat - self._silent.get(place, 0)) <= self.beat_seconds
+            known = abs(holder.beat - self._silent.get(place, 0)) <= self.heartbeat_seconds
             if gone is None and not known:
                 if late is None or late.beat != holder.beat:
                     late = holder
-                    await asyncio.sleep(_TRUSTED * self.beat_seconds)
+                    await asyncio.sleep(_TRUSTED * self.heartbeat_seconds)
                     continue
                 self._silent[place] = holder.beat
                 if isinstance(rows, PostgresRows):
@@ -330,7 +330,7 @@ class Leases:
         first = self._late.setdefault(holder.owner, (beat, now))
         if first[0] != beat:
             self._late[holder.owner] = (beat, now)
-        return first[0] == beat and now - first[1] >= _TRUSTED * self.beat_seconds
+        return first[0] == beat and now - first[1] >= _TRUSTED * self.heartbeat_seconds
 
     async def identity(self) -> tuple[str, str]:
         """Return which machine and process this is."""
@@ -355,7 +355,7 @@ class Leases:
 
     def _live(self) -> None:
         while True:
-            self._wake.wait(self.beat_seconds)
+            self._wake.wait(self.heartbeat_seconds)
             with self._lock:
                 if not self._held:
                     self._heart = None

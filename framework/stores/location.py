@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from configs.logger import mask_secrets
-from framework.base.errors import ConfigurationError
+from capgraph.base.errors import ConfigurationError
+from capgraph.configs.logger import mask_secrets
 
 MEMORY = ":memory:"
 

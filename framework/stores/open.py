@@ -9,9 +9,9 @@ from typing import Any
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.store.base import BaseStore
 
-from framework.base.errors import require_extra
-from framework.stores.location import parse_url
-from framework.stores.reading import make_serializer
+from capgraph.base.errors import require_extra
+from capgraph.stores.location import parse_url
+from capgraph.stores.reading import make_serializer
 
 
 @asynccontextmanager
@@ -47,9 +47,9 @@ async def open_saver(
     serde = make_serializer(encryption_key)
     require_extra(f"langgraph.checkpoint.{location.kind}.aio", location.kind)
     if location.kind == "sqlite":
-        from framework.stores.sqlite import sqlite_saver as opened
+        from capgraph.stores.sqlite import sqlite_saver as opened
     else:
-        from framework.stores.postgres import postgres_saver as opened
+        from capgraph.stores.postgres import postgres_saver as opened
     async with opened(location, serde) as saver:
         yield saver
 
@@ -83,8 +83,8 @@ async def open_store(url: str | None, **options: Any) -> AsyncIterator[BaseStore
     location = parse_url(url)
     require_extra(f"langgraph.store.{location.kind}.aio", location.kind)
     if location.kind == "sqlite":
-        from framework.stores.sqlite import sqlite_store as opened
+        from capgraph.stores.sqlite import sqlite_store as opened
     else:
-        from framework.stores.postgres import postgres_store as opened
+        from capgraph.stores.postgres import postgres_store as opened
     async with opened(location, options) as store:
         yield store

@@ -24,11 +24,11 @@ from langgraph.store.base import BaseStore
 from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 
-from framework.base.errors import PersistenceError
-from framework.stores.guarded import GuardedSaver
-from framework.stores.location import Location
-from framework.stores.loops import LoopsLock, LoopsStore
-from framework.stores.rows import OURS
+from capgraph.base.errors import PersistenceError
+from capgraph.stores.guarded import GuardedSaver
+from capgraph.stores.location import Location
+from capgraph.stores.loops import LoopsLock, LoopsStore
+from capgraph.stores.rows import OURS
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from framework.base.errors import ConfigurationError, PersistenceError, require_extra
-from framework.langgraph_compat import keep_ids_ahead_of, unpacked
+from capgraph.base.errors import ConfigurationError, PersistenceError, require_extra
+from capgraph.langgraph_compat import keep_ids_ahead_of, unpacked
 
 _CHECKED = "/crc32"
 _FIELDS = {

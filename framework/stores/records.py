@@ -18,8 +18,8 @@ from langgraph.checkpoint.base import (
     empty_checkpoint,
 )
 
-from framework.stores.reading import as_text, from_text
-from framework.stores.rows import rows_of
+from capgraph.stores.reading import as_text, from_text
+from capgraph.stores.rows import rows_of
 
 PREFIX = "capgraph-journal:"
 """Namespaces of records begin so."""

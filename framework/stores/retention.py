@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from configs.logger import get_logger
-from framework.base.errors import CapgraphError
-from framework.stores.history import History
-from framework.stores.threads import prune_threads
+from capgraph.base.errors import CapgraphError
+from capgraph.configs.logger import get_logger
+from capgraph.stores.history import History
+from capgraph.stores.threads import prune_threads
 
 if TYPE_CHECKING:
-    from configs.settings import PersistenceSettings
+    from capgraph.configs.settings import PersistenceSettings
 
 _EVERY_SECONDS = 3600.0
 _AT_ONCE = 100

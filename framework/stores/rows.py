@@ -17,10 +17,10 @@ from typing import Any, ClassVar, cast
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from framework.base.errors import PersistenceError, require_extra
-from framework.base.ports import Rows
-from framework.langgraph_compat import postgres_cursor
-from framework.stores.location import MEMORY, parse_url
+from capgraph.base.errors import PersistenceError, require_extra
+from capgraph.base.ports import SqlExecutor
+from capgraph.langgraph_compat import postgres_cursor
+from capgraph.stores.location import MEMORY, parse_url
 
 Found = tuple[int, list[tuple[Any, ...]]]
 """How many rows a statement touched, and the rows it gave."""
@@ -60,7 +60,7 @@ def kept_with(saver: BaseCheckpointSaver[Any], make: type[Any]) -> Any:
     return vars(saver)[name]
 
 
-class SaverRows(Rows, ABC):
+class SaverRows(SqlExecutor, ABC):
     """Runs statements in the database of a saver.
 
     Beside ``?``, ``{now}``, ``{bytes}`` and ``{name}`` (text that sorts by its characters), a statement may name the saver's own tables: ``{writes}``
@@ -98,7 +98,7 @@ class SaverRows(Rows, ABC):
             await self._create(definition)
             self._made.add(definition)
 
-    async def beside(self) -> Rows:
+    async def beside(self) -> SqlExecutor:
         """Return rows of the same database for what is written often and may be lost with power.
 
         What they commit outlives the process all the same.
@@ -171,7 +171,7 @@ class SqliteRows(SaverRows):
         await self._find()
         await self.run(definition)
 
-    async def beside(self) -> Rows:
+    async def beside(self) -> SqlExecutor:
         """Return rows through a connection of their own, which does not wait for the disk."""
         await self._find()
         return FileRows(self._path) if self._path else self
@@ -422,7 +422,7 @@ class ServerRows(OwnRows, PostgresRows):
         return conn
 
 
-def open_rows(url: str) -> Rows | None:
+def open_rows(url: str) -> SqlExecutor | None:
     """Return the rows of a database that processes share; ``None`` for one in memory.
 
     Args:

@@ -19,14 +19,14 @@ from typing import Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from configs.logger import get_logger
-from framework.base.errors import PersistenceError
-from framework.base.ports import Rows
-from framework.stores.ears import CHANNEL, Ears
-from framework.stores.leases import leases_of
-from framework.stores.location import MEMORY
-from framework.stores.reading import as_text, from_text
-from framework.stores.rows import FileRows, OwnRows, kept_with, rows_of
+from capgraph.base.errors import PersistenceError
+from capgraph.base.ports import SqlExecutor
+from capgraph.configs.logger import get_logger
+from capgraph.stores.ears import CHANNEL, Ears
+from capgraph.stores.leases import leases_of
+from capgraph.stores.location import MEMORY
+from capgraph.stores.reading import as_text, from_text
+from capgraph.stores.rows import FileRows, OwnRows, kept_with, rows_of
 
 STOPPING = "stopping"
 """Status of a run that is to be stopped, wherever it runs."""
@@ -197,7 +197,7 @@ class RunLog:
 
     def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
         self._saver, self._saver_rows = saver, rows_of(saver)
-        self._rows: Rows = self._saver_rows or FileRows(MEMORY)
+        self._rows: SqlExecutor = self._saver_rows or FileRows(MEMORY)
         self._serde: Any = saver.serde
         self._live: dict[str, _Live] = {}
         self._waiting: deque[tuple[str, int, str, str]] = deque()

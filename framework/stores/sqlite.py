@@ -14,10 +14,10 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.store.base import BaseStore
 
-from framework.base.errors import PersistenceError
-from framework.stores.guarded import GuardedSaver
-from framework.stores.location import Location
-from framework.stores.loops import LoopsLock, LoopsStore
+from capgraph.base.errors import PersistenceError
+from capgraph.stores.guarded import GuardedSaver
+from capgraph.stores.location import Location
+from capgraph.stores.loops import LoopsLock, LoopsStore
 
 T = TypeVar("T")
 

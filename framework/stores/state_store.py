@@ -16,13 +16,13 @@ from typing import Any, Final, Self, TypeVar
 
 from typing_extensions import TypedDict, Unpack
 
-from framework.base.checked import checked
-from framework.base.clock import Clock, SystemClock, as_clock
-from framework.base.errors import ConfigurationError, ValidationError
-from framework.base.values import as_json
-from framework.stores.cells import FOREVER, Cells, MemoryCells, RedisCells, RowCells
-from framework.stores.location import parse_url
-from framework.stores.rows import FileRows, open_rows
+from capgraph.base.checked import checked
+from capgraph.base.clock import Clock, SystemClock, as_clock
+from capgraph.base.errors import ConfigurationError, ValidationError
+from capgraph.base.values import as_json
+from capgraph.stores.cells import FOREVER, Cells, MemoryCells, RedisCells, RowCells
+from capgraph.stores.location import parse_url
+from capgraph.stores.rows import FileRows, open_rows
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class _Word:
         return self._name
 
 
-ABSENT: Final = _Word("ABSENT")
+MISSING: Final = _Word("ABSENT")
 """What is expected of a key that is not there, not even with the value ``None``."""
 
 _SAME: Final = _Word("SAME")
@@ -124,7 +124,7 @@ class BaseStateStore(ABC):
         Args:
             key: The key.
             expected: What ``get`` gave. ``None`` also stands for a key that is not there;
-                ``ABSENT`` stands for nothing else.
+                ``MISSING`` stands for nothing else.
             value: The new value.
             ttl: For how many seconds from now; when not given, it ends when the old one would.
 
@@ -134,9 +134,9 @@ class BaseStateStore(ABC):
         text = as_json(value, key)
 
         def swap(found: str | None) -> tuple[str | _Word, bool]:
-            there = ABSENT if found is None else json.loads(found)
-            if there is ABSENT or expected is ABSENT:
-                same = there is ABSENT and expected in (ABSENT, None)
+            there = MISSING if found is None else json.loads(found)
+            if there is MISSING or expected is MISSING:
+                same = there is MISSING and expected in (MISSING, None)
             else:
                 same = _sorted(there) == _sorted(expected)
             return (text, True) if same else (_SAME, False)

@@ -20,11 +20,11 @@ from typing import Any, cast
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from framework.base.errors import ConfigurationError, PersistenceError
-from framework.base.ports import Rows
-from framework.stores.ears import CHANNEL, Ears
-from framework.stores.reading import as_text, from_text
-from framework.stores.rows import kept_with, rows_of
+from capgraph.base.errors import ConfigurationError, PersistenceError
+from capgraph.base.ports import SqlExecutor
+from capgraph.stores.ears import CHANNEL, Ears
+from capgraph.stores.reading import as_text, from_text
+from capgraph.stores.rows import kept_with, rows_of
 
 _STEPS = """CREATE TABLE IF NOT EXISTS capgraph_steps (
     step_id TEXT PRIMARY KEY,
@@ -149,7 +149,7 @@ class StepResults:
         ears: As given.
     """
 
-    def __init__(self, rows: Rows, serde: Any, ears: Ears) -> None:
+    def __init__(self, rows: SqlExecutor, serde: Any, ears: Ears) -> None:
         self._rows, self._serde, self.ears = rows, serde, ears
         self._turns: dict[tuple[str, str], str] = {}
 

@@ -12,12 +12,12 @@ from typing import Any, Literal, NamedTuple, cast
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from configs.logger import get_logger
-from framework.base.clock import SystemClock
-from framework.base.errors import PersistenceError, StoppedError
-from framework.base.ports import Rows
-from framework.stores.cells import FOREVER, MemoryCells, cells_of
-from framework.stores.rows import kept_with
+from capgraph.base.clock import SystemClock
+from capgraph.base.errors import PersistenceError, StoppedError
+from capgraph.base.ports import SqlExecutor
+from capgraph.configs.logger import get_logger
+from capgraph.stores.cells import FOREVER, MemoryCells, cells_of
+from capgraph.stores.rows import kept_with
 
 Kind = Literal["thread", "user", "all"]
 
@@ -70,7 +70,7 @@ class Stops:
 
     look_seconds = 0.5
 
-    def __init__(self, rows: Rows | None) -> None:
+    def __init__(self, rows: SqlExecutor | None) -> None:
         self._cells = MemoryCells() if rows is None else cells_of(rows)
         self._known: dict[tuple[str, str], Stop] = {}
         self._looked = float("-inf")

@@ -12,18 +12,18 @@ from langchain_core.messages import AnyMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
-from configs.logger import get_logger
-from framework.base.checked import checked
-from framework.base.errors import PersistenceError, ThreadBusyError
-from framework.langgraph_compat import id_at, is_between_nodes, open_interrupts, plain_values
-from framework.planning.waits import is_wait, told_wait
-from framework.stores.guarded import GuardedSaver
-from framework.stores.history import History, whole
-from framework.stores.leases import leases_of
-from framework.stores.records import END, read_record, thread_config
-from framework.stores.rows import rows_of
-from framework.stores.waits import open_waits
-from framework.telemetry.usage_book import drop_usage
+from capgraph.base.checked import checked
+from capgraph.base.errors import PersistenceError, ThreadBusyError
+from capgraph.configs.logger import get_logger
+from capgraph.langgraph_compat import id_at, is_between_nodes, open_interrupts, plain_values
+from capgraph.planning.waits import is_wait, told_wait
+from capgraph.stores.guarded import GuardedSaver
+from capgraph.stores.history import History, whole
+from capgraph.stores.leases import leases_of
+from capgraph.stores.records import END, read_record, thread_config
+from capgraph.stores.rows import rows_of
+from capgraph.stores.waits import open_waits
+from capgraph.telemetry.usage_book import drop_usage
 
 _PAGE = 200
 

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
-from framework.base.checked import checked
-from framework.base.clock import SystemClock
-from framework.base.ports import Caller, Rows
-from framework.langgraph_compat import open_interrupts
-from framework.stores.cells import FOREVER, MemoryCells, cells_of
-from framework.stores.records import NEVER, read_record, write_record
-from framework.stores.rows import kept_with
+from capgraph.base.checked import checked
+from capgraph.base.clock import SystemClock
+from capgraph.base.ports import Caller, SqlExecutor
+from capgraph.langgraph_compat import open_interrupts
+from capgraph.stores.cells import FOREVER, MemoryCells, cells_of
+from capgraph.stores.records import NEVER, read_record, write_record
+from capgraph.stores.rows import kept_with
 
 _CELLS = "wait/"
 _LATER_SECONDS = 3600.0
@@ -50,7 +50,7 @@ class Waits:
         rows: The saver's rows; ``None`` keeps them in memory.
     """
 
-    def __init__(self, rows: Rows | None) -> None:
+    def __init__(self, rows: SqlExecutor | None) -> None:
         self._cells = MemoryCells() if rows is None else cells_of(rows)
 
     async def put(self, due: Due) -> None:
@@ -103,7 +103,7 @@ def waits_of(saver: BaseCheckpointSaver[Any]) -> Waits:
 async def due(saver: BaseCheckpointSaver[Any], *, now: float | None = None) -> list[Due]:
     """Return the threads that wait, the soonest first.
 
-    Whoever serves threads wakes those whose moment has come (:func:`framework.graph.wake`).
+    Whoever serves threads wakes those whose moment has come (:func:`capgraph.graph.wake`).
 
     Args:
         saver: An open saver.

@@ -2,67 +2,136 @@
 
 from typing import TYPE_CHECKING
 
-from configs.lazy import contents
+from capgraph.configs.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from framework.telemetry.agent_events import AgentEvent as AgentEvent
-    from framework.telemetry.agent_events import AgentEventName as AgentEventName
-    from framework.telemetry.agent_events import AgentEventStatus as AgentEventStatus
-    from framework.telemetry.agent_events import AgentFailureClass as AgentFailureClass
-    from framework.telemetry.agent_events import agent_event as agent_event
-    from framework.telemetry.audit_chain import Verification as Verification
-    from framework.telemetry.audit_log import AuditLog as AuditLog
-    from framework.telemetry.events import AnswerPart as AnswerPart
-    from framework.telemetry.events import AnswerToken as AnswerToken
-    from framework.telemetry.events import ApprovalAsked as ApprovalAsked
-    from framework.telemetry.events import ApprovalGiven as ApprovalGiven
-    from framework.telemetry.events import CapabilitiesSelected as CapabilitiesSelected
-    from framework.telemetry.events import CircuitChanged as CircuitChanged
-    from framework.telemetry.events import Event as Event
-    from framework.telemetry.events import EventsLost as EventsLost
-    from framework.telemetry.events import ModelCalled as ModelCalled
-    from framework.telemetry.events import PlanMade as PlanMade
-    from framework.telemetry.events import PolicyActed as PolicyActed
-    from framework.telemetry.events import Reclassify as Reclassify
-    from framework.telemetry.events import Replan as Replan
-    from framework.telemetry.events import Retry as Retry
-    from framework.telemetry.events import Status as Status
-    from framework.telemetry.events import StepFailed as StepFailed
-    from framework.telemetry.events import StepFinished as StepFinished
-    from framework.telemetry.events import StepProgress as StepProgress
-    from framework.telemetry.events import StepSkipped as StepSkipped
-    from framework.telemetry.events import StepStarted as StepStarted
-    from framework.telemetry.events import ToolCalled as ToolCalled
-    from framework.telemetry.events import TurnFinished as TurnFinished
-    from framework.telemetry.events import Usage as Usage
-    from framework.telemetry.events import Waiting as Waiting
-    from framework.telemetry.events import WaitOver as WaitOver
-    from framework.telemetry.events import emit as emit
-    from framework.telemetry.events import parse_event as parse_event
-    from framework.telemetry.otel import OpenTelemetrySink as OpenTelemetrySink
-    from framework.telemetry.shipped import FanoutSink as FanoutSink
-    from framework.telemetry.shipped import JsonLinesSink as JsonLinesSink
-    from framework.telemetry.shipped import NoopSink as NoopSink
-    from framework.telemetry.shipped import RingBufferSink as RingBufferSink
-    from framework.telemetry.shipped import SqliteEventSink as SqliteEventSink
-    from framework.telemetry.sinks import EventDispatcher as EventDispatcher
-    from framework.telemetry.sinks import SentEvent as SentEvent
-    from framework.telemetry.sinks import about as about
-    from framework.telemetry.usage import ModelPricing as ModelPricing
-    from framework.telemetry.usage import PriceTable as PriceTable
-    from framework.telemetry.usage import (
+    from capgraph.telemetry.agent_events import AgentEvent as AgentEvent
+    from capgraph.telemetry.agent_events import AgentEventName as AgentEventName
+    from capgraph.telemetry.agent_events import AgentEventStatus as AgentEventStatus
+    from capgraph.telemetry.agent_events import AgentFailureClass as AgentFailureClass
+    from capgraph.telemetry.agent_events import agent_event as agent_event
+    from capgraph.telemetry.audit_chain import Verification as Verification
+    from capgraph.telemetry.audit_log import AuditLog as AuditLog
+    from capgraph.telemetry.events import AnswerPart as AnswerPart
+    from capgraph.telemetry.events import AnswerToken as AnswerToken
+    from capgraph.telemetry.events import ApprovalDecided as ApprovalDecided
+    from capgraph.telemetry.events import ApprovalRequested as ApprovalRequested
+    from capgraph.telemetry.events import CapabilitiesSelected as CapabilitiesSelected
+    from capgraph.telemetry.events import CircuitChanged as CircuitChanged
+    from capgraph.telemetry.events import Event as Event
+    from capgraph.telemetry.events import EventsDropped as EventsDropped
+    from capgraph.telemetry.events import ModelCalled as ModelCalled
+    from capgraph.telemetry.events import PlanMade as PlanMade
+    from capgraph.telemetry.events import PolicyActionApplied as PolicyActionApplied
+    from capgraph.telemetry.events import Reclassify as Reclassify
+    from capgraph.telemetry.events import Replan as Replan
+    from capgraph.telemetry.events import Retry as Retry
+    from capgraph.telemetry.events import Status as Status
+    from capgraph.telemetry.events import StepFailed as StepFailed
+    from capgraph.telemetry.events import StepFinished as StepFinished
+    from capgraph.telemetry.events import StepProgress as StepProgress
+    from capgraph.telemetry.events import StepResumed as StepResumed
+    from capgraph.telemetry.events import StepSkipped as StepSkipped
+    from capgraph.telemetry.events import StepStarted as StepStarted
+    from capgraph.telemetry.events import ToolCalled as ToolCalled
+    from capgraph.telemetry.events import TurnFinished as TurnFinished
+    from capgraph.telemetry.events import TurnSuspended as TurnSuspended
+    from capgraph.telemetry.events import Usage as Usage
+    from capgraph.telemetry.events import emit as emit
+    from capgraph.telemetry.events import parse_event as parse_event
+    from capgraph.telemetry.otel import OpenTelemetrySink as OpenTelemetrySink
+    from capgraph.telemetry.shipped import FanoutSink as FanoutSink
+    from capgraph.telemetry.shipped import JsonLinesSink as JsonLinesSink
+    from capgraph.telemetry.shipped import NoopSink as NoopSink
+    from capgraph.telemetry.shipped import RingBufferSink as RingBufferSink
+    from capgraph.telemetry.shipped import SqliteEventSink as SqliteEventSink
+    from capgraph.telemetry.sinks import EventDispatcher as EventDispatcher
+    from capgraph.telemetry.sinks import SentEvent as SentEvent
+    from capgraph.telemetry.sinks import about as about
+    from capgraph.telemetry.usage import ModelPricing as ModelPricing
+    from capgraph.telemetry.usage import PriceTable as PriceTable
+    from capgraph.telemetry.usage import (
         PricingAlreadyRegisteredError as PricingAlreadyRegisteredError,
     )
-    from framework.telemetry.usage import UsageSnapshot as UsageSnapshot
-    from framework.telemetry.usage import UsageTracker as UsageTracker
-    from framework.telemetry.usage import format_cost as format_cost
-    from framework.telemetry.usage import has_pricing as has_pricing
-    from framework.telemetry.usage import load_pricing_from_file as load_pricing_from_file
-    from framework.telemetry.usage import register_pricing as register_pricing
-    from framework.telemetry.usage_sinks import FanoutUsageSink as FanoutUsageSink
-    from framework.telemetry.usage_sinks import NoopUsageSink as NoopUsageSink
-    from framework.telemetry.usage_sinks import RingBufferUsageSink as RingBufferUsageSink
-    from framework.telemetry.usage_sinks import SqliteUsageSink as SqliteUsageSink
-    from framework.telemetry.usage_sinks import UsageSink as UsageSink
+    from capgraph.telemetry.usage import UsageSnapshot as UsageSnapshot
+    from capgraph.telemetry.usage import UsageTracker as UsageTracker
+    from capgraph.telemetry.usage import format_cost as format_cost
+    from capgraph.telemetry.usage import has_pricing as has_pricing
+    from capgraph.telemetry.usage import load_pricing_from_file as load_pricing_from_file
+    from capgraph.telemetry.usage import register_pricing as register_pricing
+    from capgraph.telemetry.usage_sinks import FanoutUsageSink as FanoutUsageSink
+    from capgraph.telemetry.usage_sinks import NoopUsageSink as NoopUsageSink
+    from capgraph.telemetry.usage_sinks import RingBufferUsageSink as RingBufferUsageSink
+    from capgraph.telemetry.usage_sinks import SqliteUsageSink as SqliteUsageSink
+    from capgraph.telemetry.usage_sinks import UsageSink as UsageSink
 
-__getattr__, __dir__ = contents(__name__)
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "capgraph.telemetry.agent_events": (
+            "AgentEvent",
+            "AgentEventName",
+            "AgentEventStatus",
+            "AgentFailureClass",
+            "agent_event",
+        ),
+        "capgraph.telemetry.audit_chain": ("Verification",),
+        "capgraph.telemetry.audit_log": ("AuditLog",),
+        "capgraph.telemetry.events": (
+            "AnswerPart",
+            "AnswerToken",
+            "ApprovalDecided",
+            "ApprovalRequested",
+            "CapabilitiesSelected",
+            "CircuitChanged",
+            "Event",
+            "EventsDropped",
+            "ModelCalled",
+            "PlanMade",
+            "PolicyActionApplied",
+            "Reclassify",
+            "Replan",
+            "Retry",
+            "Status",
+            "StepFailed",
+            "StepFinished",
+            "StepProgress",
+            "StepResumed",
+            "StepSkipped",
+            "StepStarted",
+            "ToolCalled",
+            "TurnFinished",
+            "TurnSuspended",
+            "Usage",
+            "emit",
+            "parse_event",
+        ),
+        "capgraph.telemetry.otel": ("OpenTelemetrySink",),
+        "capgraph.telemetry.shipped": (
+            "FanoutSink",
+            "JsonLinesSink",
+            "NoopSink",
+            "RingBufferSink",
+            "SqliteEventSink",
+        ),
+        "capgraph.telemetry.sinks": ("EventDispatcher", "SentEvent", "about"),
+        "capgraph.telemetry.usage": (
+            "ModelPricing",
+            "PriceTable",
+            "PricingAlreadyRegisteredError",
+            "UsageSnapshot",
+            "UsageTracker",
+            "format_cost",
+            "has_pricing",
+            "load_pricing_from_file",
+            "register_pricing",
+        ),
+        "capgraph.telemetry.usage_sinks": (
+            "FanoutUsageSink",
+            "NoopUsageSink",
+            "RingBufferUsageSink",
+            "SqliteUsageSink",
+            "UsageSink",
+        ),
+    },
+)

@@ -17,8 +17,8 @@ from uuid import UUID
 from langchain_core.callbacks import AsyncCallbackHandler
 from langchain_core.outputs import ChatGeneration, LLMResult
 
-from configs.scoped import scoped
-from framework.telemetry.usage import UsageSnapshot
+from capgraph.configs.scoped import scoped
+from capgraph.telemetry.usage import UsageSnapshot
 
 _CAPS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "num_predict")
 _TOKENS_OF_A_BLOCK = 1000  # an image or a file; none of them says how many

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum, StrEnum
 from typing import Any
 
-from framework.base.ports import now_text
+from capgraph.base.ports import now_text
 
 
 class AgentEventName(StrEnum):

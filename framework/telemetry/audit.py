@@ -2,7 +2,7 @@
 
 An effect is written down before it begins, and what cannot be written stops it. All other records
 wait for the next effect or the end of the run, in their order, and never break a run. Records hold
-names, numbers and digests, not content. Where they lie is :mod:`framework.telemetry.audit_log`.
+names, numbers and digests, not content. Where they lie is :mod:`capgraph.telemetry.audit_log`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from datetime import timedelta
 from typing import Any, Protocol
 from weakref import WeakSet
 
-from configs.logger import get_logger, mask_secrets
-from configs.safe_text import mask_data
-from configs.scoped import scoped
-from framework.base.errors import LimitError, PolicyError, StoppedError
-from framework.base.ports import Caller
-from framework.telemetry.sinks import current_ids
+from capgraph.base.errors import LimitError, PolicyError, StoppedError
+from capgraph.base.ports import Caller
+from capgraph.configs.logger import get_logger, mask_secrets
+from capgraph.configs.safe_text import mask_data
+from capgraph.configs.scoped import scoped
+from capgraph.telemetry.sinks import current_ids
 
 Entry = tuple[str, Mapping[str, Any]]
 RETENTION = timedelta(days=183)

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from framework.base.ports import now_text
-from framework.base.values import to_plain
-from framework.telemetry.audit import canonical
+from capgraph.base.ports import now_text
+from capgraph.base.values import to_plain
+from capgraph.telemetry.audit import canonical
 
 NOTHING = "0" * 64
 """The head of a chain without records."""

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from framework.base.errors import PersistenceError
-from framework.base.ports import Rows
-from framework.telemetry.audit import RETENTION, Entry
-from framework.telemetry.audit_chain import (
+from capgraph.base.errors import PersistenceError
+from capgraph.base.ports import SqlExecutor
+from capgraph.telemetry.audit import RETENTION, Entry
+from capgraph.telemetry.audit_chain import (
     SEALED,
     Broken,
     Checker,
@@ -26,7 +26,7 @@ from framework.telemetry.audit_chain import (
     read_line,
     seal,
 )
-from framework.telemetry.shipped import OffLoop
+from capgraph.telemetry.shipped import OffLoop
 
 _BLOCK = 1 << 16
 _PAGE = 500
@@ -211,7 +211,7 @@ class AuditTable:
         signing_key: As for :class:`AuditLog`.
     """
 
-    def __init__(self, rows: Rows, *, signing_key: Any = None) -> None:
+    def __init__(self, rows: SqlExecutor, *, signing_key: Any = None) -> None:
         self._rows, self._key = rows, key_bytes(signing_key)
         self._head: Head | None = None
         self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (

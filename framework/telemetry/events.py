@@ -14,10 +14,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from configs.scoped import scoped
-from configs.streaming import emit as _emit
-from configs.streaming import is_heard
-from framework.base.ports import now_text
+from capgraph.base.ports import now_text
+from capgraph.configs.scoped import scoped
+from capgraph.configs.streaming import emit as _emit
+from capgraph.configs.streaming import is_heard
 
 
 class _Event(BaseModel):
@@ -143,14 +143,14 @@ class Reclassify(_Event):
     reason: str
 
 
-class Waiting(_Event):
+class TurnSuspended(_Event):
     """A turn ends its run, because all that is left waits for a moment or for an event."""
 
     event_type: Literal["waiting"] = "waiting"
     waits: list[dict[str, Any]]
 
 
-class WaitOver(_StepEvent):
+class StepResumed(_StepEvent):
     """A step that waited goes on: its moment has come (``time``) or its event (``signal``)."""
 
     event_type: Literal["wait_over"] = "wait_over"
@@ -158,14 +158,14 @@ class WaitOver(_StepEvent):
     key: str | None = None
 
 
-class ApprovalAsked(_Event):
+class ApprovalRequested(_Event):
     """A person is asked before steps run."""
 
     event_type: Literal["approval_asked"] = "approval_asked"
     steps: list[dict[str, Any]]
 
 
-class ApprovalGiven(_Event):
+class ApprovalDecided(_Event):
     """Somebody decided about a step; ``refused`` says why it does not count."""
 
     event_type: Literal["approval_given"] = "approval_given"
@@ -179,11 +179,11 @@ class ApprovalGiven(_Event):
 
 
 class AnswerToken(_Event):
-    """A piece of the answer; with ``anew`` what came before it is no part of the answer."""
+    """A piece of the answer; with ``resets`` what came before it is no part of the answer."""
 
     event_type: Literal["answer_token"] = "answer_token"
     text: str
-    anew: bool | None = None
+    resets: bool | None = None
 
 
 class AnswerPart(_Event):
@@ -240,14 +240,14 @@ class CircuitChanged(_Event):
     retry_after: float | None = None
 
 
-class EventsLost(_Event):
+class EventsDropped(_Event):
     """A sink was too slow: events before this one never reached it. On no stream, only there."""
 
     event_type: Literal["events_lost"] = "events_lost"
     count: int
 
 
-class PolicyActed(_Event):
+class PolicyActionApplied(_Event):
     """A rule of a policy engine applied; ``done`` says what came of its action."""
 
     event_type: Literal["policy_acted"] = "policy_acted"
@@ -274,21 +274,21 @@ Event = Annotated[
     | StepFinished
     | StepFailed
     | StepSkipped
-    | Waiting
-    | WaitOver
+    | TurnSuspended
+    | StepResumed
     | Retry
     | Replan
     | Reclassify
-    | ApprovalAsked
-    | ApprovalGiven
+    | ApprovalRequested
+    | ApprovalDecided
     | AnswerToken
     | AnswerPart
     | Usage
     | CircuitChanged
     | ModelCalled
     | ToolCalled
-    | EventsLost
-    | PolicyActed
+    | EventsDropped
+    | PolicyActionApplied
     | TurnFinished,
     Field(discriminator="event_type"),
 ]

@@ -21,13 +21,13 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.outputs import LLMResult
 from langgraph.errors import GraphBubbleUp
 
-import framework.telemetry as telemetry
-from configs.scoped import scoped
-from configs.streaming import stream_writer
-from framework.base import LimitError
-from framework.base.budget import TurnBudget
-from framework.telemetry.accounts import note_failure, note_use, pay_from_thread, used_by
-from framework.telemetry.audit import current_audit, digest, note
+import capgraph.telemetry as telemetry
+from capgraph.base import LimitError
+from capgraph.base.budget import TurnBudget
+from capgraph.configs.scoped import scoped
+from capgraph.configs.streaming import stream_writer
+from capgraph.telemetry.accounts import note_failure, note_use, pay_from_thread, used_by
+from capgraph.telemetry.audit import current_audit, digest, note
 
 _ROLE = "role:"
 _OTHER = "capability"

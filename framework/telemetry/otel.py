@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from configs.latest import Latest
-from framework.base.errors import require_extra
-from framework.base.ports import now_text
-from framework.telemetry.agent_events import AgentEvent, AgentEventName
-from framework.telemetry.shipped import Fed
-from framework.telemetry.usage import PriceTable, UsageSnapshot
+from capgraph.base.errors import require_extra
+from capgraph.base.ports import now_text
+from capgraph.configs.latest import Latest
+from capgraph.telemetry.agent_events import AgentEvent, AgentEventName
+from capgraph.telemetry.shipped import Fed
+from capgraph.telemetry.usage import PriceTable, UsageSnapshot
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -70,7 +70,7 @@ class OpenTelemetrySink(Fed):
     Raises:
         MissingExtraError: OpenTelemetry, or with an endpoint its exporter, is not installed.
 
-    >>> from framework import build_graph
+    >>> from capgraph import build_graph
     >>> graph = build_graph([], sinks=[OpenTelemetrySink()])
     """
 

@@ -18,9 +18,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TextIO
 
-from framework.base.numbers import check_number
-from framework.base.ports import Sink
-from framework.telemetry.sinks import SentEvent
+from capgraph.base.numbers import check_number
+from capgraph.base.ports import Sink
+from capgraph.telemetry.sinks import SentEvent
 
 
 class OffLoop:
@@ -113,7 +113,7 @@ class Fed:
         self._off_loop, self._guard = OffLoop(), threading.Lock()
         self._feeds: list[Callable[[], None]] = []
 
-    def fed_by(self, wait: Callable[[], None]) -> None:
+    def set_upstream_drain(self, wait: Callable[[], None]) -> None:
         """Know what waits until the events of a graph have come here."""
         self._feeds.append(wait)
 
@@ -295,11 +295,11 @@ class FanoutSink:
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self.sinks = tuple(sinks)
 
-    def fed_by(self, wait: Callable[[], None]) -> None:
+    def set_upstream_drain(self, wait: Callable[[], None]) -> None:
         """Tell the sinks what waits until the events of a graph have come here."""
         for sink in self.sinks:
-            if (fed_by := getattr(sink, "fed_by", None)) is not None:
-                fed_by(wait)
+            if (set_upstream_drain := getattr(sink, "set_upstream_drain", None)) is not None:
+                set_upstream_drain(wait)
 
     def emit(self, event: Any) -> Any:
         """Hand an event to all of them; what the first one raised is raised at the end."""

@@ -5,7 +5,7 @@ fit into the queue is counted as lost, and the sink is told how much before the 
 
 Beside ``emit``, a sink may have ``emit_many(events)`` for those that waited together, ``run_ended``
 for the end of a run (with an event of its own, which is on no stream), ``run_began(run_id)``, called
-on the run's own path, which may return the run's trace, by its id or as ``traceparent``, and ``fed_by(wait)``, which hands it what waits until all that was sent so far
+on the run's own path, which may return the run's trace, by its id or as ``traceparent``, and ``set_upstream_drain(wait)``, which hands it what waits until all that was sent so far
 has reached it. One with ``inline = True`` takes no
 time and is told at once, on the run's own path.
 """
@@ -24,12 +24,12 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
-import framework.telemetry as telemetry
-from configs.errors import ConfigurationError
-from configs.logger import get_logger, mask_secrets
-from configs.scoped import scoped
-from configs.streaming import use_outlet
-from framework.base.ports import Sink, now_text
+import capgraph.telemetry as telemetry
+from capgraph.base.ports import Sink, now_text
+from capgraph.configs.errors import ConfigurationError
+from capgraph.configs.logger import get_logger, mask_secrets
+from capgraph.configs.scoped import scoped
+from capgraph.configs.streaming import use_outlet
 
 _MOMENT = 0.25
 _TOGETHER = 500
@@ -273,9 +273,9 @@ class _Outlet:
         # Its thread starts with the first event, ends with this object, and at the end of the
         # process first delivers what waits.
         self.executor = ThreadPoolExecutor(1, thread_name_prefix="capgraph sink")
-        if (fed_by := getattr(sink, "fed_by", None)) is not None:
+        if (set_upstream_drain := getattr(sink, "set_upstream_drain", None)) is not None:
             here = weakref.ref(self)
-            fed_by(lambda: outlet.wait() if (outlet := here()) is not None else None)
+            set_upstream_drain(lambda: outlet.wait() if (outlet := here()) is not None else None)
 
     def wait(self) -> None:
         """Wait until the sink has taken, lost or refused every event so far."""
@@ -303,7 +303,7 @@ class _Outlet:
                     event, lost = self.waiting.popleft()
                     if lost > self.told:
                         count = lost - self.told
-                        told = telemetry.EventsLost(count=count).model_dump(exclude_none=True)
+                        told = telemetry.EventsDropped(count=count).model_dump(exclude_none=True)
                         events.append(SentEvent(told))
                         self.told = lost
                     events.append(event)

@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from framework.base.errors import ValidationError
-from framework.base.numbers import check_number
+from capgraph.base.errors import ValidationError
+from capgraph.base.numbers import check_number
 
 _MILLION = 1_000_000
 _TTL = {"5m": "cache_write_5min_per_million", "1h": "cache_write_1h_per_million"}

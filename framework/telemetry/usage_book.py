@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from framework.base.errors import PersistenceError
-from framework.base.ports import Rows
-from framework.base.threads import in_thread
-from framework.telemetry.sinks import _Outlet
-from framework.telemetry.usage import PriceTable, UsageSnapshot
+from capgraph.base.errors import PersistenceError
+from capgraph.base.ports import SqlExecutor
+from capgraph.base.threads import in_thread
+from capgraph.telemetry.sinks import _Outlet
+from capgraph.telemetry.usage import PriceTable, UsageSnapshot
 
 _TEXTS = ["thread_id", "turn_id", "step_id", "capability", "role", "user_id", "tenant", "model"]
 _COLUMNS = ("call_id", *_TEXTS, "input_tokens", "output_tokens", "cached_tokens", "cost_usd")
@@ -77,7 +77,12 @@ class UsageBook:
         self._outlet = _Outlet(self, capacity)
 
     def note(
-        self, rows: Rows, call_id: str, model: str, usage: UsageSnapshot, about: Mapping[str, Any]
+        self,
+        rows: SqlExecutor,
+        call_id: str,
+        model: str,
+        usage: UsageSnapshot,
+        about: Mapping[str, Any],
     ) -> None:
         """Take up a call.
 
@@ -97,7 +102,7 @@ class UsageBook:
 
     def emit_many(self, events: Sequence[dict[str, Any]]) -> None:
         """Write calls down; called on the book's own thread."""
-        by_place: dict[int, tuple[Rows, list[Any]]] = {}
+        by_place: dict[int, tuple[SqlExecutor, list[Any]]] = {}
         for event in events:
             if (rows := event.get("rows")) is not None:
                 by_place.setdefault(id(rows), (rows, []))[1].extend(self._row(event))
@@ -129,7 +134,7 @@ class UsageBook:
 
 
 async def usage_totals(
-    rows: Rows,
+    rows: SqlExecutor,
     *,
     thread_id: str | None = None,
     user_id: str | None = None,
@@ -169,14 +174,14 @@ def _told(by: str, value: Any) -> str:
     return datetime.fromtimestamp(int(value) * 86_400, UTC).date().isoformat()
 
 
-async def drop_usage(rows: Rows, *, older_than: timedelta) -> None:
+async def drop_usage(rows: SqlExecutor, *, older_than: timedelta) -> None:
     """Drop what calls used longer ago than that."""
     await rows.table(_TABLE)
     await rows.run("DELETE FROM capgraph_usage WHERE at < {now} - ?", (older_than.total_seconds(),))
 
 
 async def usage_of_capabilities(
-    rows: Rows, names: Sequence[str]
+    rows: SqlExecutor, names: Sequence[str]
 ) -> dict[str, tuple[float, float, float | None]]:
     """Return what one step of each capability used on average in the last thirty days.
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import Any, Protocol, runtime_checkable
 
-from configs.logger import get_logger
-from framework.telemetry.shipped import FanoutSink, FileSink, RingBufferSink
-from framework.telemetry.usage import UsageSnapshot
+from capgraph.configs.logger import get_logger
+from capgraph.telemetry.shipped import FanoutSink, FileSink, RingBufferSink
+from capgraph.telemetry.usage import UsageSnapshot
 
 _COLUMNS = ("model", "input_tokens", "output_tokens", "tool_calls", "cost_usd")
 

@@ -1,13 +1,25 @@
 """What one needs to test capabilities, plans and whole agents without a model or a wait."""
 
-from configs.lazy import contents
-from framework.testing.clock import FakeClock as FakeClock
-from framework.testing.faults import FaultScript as FaultScript
-from framework.testing.faults import FaultyCapability as FaultyCapability
-from framework.testing.faults import with_faults as with_faults
-from framework.testing.models import ModelCall as ModelCall
-from framework.testing.models import ScriptedModel as ScriptedModel
-from framework.testing.run import CapabilityRun as CapabilityRun
-from framework.testing.run import run_capability as run_capability
+from typing import TYPE_CHECKING
 
-__getattr__, __dir__ = contents(__name__)
+from capgraph.configs.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from capgraph.testing.clock import FakeClock as FakeClock
+    from capgraph.testing.faults import FaultScript as FaultScript
+    from capgraph.testing.faults import FaultyCapability as FaultyCapability
+    from capgraph.testing.faults import with_faults as with_faults
+    from capgraph.testing.models import ModelCall as ModelCall
+    from capgraph.testing.models import ScriptedModel as ScriptedModel
+    from capgraph.testing.run import CapabilityRun as CapabilityRun
+    from capgraph.testing.run import run_capability as run_capability
+
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "capgraph.testing.clock": ("FakeClock",),
+        "capgraph.testing.faults": ("FaultScript", "FaultyCapability", "with_faults"),
+        "capgraph.testing.models": ("ModelCall", "ScriptedModel"),
+        "capgraph.testing.run": ("CapabilityRun", "run_capability"),
+    },
+)

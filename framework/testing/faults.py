@@ -7,7 +7,7 @@ import functools
 import inspect
 from typing import Any, ClassVar, cast
 
-from framework.base import BaseCapability, capability_node
+from capgraph.base import BaseCapability, capability_node
 
 Fault = BaseException | type[BaseException] | float | None
 """An exception to raise, a delay in seconds before the real work, or ``None`` for no fault."""
@@ -60,8 +60,8 @@ def with_faults(
         *faults: What the first, second … call meets: an exception, seconds to wait, or ``None``.
         forever: What all later calls meet.
 
-    >>> from framework.base import CapabilityContext, capability_node
-    >>> from framework.testing import run_capability
+    >>> from capgraph.base import CapabilityContext, capability_node
+    >>> from capgraph.testing import run_capability
     >>> class Reading(CapabilityContext):
     ...     value: float
     >>> @capability_node

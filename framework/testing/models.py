@@ -17,8 +17,8 @@ from langchain_core.runnables import Runnable, RunnableLambda, RunnableMap, Runn
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel, Field
 
-from framework.base import ModelError
-from framework.base.values import to_plain
+from capgraph.base import ModelError
+from capgraph.base.values import to_plain
 
 _PIECES = re.compile(r"\S+\s*|\s+")
 

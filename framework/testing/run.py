@@ -7,19 +7,19 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from configs.settings import Settings
-from framework.base import CapabilityContext, CapabilitySpec, PlannedStep
-from framework.base.errors import ValidationError
-from framework.base.ports import Attempt, StepRecord
-from framework.langgraph_compat import as_in_a_run
-from framework.pipeline import StepRunner
-from framework.pipeline.effect_ledger import EffectLedger
-from framework.pipeline.equipment import Equipment
-from framework.pipeline.job import Door
-from framework.pipeline.journal import Journal
-from framework.planning import validated_parameters
-from framework.registry import Registry
-from framework.state import TurnView, dump_context, load_context
+from capgraph.base import CapabilityContext, CapabilitySpec, PlannedStep
+from capgraph.base.errors import ValidationError
+from capgraph.base.ports import Attempt, StepRecord
+from capgraph.configs.settings import Settings
+from capgraph.langgraph_compat import as_in_a_run
+from capgraph.pipeline import StepRunner
+from capgraph.pipeline.effect_ledger import EffectLedger
+from capgraph.pipeline.equipment import Equipment
+from capgraph.pipeline.job import Door
+from capgraph.pipeline.journal import Journal
+from capgraph.planning import validated_parameters
+from capgraph.registry import Registry
+from capgraph.state import TurnView, dump_context, load_context
 
 STEP_KEY = "result"
 
@@ -87,7 +87,7 @@ async def run_capability(
         CapabilityError: A returned key has no place.
 
     >>> import asyncio
-    >>> from framework.base import capability_node
+    >>> from capgraph.base import capability_node
     >>> class Place(CapabilityContext):
     ...     name: str
     >>> class Forecast(CapabilityContext):

@@ -1,15 +1,34 @@
 """Workflows: directed acyclic, state machine, event-driven; each compiles to a LangGraph graph."""
 
-from configs.lazy import contents
-from framework.workflows.dag import DAGWorkflow as DAGWorkflow
-from framework.workflows.events import EventDrivenWorkflow as EventDrivenWorkflow
-from framework.workflows.events import WorkflowEvent as WorkflowEvent
-from framework.workflows.load import load_workflow as load_workflow
-from framework.workflows.nodes import BaseWorkflow as BaseWorkflow
-from framework.workflows.nodes import NodeResult as NodeResult
-from framework.workflows.nodes import WorkflowEdge as WorkflowEdge
-from framework.workflows.nodes import WorkflowNode as WorkflowNode
-from framework.workflows.nodes import WorkflowResult as WorkflowResult
-from framework.workflows.state_machine import StateMachineWorkflow as StateMachineWorkflow
+from typing import TYPE_CHECKING
 
-__getattr__, __dir__ = contents(__name__)
+from capgraph.configs.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from capgraph.workflows.dag import DAGWorkflow as DAGWorkflow
+    from capgraph.workflows.events import EventDrivenWorkflow as EventDrivenWorkflow
+    from capgraph.workflows.events import WorkflowEvent as WorkflowEvent
+    from capgraph.workflows.load import load_workflow as load_workflow
+    from capgraph.workflows.nodes import BaseWorkflow as BaseWorkflow
+    from capgraph.workflows.nodes import NodeResult as NodeResult
+    from capgraph.workflows.nodes import WorkflowEdge as WorkflowEdge
+    from capgraph.workflows.nodes import WorkflowNode as WorkflowNode
+    from capgraph.workflows.nodes import WorkflowResult as WorkflowResult
+    from capgraph.workflows.state_machine import StateMachineWorkflow as StateMachineWorkflow
+
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "capgraph.workflows.dag": ("DAGWorkflow",),
+        "capgraph.workflows.events": ("EventDrivenWorkflow", "WorkflowEvent"),
+        "capgraph.workflows.load": ("load_workflow",),
+        "capgraph.workflows.nodes": (
+            "BaseWorkflow",
+            "NodeResult",
+            "WorkflowEdge",
+            "WorkflowNode",
+            "WorkflowResult",
+        ),
+        "capgraph.workflows.state_machine": ("StateMachineWorkflow",),
+    },
+)

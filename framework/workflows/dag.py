@@ -11,14 +11,14 @@ from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Checkpointer
 
-from framework.adapters.task_graph import TaskGraph
-from framework.base.checked import checked
-from framework.base.errors import CapgraphError, ConfigurationError
-from framework.engine.envelopes import as_task, hearing, one_signal
-from framework.engine.services import Services
-from framework.engine.sync_graph import SyncGraph, compiled, graph_of, one_node
-from framework.pipeline.job import hear
-from framework.workflows.nodes import (
+from capgraph.adapters.task_graph import TaskGraph
+from capgraph.base.checked import checked
+from capgraph.base.errors import CapgraphError, ConfigurationError
+from capgraph.engine.envelopes import as_task, hearing, one_signal
+from capgraph.engine.services import Services
+from capgraph.engine.sync_graph import SyncGraph, compiled, graph_of, one_node
+from capgraph.pipeline.job import hear
+from capgraph.workflows.nodes import (
     BaseWorkflow,
     Plain,
     WorkflowEdge,

@@ -12,16 +12,16 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.types import Checkpointer
 from typing_extensions import TypedDict
 
-from configs.logger import get_logger
-from framework.adapters.request import ENDING
-from framework.base.awaiting import awaited
-from framework.base.checked import checked
-from framework.base.errors import ConfigurationError, ValidationError
-from framework.engine.envelopes import as_task, hearing, side_by_side
-from framework.engine.services import Services
-from framework.engine.sync_graph import compiled, one_node
-from framework.pipeline.job import hear
-from framework.workflows.nodes import (
+from capgraph.adapters.request import ENDING
+from capgraph.base.awaiting import awaited
+from capgraph.base.checked import checked
+from capgraph.base.errors import ConfigurationError, ValidationError
+from capgraph.configs.logger import get_logger
+from capgraph.engine.envelopes import as_task, hearing, side_by_side
+from capgraph.engine.services import Services
+from capgraph.engine.sync_graph import compiled, one_node
+from capgraph.pipeline.job import hear
+from capgraph.workflows.nodes import (
     BaseWorkflow,
     Plain,
     WorkflowGraph,

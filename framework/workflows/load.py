@@ -8,17 +8,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from configs.errors import ConfigurationError
-from configs.yaml_files import explained, read_yaml
-from framework.base.checked import checked
-from framework.engine.named import imported
-from framework.engine.services import Services
-from framework.planning.conditions import ABSENT, condition_faults, told
-from framework.planning.conditions import holds as condition_holds
-from framework.workflows.dag import DAGWorkflow
-from framework.workflows.events import EventDrivenWorkflow
-from framework.workflows.nodes import BaseWorkflow, NodeResult, WorkflowEdge, WorkflowNode
-from framework.workflows.state_machine import StateMachineWorkflow
+from capgraph.base.checked import checked
+from capgraph.configs.errors import ConfigurationError
+from capgraph.configs.yaml_files import explained, read_yaml
+from capgraph.engine.named import imported
+from capgraph.engine.services import Services
+from capgraph.planning.conditions import MISSING, condition_faults, told
+from capgraph.planning.conditions import holds as condition_holds
+from capgraph.workflows.dag import DAGWorkflow
+from capgraph.workflows.events import EventDrivenWorkflow
+from capgraph.workflows.nodes import BaseWorkflow, NodeResult, WorkflowEdge, WorkflowNode
+from capgraph.workflows.state_machine import StateMachineWorkflow
 
 
 @checked
@@ -101,7 +101,7 @@ def _rule(condition: dict[str, Any] | None) -> Callable[[NodeResult], bool] | No
             }
             for part in path.split("."):
                 if not isinstance(value, Mapping) or part not in value:
-                    return ABSENT
+                    return MISSING
                 value = value[part]
             return value
 

@@ -15,25 +15,25 @@ from langgraph.errors import GraphBubbleUp
 from langgraph.types import Checkpointer
 from typing_extensions import TypedDict
 
-from framework.adapters.request import ENDING
-from framework.adapters.task_graph import TaskGraph, task_graph
-from framework.base.awaiting import awaited
-from framework.base.checked import checked
-from framework.base.errors import (
+from capgraph.adapters.request import ENDING
+from capgraph.adapters.task_graph import TaskGraph, task_graph
+from capgraph.base.awaiting import awaited
+from capgraph.base.checked import checked
+from capgraph.base.errors import (
     CapgraphError,
     ConfigurationError,
     ValidationError,
 )
-from framework.base.ports import Agent
-from framework.base.spec import CapabilitySpec
-from framework.base.task import TaskInput, TaskOutput
-from framework.base.values import short_text
-from framework.engine.envelopes import hearing
-from framework.engine.services import Services
-from framework.engine.sync_graph import SyncGraph
-from framework.langgraph_compat import INTERRUPT, keys_of
-from framework.pipeline.job import hear
-from framework.pipeline.run_config import current_runtime
+from capgraph.base.ports import Agent
+from capgraph.base.spec import CapabilitySpec
+from capgraph.base.task import TaskInput, TaskOutput
+from capgraph.base.values import short_text
+from capgraph.engine.envelopes import hearing
+from capgraph.engine.services import Services
+from capgraph.engine.sync_graph import SyncGraph
+from capgraph.langgraph_compat import INTERRUPT, keys_of
+from capgraph.pipeline.job import hear
+from capgraph.pipeline.run_config import current_runtime
 
 WorkflowGraph = SyncGraph[Any]
 

@@ -8,16 +8,16 @@ from typing import Annotated, Any, NotRequired
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Checkpointer, Command
 
-from framework.base.checked import checked
-from framework.base.errors import CapgraphError, ConfigurationError
-from framework.base.ports import Keeper
-from framework.base.spec import can_name_a_node
-from framework.engine.envelopes import hearing
-from framework.engine.services import Services
-from framework.engine.sync_graph import compiled
-from framework.pipeline.job import hear
-from framework.pipeline.run_config import configurable
-from framework.workflows.nodes import (
+from capgraph.base.checked import checked
+from capgraph.base.errors import CapgraphError, ConfigurationError
+from capgraph.base.ports import KeyValueStore
+from capgraph.base.spec import can_name_a_node
+from capgraph.engine.envelopes import hearing
+from capgraph.engine.services import Services
+from capgraph.engine.sync_graph import compiled
+from capgraph.pipeline.job import hear
+from capgraph.pipeline.run_config import configurable
+from capgraph.workflows.nodes import (
     BaseWorkflow,
     NodeResult,
     Plain,
@@ -83,7 +83,7 @@ class StateMachineWorkflow(BaseWorkflow):
         transitions: Mapping[str, Sequence[tuple[Guard | None, str]]],
         initial_state: str,
         terminal_states: Collection[str] = (),
-        state_store: Keeper | None = None,
+        state_store: KeyValueStore | None = None,
         max_transitions: int = 50,
         *,
         services: Services | None = None,

@@ -40,10 +40,10 @@ from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import StructuredTool
 from pydantic import BaseModel
 
-from configs.settings import load_settings
-from framework import BaseCapability, CapabilityContext, build_graph, capability_node
-from framework.governance import InformationFlow
-from framework.testing import ScriptedModel
+from capgraph import BaseCapability, CapabilityContext, build_graph, capability_node
+from capgraph.configs.settings import load_settings
+from capgraph.governance import InformationFlow
+from capgraph.testing import ScriptedModel
 from tests.benchmarks.markdown import replace_results, table
 
 VERSION = "v1.2.2"
@@ -327,7 +327,7 @@ def capgraph_agent(suite: Any, *, labelled: bool) -> Callable[[Run], Any]:
         model=ScriptedModel(responses=answers),
         policies=[InformationFlow(on_violation="deny")] if labelled else [],
         settings=load_settings(
-            limits={"max_planning_attempts": 4}, selection={"together_tokens": 1_000_000}
+            limits={"max_planning_attempts": 4}, selection={"max_catalog_tokens": 1_000_000}
         ),
     )
 

@@ -29,8 +29,8 @@ from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from typing import Any
 
-from framework.registry.candidate import parameter_texts
-from framework.selection import Candidate, LexicalSelector
+from capgraph.registry.candidate import parameter_texts
+from capgraph.selection import Candidate, LexicalSelector
 from tests.benchmarks.selection import _auroc
 
 Case = tuple[str, list[Candidate], set[str]]

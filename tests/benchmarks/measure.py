@@ -20,9 +20,9 @@ from typing import Any
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
-from framework import Verdict, behaviors
-from framework.base.ports import STAGES
-from framework.stores import open_saver
+from capgraph import Verdict, behaviors
+from capgraph.base.ports import STAGES
+from capgraph.stores import open_saver
 from tests.benchmarks import programs
 
 _CACHE = behaviors.CacheBehavior
@@ -69,7 +69,7 @@ class _Through:
     def __init__(self, stage: str) -> None:
         self.stage = stage
 
-    async def around(self, attempt: Any, call_next: Any) -> Any:
+    async def wrap_step(self, attempt: Any, call_next: Any) -> Any:
         return await call_next(attempt)
 
 
@@ -402,7 +402,7 @@ def _with_bytecode() -> dict[str, str]:
 
 def cold_import(rounds: int = 10) -> dict[str, Any]:
     """Seconds to import in fresh processes, interleaved; the first round warms up."""
-    times: dict[str, list[float]] = {"langgraph.graph": [], "framework": [], "framework.graph": []}
+    times: dict[str, list[float]] = {"langgraph.graph": [], "capgraph": [], "capgraph.graph": []}
     for number in range(rounds + 1):
         for name in times:
             code = (
@@ -428,7 +428,7 @@ def cold_start(rounds: int = 10) -> dict[str, Any]:
     times: dict[str, list[float]] = {"langgraph.graph": [], "first step": []}
     environment = _with_bytecode()
     bare = [sys.executable, "-c", "import langgraph.graph"]
-    ask = [sys.executable, "-u", "-m", "framework.cli", "ask", "--config", "configs/demo.yml"]
+    ask = [sys.executable, "-u", "-m", "capgraph", "ask", "--config", "configs/demo.yml"]
     with tempfile.TemporaryDirectory() as home:
         environment |= {"HOME": home, "XDG_DATA_HOME": home}
         for number in range(rounds + 1):

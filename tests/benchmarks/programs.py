@@ -12,10 +12,10 @@ from langgraph.graph import START, MessagesState, StateGraph
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
-from configs.settings import load_settings
-from framework import Registry, build_graph, capability_node
-from framework.adapters import tool_capability
-from framework.base import BaseCapability
+from capgraph import Registry, build_graph, capability_node
+from capgraph.adapters import tool_capability
+from capgraph.base import BaseCapability
+from capgraph.configs.settings import load_settings
 
 
 def noop_registry(count: int = 1) -> Registry:
@@ -255,10 +255,10 @@ def looping_agents(turns: int) -> dict[str, tuple[Any, Any]]:
     from langchain_core.messages import AIMessage
     from langchain_core.tools import tool
 
-    from framework import bind
-    from framework.agents import ReActAgent
-    from framework.behaviors import BaseBehavior
-    from framework.testing import ScriptedModel
+    from capgraph import bind
+    from capgraph.agents import ReActAgent
+    from capgraph.behaviors import BaseBehavior
+    from capgraph.testing import ScriptedModel
 
     @tool
     async def advance(value: int) -> int:

@@ -77,7 +77,7 @@ def rows_of(found: dict[str, Any]) -> list[tuple[str, str, str, str]]:
             "1.00",
             "1.15",
         )
-        for name in ("framework", "framework.graph")
+        for name in ("capgraph", "capgraph.graph")
     ]
     first = found["cold_start"]["first step"]["ratio"]
     rows.append(

@@ -113,9 +113,9 @@ class Meter:
 
 
 async def _plain(url: str, turns: int, few: int) -> None:
-    from configs.settings import load_settings
-    from framework import build_graph
-    from framework.stores import open_saver
+    from capgraph import build_graph
+    from capgraph.configs.settings import load_settings
+    from capgraph.stores import open_saver
     from tests.benchmarks import scale_toys
 
     async with open_saver(url) as saver:
@@ -216,7 +216,7 @@ def _workers(folder: Path, url: str, engine: list[str], count: int) -> Iterator[
         "modules: [tests.benchmarks.scale_toys]\nlimits: {max_parallel: 1000}\n"
         f"scale: {{lease_seconds: {LEASE}}}\n"
     )
-    command = [sys.executable, "-m", "framework.cli", "worker", "--config", str(config)]
+    command = [sys.executable, "-m", "capgraph", "worker", "--config", str(config)]
     command += ["--db", url, "--concurrency", str(AT_ONCE), *engine]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "LANGSMITH_TRACING": "false"}
     with (folder / "log").open("ab") as log:
@@ -244,8 +244,8 @@ async def _on_workers(
 ) -> Result:
     import psycopg
 
-    from framework import build_graph
-    from framework.scale import open_engine
+    from capgraph import build_graph
+    from capgraph.scale import open_engine
     from tests.benchmarks import scale_toys
 
     url = server.database()

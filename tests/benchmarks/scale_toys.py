@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from framework import BaseCapability, CapabilityContext, capability_node
+from capgraph import BaseCapability, CapabilityContext, capability_node
 
 
 class Value(CapabilityContext):

@@ -45,8 +45,8 @@ from typing import Any
 
 from langchain_core.embeddings import Embeddings
 
-from framework.registry.discovery import import_object
-from framework.selection import Candidate, EmbeddingSelector, LexicalSelector
+from capgraph.registry.discovery import import_object
+from capgraph.selection import Candidate, EmbeddingSelector, LexicalSelector
 
 Labelled = list[tuple[str, str]]
 Figures = dict[str, float]

@@ -38,8 +38,8 @@ def memory_of(pid: int) -> int:
 
 
 def _ticker() -> Any:
-    from framework import CapabilityContext, capability_node
-    from framework.telemetry import Status, emit
+    from capgraph import CapabilityContext, capability_node
+    from capgraph.telemetry import Status, emit
 
     class Ticked(CapabilityContext):
         count: int
@@ -56,18 +56,18 @@ def _ticker() -> Any:
 
 
 async def _serve_agent(url: str, listening: socket.socket) -> None:
-    from configs.settings import Settings
-    from framework import build_graph
-    from framework.base.ports import Caller
-    from framework.serve.app import create_app
-    from framework.serve.server import Server
-    from framework.stores import open_saver
+    from capgraph import build_graph
+    from capgraph.base.ports import Caller
+    from capgraph.configs.settings import Settings
+    from capgraph.serve.app import create_app
+    from capgraph.serve.server import Server
+    from capgraph.stores import open_saver
 
     class Anybody:
         async def caller(self, _: Any) -> Caller:
             return Caller("ann", authenticated=True)
 
-    serve = {"requests_per_minute": 1e6, "open_runs_per_user": 1000}
+    serve = {"requests_per_minute": 1e6, "max_active_runs_per_user": 1000}
     async with open_saver(url) as saver:
         # All runs at once: the default would have them wait for slots of the process.
         settings = Settings(serve=serve, limits={"max_parallel": 1000})

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from framework.serve.tokens import issue_token
+from capgraph.serve.tokens import issue_token
 from tests.support.console_agent import HOSTILE
 from tests.support.console_server import Served, axe
 
@@ -343,7 +343,7 @@ def test_the_command_that_the_demonstration_prints_shows_its_thread(
     )
     (question,) = re.findall(r'"(What .*)"', makefile)
     database = ["--db", f"sqlite:///{tmp_path / 'threads.db'}"]
-    command = [sys.executable, "-m", "framework.cli", *shlex.split(asked), question, *database]
+    command = [sys.executable, "-m", "capgraph", *shlex.split(asked), question, *database]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     words = [word.replace("configs/", f"{ROOT}/configs/") for word in shlex.split(printed)[1:]]

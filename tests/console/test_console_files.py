@@ -15,8 +15,8 @@ pytestmark = pytest.mark.may_block
 
 AGENT = """
 name: load
-modules: [capabilities.contexts, capabilities.query_data, capabilities.plotting]
-given: [DATA_SOURCE]
+modules: [capgraph.capabilities.contexts, capgraph.capabilities.query_data, capgraph.capabilities.plotting]
+provided_types: [DATA_SOURCE]
 serve: {uploads: {folder: brought, max_file_bytes: 100000}}
 """
 CSV = "time,load\n" + "".join(

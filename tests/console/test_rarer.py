@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from framework.serve.tokens import issue_token
+from capgraph.serve.tokens import issue_token
 from tests.support.console_server import Served
 
 pytestmark = pytest.mark.may_block

@@ -12,9 +12,9 @@ import uvicorn
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command, interrupt
 
-from framework import CapabilityContext, build_graph, capability_node
-from framework.adapters import agent_card, remote_capability
-from framework.base.errors import ConfigurationError
+from capgraph import CapabilityContext, build_graph, capability_node
+from capgraph.adapters import agent_card, remote_capability
+from capgraph.base.errors import ConfigurationError
 from tests.support.a2a_server import Agent, app
 
 
@@ -30,7 +30,7 @@ async def city() -> City:
 
 @pytest.fixture(params=["streaming", "polling"])
 async def served(request: Any, monkeypatch: Any) -> AsyncIterator[tuple[Agent, str]]:
-    monkeypatch.setattr("framework.adapters.a2a._POLL_SECONDS", 0.02)
+    monkeypatch.setattr("capgraph.adapters.a2a._POLL_SECONDS", 0.02)
     agent = Agent()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""What stands in the public contract of ``framework.adapters``, called as a stranger would."""
+"""What stands in the public contract of ``capgraph.adapters``, called as a stranger would."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 from typing_extensions import TypedDict
 
-from framework import CapabilityContext, Registry, bind, build_graph, capability_node
-from framework.adapters import agent_capability, as_tool, graph_capability, tool_capability
-from framework.agents import PipelineOrchestrator, ReActAgent
-from framework.testing import ScriptedModel
-from framework.workflows import DAGWorkflow, WorkflowEdge, WorkflowNode
+from capgraph import CapabilityContext, Registry, bind, build_graph, capability_node
+from capgraph.adapters import agent_capability, as_tool, graph_capability, tool_capability
+from capgraph.agents import PipelineOrchestrator, ReActAgent
+from capgraph.testing import ScriptedModel
+from capgraph.workflows import DAGWorkflow, WorkflowEdge, WorkflowNode
 
 CONFIG: Any = {"configurable": {"thread_id": "1"}}
 

@@ -16,9 +16,9 @@ from langgraph.prebuilt import ToolRuntime
 from langgraph.types import Command
 from pydantic import BaseModel
 
-from framework import bind, build_graph
-from framework.adapters import agent_capability, as_tool, tool_capability
-from framework.agents import (
+from capgraph import bind, build_graph
+from capgraph.adapters import agent_capability, as_tool, tool_capability
+from capgraph.agents import (
     AgentResult,
     AgentStep,
     BaseAgent,
@@ -27,10 +27,10 @@ from framework.agents import (
     ReActAgent,
     ReflexionAgent,
 )
-from framework.base.errors import ModelError
-from framework.behaviors import BaseBehavior, HumanInLoopBehavior
-from framework.stores import CheckpointManager, InMemoryStateStore
-from framework.testing import ScriptedModel
+from capgraph.base.errors import ModelError
+from capgraph.behaviors import BaseBehavior, HumanInLoopBehavior
+from capgraph.stores import CheckpointManager, InMemoryStateStore
+from capgraph.testing import ScriptedModel
 from tests.support.agents import SUM, Seen, add, call, calls
 from tests.support.openai_server import OpenAIServer, give, openai_server, say
 

@@ -13,10 +13,9 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import StateGraph
 from langgraph.types import Command
 
-from configs.settings import load_settings
-from framework import BaseCapability, CapabilityContext, bind, build_graph, capability_node
-from framework.adapters import agent_capability, as_tool, tool_capability
-from framework.agents import (
+from capgraph import BaseCapability, CapabilityContext, bind, build_graph, capability_node
+from capgraph.adapters import agent_capability, as_tool, tool_capability
+from capgraph.agents import (
     AgentResult,
     BaseOrchestrator,
     ChainOfThoughtAgent,
@@ -26,15 +25,16 @@ from framework.agents import (
     ReActAgent,
     SupervisorOrchestrator,
 )
-from framework.base.errors import CapabilityError, LimitError, StoppedError
-from framework.behaviors import (
+from capgraph.base.errors import CapabilityError, LimitError, StoppedError
+from capgraph.behaviors import (
     BaseBehavior,
     FallbackBehavior,
     GuardrailBehavior,
     GuardrailOutcome,
     GuardrailRule,
 )
-from framework.governance import (
+from capgraph.configs.settings import load_settings
+from capgraph.governance import (
     AgentFailed,
     Budget,
     InformationFlow,
@@ -45,11 +45,11 @@ from framework.governance import (
     PolicyRule,
     RolePermissionConfig,
 )
-from framework.pipeline.capacity import Capacity
-from framework.stores import open_saver
-from framework.telemetry import RingBufferSink
-from framework.testing import ScriptedModel
-from framework.workflows import (
+from capgraph.pipeline.capacity import Capacity
+from capgraph.stores import open_saver
+from capgraph.telemetry import RingBufferSink
+from capgraph.testing import ScriptedModel
+from capgraph.workflows import (
     DAGWorkflow,
     EventDrivenWorkflow,
     StateMachineWorkflow,
@@ -515,7 +515,7 @@ class Counts:
     def __init__(self) -> None:
         self.seen: list[str] = []
 
-    async def around(self, attempt: Any, call_next: Any) -> Any:
+    async def wrap_step(self, attempt: Any, call_next: Any) -> Any:
         if attempt.kind == "model":
             self.seen.append(attempt.capability)
         return await call_next(attempt)

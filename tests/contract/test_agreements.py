@@ -12,8 +12,8 @@ from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command
 from pydantic import BaseModel, Field
 
-from framework import BaseCapability, CapabilityContext, capability_node
-from framework.base import CapabilityError, CapgraphError, ErrorSeverity
+from capgraph import BaseCapability, CapabilityContext, capability_node
+from capgraph.base import CapabilityError, CapgraphError, ErrorSeverity
 from tests.support.doors import answer, last_words, question, shown, status
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 
-from framework import BaseCapability, capability_node
-from framework.stores import open_saver
+from capgraph import BaseCapability, capability_node
+from capgraph.stores import open_saver
 from tests.support.doors import Gauge, let_others_run, soon, status
 
 

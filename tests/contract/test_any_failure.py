@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from langgraph.checkpoint.memory import InMemorySaver
 
-from framework import BaseCapability, CapabilityContext, ErrorSeverity
-from framework.base import CapabilityError, FatalExecutionError, capability_node
-from framework.testing import with_faults
+from capgraph import BaseCapability, CapabilityContext, ErrorSeverity
+from capgraph.base import CapabilityError, FatalExecutionError, capability_node
+from capgraph.testing import with_faults
 from tests.support.sweeps import examples
 
 LEVELS = [level for level in ErrorSeverity if level is not ErrorSeverity.FATAL]

@@ -18,11 +18,11 @@ from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp_types import ElicitResult
 
-from framework import Registry, bind, build_graph, capability_node
-from framework.adapters import as_mcp_server, mcp_capabilities
-from framework.adapters.mcp import KEY
-from framework.base.ports import Caller, PermissionMode
-from framework.governance import PermissionPolicy, RolePermissionConfig
+from capgraph import Registry, bind, build_graph, capability_node
+from capgraph.adapters import as_mcp_server, mcp_capabilities
+from capgraph.adapters.mcp import KEY
+from capgraph.base.ports import Caller, PermissionMode
+from capgraph.governance import PermissionPolicy, RolePermissionConfig
 from tests.support import own_mcp_server as own
 
 

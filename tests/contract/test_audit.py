@@ -15,9 +15,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command
 
-from configs.errors import ConfigurationError
-from configs.settings import Settings
-from framework import (
+from capgraph import (
     BaseCapability,
     CapabilityContext,
     Verdict,
@@ -25,21 +23,23 @@ from framework import (
     build_graph,
     capability_node,
 )
-from framework.base.errors import PersistenceError
-from framework.behaviors import (
+from capgraph.base.errors import PersistenceError
+from capgraph.behaviors import (
     BaseBehavior,
     CircuitBreakerBehavior,
     GuardrailBehavior,
     GuardrailOutcome,
     RateLimitBehavior,
 )
-from framework.governance import Budget, stop
-from framework.state import AgentState
-from framework.stores import open_saver
-from framework.stores.rows import rows_of
-from framework.telemetry import AuditLog
-from framework.telemetry.audit_log import AuditTable
-from framework.testing import ScriptedModel
+from capgraph.configs.errors import ConfigurationError
+from capgraph.configs.settings import Settings
+from capgraph.governance import Budget, stop
+from capgraph.state import AgentState
+from capgraph.stores import open_saver
+from capgraph.stores.rows import rows_of
+from capgraph.telemetry import AuditLog
+from capgraph.telemetry.audit_log import AuditTable
+from capgraph.testing import ScriptedModel
 
 SECRET = "pay Ms Miller for her hip"
 
@@ -364,8 +364,8 @@ async def test_a_chain_that_was_changed_takes_no_effect_on(tmp_path: Path, pay: 
 
 KILLED = """
     import asyncio, os, sys
-    from framework import CapabilityContext, build_graph, capability_node
-    from framework.stores import open_saver
+    from capgraph import CapabilityContext, build_graph, capability_node
+    from capgraph.stores import open_saver
 
     path, dies = sys.argv[1:]
 

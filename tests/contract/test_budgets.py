@@ -15,20 +15,20 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 from typer.testing import CliRunner
 
-from framework import BaseCapability, bind, build_graph, capability_node
-from framework.base.errors import ConfigurationError
-from framework.cli.main import app
-from framework.governance import Budget
-from framework.graph import build
-from framework.state import AgentState
-from framework.stores import open_saver, prune_threads, rows_of
-from framework.telemetry import ModelPricing, PriceTable
-from framework.telemetry.accounts import CASHIER
-from framework.telemetry.metered import METER
-from framework.telemetry.usage_book import usage_totals
-from framework.testing import ScriptedModel
-from framework.workflows import DAGWorkflow, WorkflowEdge, WorkflowNode
-from framework.workflows.nodes import result_of
+from capgraph import BaseCapability, bind, build_graph, capability_node
+from capgraph.base.errors import ConfigurationError
+from capgraph.cli.main import app
+from capgraph.governance import Budget
+from capgraph.graph import build
+from capgraph.state import AgentState
+from capgraph.stores import open_saver, prune_threads, rows_of
+from capgraph.telemetry import ModelPricing, PriceTable
+from capgraph.telemetry.accounts import CASHIER
+from capgraph.telemetry.metered import METER
+from capgraph.telemetry.usage_book import usage_totals
+from capgraph.testing import ScriptedModel
+from capgraph.workflows import DAGWorkflow, WorkflowEdge, WorkflowNode
+from capgraph.workflows.nodes import result_of
 from tests.support.doors import Gauge, last_words, soon, status
 
 PRICES = PriceTable({"scripted": ModelPricing(0.0, 1000.0)}, others=False)

@@ -11,12 +11,12 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, interrupt
 
-import framework
-import framework.pipeline as pipeline_room
-from configs.settings import load_settings
-from framework import CapabilityContext, Registry, build_graph, capability_node
-from framework.base import CapabilityError, ErrorSeverity
-from framework.state import AgentState
+import capgraph
+import capgraph.pipeline as pipeline_room
+from capgraph import CapabilityContext, Registry, build_graph, capability_node
+from capgraph.base import CapabilityError, ErrorSeverity
+from capgraph.configs.settings import load_settings
+from capgraph.state import AgentState
 from tests.support import PATIENCE
 from tests.support.doors import Gauge, answer, last_words, let_others_run, soon, status
 
@@ -154,7 +154,7 @@ def test_a_limit_holds_over_event_loops() -> None:
             await asyncio.to_thread(arrived.wait, PATIENCE)
         return await call_next()
 
-    arrival = type("Arrival", (), {"stage": "settle", "around": staticmethod(arrive)})()
+    arrival = type("Arrival", (), {"stage": "finalize", "wrap_step": staticmethod(arrive)})()
     graph = build_graph(registry, behaviors=[arrival])
     outs: list[Any] = []
     given: Any = {"messages": [("user", "read the gauge")]}
@@ -240,7 +240,7 @@ async def test_a_slot_comes_back_after_every_kind_of_end(
     it = agent(Gauge, work, plans=[[step("a", "work")]], limits={"max_parallel": 1})
     try:
         out = await soon(it.ask(thread="1"))
-    except framework.base.FatalExecutionError:
+    except capgraph.base.FatalExecutionError:
         assert severity is ErrorSeverity.FATAL
     else:
         assert "GAUGE" not in (out.get("capability_context_data") or {})
@@ -287,7 +287,7 @@ def _in_a_graph_of_ones_own(capability: Any) -> Any:
     """Return a graph whose only node is a bound capability."""
     name = capability.capability_spec.name
     builder: Any = StateGraph(AgentState)
-    builder.add_node(name, framework.bind([capability]).node(capability))
+    builder.add_node(name, capgraph.bind([capability]).node(capability))
     builder.add_edge(START, name)
     builder.add_edge(name, END)
     return builder.compile()
@@ -339,7 +339,7 @@ async def test_a_capability_inside_itself_at_its_limit_is_an_error(
     it = agent(Mark, mirror, plans=[[step("a", "mirror")]])
     try:
         out = await soon(it.ask())
-    except framework.base.CapgraphError as exc:
+    except capgraph.base.CapgraphError as exc:
         said = str(exc).lower()
     else:
         assert status(out) == "failed", "it neither hangs nor pretends"

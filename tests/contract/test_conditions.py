@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from framework import BaseCapability, CapabilityContext, build_graph, capability_node
-from framework.planning import check_plan
+from capgraph import BaseCapability, CapabilityContext, build_graph, capability_node
+from capgraph.planning import check_plan
 from tests.support.one_door import planned, registered, said, status
 from tests.support.toys import Total, add, capability, measure
 

@@ -15,14 +15,14 @@ import pytest
 import typer
 import yaml
 
-from configs.errors import CapgraphError
-from configs.settings import Settings, load_settings
-from framework.cli.exit_codes import ExitCode
-from framework.cli.main import app
-from framework.evaluation import Dataset
-from framework.planning.problems import PROBLEM_KINDS
-from framework.telemetry import Event
-from infrastructure.gateway import HELP
+from capgraph.cli.exit_codes import ExitCode
+from capgraph.cli.main import app
+from capgraph.configs.errors import CapgraphError
+from capgraph.configs.settings import Settings, load_settings
+from capgraph.evaluation import Dataset
+from capgraph.infrastructure.gateway import HELP
+from capgraph.planning.problems import PROBLEM_KINDS
+from capgraph.telemetry import Event
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
@@ -174,11 +174,11 @@ def error_classes() -> dict[str, str]:
     """Return the errors with a code of their own, each under its public name."""
     found: dict[str, str] = {}
     for room in ("base", "behaviors", "governance", "telemetry", "serve"):
-        module = importlib.import_module(f"framework.{room}")
+        module = importlib.import_module(f"capgraph.{room}")
         for name in module.__all__:
             cls = getattr(module, name)
             if isinstance(cls, type) and issubclass(cls, CapgraphError) and "code" in vars(cls):
-                found.setdefault(cls.code, f"framework.{room}.{name}")
+                found.setdefault(cls.code, f"capgraph.{room}.{name}")
     del found[CapgraphError.code]
     return found
 
@@ -246,15 +246,15 @@ def test_every_room_is_named_in_the_architecture() -> None:
     named_rooms = set(
         re.findall(r"`([\w.]+)`", "\n".join(re.findall(r"^\| (.*?) \|", table, re.M)))
     )
-    rooms = {f"framework.{p.parent.name}" for p in (ROOT / "framework").glob("*/__init__.py")}
-    assert named_rooms == rooms | {"infrastructure", "capabilities", "configs"}
+    rooms = {f"capgraph.{p.parent.name}" for p in (ROOT / "capgraph").glob("*/__init__.py")}
+    assert named_rooms == rooms
 
 
 def test_the_import_order_of_the_architecture_is_the_one_that_is_enforced() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     contracts = project["tool"]["importlinter"]["contracts"]
     layers = next(c["layers"] for c in contracts if c["type"] == "layers")
-    enforced = [{n.strip().removeprefix("framework.") for n in row.split("|")} for row in layers]
+    enforced = [{n.strip() for n in row.split("|")} for row in layers]
     page = (DOCS / "architecture.md").read_text(encoding="utf-8")
     shown = page.split("## Who may import whom")[1].split("An arrow")[0]
     documented = [{n.strip() for n in row.split("|")} for row in shown.split("→")]

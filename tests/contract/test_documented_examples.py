@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from framework.base import (
+from capgraph.base import (
     BaseCapability,
     BaseExample,
     BaseInfrastructureNode,
@@ -29,9 +29,9 @@ from framework.base import (
     capability_node,
     infrastructure_node,
 )
-from framework.prompts import get_framework_prompts
-from framework.state import AgentState
-from framework.testing import run_capability
+from capgraph.prompts import get_framework_prompts
+from capgraph.state import AgentState
+from capgraph.testing import run_capability
 
 # --- supplied data sources ----------------------------------------------------------------------
 
@@ -298,12 +298,12 @@ async def test_the_task_extraction_example() -> None:
         @staticmethod
         async def execute(state: AgentState, **kwargs):
             # Explicit logger retrieval - professional practice
-            from configs.logger import get_logger
+            from capgraph.configs.logger import get_logger
 
             logger = get_logger("framework", "task_extraction")
 
             # Define streaming helper here for step awareness
-            from configs.streaming import get_streamer
+            from capgraph.configs.streaming import get_streamer
 
             streamer = get_streamer("framework", "task_extraction", state)
             streamer.status("Processing...")
@@ -334,10 +334,10 @@ async def test_the_orchestrator_example() -> None:
 
         @staticmethod
         async def execute(state: AgentState, **kwargs) -> dict[str, Any]:
-            from configs.logger import get_logger
+            from capgraph.configs.logger import get_logger
 
             logger = get_logger("framework", "orchestrator")
-            from configs.streaming import get_streamer
+            from capgraph.configs.streaming import get_streamer
 
             streamer = get_streamer("framework", "orchestrator", state)
             streamer.status("Starting orchestration")

@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 import pydantic
 import pytest
 
-import framework.base as base
+import capgraph.base as base
 
 NAMES = [
     "BaseCapability",
@@ -348,7 +348,7 @@ def test_a_plan_file(tmp_path: Path) -> None:
 
 
 def test_documented_state_keys_are_declared() -> None:
-    from framework.state import STATE_KEYS
+    from capgraph.state import STATE_KEYS
 
     documented = [
         "messages",
@@ -393,9 +393,9 @@ def test_documented_state_keys_are_declared() -> None:
 
 
 def test_helpers_live_where_the_documentation_imports_them_from() -> None:
-    from configs.logger import get_logger
-    from configs.streaming import get_streamer
-    from framework.prompts import get_framework_prompts
+    from capgraph.configs.logger import get_logger
+    from capgraph.configs.streaming import get_streamer
+    from capgraph.prompts import get_framework_prompts
 
     assert list(inspect.signature(get_logger).parameters)[:2] == ["source", "component"]
     assert list(inspect.signature(get_streamer).parameters)[:3] == ["source", "component", "state"]
@@ -434,7 +434,7 @@ def test_helpers_live_where_the_documentation_imports_them_from() -> None:
     ],
 )
 def test_the_prompt_provider_has_a_builder_for(kind: str) -> None:
-    from framework.prompts import get_framework_prompts
+    from capgraph.prompts import get_framework_prompts
 
     builder = getattr(get_framework_prompts(), f"get_{kind}_prompt_builder")()
     assert callable(builder.get_orchestrator_guide)
@@ -442,7 +442,7 @@ def test_the_prompt_provider_has_a_builder_for(kind: str) -> None:
 
 
 def test_an_unknown_prompt_application_is_an_error() -> None:
-    from framework.prompts import get_framework_prompts
+    from capgraph.prompts import get_framework_prompts
 
     with pytest.raises(ValueError, match="nowhere"):
         get_framework_prompts("nowhere")

@@ -20,8 +20,8 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 from mcp import Client, StdioServerParameters
 
-from framework import CapabilityContext, Registry, bind, build_graph, capability_node
-from framework.adapters import (
+from capgraph import CapabilityContext, Registry, bind, build_graph, capability_node
+from capgraph.adapters import (
     agent_capability,
     as_mcp_server,
     as_tool,
@@ -29,7 +29,7 @@ from framework.adapters import (
     mcp_capabilities,
     remote_capability,
 )
-from framework.testing import ScriptedModel
+from capgraph.testing import ScriptedModel
 from tests.support import mcp_server, own_mcp_server
 from tests.support.a2a_server import Agent, app
 

@@ -26,7 +26,7 @@ from langgraph.types import Command, interrupt
 from pydantic import BaseModel, PlainSerializer, PlainValidator, SecretStr
 from typing_extensions import TypedDict
 
-from framework import (
+from capgraph import (
     AskAgain,
     BaseCapability,
     BaseInfrastructureNode,
@@ -38,7 +38,7 @@ from framework import (
     capability_node,
     infrastructure_node,
 )
-from framework.base import (
+from capgraph.base import (
     AttemptNumber,
     ConfigurationError,
     IdempotencyKey,
@@ -48,9 +48,9 @@ from framework.base import (
     StepSettings,
     ValidationError,
 )
-from framework.planning import check_plan, dependencies, repair_plan
-from framework.selection import Selection
-from framework.testing import ScriptedModel, run_capability
+from capgraph.planning import check_plan, dependencies, repair_plan
+from capgraph.selection import Selection
+from capgraph.testing import ScriptedModel, run_capability
 from tests.support.openai_server import give, openai_server, say
 from tests.support.typed import Read
 
@@ -960,14 +960,14 @@ async def test_a_class_that_the_registry_does_not_know_is_told_when_it_is_return
 
 def test_check_warns_of_parameters_that_nobody_fills(tmp_path: Path) -> None:
     (tmp_path / "first_hour_toys.py").write_text(
-        "from framework import capability_node\n\n\n"
+        "from capgraph import capability_node\n\n\n"
         "@capability_node\n"
         "def channel(name: str) -> str:\n"
         '    """Read a channel."""\n'
         "    return name\n"
     )
     (tmp_path / "agent.yml").write_text("modules: [first_hour_toys]\n")
-    done = python(tmp_path, "-m", "framework.cli", "check", "--config", "agent.yml", "--json")
+    done = python(tmp_path, "-m", "capgraph", "check", "--config", "agent.yml", "--json")
     assert "'channel' needs the parameters name, which planning without a model" in done.stdout
 
 
@@ -978,36 +978,26 @@ def test_a_data_class_may_be_a_capability() -> None:
 # --- names ------------------------------------------------------------------------------------------------
 
 
-def test_the_plugin_is_loaded_beside_foreign_packages_and_says_whose_they_are(
-    tmp_path: Path,
-) -> None:
-    for name in ("framework", "configs"):
+def test_packages_with_the_names_of_our_folders_do_not_disturb(tmp_path: Path) -> None:
+    for name in ("framework", "capabilities", "infrastructure", "configs"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("MINE = True\n")
     (tmp_path / "test_mine.py").write_text(
-        "import framework, configs\n"
-        "def test_mine():\n    assert framework.MINE and configs.MINE\n"
-        "def test_fixture(registry):\n    pass\n"
+        "import framework, capabilities, infrastructure, configs\n"
+        "def test_mine():\n"
+        "    assert framework.MINE and capabilities.MINE and infrastructure.MINE and configs.MINE\n"
+        "def test_fixture(registry):\n"
+        "    registry.discover('capgraph.capabilities.memory')\n"
+        "    assert registry.infrastructure\n"
     )
     code = f"import sys, pytest; sys.path.insert(0, {str(tmp_path)!r});"
     code += "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-p', 'capgraph_pytest']))"
     done = python(tmp_path, "-c", code)
-    assert "1 passed, 1 error" in done.stdout, done.stdout + done.stderr
-    assert "another one in" in done.stdout
-
-
-def test_a_foreign_package_of_one_of_our_names_is_named(tmp_path: Path) -> None:
-    for name in ("configs", "infrastructure"):
-        folder = tmp_path / name / name
-        folder.mkdir(parents=True)
-        (folder / "__init__.py").write_text("")
-        code = f"import sys; sys.path.insert(0, {str(tmp_path / name)!r}); import framework;"
-        done = python(tmp_path, "-c", code + "framework.Registry()")
-        assert f"needs its package '{name}', and Python finds another one in" in done.stderr
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_the_plugin_imports_nothing_before_it_is_used(tmp_path: Path) -> None:
-    code = "import capgraph_pytest, sys; print([m for m in sys.modules if m == 'framework'])"
+    code = "import capgraph_pytest, sys; print([m for m in sys.modules if m.split('.')[0] == 'capgraph'])"
     assert python(tmp_path, "-c", code).stdout == "[]\n"
 
 

@@ -10,15 +10,15 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 
-from configs.settings import load_settings
-from framework import CapabilityContext, build_graph, capability_node
-from framework.adapters import agent_capability, graph_capability, tool_capability
-from framework.base import IdempotencyKey
-from framework.engine import copies
-from framework.governance import InformationFlow
-from framework.planning import check_plan, repair_plan
-from framework.stores import open_saver
-from framework.testing import ScriptedModel
+from capgraph import CapabilityContext, build_graph, capability_node
+from capgraph.adapters import agent_capability, graph_capability, tool_capability
+from capgraph.base import IdempotencyKey
+from capgraph.configs.settings import load_settings
+from capgraph.engine import copies
+from capgraph.governance import InformationFlow
+from capgraph.planning import check_plan, repair_plan
+from capgraph.stores import open_saver
+from capgraph.testing import ScriptedModel
 from tests.support.one_door import planned, registered, said, status
 
 ANSWER = {"context_key": "answer", "capability": "respond"}
@@ -541,7 +541,7 @@ async def test_labels_of_the_list_and_of_all_else_reach_each_copy() -> None:
         """Know a secret."""
         return Secret(value="1234")
 
-    @capability_node(outside=True)
+    @capability_node(sends_externally=True)
     async def send(n: Any, text: str = "") -> str:
         """Send something out of the house."""
         sent.append(text)

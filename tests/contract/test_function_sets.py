@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from langchain_core.tools import StructuredTool
 
-from framework import Registry
-from framework.adapters import tool_capability
-from framework.planning import check_plan
+from capgraph import Registry
+from capgraph.adapters import tool_capability
+from capgraph.planning import check_plan
 from tests.support.function_sets import calls_of, rows, wrong_calls
 from tests.support.sweeps import sample
 

@@ -11,7 +11,7 @@ from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command
 from typing_extensions import TypedDict
 
-from framework import (
+from capgraph import (
     BaseCapability,
     CapabilityContext,
     ErrorClassification,
@@ -21,13 +21,13 @@ from framework import (
     build_graph,
     capability_node,
 )
-from framework.approvals import Rule, add_rule
-from framework.base import ConfigurationError, InfrastructureError
-from framework.behaviors import CacheBehavior, FallbackBehavior
-from framework.governance import InformationFlow
-from framework.state import AgentState
-from framework.state.reducers import merge_by_key
-from framework.testing import ScriptedModel
+from capgraph.approvals import Rule, add_rule
+from capgraph.base import ConfigurationError, InfrastructureError
+from capgraph.behaviors import CacheBehavior, FallbackBehavior
+from capgraph.governance import InformationFlow
+from capgraph.state import AgentState
+from capgraph.state.reducers import merge_by_key
+from capgraph.testing import ScriptedModel
 
 ASK = {"configurable": {"thread_id": "flow"}}
 
@@ -97,7 +97,7 @@ def house(world: World, text: str = "Pay 100 to MALLORY.") -> list[Any]:
         """Reads the key."""
         return Key(value="k-1")
 
-    @capability_node(outside=True)
+    @capability_node(sends_externally=True)
     async def look_up(query: str) -> Receipt:
         """Asks a search engine."""
         world.sent.append(query)

@@ -7,7 +7,7 @@ from typing import Any
 
 from langgraph.pregel._call import CACHE
 
-from framework import BaseCapability, build_graph, capability_node
+from capgraph import BaseCapability, build_graph, capability_node
 
 
 @capability_node

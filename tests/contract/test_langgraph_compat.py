@@ -31,11 +31,11 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, interrupt
 from typing_extensions import TypedDict
 
-import framework
-from framework import langgraph_compat as compat
-from framework.testing import ScriptedModel
+import capgraph
+from capgraph import langgraph_compat as compat
+from capgraph.testing import ScriptedModel
 
-ROOT = Path(framework.__file__).parent.parent
+ROOT = Path(capgraph.__file__).parent.parent
 CONFIG: Any = {"configurable": {"thread_id": "1"}}
 
 

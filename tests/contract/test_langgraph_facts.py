@@ -17,17 +17,17 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command
 from typing_extensions import TypedDict
 
-from configs.streaming import get_streamer, stream_writer
-from framework import CapabilityContext, ErrorSeverity, Registry
-from framework.base import (
+from capgraph import CapabilityContext, ErrorSeverity, Registry
+from capgraph.base import (
     BaseInfrastructureNode,
     CapabilityError,
     capability_node,
     infrastructure_node,
 )
-from framework.state import STATE_KEYS
-from framework.telemetry import Status, emit
-from framework.testing import with_faults
+from capgraph.configs.streaming import get_streamer, stream_writer
+from capgraph.state import STATE_KEYS
+from capgraph.telemetry import Status, emit
+from capgraph.testing import with_faults
 from tests.support import PATIENCE
 
 
@@ -187,9 +187,9 @@ def test_helpers_do_nothing_outside_of_a_run() -> None:
 
 PROGRAM = '''
 import asyncio, json, sys
-from framework import CapabilityContext, Registry, build_graph
-from framework.base import CapabilityError, ErrorSeverity, capability_node
-from framework.testing import with_faults
+from capgraph import CapabilityContext, Registry, build_graph
+from capgraph.base import CapabilityError, ErrorSeverity, capability_node
+from capgraph.testing import with_faults
 
 class Reading(CapabilityContext):
     value: float
@@ -213,7 +213,7 @@ class Planner:
 
 class Selector:
     async def select(self, task, candidates, **_):
-        from framework.selection import Selection
+        from capgraph.selection import Selection
         return Selection(tuple(c.name for c in candidates))
 
 async def turn(saver):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 
-from framework import BaseCapability, CapabilityContext, build_graph, capability_node
+from capgraph import BaseCapability, CapabilityContext, build_graph, capability_node
 
 PLAN = {"steps": [{"context_key": "k", "capability": "pump", "task_objective": "pump"}]}
 

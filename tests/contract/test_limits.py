@@ -10,20 +10,20 @@ import pytest
 from langchain_core.messages import AIMessage
 from langgraph.checkpoint.memory import InMemorySaver
 
-from configs.settings import load_settings
-from framework import AskAgain, CapabilityContext, build_graph, capability_node
-from framework.base.errors import ConfigurationError, PersistenceError
-from framework.behaviors import (
+from capgraph import AskAgain, CapabilityContext, build_graph, capability_node
+from capgraph.base.errors import ConfigurationError, PersistenceError
+from capgraph.behaviors import (
     CircuitBreakerBehavior,
     RateLimitBehavior,
     RateLimiter,
     RetryBehavior,
 )
-from framework.pipeline import Capacity
-from framework.stores import open_saver
-from framework.stores.rows import FileRows
-from framework.telemetry import CircuitChanged, parse_event
-from framework.testing import ScriptedModel
+from capgraph.configs.settings import load_settings
+from capgraph.pipeline import Capacity
+from capgraph.stores import open_saver
+from capgraph.stores.rows import FileRows
+from capgraph.telemetry import CircuitChanged, parse_event
+from capgraph.testing import ScriptedModel
 from tests.unit.behaviors.test_rate_limit import ManualClock, settle
 
 READ = {"steps": [{"context_key": "k", "capability": "read", "task_objective": "read it"}]}
@@ -152,7 +152,7 @@ async def test_a_planner_that_will_not_hear_ends_the_turn() -> None:
         can_correct = True
 
         async def plan(self, request: Any) -> Any:
-            asked.append(dict(request.out_of_reach))
+            asked.append(dict(request.unavailable_capabilities))
             return READ
 
     graph = build_graph(
@@ -194,7 +194,7 @@ async def test_only_failures_of_the_dependency_count(error: Exception) -> None:
     breaker = CircuitBreakerBehavior(failure_threshold=1)
     graph = build_graph([tank.capability], behaviors=[breaker], clock=clock)
     await ask(graph, READ)
-    known = await graph.services.runner.out_of_reach()
+    known = await graph.services.runner.unavailable_capabilities()
     assert bool(known) is isinstance(error, ValueError)
 
 
@@ -206,7 +206,7 @@ async def test_an_effect_of_unknown_end_is_a_failure_of_the_dependency() -> None
         [tank.capability], behaviors=[breaker], clock=clock, checkpointer=InMemorySaver()
     )
     await ask(graph, READ, thread_id="1")
-    assert list(await graph.services.runner.out_of_reach()) == ["read"]
+    assert list(await graph.services.runner.unavailable_capabilities()) == ["read"]
 
 
 async def test_a_cancelled_probe_does_not_shut_the_capability_for_ever() -> None:
@@ -315,9 +315,9 @@ async def test_one_breaker_of_graph_and_capability_stands_once() -> None:
     tank = Tank(RuntimeError("broken"), behaviors=[breaker])
     graph = build_graph([tank.capability], behaviors=[breaker], clock=clock)
     await ask(graph, READ)
-    assert not await graph.services.runner.out_of_reach()
+    assert not await graph.services.runner.unavailable_capabilities()
     await ask(graph, READ)
-    assert await graph.services.runner.out_of_reach()
+    assert await graph.services.runner.unavailable_capabilities()
     clock.seconds += 10
     tank.error = None
     assert (await ask(graph, READ))["execution_outcome"]["status"] == "completed"
@@ -378,7 +378,7 @@ async def test_settings_name_them() -> None:
     tank = Tank(RuntimeError("broken"))
     graph = build_graph([tank.capability], settings=settings)
     await ask(graph, READ)
-    assert list(await graph.services.runner.out_of_reach()) == ["read"]
+    assert list(await graph.services.runner.unavailable_capabilities()) == ["read"]
 
 
 async def test_calls_are_counted_for_each_user() -> None:

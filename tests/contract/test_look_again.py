@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 
-from configs.settings import load_settings
-from framework import build_graph, capability_node
-from framework.base.plan import load_execution_plan_from_file, save_execution_plan_to_file
-from framework.governance import Budget
-from framework.planning import check_plan
-from framework.testing import ScriptedModel
+from capgraph import build_graph, capability_node
+from capgraph.base.plan import load_execution_plan_from_file, save_execution_plan_to_file
+from capgraph.configs.settings import load_settings
+from capgraph.governance import Budget
+from capgraph.planning import check_plan
+from capgraph.testing import ScriptedModel
 from tests.support.one_door import planned, registered, said, status
 
 ANSWER = {"context_key": "answer", "capability": "respond"}

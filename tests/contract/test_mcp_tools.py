@@ -25,10 +25,10 @@ from mcp_types import (
     ToolAnnotations,
 )
 
-from framework import CapabilityContext, Registry, build_graph, capability_node
-from framework.adapters import mcp_capabilities
-from framework.base.errors import CapabilityError, ConfigurationError
-from framework.testing import run_capability
+from capgraph import CapabilityContext, Registry, build_graph, capability_node
+from capgraph.adapters import mcp_capabilities
+from capgraph.base.errors import CapabilityError, ConfigurationError
+from capgraph.testing import run_capability
 from tests.support import mcp_server
 
 SERVER = str(Path(mcp_server.__file__))
@@ -134,7 +134,9 @@ async def test_schemas_effects_and_labels(log: Path) -> None:
             "die_once": "none",
             "slowly": "none",
         }
-        assert all(spec.labels == ("untrusted",) and spec.outside for spec in specs.values())
+        assert all(
+            spec.labels == ("untrusted",) and spec.sends_externally for spec in specs.values()
+        )
         schema = by_name["weather"].Parameters.model_json_schema()
         assert schema["properties"]["place"] == {"$ref": "#/$defs/Place"}
         assert schema["$defs"]["Place"]["properties"]["kind"]["enum"] == ["city", "village"]

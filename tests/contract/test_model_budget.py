@@ -8,8 +8,8 @@ import pytest
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 
-from framework import BaseCapability, capability_node
-from framework.testing import ScriptedModel
+from capgraph import BaseCapability, capability_node
+from capgraph.testing import ScriptedModel
 from tests.support.doors import Gauge, soon, status
 
 

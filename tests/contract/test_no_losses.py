@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
-from framework import BaseCapability, ErrorSeverity, Registry
-from framework.base import CapabilityError, RegistryError, capability_node
-from framework.testing import with_faults
+from capgraph import BaseCapability, ErrorSeverity, Registry
+from capgraph.base import CapabilityError, RegistryError, capability_node
+from capgraph.testing import with_faults
 from tests.support.sweeps import examples
 from tests.support.toys import Reading, Total, add, measure, said
 
@@ -117,7 +117,7 @@ async def test_a_step_of_a_capability_that_was_not_chosen_does_not_run(
 
     class OnlyAdd:
         async def select(self, task: str, candidates: Any, **_: Any) -> Any:
-            from framework.selection import Selection
+            from capgraph.selection import Selection
 
             return Selection(("add",))
 
@@ -235,7 +235,7 @@ async def test_events_of_sessions_go_to_their_own_streams(agent: Any, step: Any)
 
 
 def test_getting_a_logger_leaves_the_root_alone() -> None:
-    from configs.logger import get_logger
+    from capgraph.configs.logger import get_logger
 
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level

@@ -11,7 +11,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command
 
-from framework import (
+from capgraph import (
     BaseInfrastructureNode,
     CapabilityContext,
     Registry,
@@ -21,15 +21,15 @@ from framework import (
     infrastructure_node,
     signal,
 )
-from framework import adapters as a
-from framework import agents as g
-from framework import selection as r
-from framework import stores as s
-from framework import workflows as w
-from framework.base.errors import CapgraphError, ConfigurationError, ValidationError
-from framework.graph import wake
-from framework.planning import Plan, Recipe, check_plan
-from framework.testing import ScriptedModel
+from capgraph import adapters as a
+from capgraph import agents as g
+from capgraph import selection as r
+from capgraph import stores as s
+from capgraph import workflows as w
+from capgraph.base.errors import CapgraphError, ConfigurationError, ValidationError
+from capgraph.graph import wake
+from capgraph.planning import Plan, Recipe, check_plan
+from capgraph.testing import ScriptedModel
 
 ODD: list[Any] = [
     None,
@@ -260,8 +260,8 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]]] = {
     "when": (lambda condition: Plan().step(cap).when(condition), {"condition": {"of": "a"}}, ()),
     "check": (lambda plan: check_plan(plan, registry()), {"plan": {"steps": []}}, ()),
     **{name: (lambda capabilities, make=make, **k: make(capabilities, **k), {"capabilities": [cap]}, ("model", "settings", "checkpointer", "state_schema", *OPERATOR, *more)) for name, make, more in (("build_graph", build_graph, ("store", "context_schema")), ("bind", bind, ()))},
-    "registry": (Registry, {}, ("infrastructure", "given")),
-    **{f"registry.{name}": (lambda given, name=name: getattr(registry(), name)(given), {"given": "x"}, ()) for name in ("register", "discover", "unregister", "capability", "with_", "give")},
+    "registry": (Registry, {}, ("infrastructure", "provided_types")),
+    **{f"registry.{name}": (lambda given, name=name: getattr(registry(), name)(given), {"given": "x"}, ()) for name in ("register", "discover", "unregister", "capability", "with_", "declare_provided")},
     "registry.configure": (lambda **k: registry().configure(**k), {}, ("include", "exclude", "override")),
     "without": (lambda without: registry().with_(without=without), {"without": ()}, ()),
     "services.node": (lambda capability: bind([cap]).node(capability), {"capability": cap}, ()),

@@ -10,9 +10,9 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command, Send
 
-from framework import build_graph
-from framework.base.errors import CapgraphError
-from framework.state import AgentState, FromCaller
+from capgraph import build_graph
+from capgraph.base.errors import CapgraphError
+from capgraph.state import AgentState, CallerInput
 from tests.support.one_door import (
     Reading,
     Receipt,
@@ -245,7 +245,7 @@ async def test_context_of_a_type_that_was_not_given_is_refused_by_name(desk: Any
 
 async def test_keys_of_ones_own_state_are_sent_only_where_marked(step: Any) -> None:
     class Mine(AgentState):
-        order_id: Annotated[str, FromCaller]
+        order_id: Annotated[str, CallerInput]
         clearance: str
 
     seen: list[Any] = []

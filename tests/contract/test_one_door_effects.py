@@ -11,10 +11,10 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
-from framework import BaseCapability, build_graph, capability_node
-from framework.base import CapabilityError, ErrorSeverity
-from framework.stores import open_saver
-from framework.testing import ScriptedModel
+from capgraph import BaseCapability, build_graph, capability_node
+from capgraph.base import CapabilityError, ErrorSeverity
+from capgraph.stores import open_saver
+from capgraph.testing import ScriptedModel
 from tests.support.one_door import Reading, Receipt, payer, refused, registered, said, status
 
 LEVELS = ["replanning", "reclassification"]
@@ -158,7 +158,7 @@ async def test_another_effect_key_is_another_effect(agent: Any, step: Any) -> No
 
 
 async def test_an_effect_key_that_names_no_parameter_is_refused(agent: Any) -> None:
-    from framework.base.errors import CapgraphError
+    from capgraph.base.errors import CapgraphError
 
     with pytest.raises((CapgraphError, ValueError), match="ordr"):
         agent(Receipt, payer([], effect_key=["ordr"]))
@@ -322,7 +322,7 @@ async def test_a_finished_effect_whose_result_does_not_fit_is_not_done_again(
         acted.append(1)
         return {"lost_key": 1}
 
-    from framework import ErrorClassification
+    from capgraph import ErrorClassification
 
     def classify(exc: Exception, context: dict[str, Any]) -> Any:
         return ErrorClassification(ErrorSeverity(level), "odd result")

@@ -14,12 +14,12 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
-from configs.streaming import get_streamer
-from framework import BaseCapability, BaseInfrastructureNode, capability_node, infrastructure_node
-from framework.base import CapabilityError, ErrorSeverity
-from framework.base.errors import CapgraphError
-from framework.base.plan import load_execution_plan_from_file, save_execution_plan_to_file
-from framework.prompts import PromptProvider, get_framework_prompts
+from capgraph import BaseCapability, BaseInfrastructureNode, capability_node, infrastructure_node
+from capgraph.base import CapabilityError, ErrorSeverity
+from capgraph.base.errors import CapgraphError
+from capgraph.base.plan import load_execution_plan_from_file, save_execution_plan_to_file
+from capgraph.configs.streaming import get_streamer
+from capgraph.prompts import PromptProvider, get_framework_prompts
 from tests.support.one_door import (
     Reading,
     Receipt,

@@ -8,8 +8,8 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command, Send
 
-from framework import BaseCapability, capability_node
-from framework.base import CapabilityError, ErrorSeverity
+from capgraph import BaseCapability, capability_node
+from capgraph.base import CapabilityError, ErrorSeverity
 from tests.support.one_door import (
     Receipt,
     declined,
@@ -115,7 +115,7 @@ async def test_a_rejected_jump_does_not_act(
 async def test_a_jump_respects_the_operators_step_policy(
     agent: Any, step: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from framework import Verdict
+    from capgraph import Verdict
 
     class NoPayments:
         async def decide(self, step: Any, view: Any) -> Any:
@@ -331,7 +331,7 @@ async def test_a_plan_from_anywhere_is_reviewed(door: Any, step: Any) -> None:
 
 
 async def test_a_plan_from_anywhere_passes_the_operators_policy(door: Any, step: Any) -> None:
-    from framework import Verdict
+    from capgraph import Verdict
 
     class NoPayments:
         async def review(self, plan: Any, view: Any) -> Any:
@@ -348,7 +348,7 @@ async def test_a_plan_from_anywhere_passes_the_operators_policy(door: Any, step:
 
 
 async def test_a_policy_that_asks_is_a_question(door: Any, step: Any) -> None:
-    from framework import Verdict
+    from capgraph import Verdict
 
     class AskForPayments:
         async def review(self, plan: Any, view: Any) -> Any:

@@ -9,9 +9,9 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command, interrupt
 
-from framework import BaseCapability, build_graph, capability_node
-from framework.base import CapabilityError, ErrorSeverity, ValidationError
-from framework.stores import open_saver
+from capgraph import BaseCapability, build_graph, capability_node
+from capgraph.base import CapabilityError, ErrorSeverity, ValidationError
+from capgraph.stores import open_saver
 from tests.support.doors import question
 from tests.support.one_door import (
     Reading,

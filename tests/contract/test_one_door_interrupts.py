@@ -10,9 +10,9 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command, interrupt
 
-from framework import BaseCapability, capability_node
-from framework.base import CapabilityError, ErrorSeverity
-from framework.stores import open_saver
+from capgraph import BaseCapability, capability_node
+from capgraph.base import CapabilityError, ErrorSeverity
+from capgraph.stores import open_saver
 from tests.support.one_door import (
     Reading,
     Receipt,

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from langgraph.types import Command, Overwrite
 
-from configs.settings import load_settings
-from framework import (
+from capgraph import (
     build_graph,
 )
-from framework.base import CapabilityError, ErrorSeverity
-from framework.base.errors import CapgraphError
-from framework.testing import ScriptedModel
+from capgraph.base import CapabilityError, ErrorSeverity
+from capgraph.base.errors import CapgraphError
+from capgraph.configs.settings import load_settings
+from capgraph.testing import ScriptedModel
 from tests.support.one_door import (
     Reading,
     breaker,

@@ -10,10 +10,10 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START as START_NODE
 from langgraph.graph import MessagesState, StateGraph
 
-from configs.settings import load_settings
-from framework import build_graph
-from framework.base import CapabilityError, ErrorSeverity
-from framework.testing import ScriptedModel
+from capgraph import build_graph
+from capgraph.base import CapabilityError, ErrorSeverity
+from capgraph.configs.settings import load_settings
+from capgraph.testing import ScriptedModel
 from tests.support.one_door import Reading, breaker, measurer, registered, said, status
 
 START = {"messages": [("user", "Measure it")]}

@@ -12,10 +12,10 @@ from langgraph.graph import START, StateGraph
 from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command
 
-from framework import BaseCapability, Verdict, capability_node
-from framework.base import CapabilityError, ErrorSeverity
-from framework.state import AgentState
-from framework.stores import Rule, add_rule, open_saver
+from capgraph import BaseCapability, Verdict, capability_node
+from capgraph.base import CapabilityError, ErrorSeverity
+from capgraph.state import AgentState
+from capgraph.stores import Rule, add_rule, open_saver
 from tests.support.one_door import (
     Reading,
     Receipt,
@@ -228,7 +228,7 @@ async def test_at_its_limit_the_failures_were_counted(form: str) -> None:
 
 
 async def test_settings_bound_the_tries_of_a_bound_node() -> None:
-    from configs.settings import load_settings
+    from capgraph.configs.settings import load_settings
 
     runs: list[Any] = []
     Cap = breaker("flaky", ConnectionError("line is down"), runs)

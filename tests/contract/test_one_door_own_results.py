@@ -10,10 +10,10 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from typing_extensions import TypedDict
 
-from framework import CapabilityContext, capability_node
-from framework.base import CapabilityError
-from framework.base.errors import CapgraphError
-from framework.state import AgentState
+from capgraph import CapabilityContext, capability_node
+from capgraph.base import CapabilityError
+from capgraph.base.errors import CapgraphError
+from capgraph.state import AgentState
 from tests.support.one_door import (
     Reading,
     Receipt,
@@ -164,7 +164,7 @@ async def test_parameters_that_do_not_fit_stop_a_node_before_it_acts(step: Any) 
 
 
 async def test_bind_takes_a_list_of_capabilities() -> None:
-    from framework import bind
+    from capgraph import bind
 
     runs: list[Any] = []
     Cap = measurer(runs)

@@ -10,9 +10,9 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, RetryPolicy, Send
 
-from framework.base import ValidationError
-from framework.state import AgentState
-from framework.stores import open_saver
+from capgraph.base import ValidationError
+from capgraph.state import AgentState
+from capgraph.stores import open_saver
 from tests.support.one_door import Reading, Receipt, bound, in_a_row, measurer, payer
 
 SAY: Any = {"messages": [("user", "Do it")]}

@@ -9,9 +9,9 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
-from framework.base import CapabilityError, ErrorSeverity
-from framework.base.errors import CapgraphError
-from framework.testing import FakeClock
+from capgraph.base import CapabilityError, ErrorSeverity
+from capgraph.base.errors import CapgraphError
+from capgraph.testing import FakeClock
 from tests.support import PATIENCE
 from tests.support.doors import STAGES
 from tests.support.one_door import (
@@ -42,7 +42,7 @@ class Watch:
         self._seen = seen
         self._name = name or stage
 
-    async def around(self, attempt: Any, call_next: Any) -> Any:
+    async def wrap_step(self, attempt: Any, call_next: Any) -> Any:
         if attempt.capability in {"pay", "measure", "broken"}:
             self._seen.append(self._name)
         return await call_next(attempt)
@@ -105,7 +105,7 @@ async def test_another_try_passes_the_stages_below_again(door: Any) -> None:
     policy = {"max_attempts": 3, "delay_seconds": 0.0, "backoff_factor": 1.0}
     Cap = measurer([], execute=execute, get_retry_policy=staticmethod(lambda: dict(policy)))
     await door(Cap, behaviors=[Watch(stage, seen) for stage in STAGES])
-    above, below = STAGES[: STAGES.index("settle")], STAGES[STAGES.index("settle") :]
+    above, below = STAGES[: STAGES.index("finalize")], STAGES[STAGES.index("finalize") :]
     assert [seen.count(stage) for stage in above] == [1] * len(above)
     assert [seen.count(stage) for stage in below] == [3] * len(below)
 
@@ -116,7 +116,7 @@ async def test_an_attempt_says_what_it_is(door: Any) -> None:
     class Look:
         stage = "call"
 
-        async def around(self, attempt: Any, call_next: Any) -> Any:
+        async def wrap_step(self, attempt: Any, call_next: Any) -> Any:
             seen.append(attempt)
             return await call_next()
 
@@ -137,12 +137,12 @@ async def test_outside_one_sees_the_record_and_inside_the_result(door: Any) -> N
         def __init__(self, stage: str) -> None:
             self.stage = stage
 
-        async def around(self, attempt: Any, call_next: Any) -> Any:
+        async def wrap_step(self, attempt: Any, call_next: Any) -> Any:
             seen[self.stage] = await call_next(attempt)
             return seen[self.stage]
 
-    await door(payer([]), behaviors=[Look("observe"), Look("settle"), Look("call")])
-    for stage in ("observe", "settle"):
+    await door(payer([]), behaviors=[Look("observe"), Look("finalize"), Look("call")])
+    for stage in ("observe", "finalize"):
         record = seen[stage]
         assert (record.key, record.capability, record.success) == ("a", "pay", True)
         assert record.error is None
@@ -158,7 +158,7 @@ async def test_outside_one_sees_failures_too(door: Any) -> None:
     class Look:
         stage = "observe"
 
-        async def around(self, attempt: Any, call_next: Any) -> Any:
+        async def wrap_step(self, attempt: Any, call_next: Any) -> Any:
             seen.append(await call_next(attempt))
             return seen[-1]
 
@@ -171,9 +171,9 @@ async def test_outside_one_sees_failures_too(door: Any) -> None:
 
 async def test_a_failure_of_a_middleware_is_a_failure_of_the_step(door: Any) -> None:
     class Budget:
-        stage = "reserve"
+        stage = "acquire"
 
-        async def around(self, attempt: Any, call_next: Any) -> Any:
+        async def wrap_step(self, attempt: Any, call_next: Any) -> Any:
             raise CapabilityError("the purse is empty")
 
     paid: list[int] = []
@@ -182,7 +182,7 @@ async def test_a_failure_of_a_middleware_is_a_failure_of_the_step(door: Any) -> 
 
 
 async def test_what_is_refused_never_reaches_the_ledger(door: Any) -> None:
-    from framework import Verdict
+    from capgraph import Verdict
 
     class Never:
         async def decide(self, step: Any, view: Any) -> Any:
@@ -193,11 +193,11 @@ async def test_what_is_refused_never_reaches_the_ledger(door: Any) -> None:
     watches = [Watch(stage, seen) for stage in STAGES]
     await declined(door(payer(paid), behaviors=watches, policies=[Never()]), "not today")
     assert paid == []
-    assert not {"reserve", "ledger", "bound", "call"} & set(seen)
+    assert not {"acquire", "idempotency", "timeout", "call"} & set(seen)
 
 
 async def test_a_policy_that_asks_for_a_step_is_a_question(agent: Any, step: Any) -> None:
-    from framework import Verdict
+    from capgraph import Verdict
 
     class Ask:
         async def decide(self, step: Any, view: Any) -> Any:

@@ -11,10 +11,10 @@ from langgraph.graph import START, StateGraph
 from langgraph.graph.message import MessagesState
 from langgraph.types import Command
 
-from framework import BaseCapability, capability_node
-from framework.base.errors import CapgraphError
-from framework.state import AgentState
-from infrastructure.gateway import prepare
+from capgraph import BaseCapability, capability_node
+from capgraph.base.errors import CapgraphError
+from capgraph.infrastructure.gateway import prepare
+from capgraph.state import AgentState
 from tests.support.one_door import (
     Reading,
     Receipt,
@@ -99,7 +99,7 @@ async def test_a_caller_cannot_switch_off_the_review_that_the_operator_wants(
 
 
 async def test_the_operator_may_allow_the_switch(desk: Any, paid: list[int]) -> None:
-    made = desk(settings={"approvals": {"may_be_switched_off": True}})
+    made = desk(settings={"approvals": {"callers_may_disable": True}})
     out = await made.ask(agent_control={"approval_disabled": True})
     assert "__interrupt__" not in out
     assert paid == [5]
@@ -122,7 +122,7 @@ async def test_the_command_works_only_where_the_operator_allows_it(
 
 
 async def test_the_command_works_where_it_is_allowed(desk: Any, paid: list[int]) -> None:
-    made = desk(settings={"approvals": {"may_be_switched_off": True}})
+    made = desk(settings={"approvals": {"callers_may_disable": True}})
     prepared = await prepare(made.graph, "/approval:off Do it", made.config())
     out = await made.graph.ainvoke(prepared.input, made.config())
     assert "__interrupt__" not in out

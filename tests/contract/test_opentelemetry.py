@@ -23,11 +23,11 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from framework import BaseCapability, CapabilityContext, build_graph, capability_node
-from framework.base import CapabilityError, ErrorSeverity, MissingExtraError
-from framework.behaviors import CircuitBreakerBehavior
-from framework.telemetry import AgentEvent, OpenTelemetrySink
-from framework.testing import FakeClock, ScriptedModel
+from capgraph import BaseCapability, CapabilityContext, build_graph, capability_node
+from capgraph.base import CapabilityError, ErrorSeverity, MissingExtraError
+from capgraph.behaviors import CircuitBreakerBehavior
+from capgraph.telemetry import AgentEvent, OpenTelemetrySink
+from capgraph.testing import FakeClock, ScriptedModel
 
 SECRET = "the patient has the flu"
 
@@ -306,7 +306,7 @@ async def test_an_attempt_inside_another_stands_below_it(wiring: Wiring) -> None
 
 
 async def test_what_calls_cost_is_a_metric() -> None:
-    from framework.telemetry import ModelPricing, PriceTable
+    from capgraph.telemetry import ModelPricing, PriceTable
 
     wiring = Wiring(prices=PriceTable({"scripted": ModelPricing(1_000_000.0, 0.0)}))
     model = ScriptedModel(responses=lambda _: answered("x"))

@@ -8,8 +8,8 @@ import pytest
 from langgraph.graph import END
 from langgraph.types import Command, Send
 
-from framework.base import CapabilityError
-from framework.engine.caller_plan import plan_digest
+from capgraph.base import CapabilityError
+from capgraph.engine.caller_plan import plan_digest
 from tests.support.doors import soon, status
 from tests.support.one_door import (
     Receipt,
@@ -117,7 +117,7 @@ async def test_only_the_gate_puts_a_plan_in_force(
 async def test_a_node_of_ones_own_may_hand_on_what_the_gate_gave(
     agent: Any, step: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from infrastructure.orchestrator import OrchestratorNode
+    from capgraph.infrastructure.orchestrator import OrchestratorNode
 
     paid: list[int] = []
 

@@ -9,13 +9,13 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command
 
-from framework import BaseCapability, bind, build_graph, capability_node
-from framework.adapters import as_tool
-from framework.base import ConfigurationError, ValidationError
-from framework.governance import PermissionMode, PermissionPolicy, RolePermissionConfig
-from framework.state import AgentState
-from framework.testing import ScriptedModel
-from framework.workflows import DAGWorkflow, WorkflowNode
+from capgraph import BaseCapability, bind, build_graph, capability_node
+from capgraph.adapters import as_tool
+from capgraph.base import ConfigurationError, ValidationError
+from capgraph.governance import PermissionMode, PermissionPolicy, RolePermissionConfig
+from capgraph.state import AgentState
+from capgraph.testing import ScriptedModel
+from capgraph.workflows import DAGWorkflow, WorkflowNode
 from tests.support.doors import Amount, Gauge, last_words, status
 
 POLICY = PermissionPolicy(
@@ -58,7 +58,7 @@ def tools(ran: list[str]) -> list[Any]:
 
         @staticmethod
         def classify_error(exc: Exception, context: dict[str, Any]) -> Any:
-            from framework.base import ErrorClassification, ErrorSeverity
+            from capgraph.base import ErrorClassification, ErrorSeverity
 
             return ErrorClassification(ErrorSeverity.RETRIABLE, "Again!")
 
@@ -207,7 +207,7 @@ async def test_whoever_chooses_and_plans_is_shown_what_the_caller_may_use(desk: 
 
     class Selector:
         async def select(self, task: str, candidates: Any, **_: Any) -> Any:
-            from framework.selection import Selection
+            from capgraph.selection import Selection
 
             shown.append([c.name for c in candidates])
             return Selection(tuple(c.name for c in candidates))

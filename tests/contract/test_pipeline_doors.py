@@ -10,18 +10,18 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, interrupt
 
-import framework
-from framework import (
+import capgraph
+from capgraph import (
     BaseCapability,
     CapabilityContext,
     Registry,
     build_graph,
     capability_node,
 )
-from framework.base import CapabilityError, CapgraphError, ErrorClassification, ErrorSeverity
-from framework.state import AgentState
-from framework.stores import open_saver
-from framework.testing import FakeClock, with_faults
+from capgraph.base import CapabilityError, CapgraphError, ErrorClassification, ErrorSeverity
+from capgraph.state import AgentState
+from capgraph.stores import open_saver
+from capgraph.testing import FakeClock, with_faults
 from tests.support.doors import STAGES, Gauge, Watches, question, shown, soon, status, tried
 from tests.support.one_door import own_node
 
@@ -90,7 +90,7 @@ def _own(nodes: dict[str, Any], **options: Any) -> Any:
 
 async def test_the_door_of_a_graph_of_ones_own(read: Any) -> None:
     watches = Watches()
-    services = framework.bind([read], behaviors=watches.everywhere())
+    services = capgraph.bind([read], behaviors=watches.everywhere())
     out = await _own({"read": services.node(read)}).ainvoke(SAY)
     assert watches.order("read") == list(STAGES)
     (stored,) = out["capability_context_data"]["GAUGE"].values()
@@ -101,14 +101,14 @@ async def test_a_registry_is_bound_as_well(read: Any, log: list[str]) -> None:
     registry = Registry()
     registry.register(Gauge)
     registry.register(read)
-    services = framework.bind(registry)
+    services = capgraph.bind(registry)
     await _own({"anything": services.node(read)}).ainvoke(SAY)
     assert log == ["read"]
 
 
 async def test_what_was_not_bound_has_no_node(read: Any, pay: Any) -> None:
     with pytest.raises((CapgraphError, KeyError, ValueError), match="pay"):
-        framework.bind([read]).node(pay)
+        capgraph.bind([read]).node(pay)
 
 
 async def test_the_door_of_goto(read: Any) -> None:
@@ -136,7 +136,7 @@ async def test_the_door_of_another_capability(agent: Any, step: Any, read: Any) 
     @capability_node
     async def outer() -> Level:
         """Read inside."""
-        services = framework.bind([read], behaviors=watches.everywhere())
+        services = capgraph.bind([read], behaviors=watches.everywhere())
         await _own({"read": services.node(read)}).ainvoke(SAY)
         return Level(metres=1.0)
 
@@ -151,7 +151,7 @@ async def test_the_door_of_another_capability(agent: Any, step: Any, read: Any) 
 async def test_a_retriable_failure_is_tried_again_inside_the_node(read: Any) -> None:
     clock = FakeClock()
     flaky = with_faults(read, *[ConnectionError("busy")] * 2)
-    services = framework.bind([flaky], clock=clock)
+    services = capgraph.bind([flaky], clock=clock)
     out = await _own({"read": services.node(flaky)}).ainvoke(SAY)
     assert (flaky.faults.calls, len(clock.sleeps)) == (3, 2)
     assert out["capability_context_data"]["GAUGE"]
@@ -163,7 +163,7 @@ async def test_a_person_is_asked_in_a_graph_of_ones_own(
     pay: Any, log: list[str], where: str, tmp_path: Any
 ) -> None:
     async def agreed(saver: Any) -> None:
-        graph = _own({"pay": framework.bind([pay]).node(pay)}, checkpointer=saver)
+        graph = _own({"pay": capgraph.bind([pay]).node(pay)}, checkpointer=saver)
         out = await graph.ainvoke(SAY, CONFIG)
         assert log == []
         assert "pay" in shown(out)
@@ -180,7 +180,7 @@ async def test_a_person_is_asked_in_a_graph_of_ones_own(
 
 
 async def test_a_person_may_refuse_in_a_graph_of_ones_own(pay: Any, log: list[str]) -> None:
-    graph = _own({"pay": framework.bind([pay]).node(pay)}, checkpointer=InMemorySaver())
+    graph = _own({"pay": capgraph.bind([pay]).node(pay)}, checkpointer=InMemorySaver())
     await graph.ainvoke(SAY, CONFIG)
     try:
         out = await graph.ainvoke(Command(resume={"decision": "reject", "reason": "no"}), CONFIG)
@@ -208,7 +208,7 @@ async def test_the_authors_own_interrupt_gets_its_own_answer(log: list[str]) -> 
             log.append(f"got {found}")
             return Gauge(value=int(found))
 
-    graph = _own({"ask": framework.bind([Ask]).node(Ask)}, checkpointer=InMemorySaver())
+    graph = _own({"ask": capgraph.bind([Ask]).node(Ask)}, checkpointer=InMemorySaver())
     out = await graph.ainvoke(SAY, CONFIG)
     assert "ask" in shown(out)
     out = await graph.ainvoke(Command(resume="approve"), CONFIG)
@@ -225,7 +225,7 @@ async def test_two_nodes_side_by_side_merge(read: Any) -> None:
         """Measure."""
         return Level(metres=2.0)
 
-    services = framework.bind([read, measure])
+    services = capgraph.bind([read, measure])
     out = await _own({"read": services.node(read), "m": services.node(measure)}).ainvoke(SAY)
     assert set(out["capability_context_data"]) == {"GAUGE", "LEVEL"}
 
@@ -236,7 +236,7 @@ async def test_a_failure_in_a_graph_of_ones_own_is_no_success(log: list[str]) ->
         """Burn."""
         raise CapabilityError("it burns")
 
-    graph = _own({"burn": framework.bind([burn]).node(burn)})
+    graph = _own({"burn": capgraph.bind([burn]).node(burn)})
     out, said = await tried(graph.ainvoke(SAY))
     assert "it burns" in said
     assert out is None or out["control_has_error"] is True
@@ -290,7 +290,7 @@ async def test_an_effect_in_a_graph_of_ones_own_is_not_repeated_after_a_stop(
         await asyncio.Event().wait()
         return Level(metres=100.0)
 
-    node = framework.bind([launch]).node(launch)
+    node = capgraph.bind([launch]).node(launch)
     graph = _own({"launch": node}, checkpointer=InMemorySaver())
     running = asyncio.ensure_future(graph.ainvoke(SAY, CONFIG))
     await soon(begun.wait())

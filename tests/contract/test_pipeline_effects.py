@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 
-from framework import BaseCapability, capability_node
-from framework.base import CapabilityError, ErrorClassification, ErrorSeverity
-from framework.stores import open_saver
+from capgraph import BaseCapability, capability_node
+from capgraph.base import CapabilityError, ErrorClassification, ErrorSeverity
+from capgraph.stores import open_saver
 from tests.support.doors import Gauge, Instead, last_words, question, soon, status
 
 
@@ -55,7 +55,7 @@ async def _refuse_output(attempt: Any, call_next: Any) -> Any:
     return result
 
 
-@pytest.mark.parametrize("how", ["wrong output", "guard in settle", "guard in reserve"])
+@pytest.mark.parametrize("how", ["wrong output", "guard in finalize", "guard in acquire"])
 async def test_after_a_finished_once_effect_there_is_no_other_try(
     agent: Any, step: Any, make: Any, sent: list[str], how: str
 ) -> None:
@@ -84,7 +84,7 @@ async def test_other_steps_are_tried_again_for_their_output(
         make(effect),
         plans=[[step("a", "send")]],
         checkpointer=InMemorySaver(),
-        behaviors=[Instead("settle", _refuse_output)],
+        behaviors=[Instead("finalize", _refuse_output)],
     )
     assert status(await soon(it.ask())) == "failed"
     assert sent == ["a", "a", "a"]
@@ -92,7 +92,7 @@ async def test_other_steps_are_tried_again_for_their_output(
 
 @pytest.mark.may_block
 @pytest.mark.parametrize("where", ["memory", "sqlite"])
-@pytest.mark.parametrize("stage", ["reserve", "settle", "observe"])
+@pytest.mark.parametrize("stage", ["acquire", "finalize", "observe"])
 async def test_the_end_is_kept_before_anything_looks_at_the_result(
     agent: Any, step: Any, make: Any, sent: list[str], tmp_path: Any, where: str, stage: str
 ) -> None:
@@ -159,7 +159,7 @@ async def test_all_tries_of_an_effect_have_one_key(
         make("idempotent"),
         plans=[[step("a", "send"), step("b", "send")]],
         checkpointer=InMemorySaver(),
-        behaviors=[Instead("bound", note)],
+        behaviors=[Instead("timeout", note)],
     )
     assert status(await soon(it.ask())) == "completed"
     assert {len(found) for found in keys.values()} == {3}
@@ -169,7 +169,7 @@ async def test_all_tries_of_an_effect_have_one_key(
 
 
 @pytest.mark.parametrize("then", ["raises", "calls again"])
-@pytest.mark.parametrize("stage", ["ledger", "bound", "call"])
+@pytest.mark.parametrize("stage", ["idempotency", "timeout", "call"])
 @pytest.mark.parametrize("saver", [None, InMemorySaver()], ids=["unsaved", "saved"])
 async def test_what_stands_inside_the_ledger_cannot_repeat_an_effect(
     agent: Any, step: Any, saver: Any, stage: str, then: str

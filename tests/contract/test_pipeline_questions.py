@@ -10,10 +10,10 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, interrupt
 
-import framework
-from framework import BaseCapability, CapabilityContext, capability_node
-from framework.base.ports import Question
-from framework.state import AgentState
+import capgraph
+from capgraph import BaseCapability, CapabilityContext, capability_node
+from capgraph.base.ports import Question
+from capgraph.state import AgentState
 from tests.support.doors import Gauge, Instead, answer, shown, soon, status
 
 
@@ -146,7 +146,7 @@ async def test_a_middleware_may_put_a_question(
         Note,
         plain,
         plans=[[step("a", "plain")]],
-        behaviors=[Instead("permit", doubt)],
+        behaviors=[Instead("authorize", doubt)],
         checkpointer=InMemorySaver(),
     )
     out = await soon(it.ask())
@@ -178,7 +178,7 @@ async def test_an_attempt_inside_another_asks_too(
 
         async def execute(self) -> Gauge:
             builder: Any = StateGraph(AgentState)
-            builder.add_node("pay", framework.bind([pay]).node(pay))
+            builder.add_node("pay", capgraph.bind([pay]).node(pay))
             builder.add_edge(START, "pay")
             builder.add_edge("pay", END)
             out = await builder.compile().ainvoke({"messages": [("user", "pay")]})
@@ -200,7 +200,7 @@ async def test_two_nodes_of_ones_own_graph_ask_side_by_side(pay: Any, log: list[
         log.append("shout")
         return Gauge(value=1)
 
-    services = framework.bind([pay, shout])
+    services = capgraph.bind([pay, shout])
     builder: Any = StateGraph(AgentState)
     for capability in (pay, shout):
         name = capability.capability_spec.name

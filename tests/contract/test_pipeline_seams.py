@@ -8,10 +8,10 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import interrupt
 
-import framework
-from framework import BaseCapability, Registry, build_graph, capability_node
-from framework.base import CapabilityError, CapgraphError, ErrorSeverity
-from framework.testing import ScriptedModel
+import capgraph
+from capgraph import BaseCapability, Registry, build_graph, capability_node
+from capgraph.base import CapabilityError, CapgraphError, ErrorSeverity
+from capgraph.testing import ScriptedModel
 from tests.support.doors import (
     STAGES,
     Gauge,
@@ -34,12 +34,12 @@ async def read() -> Gauge:
 class Misspelt:
     stage = "observed"
 
-    async def around(self, attempt: Any, call_next: Any) -> Any:
+    async def wrap_step(self, attempt: Any, call_next: Any) -> Any:
         return await call_next()
 
 
 class Nameless:
-    async def around(self, attempt: Any, call_next: Any) -> Any:
+    async def wrap_step(self, attempt: Any, call_next: Any) -> Any:
         return await call_next()
 
 
@@ -63,7 +63,7 @@ def test_what_is_no_middleware_is_refused_at_build(wrong: Any) -> None:
 
 def test_an_unknown_stage_is_refused_on_a_capability_and_in_bind_too() -> None:
     with pytest.raises((CapgraphError, TypeError, ValueError), match="observed"):
-        framework.bind([read], behaviors=[Misspelt()])
+        capgraph.bind([read], behaviors=[Misspelt()])
 
     with pytest.raises((CapgraphError, TypeError, ValueError), match="observed"):
         # At the decorator or when the graph is built: before anything runs.
@@ -104,7 +104,7 @@ def pay(paid: list[str]) -> Any:
     return Pay
 
 
-@pytest.mark.parametrize("stage", ["observe", "screen", "permit", "settle", "reserve"])
+@pytest.mark.parametrize("stage", ["observe", "validate", "authorize", "finalize", "acquire"])
 async def test_a_refusal_above_the_ledger_leaves_no_trace_in_it(
     agent: Any, step: Any, pay: Any, paid: list[str], stage: str
 ) -> None:
@@ -144,7 +144,7 @@ async def test_a_refusal_is_seen_from_observe_and_told_to_the_user(
         Gauge,
         pay,
         plans=[[step("a", "pay")]],
-        behaviors=[watches.at("observe"), Instead("permit", refuse)],
+        behaviors=[watches.at("observe"), Instead("authorize", refuse)],
     ).ask()
     (seen,) = watches.left("observe", "pay")
     assert seen.result.success is False

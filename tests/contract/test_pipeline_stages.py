@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from framework import BaseCapability, CapabilityContext, capability_node
-from framework.base import CapabilityError, CapgraphError, ErrorClassification, ErrorSeverity
-from framework.testing import FakeClock, with_faults
+from capgraph import BaseCapability, CapabilityContext, capability_node
+from capgraph.base import CapabilityError, CapgraphError, ErrorClassification, ErrorSeverity
+from capgraph.testing import FakeClock, with_faults
 from tests.support.doors import (
     STAGES,
     Amount,
@@ -78,9 +78,13 @@ async def test_inside_a_stage_the_order_is_the_one_given_and_the_graphs_come_fir
     class Own(Read):
         name = "own"
         description = "Read with middlewares of its own"
-        behaviors = [watches.at("call", "c1"), watches.at("settle", "c2"), watches.at("call", "c3")]
+        behaviors = [
+            watches.at("call", "c1"),
+            watches.at("finalize", "c2"),
+            watches.at("call", "c3"),
+        ]
 
-    graphs = [watches.at("call", "g1"), watches.at("settle", "g2"), watches.at("call", "g3")]
+    graphs = [watches.at("call", "g1"), watches.at("finalize", "g2"), watches.at("call", "g3")]
     out = await agent(Gauge, Own, Read, plans=[[step("a", "own")]], behaviors=graphs).ask()
     assert status(out) == "completed"
     entered = [s.label for s in watches.going_in if s.capability == "own"]
@@ -108,12 +112,12 @@ async def test_each_try_enters_again_what_is_inside_retry(agent: Any, step: Any)
     given = watches.everywhere()
     out = await agent(Gauge, flaky, plans=[[step("a", "read")]], behaviors=given).ask()
     assert status(out) == "completed"
-    inside = STAGES[STAGES.index("settle") :]
+    inside = STAGES[STAGES.index("finalize") :]
     entered = [(s.stage, s.number) for s in watches.going_in if s.capability == "read"]
     assert [one for one in entered if one[0] in inside] == [
         (stage, number) for number in (1, 2, 3) for stage in inside
     ]
-    before = ["observe", "screen", "permit"]
+    before = ["observe", "validate", "authorize"]
     assert [stage for stage, _ in entered if stage in before] == before, "once for all tries"
 
 
@@ -188,7 +192,9 @@ async def test_an_attempt_says_what_it_is_about(agent: Any, step: Any) -> None:
         return await call_next()
 
     plan = [step("a", "read", {"amount": 3}), step("b", "double", GAUGE="a")]
-    out = await agent(Gauge, Read, double, plans=[plan], behaviors=[Instead("permit", look)]).ask()
+    out = await agent(
+        Gauge, Read, double, plans=[plan], behaviors=[Instead("authorize", look)]
+    ).ask()
     assert status(out) == "completed"
     assert (found["key"], found["number"], found["objective"]) == ("b", 1, "Do b")
     times = found["parameters"]
@@ -196,13 +202,13 @@ async def test_an_attempt_says_what_it_is_about(agent: Any, step: Any) -> None:
     assert "GAUGE" in found["inputs"]
 
 
-@pytest.mark.parametrize("stage", ["permit", "settle", "reserve", "call"])
+@pytest.mark.parametrize("stage", ["authorize", "finalize", "acquire", "call"])
 @pytest.mark.parametrize("what", ["parameters", "capability"])
 async def test_nothing_below_screen_changes_what_was_shown(
     agent: Any, step: Any, stage: str, what: str
 ) -> None:
     class Rewrites:
-        async def around(self, attempt: Any, call_next: Any) -> Any:
+        async def wrap_step(self, attempt: Any, call_next: Any) -> Any:
             other = Amount(amount=500) if what == "parameters" else "pay"
             return await call_next(replace(attempt, **{what: other}))
 
@@ -224,7 +230,7 @@ async def test_a_result_without_a_call_is_sorted_and_checked_like_any_other(
         return {"GAUGE": {"value": "much"}} if attempt.capability == "read" else await call_next()
 
     plans = [[step("a", "read")]]
-    out = await agent(Gauge, Read, plans=plans, behaviors=[Instead("reserve", cached)]).ask()
+    out = await agent(Gauge, Read, plans=plans, behaviors=[Instead("acquire", cached)]).ask()
     assert out["capability_context_data"]["GAUGE"]["a"]["value"] == 9
     assert (status(out), Read.ran) == ("completed", [])
     assert out["execution_step_results"]["a"]["success"] is True
@@ -233,7 +239,7 @@ async def test_a_result_without_a_call_is_sorted_and_checked_like_any_other(
     assert "GAUGE" not in (out.get("capability_context_data") or {})
 
 
-@pytest.mark.parametrize("stage", ["observe", "permit", "settle"])
+@pytest.mark.parametrize("stage", ["observe", "authorize", "finalize"])
 async def test_a_middleware_that_gives_nothing_back_is_no_success(
     agent: Any, step: Any, stage: str
 ) -> None:
@@ -265,7 +271,7 @@ async def test_a_failure_raised_inside_retry_is_tried_again_by_its_severity(
             raise CapabilityError("Too many requests.", severity=ErrorSeverity.RETRIABLE)
         return await call_next()
 
-    it = agent(Gauge, Read, plans=[[step("a", "read")]], behaviors=[Instead("reserve", busy)])
+    it = agent(Gauge, Read, plans=[[step("a", "read")]], behaviors=[Instead("acquire", busy)])
     assert status(await it.ask()) == "completed"
     assert (asked, Read.ran) == ([1, 2, 3], [1])
     assert len(it.clock.sleeps) == 2

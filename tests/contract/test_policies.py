@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 
-import framework
-import framework.state as state_room
-from framework import BaseCapability, capability_node
-from framework.base import CapabilityError, CapgraphError, ErrorSeverity
+import capgraph
+import capgraph.state as state_room
+from capgraph import BaseCapability, capability_node
+from capgraph.base import CapabilityError, CapgraphError, ErrorSeverity
 from tests.support.doors import Amount, Gauge, answer, last_words, question, shown, status, tried
 
 
 def _verdict(found: Any) -> Any:
     """Write a verdict in short: a word, or a word and its problems."""
     word, *problems = [found] if isinstance(found, str) else found
-    return framework.Verdict(word, problems=list(problems))
+    return capgraph.Verdict(word, problems=list(problems))
 
 
 def _changes(seen: list[list[str]]) -> list[list[str]]:
@@ -312,11 +312,11 @@ async def test_a_policy_that_gives_no_verdict_allows_nothing(
 @pytest.mark.parametrize("word", ["yes", "Allow", "", None, True])
 def test_a_verdict_has_three_words(word: Any) -> None:
     with pytest.raises((CapgraphError, ValueError, TypeError)):
-        framework.Verdict(word)
+        capgraph.Verdict(word)
     with pytest.raises(ValueError, match="Fix: write problems="):
-        framework.Verdict("deny", problems="why")
-    assert framework.Verdict("allow")
-    assert framework.Verdict("deny", problems=["why"]).problems
+        capgraph.Verdict("deny", problems="why")
+    assert capgraph.Verdict("allow")
+    assert capgraph.Verdict("deny", problems=["why"]).problems
 
 
 FORGED: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -356,7 +356,7 @@ async def test_policies_hold_in_a_graph_of_ones_own(tools: list[Any], ran: list[
     from langgraph.graph import END, START, StateGraph
 
     policy = Steps(lambda s: ("deny", "closed"))
-    services = framework.bind(tools[1:], policies=[policy])
+    services = capgraph.bind(tools[1:], policies=[policy])
     builder: Any = StateGraph(state_room.AgentState)
     builder.add_node("look", services.node(tools[1]))
     builder.add_edge(START, "look")

@@ -10,10 +10,10 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 
-from configs.settings import load_settings
-from framework import BaseCapability, bind, build_graph, capability_node, open_graph
-from framework.base import CapabilityError, ConfigurationError, ErrorSeverity
-from framework.governance import (
+from capgraph import BaseCapability, bind, build_graph, capability_node, open_graph
+from capgraph.base import CapabilityError, ConfigurationError, ErrorSeverity
+from capgraph.configs.settings import load_settings
+from capgraph.governance import (
     AgentFailed,
     AllAgentsComplete,
     CostExceeded,
@@ -30,12 +30,12 @@ from framework.governance import (
     RetryExhausted,
     TimedOut,
 )
-from framework.governance.adjusting import _shorter
-from framework.state import AgentState
-from framework.stores import open_saver
-from framework.telemetry import ModelPricing
-from framework.telemetry.usage import PriceTable
-from framework.testing import ScriptedModel
+from capgraph.governance.adjusting import _shorter
+from capgraph.state import AgentState
+from capgraph.stores import open_saver
+from capgraph.telemetry import ModelPricing
+from capgraph.telemetry.usage import PriceTable
+from capgraph.testing import ScriptedModel
 from tests.support.doors import Amount, Gauge, answer, last_words, question, shown, status
 
 
@@ -267,7 +267,7 @@ async def test_the_next_model_is_asked(ran: list[str], action: Any, expected: st
     capability, good = models(ran)
     broken = ScriptedModel(responses=lambda call: ConnectionError("gone"))
     engine = PolicyEngine([rule("next", AgentFailed(), action)], models=[good])
-    from framework.testing import FakeClock
+    from capgraph.testing import FakeClock
 
     graph = build_graph([capability], model=broken, policies=[engine], clock=FakeClock())
     out = await graph.ainvoke({"messages": [("user", "Read the level")]})

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from configs.settings import load_settings
-from framework import BaseCapability, CapabilityContext, bind, build_graph, capability_node
-from framework.base import ConfigurationError
-from framework.cli.main import app
+from capgraph import BaseCapability, CapabilityContext, bind, build_graph, capability_node
+from capgraph.base import ConfigurationError
+from capgraph.cli.main import app
+from capgraph.configs.settings import load_settings
 from tests.support.doors import last_words, status
 
 PRODUCTION = Path(__file__).parent.parent.parent / "configs" / "production.yml"
@@ -129,7 +129,7 @@ async def test_information_flow_of_the_settings_holds() -> None:
         name = "post"
         description = "Post it"
         requires = [Mail]
-        outside = True
+        sends_externally = True
 
         async def execute(self) -> dict[str, Any]:
             done.append("posted")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from framework import BaseCapability, capability_node
-from framework.base import CapabilityError, ErrorClassification, ErrorSeverity
+from capgraph import BaseCapability, capability_node
+from capgraph.base import CapabilityError, ErrorClassification, ErrorSeverity
 
 FAILS = {"severity": ErrorSeverity.RETRIABLE}
 

@@ -9,9 +9,9 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command, interrupt
 
-from framework import CapabilityContext, build_graph, capability_node
-from framework.base.errors import ValidationError
-from framework.planning import Plan, check_plan
+from capgraph import CapabilityContext, build_graph, capability_node
+from capgraph.base.errors import ValidationError
+from capgraph.planning import Plan, check_plan
 from tests.support.one_door import registered
 
 

@@ -9,11 +9,11 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command
 
-from framework import BaseCapability, bind, capability_node
-from framework.base import CapabilityError, ConfigurationError, ErrorSeverity
-from framework.behaviors import BaseBehavior
-from framework.governance import QualityGate, QualityLevel
-from framework.state import AgentState
+from capgraph import BaseCapability, bind, capability_node
+from capgraph.base import CapabilityError, ConfigurationError, ErrorSeverity
+from capgraph.behaviors import BaseBehavior
+from capgraph.governance import QualityGate, QualityLevel
+from capgraph.state import AgentState
 from tests.support.doors import Amount, Gauge, answer, last_words, question, shown, status
 
 
@@ -91,7 +91,7 @@ async def test_fail_ends_the_turn_and_the_authors_word_does_not_count(
     desk: Any, ran: list[int]
 ) -> None:
     def classify_error(exc: Exception, context: dict[str, Any]) -> Any:
-        from framework.base import ErrorClassification
+        from capgraph.base import ErrorClassification
 
         return ErrorClassification(ErrorSeverity.RETRIABLE, "Again!")
 

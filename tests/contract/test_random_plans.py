@@ -9,10 +9,10 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from configs.settings import load_settings
-from framework import CapabilityContext, build_graph, capability_node
-from framework.planning import check_plan
-from framework.planning.conditions import ABSENT, holds
+from capgraph import CapabilityContext, build_graph, capability_node
+from capgraph.configs.settings import load_settings
+from capgraph.planning import check_plan
+from capgraph.planning.conditions import MISSING, holds
 from tests.support.one_door import planned, registered
 from tests.support.sweeps import SEED, examples
 
@@ -124,7 +124,7 @@ def at(found: dict[str, Any], path: str) -> Any:
     key, _, field = path.partition(".")
     value = found[key]
     if value is None or isinstance(value, str):
-        return ABSENT
+        return MISSING
     if not field:
         return value
     return value[field]

@@ -13,8 +13,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 from pydantic import BaseModel, Field
 
-from configs.settings import Settings
-from framework import (
+from capgraph import (
     BaseCapability,
     CapabilityContext,
     Recipe,
@@ -22,10 +21,11 @@ from framework import (
     build_graph,
     capability_node,
 )
-from framework.base import PlanError, RegistryError
-from framework.governance import PermissionMode, PermissionPolicy, RolePermissionConfig
-from framework.registry import load_recipe
-from framework.testing import ScriptedModel
+from capgraph.base import PlanError, RegistryError
+from capgraph.configs.settings import Settings
+from capgraph.governance import PermissionMode, PermissionPolicy, RolePermissionConfig
+from capgraph.registry import load_recipe
+from capgraph.testing import ScriptedModel
 from tests.support.commands import project, together
 
 REQUEST = "Write a weather report on Oslo"
@@ -495,7 +495,7 @@ async def test_recipes_in_a_circle_are_refused() -> None:
 MODULE = '''
 from typing import ClassVar
 from pydantic import BaseModel
-from framework import CapabilityContext, Recipe, capability_node
+from capgraph import CapabilityContext, Recipe, capability_node
 
 class Hello(CapabilityContext):
     CONTEXT_TYPE: ClassVar[str] = "HELLO"

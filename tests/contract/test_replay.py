@@ -13,8 +13,7 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 from pydantic import BaseModel
 
-from configs.settings import load_settings
-from framework import (
+from capgraph import (
     BaseCapability,
     Registry,
     bind,
@@ -23,7 +22,7 @@ from framework import (
     infrastructure_node,
     signal,
 )
-from framework.base import (
+from capgraph.base import (
     BaseInfrastructureNode,
     CapabilityError,
     ErrorSeverity,
@@ -32,12 +31,13 @@ from framework.base import (
     PersistenceError,
     ValidationError,
 )
-from framework.behaviors import BaseBehavior, CircuitBreakerBehavior, RateLimitBehavior
-from framework.evaluation import Recording, record, replay
-from framework.governance import ApprovalPolicy, Budget, QualityGate, QualityLevel
-from framework.state import AgentState
-from framework.stores import open_saver
-from framework.testing import FakeClock, ScriptedModel
+from capgraph.behaviors import BaseBehavior, CircuitBreakerBehavior, RateLimitBehavior
+from capgraph.configs.settings import load_settings
+from capgraph.evaluation import Recording, record, replay
+from capgraph.governance import ApprovalPolicy, Budget, QualityGate, QualityLevel
+from capgraph.state import AgentState
+from capgraph.stores import open_saver
+from capgraph.testing import FakeClock, ScriptedModel
 from tests.support.toys import Reading, Total
 
 RAN: list[str] = []

@@ -14,17 +14,17 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from pydantic import SecretStr
 
-import framework
-from configs.settings import load_settings
-from framework import (
+import capgraph
+from capgraph import (
     BaseCapability,
     Registry,
     build_graph,
     capability_node,
 )
-from framework.base import CapabilityError, ErrorClassification, ErrorSeverity, ValidationError
-from framework.state import AgentState
-from framework.stores import open_saver
+from capgraph.base import CapabilityError, ErrorClassification, ErrorSeverity, ValidationError
+from capgraph.configs.settings import load_settings
+from capgraph.state import AgentState
+from capgraph.stores import open_saver
 from tests.support.doors import Gauge, soon, status
 from tests.support.one_door import own_node
 
@@ -88,7 +88,7 @@ async def test_a_secret_of_the_settings_is_nowhere(
     caplog.set_level(logging.DEBUG)
     async with open_saver(f"sqlite:///{path}") as saver:
         if door == "own graph":
-            services = framework.bind([Gauge, read], settings=_settings(), sinks=[sink])
+            services = capgraph.bind([Gauge, read], settings=_settings(), sinks=[sink])
             graph, given = _own(services.node(read), checkpointer=saver), SAY
         else:
             given = {**SAY, "planning_execution_plan": plan}
@@ -121,7 +121,7 @@ async def test_a_fatal_failure_says_its_technical_details(door: str, step: Any) 
     read = _broken(ErrorSeverity.FATAL)
     plan = {"steps": [step("a", "read"), step("z", "respond")]}
     if door == "own graph":
-        graph, given = _own(framework.bind([Gauge, read]).node(read)), SAY
+        graph, given = _own(capgraph.bind([Gauge, read]).node(read)), SAY
     else:
         graph, given = build_graph([Gauge, read]), {**SAY, "planning_execution_plan": plan}
     with pytest.raises(
@@ -179,7 +179,7 @@ async def test_events_say_what_they_are_about(agent: Any, step: Any) -> None:
 async def test_sinks_and_masker_of_a_bound_node(step: Any) -> None:
     sink = Collect()
     read = _broken()
-    services = framework.bind([Gauge, read], settings=_settings(), sinks=[sink])
+    services = capgraph.bind([Gauge, read], settings=_settings(), sinks=[sink])
     out = await _own(services.node(read)).ainvoke(SAY)
     await services.events.flush()
     assert SECRET not in str(out["control_error_info"])

@@ -10,15 +10,15 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, Send
 
-import framework
-from framework import (
+import capgraph
+from capgraph import (
     BaseCapability,
     capability_node,
 )
-from framework.base import CapabilityError, ErrorClassification, ErrorSeverity
-from framework.pipeline import Capacity
-from framework.state import AgentState
-from framework.testing import FakeClock
+from capgraph.base import CapabilityError, ErrorClassification, ErrorSeverity
+from capgraph.pipeline import Capacity
+from capgraph.state import AgentState
+from capgraph.testing import FakeClock
 from tests.support import PATIENCE
 from tests.support.doors import (
     STAGES,
@@ -82,7 +82,7 @@ SAY: Any = {"messages": [("user", "pay")]}
 async def test_a_second_run_of_a_graph_of_ones_own_acts_again(schema: Any, saver: Any) -> None:
     log: list[str] = []
     pay = _pay(log)
-    graph = _graph(framework.bind([Gauge, pay]).node(pay), schema, saver=saver and saver())
+    graph = _graph(capgraph.bind([Gauge, pay]).node(pay), schema, saver=saver and saver())
     given = SAY if schema is AgentState else {"rounds": 1}
     for _ in range(3):
         await graph.ainvoke(given, CONFIG)
@@ -95,7 +95,7 @@ async def test_a_second_run_of_a_graph_of_ones_own_acts_again(schema: Any, saver
 async def test_a_second_visit_in_one_run_is_a_second_effect(schema: Any) -> None:
     log: list[str] = []
     pay = _pay(log)
-    node = framework.bind([Gauge, pay]).node(pay)
+    node = capgraph.bind([Gauge, pay]).node(pay)
     graph = _graph(node, schema, times=3, saver=InMemorySaver())
     await graph.ainvoke(SAY if schema is AgentState else {"rounds": 1}, CONFIG)
     assert len(log) == 3
@@ -106,7 +106,7 @@ async def test_a_second_visit_in_one_run_is_a_second_effect(schema: Any) -> None
 async def test_equal_effects_side_by_side_have_keys_of_their_own(how: str) -> None:
     log: list[str] = []
     pay = _pay(log)
-    node = framework.bind([Gauge, pay]).node(pay)
+    node = capgraph.bind([Gauge, pay]).node(pay)
     builder: Any = StateGraph(AgentState)
     if how == "nodes":
         for name in ("left", "right"):
@@ -123,7 +123,7 @@ async def test_equal_effects_side_by_side_have_keys_of_their_own(how: str) -> No
 async def test_a_node_that_is_run_again_after_a_stop_does_not_act_again() -> None:
     log: list[str] = []
     pay = _pay(log)
-    node = framework.bind([Gauge, pay]).node(pay)
+    node = capgraph.bind([Gauge, pay]).node(pay)
     stop = [True]
 
     async def beside(state: Any) -> Any:
@@ -166,7 +166,7 @@ async def test_tries_of_an_earlier_run_are_not_counted() -> None:
         def get_retry_policy() -> dict[str, Any]:
             return {"max_attempts": 3, "delay_seconds": 1.0, "backoff_factor": 1.0}
 
-    services = framework.bind([Gauge, Read], clock=FakeClock())
+    services = capgraph.bind([Gauge, Read], clock=FakeClock())
     graph = _graph(services.node(Read), Small, saver=InMemorySaver())
     for _ in range(2):
         await graph.ainvoke({"rounds": 1}, CONFIG)
@@ -183,7 +183,7 @@ async def test_a_step_of_a_new_plan_has_all_its_tries(agent: Any, step: Any, sav
         description = "Read"
         provides = ["GAUGE"]
 
-        class Parameters(framework.CapabilityContext):
+        class Parameters(capgraph.CapabilityContext):
             round: int = 0
 
         async def execute(self) -> Gauge:
@@ -388,7 +388,7 @@ async def test_one_agreement_is_not_two(agent: Any, step: Any) -> None:
 
 async def test_a_bound_node_says_once_that_it_asks() -> None:
     pay = _pay([], requires_approval=True)
-    node = framework.bind([Gauge, pay]).node(pay)
+    node = capgraph.bind([Gauge, pay]).node(pay)
     graph = _graph(node, saver=InMemorySaver())
 
     async def kinds(given: Any) -> list[str]:

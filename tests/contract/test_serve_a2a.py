@@ -26,8 +26,8 @@ from a2a.types import (
 from a2a.utils.errors import A2AError, TaskNotFoundError
 from google.protobuf.json_format import MessageToDict
 
-from framework import capability_node
-from framework.stores import open_saver
+from capgraph import capability_node
+from capgraph.stores import open_saver
 from tests.support.listening import listening
 from tests.support.served import OpenValve, read_level
 

@@ -41,7 +41,7 @@ _EVENT: TypeAdapter[Any] = TypeAdapter(ag_ui.core.Event)
 SLOW = '''"""Something that takes long."""
 import asyncio
 
-from framework import capability_node
+from capgraph import capability_node
 
 
 @capability_node
@@ -134,7 +134,7 @@ def problem(answer: httpx.Response, status: int) -> dict[str, Any]:
 
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "framework.cli", *words],
+        [sys.executable, "-m", "capgraph", *words],
         cwd=folder, env={"PYTHONPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True,
         timeout=PATIENCE, check=False,
     )  # fmt: skip

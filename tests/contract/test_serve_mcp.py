@@ -18,8 +18,8 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import ElicitResult
 
-from framework.adapters.mcp import KEY
-from framework.base.errors import ConfigurationError
+from capgraph.adapters.mcp import KEY
+from capgraph.base.errors import ConfigurationError
 from tests.support import mcp1_client
 from tests.support.listening import listening
 from tests.support.served import OpenValve

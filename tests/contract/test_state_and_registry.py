@@ -11,13 +11,13 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
-import framework
-import framework.state as state_room
-from framework import BaseCapability, Registry, build_graph, capability_node
-from framework.base import CapgraphError, RegistryError
-from framework.engine.services import OperatorOptions
-from framework.state import AgentState
-from framework.stores import open_saver
+import capgraph
+import capgraph.state as state_room
+from capgraph import BaseCapability, Registry, build_graph, capability_node
+from capgraph.base import CapgraphError, RegistryError
+from capgraph.engine.services import OperatorOptions
+from capgraph.state import AgentState
+from capgraph.stores import open_saver
 from tests.support.doors import Gauge, question, status
 
 CONFIG: Any = {"configurable": {"thread_id": "1"}}
@@ -41,11 +41,11 @@ async def weigh() -> Gauge:
 
 def _schema() -> type[Any]:
     class MyState(AgentState, total=False):
-        customer: Annotated[str, state_room.FromCaller]
+        customer: Annotated[str, state_room.CallerInput]
         notes: Annotated[list[str], add]
         total: int
-        said: Annotated[str, state_room.OfTurn]
-        wish: Annotated[list[str], state_room.FromCaller, state_room.OfTurn, add]
+        said: Annotated[str, state_room.TurnScoped]
+        wish: Annotated[list[str], state_room.CallerInput, state_room.TurnScoped, add]
 
     return MyState
 
@@ -210,7 +210,7 @@ def _change(registry: Any, how: str) -> None:
     elif how == "unregister":
         registry.unregister("read")
     elif how == "give":
-        registry.give("GAUGE")
+        registry.declare_provided("GAUGE")
     else:
         registry.discover("tests.support")
 
@@ -290,8 +290,8 @@ async def test_a_wider_graph_goes_on_with_a_thread_and_a_narrower_one_asks(
 
 @pytest.mark.parametrize("name", ["bind", "build_graph", "open_graph", "Registry", "Verdict"])
 def test_the_root_has_what_an_application_needs(name: str) -> None:
-    assert name in framework.__all__
-    assert getattr(framework, name)
+    assert name in capgraph.__all__
+    assert getattr(capgraph, name)
 
 
 def _keywords(function: Any) -> set[str]:
@@ -300,7 +300,7 @@ def _keywords(function: Any) -> set[str]:
 
 def test_build_graph_and_bind_take_the_operators_keywords() -> None:
     operator = {"behaviors", "policies", "sinks", "capacity", "settings", "clock"}
-    assert operator <= _keywords(framework.bind)
+    assert operator <= _keywords(capgraph.bind)
     whole = operator | {"state_schema", "context_schema", "model", "checkpointer", "store"}
     assert whole <= _keywords(build_graph)
 

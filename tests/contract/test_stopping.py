@@ -9,15 +9,15 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command
 
-from framework import BaseCapability, bind, capability_node
-from framework.agents import ReActAgent
-from framework.base import ConfigurationError, StoppedError
-from framework.governance import clear_stop, list_stops, stop
-from framework.state import AgentState
-from framework.stores import open_saver
-from framework.stores.stops import stops_of
-from framework.telemetry import AuditLog
-from framework.testing import ScriptedModel
+from capgraph import BaseCapability, bind, capability_node
+from capgraph.agents import ReActAgent
+from capgraph.base import ConfigurationError, StoppedError
+from capgraph.governance import clear_stop, list_stops, stop
+from capgraph.state import AgentState
+from capgraph.stores import open_saver
+from capgraph.stores.stops import stops_of
+from capgraph.telemetry import AuditLog
+from capgraph.testing import ScriptedModel
 from tests.support.doors import STAGES, Instead, last_words, status
 from tests.support.one_door import Reading, Receipt, measurer, payer
 
@@ -75,7 +75,7 @@ async def test_a_turn_under_way_ends_at_its_next_step(
     assert out["execution_step_results"]["m"]["success"]
 
 
-@pytest.mark.parametrize("stage", STAGES[: STAGES.index("ledger") + 1])
+@pytest.mark.parametrize("stage", STAGES[: STAGES.index("idempotency") + 1])
 @pytest.mark.parametrize("effect", ["idempotent", "once"])
 async def test_whatever_the_instant_no_effect_begins_after_it(
     agent: Any, step: Any, saver: Any, stage: str, effect: str
@@ -89,9 +89,9 @@ async def test_whatever_the_instant_no_effect_begins_after_it(
         return await call_next()
 
     pay = payer(paid, effect=effect)
-    behaviors = [Instead(stage, now)] if stage != "ledger" else []
+    behaviors = [Instead(stage, now)] if stage != "idempotency" else []
     it = agent(Receipt, pay, plans=[[step("a", "pay")]], checkpointer=saver, behaviors=behaviors)
-    if stage == "ledger":  # between the record that it begins and the call
+    if stage == "idempotency":  # between the record that it begins and the call
         await stop(saver, user="ann")
     say = {"messages": [("user", "Pay")]}
     out = await it.graph.ainvoke(say, it.config(user_id="ann"))
@@ -234,7 +234,7 @@ async def test_another_connection_to_the_same_database_stops_it(
 async def test_with_the_switch_out_of_reach_no_effect_begins(
     agent: Any, step: Any, saver: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from framework.base import PersistenceError
+    from capgraph.base import PersistenceError
 
     async def away(*_: Any) -> None:
         raise PersistenceError("The database is away.")

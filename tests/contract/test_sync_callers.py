@@ -13,8 +13,8 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 
-from framework import bind
-from framework.agents import (
+from capgraph import bind
+from capgraph.agents import (
     ChainOfThoughtAgent,
     DebateOrchestrator,
     PipelineOrchestrator,
@@ -22,9 +22,9 @@ from framework.agents import (
     ReActAgent,
     ReflexionAgent,
 )
-from framework.engine.sync_graph import compiled
-from framework.testing import ScriptedModel
-from framework.workflows import (
+from capgraph.engine.sync_graph import compiled
+from capgraph.testing import ScriptedModel
+from capgraph.workflows import (
     DAGWorkflow,
     EventDrivenWorkflow,
     StateMachineWorkflow,

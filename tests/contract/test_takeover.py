@@ -9,7 +9,7 @@ import pytest
 from langgraph.types import Command
 from pydantic import BaseModel
 
-from framework import (
+from capgraph import (
     BaseCapability,
     CapabilityContext,
     Registry,
@@ -17,12 +17,12 @@ from framework import (
     capability_node,
     infrastructure_node,
 )
-from framework.approvals import Rule, add_rule
-from framework.base import BaseInfrastructureNode, CapabilityError, ErrorSeverity
-from framework.evaluation import check_threads
-from framework.state import AgentState
-from framework.stores import open_saver, open_store
-from framework.stores.rows import rows_of
+from capgraph.approvals import Rule, add_rule
+from capgraph.base import BaseInfrastructureNode, CapabilityError, ErrorSeverity
+from capgraph.evaluation import check_threads
+from capgraph.state import AgentState
+from capgraph.stores import open_saver, open_store
+from capgraph.stores.rows import rows_of
 from tests.contract.test_replay import ADD, READ, config, registry, said
 from tests.support.toys import Reading, Total, add, measure
 

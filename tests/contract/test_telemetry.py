@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from framework import BaseCapability, CapabilityContext, bind, build_graph, capability_node
-from framework.adapters import as_tool
-from framework.behaviors import RetryBehavior
-from framework.governance import QualityGate
-from framework.telemetry import AuditLog, JsonLinesSink, RingBufferSink, SqliteEventSink
-from framework.telemetry.audit import note
-from framework.testing import FakeClock, ScriptedModel
+from capgraph import BaseCapability, CapabilityContext, bind, build_graph, capability_node
+from capgraph.adapters import as_tool
+from capgraph.behaviors import RetryBehavior
+from capgraph.governance import QualityGate
+from capgraph.telemetry import AuditLog, JsonLinesSink, RingBufferSink, SqliteEventSink
+from capgraph.telemetry.audit import note
+from capgraph.testing import FakeClock, ScriptedModel
 
 
 class Level(CapabilityContext):
@@ -128,7 +128,7 @@ def shown_to_a_client(events: list[Any]) -> str:
     text = ""
     for event in events:
         if event["event_type"] == "answer_token":
-            text = event["text"] if event.get("anew") else text + event["text"]
+            text = event["text"] if event.get("resets") else text + event["text"]
     return text
 
 

@@ -11,15 +11,15 @@ from langgraph.graph import START, StateGraph
 from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command
 
-from framework import BaseCapability, bind, build_graph, capability_node
-from framework.approvals import Rule, add_rule
-from framework.base import CapabilityError, ErrorSeverity, PersistenceError, ValidationError
-from framework.behaviors import RateLimitBehavior, RateLimiter
-from framework.governance import ApprovalPolicy, Budget
-from framework.pipeline.agreements import Agreements
-from framework.state import AgentState
-from framework.stores import open_saver
-from framework.testing import FakeClock
+from capgraph import BaseCapability, bind, build_graph, capability_node
+from capgraph.approvals import Rule, add_rule
+from capgraph.base import CapabilityError, ErrorSeverity, PersistenceError, ValidationError
+from capgraph.behaviors import RateLimitBehavior, RateLimiter
+from capgraph.governance import ApprovalPolicy, Budget
+from capgraph.pipeline.agreements import Agreements
+from capgraph.state import AgentState
+from capgraph.stores import open_saver
+from capgraph.testing import FakeClock
 from tests.support.doors import question, shown, status
 from tests.support.one_door import Receipt, own_node, own_nodes, payer
 
@@ -252,7 +252,7 @@ async def test_no_standing_rule_stands_for_a_person(desk: Any, path: str) -> Non
 async def test_the_requester_cannot_switch_the_others_off(agent: Any, step: Any) -> None:
     paid: list[int] = []
     pay = payer(paid, requires_approval=TWO)
-    settings = {"approvals": {"may_be_switched_off": True}}
+    settings = {"approvals": {"callers_may_disable": True}}
     plans = [[step("a", "pay")]]
     it = agent(Receipt, pay, plans=plans, settings=settings, checkpointer=InMemorySaver())
     assert question(await it.ask(agent_control={"approval_disabled": True}))

@@ -10,10 +10,10 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Command
 from pydantic import BaseModel
 
-from framework import BaseCapability, CapabilityContext, bind, capability_node
-from framework.base import CapabilityError, RegistryError, Undo, ValidationError
-from framework.governance import Budget, stop
-from framework.state import AgentState
+from capgraph import BaseCapability, CapabilityContext, bind, capability_node
+from capgraph.base import CapabilityError, RegistryError, Undo, ValidationError
+from capgraph.governance import Budget, stop
+from capgraph.state import AgentState
 from tests.support.doors import question, shown, status
 from tests.support.one_door import breaker, said
 
@@ -184,7 +184,7 @@ async def test_an_undo_whose_plan_cannot_be_made_is_told_of(turn: Any) -> None:
 
 
 async def test_a_policy_may_refuse_the_undoing(turn: Any) -> None:
-    from framework import Verdict
+    from capgraph import Verdict
 
     class Never:
         async def decide(self, step: Any, view: Any) -> Any:

@@ -13,10 +13,10 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 from pydantic import BaseModel
 
-from configs.settings import Settings
-from framework import BaseCapability, CapabilityContext, build_graph, capability_node, signal
-from framework.base import ConfigurationError, PersistenceError, PolicyError, ValidationError
-from framework.governance import (
+from capgraph import BaseCapability, CapabilityContext, build_graph, capability_node, signal
+from capgraph.base import ConfigurationError, PersistenceError, PolicyError, ValidationError
+from capgraph.configs.settings import Settings
+from capgraph.governance import (
     InformationFlow,
     PermissionMode,
     PermissionPolicy,
@@ -26,11 +26,11 @@ from framework.governance import (
     RolePermissionConfig,
     TimedOut,
 )
-from framework.graph import wake
-from framework.planning import check_plan
-from framework.stores import due, open_saver, prune_threads, thread_summary, waiting_questions
-from framework.telemetry import RingBufferSink
-from framework.testing import FakeClock
+from capgraph.graph import wake
+from capgraph.planning import check_plan
+from capgraph.stores import due, open_saver, prune_threads, thread_summary, waiting_questions
+from capgraph.telemetry import RingBufferSink
+from capgraph.testing import FakeClock
 
 DAY = 86_400.0
 
@@ -635,13 +635,13 @@ async def test_another_event_between_a_kill_and_the_resume_changes_no_place(
 async def test_an_event_costs_no_call_of_the_elements_that_wait_on(
     tools: list[Any], ran: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("framework.engine.copies.MOST_AT_ONCE", 2)
+    monkeypatch.setattr("capgraph.engine.copies.MOST_AT_ONCE", 2)
     seen: list[str] = []
 
     class Look:
         stage = "observe"
 
-        async def around(self, attempt: Any, call_next: Any) -> Any:
+        async def wrap_step(self, attempt: Any, call_next: Any) -> Any:
             seen.append(attempt.key)
             return await call_next(attempt)
 

@@ -14,10 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from configs.errors import CapgraphError
-from configs.settings import load_settings
-from framework.base import CapabilitySpec, Requirement, load_execution_plan_from_file
-from framework.planning import StaticCatalog, check_plan, repair_plan
+from capgraph.base import CapabilitySpec, Requirement, load_execution_plan_from_file
+from capgraph.configs.errors import CapgraphError
+from capgraph.configs.settings import load_settings
+from capgraph.planning import StaticCatalog, check_plan, repair_plan
 
 CATALOG = StaticCatalog.of(
     CapabilitySpec("fetch", "Fetch it.", provides=("DATA",)),

@@ -22,11 +22,11 @@ from typing import Any
 from langgraph.types import Command
 from pydantic import BaseModel
 
-from configs.settings import load_settings
-from framework import BaseCapability, CapabilityContext, Registry, build_graph, capability_node
-from framework.base import CapabilityError, ErrorSeverity
-from framework.selection import Selection
-from framework.stores import open_saver
+from capgraph import BaseCapability, CapabilityContext, Registry, build_graph, capability_node
+from capgraph.base import CapabilityError, ErrorSeverity
+from capgraph.configs.settings import load_settings
+from capgraph.selection import Selection
+from capgraph.stores import open_saver
 
 FOLDER = Path()
 CONFIG: dict[str, Any] = {"configurable": {"thread_id": "scene"}}
@@ -276,7 +276,7 @@ def person(question: dict[str, Any]) -> dict[str, Any]:
 
 def governed() -> dict[str, Any]:
     """Return all that can stand around an effect, as an operator's keywords."""
-    from framework.behaviors import (
+    from capgraph.behaviors import (
         CircuitBreakerBehavior,
         GuardrailBehavior,
         PatternGuardrail,
@@ -284,7 +284,7 @@ def governed() -> dict[str, Any]:
         RetryBehavior,
         TimeoutBehavior,
     )
-    from framework.governance import (
+    from capgraph.governance import (
         Budget,
         PermissionMode,
         PermissionPolicy,
@@ -348,8 +348,8 @@ async def go_on(graph: Any) -> dict[str, Any]:
 
 async def accounts(saver: Any) -> dict[str, Any]:
     """Read what the audit and the budget say of the thread."""
-    from framework.stores.rows import rows_of
-    from framework.telemetry.audit_log import AuditTable
+    from capgraph.stores.rows import rows_of
+    from capgraph.telemetry.audit_log import AuditTable
 
     rows = rows_of(saver)
     assert rows is not None

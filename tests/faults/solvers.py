@@ -13,13 +13,13 @@ from typing import Any
 from langchain_core.messages import AIMessage
 from langgraph.types import Command
 
-from framework import bind, build_graph
-from framework.adapters import tool_capability
-from framework.agents import PlanExecuteAgent, ReActAgent, SupervisorOrchestrator
-from framework.behaviors import RetryBehavior
-from framework.stores import open_saver
-from framework.testing import ScriptedModel
-from framework.workflows import DAGWorkflow, WorkflowEdge, WorkflowNode
+from capgraph import bind, build_graph
+from capgraph.adapters import tool_capability
+from capgraph.agents import PlanExecuteAgent, ReActAgent, SupervisorOrchestrator
+from capgraph.behaviors import RetryBehavior
+from capgraph.stores import open_saver
+from capgraph.testing import ScriptedModel
+from capgraph.workflows import DAGWorkflow, WorkflowEdge, WorkflowNode
 from tests.faults import scene
 from tests.support.agents import call, calls
 

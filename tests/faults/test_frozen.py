@@ -13,10 +13,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from configs.settings import load_settings
-from framework import BaseCapability, CapabilityContext, build_graph, capability_node
-from framework.base.errors import PersistenceError, ThreadBusyError
-from framework.stores import leases_of, open_saver, rows_of
+from capgraph import BaseCapability, CapabilityContext, build_graph, capability_node
+from capgraph.base.errors import PersistenceError, ThreadBusyError
+from capgraph.configs.settings import load_settings
+from capgraph.stores import leases_of, open_saver, rows_of
 from tests.faults import scene
 from tests.faults.databases import sqlite_url
 from tests.support.sweeps import LONG
@@ -249,7 +249,7 @@ async def test_what_a_silent_process_held_is_taken_after_one_look(url: str) -> N
         await asyncio.sleep(0.4)
         taker = _elsewhere(other, beat=1.0)
         await taker.take("a")
-        taker.beat_seconds = 3600.0  # another look would take for ever
+        taker.heartbeat_seconds = 3600.0  # another look would take for ever
         async with asyncio.timeout(60):
             for name in "bcdefgh":
                 await taker.take(name)
@@ -298,14 +298,14 @@ async def test_locks_of_a_process_frozen_in_a_pipeline_go_with_its_lease(url: st
 
 def _asleep(saver: Any) -> Any:
     leases = leases_of(saver)
-    leases.ttl_seconds, leases.beat_seconds = 0.3, 0.1
+    leases.ttl_seconds, leases.heartbeat_seconds = 0.3, 0.1
     leases._keep_beating = lambda: None  # type: ignore[method-assign]
     return leases
 
 
 def _elsewhere(saver: Any, beat: float = 0.1) -> Any:
     leases = _asleep(saver)
-    leases.beat_seconds = beat
+    leases.heartbeat_seconds = beat
 
     async def identity() -> tuple[str, str]:
         return "elsewhere", "1"

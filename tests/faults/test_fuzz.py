@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from langgraph.types import Command
 from pydantic import BaseModel, Field
 
-from configs.errors import CapgraphError
-from configs.limits import Limits
-from configs.settings import load_settings
-from framework import BaseCapability, CapabilityContext, Registry, build_graph, capability_node
-from framework.approvals import Answer, plan_question, read_answers, step_question
-from framework.state import TurnView
-from framework.stores import open_saver
+from capgraph import BaseCapability, CapabilityContext, Registry, build_graph, capability_node
+from capgraph.approvals import Answer, plan_question, read_answers, step_question
+from capgraph.configs.errors import CapgraphError
+from capgraph.configs.limits import Limits
+from capgraph.configs.settings import load_settings
+from capgraph.state import TurnView
+from capgraph.stores import open_saver
 from tests.support import PATIENCE
 from tests.support.sweeps import examples
 

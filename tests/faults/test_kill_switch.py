@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from framework.governance import clear_stop, list_stops, stop
+from capgraph.governance import clear_stop, list_stops, stop
 from tests.faults.databases import sqlite_url
 from tests.faults.scene import lines
 
@@ -21,9 +21,9 @@ PROGRAM = """
 import asyncio, json, os, sys
 from pathlib import Path
 from pydantic import BaseModel
-from configs.settings import load_settings
-from framework import BaseCapability, Registry, build_graph, capability_node
-from framework.stores import open_saver
+from capgraph.configs.settings import load_settings
+from capgraph import BaseCapability, Registry, build_graph, capability_node
+from capgraph.stores import open_saver
 from tests.faults import scene
 
 url, folder, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])

@@ -14,10 +14,10 @@ import pytest
 from langgraph.runtime import Runtime
 from langgraph.types import Command
 
-from configs.settings import load_settings
-from framework import build_graph, capability_node, open_graph
-from framework.base.errors import ThreadBusyError
-from framework.stores import (
+from capgraph import build_graph, capability_node, open_graph
+from capgraph.base.errors import ThreadBusyError
+from capgraph.configs.settings import load_settings
+from capgraph.stores import (
     fork_thread,
     leases_of,
     list_threads,
@@ -27,7 +27,7 @@ from framework.stores import (
     rows_of,
     thread_summary,
 )
-from framework.telemetry.audit_log import AuditTable
+from capgraph.telemetry.audit_log import AuditTable
 from tests.benchmarks import programs
 from tests.faults.scene import CONFIG, make_graph
 
@@ -177,7 +177,7 @@ async def test_a_history_is_cut_copied_and_dropped_and_the_thread_goes_on(server
 async def test_the_heart_beats_on_a_connection_of_its_own(server: Any) -> None:
     async with open_saver(server.database()) as saver:
         leases = leases_of(saver)
-        leases.beat_seconds = 0.01
+        leases.heartbeat_seconds = 0.01
         lease = await leases.take("1")
         rows = rows_of(saver)
         statement = "SELECT beat FROM capgraph_leases"

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from capabilities._sandbox.isolation import SandboxSettings, sandbox_for
-from capabilities._sandbox.limits import MIB, SandboxLimits, SandboxOutcome
+from capgraph.capabilities._sandbox.isolation import SandboxSettings, sandbox_for
+from capgraph.capabilities._sandbox.limits import MIB, SandboxLimits, SandboxOutcome
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux"),
@@ -662,9 +662,9 @@ async def test_the_sandbox_ends_with_a_killed_agent(level):
     agent_code = f"""
 import asyncio, sys
 sys.path.insert(0, {str(PROJECT)!r})
-from capabilities._sandbox.layout import find_layout
-from capabilities._sandbox.limits import SandboxLimits
-from capabilities._sandbox.process import run_once
+from capgraph.capabilities._sandbox.layout import find_layout
+from capgraph.capabilities._sandbox.limits import SandboxLimits
+from capgraph.capabilities._sandbox.process import run_once
 async def main():
     code = "import time\\\\nprint(flush=True)\\\\ntime.sleep(60)"
     task = asyncio.create_task(run_once({level!r}, find_layout(), SandboxLimits(), code, None))

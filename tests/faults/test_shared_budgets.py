@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage
 
-from framework import BaseCapability, CapabilityContext, build_graph, capability_node
-from framework.base.clock import SystemClock
-from framework.governance import Budget, BudgetExceededError
-from framework.stores import open_saver, rows_of
-from framework.stores.cells import cells_of
-from framework.telemetry import ModelPricing, PriceTable
-from framework.telemetry.usage_book import usage_of_capabilities, usage_totals
-from framework.testing import ScriptedModel
+from capgraph import BaseCapability, CapabilityContext, build_graph, capability_node
+from capgraph.base.clock import SystemClock
+from capgraph.governance import Budget, BudgetExceededError
+from capgraph.stores import open_saver, rows_of
+from capgraph.stores.cells import cells_of
+from capgraph.telemetry import ModelPricing, PriceTable
+from capgraph.telemetry.usage_book import usage_of_capabilities, usage_totals
+from capgraph.testing import ScriptedModel
 from tests.support.redis_server import redis_server
 from tests.support.sweeps import SEED, examples
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from framework import build_graph, capability_node
-from framework.base.ports import Attempt
-from framework.behaviors import (
+from capgraph import build_graph, capability_node
+from capgraph.base.ports import Attempt
+from capgraph.behaviors import (
     AsyncCircuitBreaker,
     CircuitBreaker,
     CircuitBreakerBehavior,
@@ -19,7 +19,7 @@ from framework.behaviors import (
     RateLimitBehavior,
     RateLimiter,
 )
-from framework.stores import open_saver
+from capgraph.stores import open_saver
 from tests.support.redis_server import redis_server
 from tests.unit.behaviors.test_rate_limit import ManualClock
 
@@ -74,10 +74,10 @@ async def test_what_is_out_of_reach_is_read_from_the_store(store: str) -> None:
         raise OSError("down")
 
     with pytest.raises(OSError):
-        await breaker.around(Attempt("plan", kind="model"), fail)
+        await breaker.wrap_step(Attempt("plan", kind="model"), fail)
     with pytest.raises(CircuitOpenError):
-        await breaker.around(Attempt("plan", kind="model"), fail)
-    assert list(await breaker.out_of_reach(["model plan", "other"])) == ["model plan"]
+        await breaker.wrap_step(Attempt("plan", kind="model"), fail)
+    assert list(await breaker.unavailable_capabilities(["model plan", "other"])) == ["model plan"]
 
 
 async def test_a_wait_that_is_given_up_frees_its_place(store: str) -> None:

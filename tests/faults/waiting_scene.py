@@ -16,11 +16,11 @@ from typing import Any
 from langgraph.types import Command
 from pydantic import BaseModel
 
-from framework import BaseCapability, build_graph, capability_node
-from framework import signal as send
-from framework.planning.waits import is_wait
-from framework.stores import open_saver
-from framework.stores.rows import rows_of
+from capgraph import BaseCapability, build_graph, capability_node
+from capgraph import signal as send
+from capgraph.planning.waits import is_wait
+from capgraph.stores import open_saver
+from capgraph.stores.rows import rows_of
 
 CONFIG: Any = {"configurable": {"thread_id": ""}}
 FATAL, PASSED, FOLDER, URL = 0, 0, Path(), sys.argv[1] if len(sys.argv) > 1 else ""

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from pydantic import BaseModel, Field
 
-from framework import BaseCapability, CapabilityContext, capability_node
-from framework.base import ApprovalPolicy, CapabilityError, ErrorSeverity, FatalExecutionError
+from capgraph import BaseCapability, CapabilityContext, capability_node
+from capgraph.base import ApprovalPolicy, CapabilityError, ErrorSeverity, FatalExecutionError
 
 
 class Sky(CapabilityContext):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from framework.stores import open_saver
+from capgraph.stores import open_saver
 
 
 @pytest.fixture

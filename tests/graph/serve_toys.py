@@ -4,7 +4,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from framework.base import BaseCapability, CapabilityContext, capability_node
+from capgraph.base import BaseCapability, CapabilityContext, capability_node
 
 LOG = Path(os.environ.get("TOY_LOG", ""))
 GATE = Path(os.environ.get("TOY_GATE", ""))

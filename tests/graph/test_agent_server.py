@@ -20,8 +20,8 @@ from langgraph.pregel.remote import RemoteGraph
 from langgraph.types import Command
 from langgraph_sdk import get_client
 
-from framework import build_graph
-from framework.adapters import remote_capability
+from capgraph import build_graph
+from capgraph.adapters import remote_capability
 from tests.support.sweeps import LONG
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ RISKY = '''
 import asyncio
 from pathlib import Path
 
-from framework import CapabilityContext, capability_node
+from capgraph import CapabilityContext, capability_node
 
 HERE = Path(__file__).parent
 
@@ -100,7 +100,7 @@ class Server:
         (folder / "risky_valves.py").write_text(RISKY)
         (folder / "agent.yml").write_text("modules: [risky_valves]\n")
         served = json.loads((ROOT / "langgraph.json").read_text())
-        served["graphs"]["own"] = "framework.cli.serve:configured"
+        served["graphs"]["own"] = "capgraph.cli.serve:configured"
         (folder / "langgraph.json").write_text(json.dumps(served))
 
     def start(self) -> None:

@@ -12,15 +12,15 @@ from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command
 from pydantic import BaseModel, Field
 
-from framework import (
+from capgraph import (
     BaseCapability,
     CapabilityContext,
     Registry,
     build_graph,
     capability_node,
 )
-from framework.base import ValidationError
-from framework.stores import Rule, add_rule, list_rules, revoke_rule
+from capgraph.base import ValidationError
+from capgraph.stores import Rule, add_rule, list_rules, revoke_rule
 
 
 class Receipt(CapabilityContext):
@@ -434,7 +434,7 @@ async def test_a_person_sees_what_the_step_is_about_to_work_on() -> None:
     registry = Registry()
     for item in (Script, Output, run_script):
         registry.register(item)
-    registry.give(Script)
+    registry.declare_provided(Script)
     graph = build_graph(registry, checkpointer=InMemorySaver())
     out = await graph.ainvoke(
         {

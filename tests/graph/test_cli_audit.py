@@ -11,7 +11,7 @@ import pytest
 from tests.support.commands import project, typed
 
 ACTS = '''
-from framework import BaseCapability, CapabilityContext, capability_node
+from capgraph import BaseCapability, CapabilityContext, capability_node
 
 
 class Sent(CapabilityContext):

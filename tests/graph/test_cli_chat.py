@@ -36,7 +36,7 @@ class Terminal:
             **{f"TOY_{name.upper()}": str(value) for name, value in toys.items()},
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "framework.cli", *arguments],
+            [sys.executable, "-m", "capgraph", *arguments],
             cwd=folder,
             env=environment,
             stdin=other,
@@ -113,7 +113,7 @@ def _own_terminal():
 def terminal(tmp_path):
     (tmp_path / "toys.py").write_bytes(TOYS.read_bytes())
     (tmp_path / "capgraph.yml").write_text(
-        "name: toy painter\nmodules: [toys]\napprovals: {may_be_switched_off: true}\n"
+        "name: toy painter\nmodules: [toys]\napprovals: {callers_may_disable: true}\n"
     )
     opened = []
 

@@ -55,11 +55,11 @@ def test_a_new_project_with_capabilities_and_a_node_passes_its_tests(folder, new
     done = in_project(project, "pytest", "-q", "-p", "no:cacheprovider")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "11 passed" in done.stdout
-    done = in_project(project, "framework.cli", "ask", "How warm is it on average?", "-q")
+    done = in_project(project, "capgraph", "ask", "How warm is it on average?", "-q")
     assert done.stdout == "The mean temperature at roof is 21.0 °C.\n", done.stderr
-    done = in_project(project, "framework.cli", "check")
+    done = in_project(project, "capgraph", "check")
     assert "0 error(s)" in done.stdout, done.stdout
-    done = in_project(project, "framework.cli", "capabilities")
+    done = in_project(project, "capgraph", "capabilities")
     assert [line.split("\t")[0] for line in done.stdout.splitlines()] == [
         "average",
         "read_station",
@@ -90,7 +90,7 @@ def test_nothing_is_overwritten(folder, new):
 
 
 @pytest.mark.parametrize(
-    "name", ["framework", "json", "class", "../up", "1st", "", "a b", "x" * 99, "capabilities"]
+    "name", ["capgraph", "json", "class", "../up", "1st", "", "a b", "x" * 99, "tests"]
 )
 def test_names_that_cannot_work_are_refused(folder, new, name):
     code, _, err = new("project", name)

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from framework.cli.main import app
+from capgraph.cli.main import app
 from tests.support.commands import project
 
 pytestmark = pytest.mark.may_block
 CODE = """
-from framework import CapabilityContext, capability_node
+from capgraph import CapabilityContext, capability_node
 
 
 class Sky(CapabilityContext):

@@ -86,7 +86,7 @@ def test_a_variable_a_letter_off_is_refused(capgraph, monkeypatch):
 
 
 def test_memory_holds_across_threads_and_belongs_to_who_asks(capgraph, home):
-    config = "modules: [capabilities.memory]\n"
+    config = "modules: [capgraph.capabilities.memory]\n"
     (home / "capgraph.yml").write_text(config)
     code, out, _ = capgraph("ask", "Remember that my station is KSEA", "-t", "one", "-q")
     assert (code, out) == (0, "I will remember: my station is KSEA.\n")
@@ -109,7 +109,7 @@ def test_only_files_of_the_working_folder_and_of_data_are_read(capgraph, home, t
 
 
 OFFLINE = """
-from framework import capability_node
+from capgraph import capability_node
 
 
 @capability_node(examples=["pay the bill"], effect="once")

@@ -11,7 +11,7 @@ import pytest
 from tests.support.commands import project, together
 
 MODULE = '''
-from framework import capability_node
+from capgraph import capability_node
 
 @capability_node
 async def ship(amount: float = 0.0) -> str:

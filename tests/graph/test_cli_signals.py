@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from framework.stores import open_saver
+from capgraph.stores import open_saver
 from tests.support import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +43,7 @@ class Home:
             **({"TOY_GATE": str(self.gate)} if gate else {}),
         }
         process = subprocess.Popen(
-            [sys.executable, "-m", "framework.cli", *arguments],
+            [sys.executable, "-m", "capgraph", *arguments],
             cwd=self.folder,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -198,7 +198,7 @@ def test_a_closed_pipe_ends_the_command_quietly(home):
 def test_the_command_starts_without_the_heavy_libraries(home):
     code = (
         "import sys; sys.argv = ['capgraph', '--help']\n"
-        "import framework.cli.main as m\n"
+        "import capgraph.cli.main as m\n"
         "try: m.main()\n"
         "except SystemExit: pass\n"
         "heavy = {'pandas', 'duckdb', 'matplotlib', 'sklearn', 'numpy'}\n"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from framework.cli.main import app
+from capgraph.cli.main import app
 
 pytestmark = pytest.mark.may_block
 

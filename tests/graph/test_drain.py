@@ -10,7 +10,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import GraphDrained
 from langgraph.runtime import RunControl
 
-from framework import CapabilityContext, Registry, build_graph, capability_node
+from capgraph import CapabilityContext, Registry, build_graph, capability_node
 
 
 class Part(CapabilityContext):

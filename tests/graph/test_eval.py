@@ -12,12 +12,11 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-import configs
-from configs.settings import load_settings
-from framework import Registry
-from framework.base import CapgraphError
-from framework.cli.commands.eval import evaluate as command
-from framework.evaluation import evaluate, load_dataset
+from capgraph import Registry, configs
+from capgraph.base import CapgraphError
+from capgraph.cli.commands.eval import evaluate as command
+from capgraph.configs.settings import load_settings
+from capgraph.evaluation import evaluate, load_dataset
 from tests.support import totals
 
 DEMO = Path(configs.__file__).with_name("demo_eval.yml")

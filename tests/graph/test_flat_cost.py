@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from framework import build_graph
+from capgraph import build_graph
 from tests.benchmarks import programs
 
 

@@ -15,14 +15,14 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, interrupt
 from typing_extensions import TypedDict
 
-import framework.stores.held
-from framework import BaseCapability, CapabilityContext, capability_node
-from framework.base import PersistenceError
-from framework.base.errors import ThreadBusyError
-from framework.langgraph_compat import replayed
-from framework.state import AgentState, StateSchema
-from framework.state.reducers import fold_lists
-from framework.stores import (
+import capgraph.stores.held
+from capgraph import BaseCapability, CapabilityContext, capability_node
+from capgraph.base import PersistenceError
+from capgraph.base.errors import ThreadBusyError
+from capgraph.langgraph_compat import replayed
+from capgraph.state import AgentState, StateSchema
+from capgraph.state.reducers import fold_lists
+from capgraph.stores import (
     fork_thread,
     leases_of,
     list_threads,
@@ -31,9 +31,9 @@ from framework.stores import (
     rows_of,
     thread_summary,
 )
-from framework.stores.held import held_of
-from framework.stores.history import since_saved
-from framework.stores.records import read_record
+from capgraph.stores.held import held_of
+from capgraph.stores.history import since_saved
+from capgraph.stores.records import read_record
 
 pytestmark = pytest.mark.may_block
 DELTAS = ["messages", "capability_context_data"]
@@ -151,7 +151,7 @@ async def test_a_turn_reads_what_came_since_a_late_one_and_what_is_held_has_boun
     assert found is not None
     assert len(found["messages"]["writes"]) <= 24  # of 70
     (kept,) = held_of(saver).values()
-    monkeypatch.setattr(framework.stores.held, "MOST_BYTES", 2 * kept.size)
+    monkeypatch.setattr(capgraph.stores.held, "MOST_BYTES", 2 * kept.size)
     for name in "abc":
         held_of(saver)[name] = kept
     assert [*held_of(saver)] == ["b", "c"]

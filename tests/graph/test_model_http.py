@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from configs.settings import ModelSettings, load_settings
-from framework import build_graph
-from framework.graph import open_graph
-from framework.testing import FakeClock
+from capgraph import build_graph
+from capgraph.configs.settings import ModelSettings, load_settings
+from capgraph.graph import open_graph
+from capgraph.testing import FakeClock
 from tests.support.openai_server import OpenAIServer, Reply, fail, give, openai_server, say
 from tests.support.readings import ADD, READ, RESPOND, ReadSensor, Wipe, sensor_registry, step
 
@@ -249,7 +249,7 @@ async def test_a_wait_until_a_date_is_kept(
 
 
 async def test_the_wait_is_a_real_one(server: OpenAIServer, client: Callable[..., Client]) -> None:
-    from framework.base.clock import SystemClock
+    from capgraph.base.clock import SystemClock
 
     server.on("Choice", fail(429, "rate_limit_exceeded", retry_after="1.2"))
     good(server)

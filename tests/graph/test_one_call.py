@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from configs.settings import load_settings
-from framework import BaseCapability, Registry, build_graph, capability_node
-from framework.base import CapabilityError, ErrorSeverity
-from framework.testing import ModelCall, ScriptedModel
+from capgraph import BaseCapability, Registry, build_graph, capability_node
+from capgraph.base import CapabilityError, ErrorSeverity
+from capgraph.configs.settings import load_settings
+from capgraph.testing import ModelCall, ScriptedModel
 from tests.support.readings import Reading, Wipe, sensor_registry
 
 ASKED = {"messages": [("user", "What does the sensor say?")]}
@@ -46,7 +46,7 @@ async def test_hello_costs_one_call_in_all() -> None:
 async def test_hello_costs_one_call_past_the_budget_too() -> None:
     reply = {"reason": "small talk", "capabilities": [], "answer": "Hello!"}
     model = ScriptedModel(responses=[reply])
-    graph = graph_of(model, sensor_registry(60), selection={"together_tokens": 100})
+    graph = graph_of(model, sensor_registry(60), selection={"max_catalog_tokens": 100})
     out = await graph.ainvoke({"messages": [("user", "hello")]})
     assert asked(model) == ["Choice"]
     assert out["messages"][-1].content == "Hello!"
@@ -55,7 +55,7 @@ async def test_hello_costs_one_call_past_the_budget_too() -> None:
 async def test_past_the_budget_the_choice_is_a_call_of_its_own() -> None:
     choice = {"reason": "reads", "capabilities": ["read_sensor"], "answer": ""}
     model = ScriptedModel(responses=[choice, READ, "It reads 3.5."])
-    graph = graph_of(model, sensor_registry(60), selection={"together_tokens": 100})
+    graph = graph_of(model, sensor_registry(60), selection={"max_catalog_tokens": 100})
     await graph.ainvoke(ASKED)
     assert asked(model) == ["Choice", "ExecutionPlan", "text"]
     assert "archive_7" not in model.calls[1].prompt

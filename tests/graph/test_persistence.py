@@ -14,17 +14,17 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
-from configs.settings import load_settings
-from framework import BaseCapability, CapabilityContext, Registry, capability_node
-from framework.base import (
+from capgraph import BaseCapability, CapabilityContext, Registry, capability_node
+from capgraph.base import (
     CapabilityError,
     ConfigurationError,
     ErrorSeverity,
     MissingExtraError,
     PersistenceError,
 )
-from framework.graph import open_graph
-from framework.stores import (
+from capgraph.configs.settings import load_settings
+from capgraph.graph import open_graph
+from capgraph.stores import (
     fork_thread,
     list_threads,
     open_saver,

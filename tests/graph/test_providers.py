@@ -10,9 +10,9 @@ import pytest
 from langchain_core.messages import AIMessage
 from pydantic import BaseModel
 
-from configs.settings import ModelSettings, load_settings
-from framework import build_graph
-from framework.testing import FakeClock, ScriptedModel
+from capgraph import build_graph
+from capgraph.configs.settings import ModelSettings, load_settings
+from capgraph.testing import FakeClock, ScriptedModel
 from tests.support.openai_server import OpenAIServer, Reply, fail, give, say
 from tests.support.provider_servers import CACHED, anthropic_server, google_server
 from tests.support.readings import sensor_registry

@@ -14,15 +14,15 @@ import duckdb
 import pytest
 import vega_datasets
 
-from configs.settings import load_settings
-from framework import Registry, build_graph
+from capgraph import Registry, build_graph
+from capgraph.configs.settings import load_settings
 
 FOLDER = Path(vega_datasets.__file__).parent / "_data"
 MODULES = [
-    "capabilities.contexts",
-    "capabilities.time_range_parsing",
-    "capabilities.query_data",
-    "capabilities.plotting",
+    "capgraph.capabilities.contexts",
+    "capgraph.capabilities.time_range_parsing",
+    "capgraph.capabilities.query_data",
+    "capgraph.capabilities.plotting",
 ]
 WEATHER, TEMPS, STOCKS, JOBS, POWER, RIOTS, AIRPORTS, CARS = (
     "seattle-weather.csv", "seattle-temps.csv", "stocks.csv", "us-employment.csv",
@@ -386,7 +386,9 @@ async def test_a_caller_reads_no_file_outside_of_the_folders(graph, tmp_path: Pa
 async def test_an_answer_names_the_values_that_it_lacks(tmp_path: Path) -> None:
     rows = "".join(f"2024-01-{day:02d},{day}\n" for day in range(1, 29))
     (tmp_path / "pay.csv").write_text(f"day,pay\n{rows}2024-01-29,broken\n")
-    settings = load_settings(modules=MODULES, given=["DATA_SOURCE"], data_folders=[str(tmp_path)])
+    settings = load_settings(
+        modules=MODULES, provided_types=["DATA_SOURCE"], data_folders=[str(tmp_path)]
+    )
     graph = build_graph(Registry.from_settings(settings), settings=settings)
 
     text = await answer(graph, "total pay", [tmp_path / "pay.csv"])

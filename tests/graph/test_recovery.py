@@ -11,16 +11,16 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import GraphBubbleUp
 from langgraph.types import Command, interrupt
 
-from framework import (
+from capgraph import (
     BaseCapability,
     CapabilityContext,
     ErrorClassification,
     ErrorSeverity,
     build_graph,
 )
-from framework.base import CapabilityError, FatalExecutionError, capability_node
-from framework.telemetry import Retry, parse_event
-from framework.testing import with_faults
+from capgraph.base import CapabilityError, FatalExecutionError, capability_node
+from capgraph.telemetry import Retry, parse_event
+from capgraph.testing import with_faults
 from tests.support.toys import Reading, Total, add, measure
 
 
@@ -290,7 +290,7 @@ async def test_capabilities_are_chosen_again_exactly_as_often_as_allowed(
         calls = 0
 
         async def select(self, task: str, candidates: Any, **_: Any) -> Any:
-            from framework.selection import Selection
+            from capgraph.selection import Selection
 
             self.calls += 1
             return Selection(("measure",))

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from framework.serve.tokens import issue_token
+from capgraph.serve.tokens import issue_token
 from tests.support import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +57,7 @@ class Place:
         more = tuple(word for word in more if word != "--no-auth")
         with (self.folder / "err").open("a") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "framework.cli", "serve", *named, *auth, *more],
+                [sys.executable, "-m", "capgraph", "serve", *named, *auth, *more],
                 cwd=self.folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -210,7 +210,7 @@ def test_the_one_time_link_works_once_and_the_thread_of_the_command_line_is_ther
 def test_elsewhere_than_loopback_a_login_is_needed(tmp_path: Path) -> None:
     place = Place(tmp_path, "threads.db")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TOY_LOG": "log", "TOY_GATE": "gate"}
-    command = [sys.executable, "-m", "framework.cli", "serve", "--config", "agent.yml"]
+    command = [sys.executable, "-m", "capgraph", "serve", "--config", "agent.yml"]
     found = subprocess.run(
         [*command, "--host", "0.0.0.0", "--port", "0", "--db", "memory"],
         cwd=place.folder, env=environment, capture_output=True, text=True, timeout=PATIENCE,

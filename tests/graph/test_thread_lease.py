@@ -17,11 +17,11 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from typing_extensions import TypedDict
 
-from framework import BaseCapability, capability_node
-from framework.base import PersistenceError
-from framework.base.errors import ThreadBusyError
-from framework.stores import leases_of, open_saver, rows_of
-from framework.stores.leases import Holder
+from capgraph import BaseCapability, capability_node
+from capgraph.base import PersistenceError
+from capgraph.base.errors import ThreadBusyError
+from capgraph.stores import leases_of, open_saver, rows_of
+from capgraph.stores.leases import Holder
 from tests.support.doors import Gauge, soon, status
 
 pytestmark = pytest.mark.may_block
@@ -133,7 +133,7 @@ async def test_the_heart_beats_while_a_capability_blocks_the_loop(
                 return
 
     made = agent(doing("block", block), plans=[[step("a", "block")]], checkpointer=saver)
-    leases_of(saver).beat_seconds = 0.01
+    leases_of(saver).heartbeat_seconds = 0.01
     assert (await made.ask())["execution_outcome"]["status"] == "completed"
     assert beats
     assert holders(path) == []
@@ -141,7 +141,7 @@ async def test_the_heart_beats_while_a_capability_blocks_the_loop(
 
 async def test_a_heart_that_finds_another_owner_stops_the_effects(saver: Any) -> None:
     leases = leases_of(saver)
-    leases.beat_seconds = 0.01
+    leases.heartbeat_seconds = 0.01
     lease = await leases.take("1")
     await saver.conn.execute("UPDATE capgraph_leases SET owner = 'another'")
     await saver.conn.commit()

@@ -11,10 +11,10 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 
-from framework import ErrorSeverity
-from framework.base import BaseCapability, CapabilityError, PersistenceError, capability_node
-from framework.state import AgentState, StateSchema
-from framework.testing import with_faults
+from capgraph import ErrorSeverity
+from capgraph.base import BaseCapability, CapabilityError, PersistenceError, capability_node
+from capgraph.state import AgentState, StateSchema
+from capgraph.testing import with_faults
 from tests.support.toys import Reading, Total, add, measure, said
 
 # --- what survives ----------------------------------------------------------------------------

@@ -11,13 +11,13 @@ from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, Sys
 from langchain_core.outputs import ChatGenerationChunk
 from pydantic import BaseModel
 
-from configs.settings import load_settings
-from framework import BaseCapability, build_graph, capability_node
-from framework.base import ConfigurationError, ValidationError
-from framework.models.prompt import split_last
-from framework.state import TurnView
-from framework.telemetry import AnswerPart, parse_event
-from framework.testing import ModelCall, ScriptedModel
+from capgraph import BaseCapability, build_graph, capability_node
+from capgraph.base import ConfigurationError, ValidationError
+from capgraph.configs.settings import load_settings
+from capgraph.models.prompt import split_last
+from capgraph.state import TurnView
+from capgraph.telemetry import AnswerPart, parse_event
+from capgraph.testing import ModelCall, ScriptedModel
 from tests.support.readings import sensor_registry
 
 READ = {"steps": [{"capability": "read_sensor"}]}
@@ -88,7 +88,7 @@ async def test_past_the_budget_small_talk_is_answered_by_who_knows_the_system_pr
         choice,
         "Ahoy!",
         system_prompt="Speak like a pirate.",
-        settings={"selection": {"together_tokens": 10}},
+        settings={"selection": {"max_catalog_tokens": 10}},
     )
     out = await graph.ainvoke({"messages": [("user", "hello")]})
     assert out["messages"][-1].content == "Ahoy!"
@@ -280,7 +280,7 @@ async def test_what_capabilities_note_stays_within_the_budget_of_tokens() -> Non
             return {}
 
     model = ScriptedModel(responses=[{"steps": [], "answer": "Hello!"}])
-    settings = load_settings(selection={"together_tokens": 600})
+    settings = load_settings(selection={"max_catalog_tokens": 600})
     graph = build_graph([capability_node(Noting)], model, settings=settings)
     await graph.ainvoke({"messages": [("user", "hello")]})
     prompt = model.calls[0].prompt

@@ -16,9 +16,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from configs.settings import Settings
-from framework import Registry, build_graph
-from framework.scale import Client, Worker, open_engine
+from capgraph import Registry, build_graph
+from capgraph.configs.settings import Settings
+from capgraph.scale import Client, Worker, open_engine
 from tests.scale import toys
 
 ROOT = Path(__file__).parents[2]
@@ -80,7 +80,7 @@ class Crew:
 
     def _command(self, command: Sequence[str]) -> list[str]:
         where = ["--db", self.url, "--config", str(self.folder / "agent.yml")]
-        return [sys.executable, "-m", "framework.cli", *command, *where]
+        return [sys.executable, "-m", "capgraph", *command, *where]
 
     def _how(self) -> list[str]:
         return ["--engine", self.engine, *(["--temporal", self.temporal] if self.temporal else [])]

@@ -15,15 +15,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from configs.settings import Settings
-from framework import BaseCapability, build_graph, capability_node
-from framework.base.context import CapabilityContext
-from framework.pipeline.effect_ledger import EffectLedger
-from framework.scale import Worker, open_engine
-from framework.scale.remote import Steps
-from framework.stores import open_saver
-from framework.stores.leases import Leases
-from framework.stores.step_results import StepResults
+from capgraph import BaseCapability, build_graph, capability_node
+from capgraph.base.context import CapabilityContext
+from capgraph.configs.settings import Settings
+from capgraph.pipeline.effect_ledger import EffectLedger
+from capgraph.scale import Worker, open_engine
+from capgraph.scale.remote import Steps
+from capgraph.stores import open_saver
+from capgraph.stores.leases import Leases
+from capgraph.stores.step_results import StepResults
 
 TTL = 1.2
 LOG = Path("log")
@@ -125,7 +125,7 @@ def arm(instant: str, how: str) -> None:
 
 
 def settings() -> Settings:
-    return Settings(infrastructure=[], scale={"lease_seconds": TTL, "beat_seconds": TTL / 4})
+    return Settings(infrastructure=[], scale={"lease_seconds": TTL, "heartbeat_seconds": TTL / 4})
 
 
 async def _work(said: dict[str, Any]) -> None:

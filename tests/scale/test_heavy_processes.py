@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from framework.stores import rows_of
+from capgraph.stores import rows_of
 from tests.scale.crew import FILL, LEASE, READ, Crew, step
 from tests.support.sweeps import LONG
 

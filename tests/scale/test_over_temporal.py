@@ -14,10 +14,10 @@ from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest
 from temporalio.client import Client as Temporal
 
-from framework.base.errors import PersistenceError, ValidationError
-from framework.base.ports import Caller
-from framework.scale import Schedule
-from framework.scale.schedules import Schedules
+from capgraph.base.errors import PersistenceError, ValidationError
+from capgraph.base.ports import Caller
+from capgraph.scale import Schedule
+from capgraph.scale.schedules import Schedules
 from tests.faults.databases import Server as Database
 from tests.scale import toys
 from tests.scale.crew import FILL, LEASE, READ, VALVE, Crew
@@ -60,7 +60,7 @@ async def test_temporal_is_told_no_word_of_a_thread(crew: Crew) -> None:
         schedules = Schedules(client.graph.checkpointer)
         daily = Schedule(crew.mark, "0 7 * * *", SECRET, timed)
         await schedules.add(daily, client.engine)
-        await client.submit(thread, plan=plan, caller=Caller("Ann Keeper"))
+        await client.submit(thread, plan=plan, caller=Caller("Ann KeyValueStore"))
         await crew.until(lambda: _listed(temporal, crew.mark))
         lost, *others = await _listed(temporal, crew.mark)
         assert not others
@@ -86,7 +86,7 @@ async def test_temporal_is_told_no_word_of_a_thread(crew: Crew) -> None:
         )
         assert '"thread"' in told or crew.mark in told
         assert "safe" not in told
-        assert "Keeper" not in told
+        assert "KeyValueStore" not in told
     assert max(map(len, seen)) < 65_536
 
 
@@ -179,8 +179,8 @@ def test_a_missing_extra_names_what_to_install() -> None:
 import sys
 sys.modules["temporalio"] = None
 import asyncio
-from framework import build_graph
-from framework.scale import open_engine
+from capgraph import build_graph
+from capgraph.scale import open_engine
 
 async def main():
     async with open_engine("postgresql://localhost/x", graph=build_graph([]), engine="temporal"):

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from framework.serve.tokens import issue_token
+from capgraph.serve.tokens import issue_token
 from tests.scale.crew import BLOCK, FILL, LEASE, VALVE, Crew, step, told
 from tests.support.sweeps import LONG, SEED
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from framework import build_graph
-from framework.scale import Client, open_engine
-from framework.stores import rows_of
+from capgraph import build_graph
+from capgraph.scale import Client, open_engine
+from capgraph.stores import rows_of
 from tests.scale import step_worker
 from tests.scale.step_worker import INSTANTS, TTL, TURNS_INSTANTS, capabilities, notes
 from tests.support.remote_steps import plan, thread, until

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from framework.base.errors import (
+from capgraph.base.errors import (
     ConfigurationError,
     PersistenceError,
     ValidationError,
 )
-from framework.base.ports import Caller
-from framework.scale import Client, TurnOrder, list_workers, open_engine
-from framework.scale.advance import advance
-from framework.stores import due, list_threads, rows_of, waiting_questions
-from framework.stores.run_log import RunLog
-from framework.stores.waits import waits_of
+from capgraph.base.ports import Caller
+from capgraph.scale import Client, TurnOrder, list_workers, open_engine
+from capgraph.scale.advance import advance
+from capgraph.stores import due, list_threads, rows_of, waiting_questions
+from capgraph.stores.run_log import RunLog
+from capgraph.stores.waits import waits_of
 from tests.scale import toys
 from tests.scale.crew import FILL, READ, VALVE, Crew, step, tank, told
 

@@ -5,7 +5,7 @@ import os
 import time
 from pathlib import Path
 
-from framework.base import BaseCapability, CapabilityContext, capability_node
+from capgraph.base import BaseCapability, CapabilityContext, capability_node
 
 LOG = Path(os.environ.get("TOY_LOG", "toy.log"))
 GATE = Path(os.environ.get("TOY_GATE", "toy.gate"))

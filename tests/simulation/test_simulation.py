@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from framework.pipeline.journal import Journal
-from framework.stores.leases import Holder, Lease
+from capgraph.pipeline.journal import Journal
+from capgraph.stores.leases import Holder, Lease
 from tests.simulation.loop import Stuck, VirtualLoop
 from tests.simulation.world import Broken, SimLeases, live
 from tests.support.sweeps import LONG, SEED

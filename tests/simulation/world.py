@@ -23,20 +23,20 @@ from unittest import mock
 from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import BaseModel
 
-from configs.settings import load_settings
-from framework import BaseCapability, CapabilityContext, Registry, build_graph, capability_node
-from framework.base.errors import PersistenceError
-from framework.langgraph_compat import INTERRUPT
-from framework.pipeline import Capacity
-from framework.scale.advance import advance
-from framework.scale.order import TurnOrder
-from framework.stores.guarded import GuardedSaver
-from framework.stores.history import know_channels
-from framework.stores.leases import Leases, leases_of
-from framework.stores.records import thread_config
-from framework.stores.rows import Found, SqliteRows
-from framework.stores.run_log import LoggedRun, RunLog
-from framework.stores.threads import open_questions
+from capgraph import BaseCapability, CapabilityContext, Registry, build_graph, capability_node
+from capgraph.base.errors import PersistenceError
+from capgraph.configs.settings import load_settings
+from capgraph.langgraph_compat import INTERRUPT
+from capgraph.pipeline import Capacity
+from capgraph.scale.advance import advance
+from capgraph.scale.order import TurnOrder
+from capgraph.stores.guarded import GuardedSaver
+from capgraph.stores.history import know_channels
+from capgraph.stores.leases import Leases, leases_of
+from capgraph.stores.records import thread_config
+from capgraph.stores.rows import Found, SqliteRows
+from capgraph.stores.run_log import LoggedRun, RunLog
+from capgraph.stores.threads import open_questions
 from tests.simulation.loop import HEART, PROCESS, Process, VirtualLoop
 
 TTL = 10.0
@@ -273,7 +273,7 @@ class SimLeases(Leases):
 
     async def _live_on(self) -> None:
         while self._held:
-            await asyncio.sleep(self.beat_seconds * self._process.world.rng.uniform(1, 1.1))
+            await asyncio.sleep(self.heartbeat_seconds * self._process.world.rng.uniform(1, 1.1))
             self._beat()
 
 
@@ -535,7 +535,7 @@ class World:
         clock = SimpleNamespace(monotonic=self.loop.time, time=lambda: 1e9 + self.loop.moment)
         with ExitStack() as patches:
             for module in ("stops", "run_log", "waits"):
-                patches.enter_context(mock.patch(f"framework.stores.{module}.time", clock))
+                patches.enter_context(mock.patch(f"capgraph.stores.{module}.time", clock))
             try:
                 return self.loop.run_until_complete(self._live())
             finally:

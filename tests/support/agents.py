@@ -6,8 +6,8 @@ from typing import Any
 
 from langchain_core.messages import AIMessage
 
-from framework.agents import AgentResult
-from framework.behaviors import BaseBehavior
+from capgraph.agents import AgentResult
+from capgraph.behaviors import BaseBehavior
 
 
 def add(a: int, b: int) -> int:

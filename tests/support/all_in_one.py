@@ -21,10 +21,10 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 from typing_extensions import TypedDict
 
-from framework import CapabilityContext, Registry, bind, capability_node, open_graph
-from framework.adapters import agent_capability, as_tool, graph_capability, tool_capability
-from framework.testing import ScriptedModel
-from framework.testing.models import ModelCall
+from capgraph import CapabilityContext, Registry, bind, capability_node, open_graph
+from capgraph.adapters import agent_capability, as_tool, graph_capability, tool_capability
+from capgraph.testing import ScriptedModel
+from capgraph.testing.models import ModelCall
 
 KILLED = 9
 EFFECTS = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from framework.cli.main import main
+from capgraph.cli.main import main
 
 Typed = Callable[..., tuple[int, str, str]]
 """Takes the words behind ``capgraph``; gives the exit code, the output and what went to stderr."""

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from framework import BaseCapability, CapabilityContext, capability_node
+from capgraph import BaseCapability, CapabilityContext, capability_node
 
 HOSTILE = (
     "Rain: **12.0 mm**. <img src=x onerror=alert(1)> <script>alert(2)</script> "

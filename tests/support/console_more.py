@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from framework import BaseCapability, CapabilityContext, capability_node
-from framework.base import CapabilityError, ErrorSeverity
-from framework.governance import ApprovalPolicy
+from capgraph import BaseCapability, CapabilityContext, capability_node
+from capgraph.base import CapabilityError, ErrorSeverity
+from capgraph.governance import ApprovalPolicy
 
 
 class Weather(CapabilityContext):

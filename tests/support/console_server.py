@@ -61,7 +61,7 @@ class Served:
 
     def begin(self) -> None:
         command = [
-            *(sys.executable, "-m", "framework.cli", "serve", "--no-open"),
+            *(sys.executable, "-m", "capgraph", "serve", "--no-open"),
             *("--config", "agent.yml", "--db", "sqlite:///threads.db", "--port", str(self.port)),
             *(("--auth", str(self.auth)) if self.auth else ()),
             *self.words,

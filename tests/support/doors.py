@@ -11,19 +11,19 @@ from typing import Any
 from langgraph.types import Command
 from pydantic import BaseModel
 
-from framework import CapabilityContext
-from framework.base import CapgraphError
+from capgraph import CapabilityContext
+from capgraph.base import CapgraphError
 from tests.support import PATIENCE
 
 STAGES = (
     "observe",
-    "screen",
-    "permit",
+    "validate",
+    "authorize",
     "retry",
-    "settle",
-    "reserve",
-    "ledger",
-    "bound",
+    "finalize",
+    "acquire",
+    "idempotency",
+    "timeout",
     "call",
 )
 """The stages around an attempt, from the outside in."""
@@ -69,7 +69,7 @@ class Watch:
     label: str = ""
     give_attempt: bool = False
 
-    async def around(self, attempt: Any, call_next: Callable[..., Any]) -> Any:
+    async def wrap_step(self, attempt: Any, call_next: Callable[..., Any]) -> Any:
         def seen(**more: Any) -> Seen:
             # Infrastructure nodes and model calls pass too; what they are about is asked loosely.
             name, key = getattr(attempt, "capability", ""), getattr(attempt, "key", None)
@@ -115,7 +115,7 @@ class Instead:
     stage: str
     act: Callable[[Any, Callable[..., Any]], Any]
 
-    async def around(self, attempt: Any, call_next: Callable[..., Any]) -> Any:
+    async def wrap_step(self, attempt: Any, call_next: Callable[..., Any]) -> Any:
         return await self.act(attempt, call_next)
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import uvicorn
 from langgraph.checkpoint.memory import InMemorySaver
 
-from configs.settings import Settings
-from framework import build_graph
-from framework.serve.app import create_app
+from capgraph import build_graph
+from capgraph.configs.settings import Settings
+from capgraph.serve.app import create_app
 from tests.support.served import ByHeader, OpenValve, read_level
 
 

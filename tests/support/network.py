@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from framework.base import CapgraphError
+from capgraph.base import CapgraphError
 
 
 class NetworkRefusedError(CapgraphError):

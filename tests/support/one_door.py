@@ -11,7 +11,7 @@ import pytest
 from langgraph.graph import END, START, StateGraph
 from pydantic import BaseModel, ConfigDict
 
-from framework import (
+from capgraph import (
     BaseCapability,
     BaseInfrastructureNode,
     CapabilityContext,
@@ -19,8 +19,8 @@ from framework import (
     capability_node,
     infrastructure_node,
 )
-from framework.base.errors import CapgraphError
-from framework.state import AgentState
+from capgraph.base.errors import CapgraphError
+from capgraph.state import AgentState
 
 
 class Receipt(CapabilityContext):
@@ -183,7 +183,7 @@ def own_nodes(monkeypatch: pytest.MonkeyPatch, *nodes: Any) -> list[str]:
         node.__module__ = module.__name__
         setattr(module, node.__name__, node)
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    return ["infrastructure", module.__name__]
+    return ["capgraph.infrastructure", module.__name__]
 
 
 def in_a_row(schema: Any = AgentState, saver: Any = None, **nodes: Any) -> Any:
@@ -200,7 +200,7 @@ def in_a_row(schema: Any = AgentState, saver: Any = None, **nodes: Any) -> Any:
 
 def bound(*items: Any, **options: Any) -> Any:
     """Bind capabilities to services for nodes of one's own graph."""
-    from framework import bind
+    from capgraph import bind
 
     return bind(registered(*items), **options)
 

@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from framework import CapabilityContext, bind, capability_node
-from framework.adapters import as_mcp_server
-from framework.base.errors import CapabilityError
-from framework.base.injected import Progress
-from framework.engine.services import Services
+from capgraph import CapabilityContext, bind, capability_node
+from capgraph.adapters import as_mcp_server
+from capgraph.base.errors import CapabilityError
+from capgraph.base.injected import Progress
+from capgraph.engine.services import Services
 
 
 class Place(CapabilityContext):

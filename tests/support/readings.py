@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from framework import BaseCapability, CapabilityContext, Registry, capability_node
-from framework.base import CapabilityError, ClassifierExample, ErrorSeverity, TaskClassifierGuide
+from capgraph import BaseCapability, CapabilityContext, Registry, capability_node
+from capgraph.base import CapabilityError, ClassifierExample, ErrorSeverity, TaskClassifierGuide
 
 
 class Reading(CapabilityContext):

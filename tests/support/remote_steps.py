@@ -8,12 +8,12 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from framework import build_graph
-from framework.base.errors import PersistenceError
-from framework.scale.order import StepOrder, TurnOrder
-from framework.scale.remote import Steps
-from framework.stores import open_saver
-from framework.stores.leases import leases_of
+from capgraph import build_graph
+from capgraph.base.errors import PersistenceError
+from capgraph.scale.order import StepOrder, TurnOrder
+from capgraph.scale.remote import Steps
+from capgraph.stores import open_saver
+from capgraph.stores.leases import leases_of
 
 
 @dataclass
@@ -91,7 +91,7 @@ class Place:
         )
         graph = build_graph(capabilities, checkpointer=saver, **options)
         leases = leases_of(saver)
-        leases.ttl_seconds, leases.beat_seconds = ttl, ttl / 3
+        leases.ttl_seconds, leases.heartbeat_seconds = ttl, ttl / 3
         draining = asyncio.Event()
         steps = Steps(graph, self.engine, queues=queues, draining=draining)  # type: ignore[arg-type]
         made = Worker(graph, steps, self.engine, draining)

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from framework.base.errors import ThreadBusyError
-from framework.scale.order import StepOrder, TurnOrder
-from framework.scale.temporal import TemporalEngine
+from capgraph.base.errors import ThreadBusyError
+from capgraph.scale.order import StepOrder, TurnOrder
+from capgraph.scale.temporal import TemporalEngine
 
 LEASE_SECONDS = 2.0
 

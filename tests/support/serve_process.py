@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from framework.serve.tokens import issue_token, revoke_token
+from capgraph.serve.tokens import issue_token, revoke_token
 from tests.support import PATIENCE
 from tests.support.served import PLAN, READ
 
@@ -103,11 +103,15 @@ def serve_process(
     """Start the command, with further words and settings of the agent, and end it."""
     folder.mkdir(exist_ok=True)
     served = Served(folder)
-    quick = {"requests_per_minute": 1e9, "logins_per_minute": 1e9, "open_runs_per_user": 10_000}
+    quick = {
+        "requests_per_minute": 1e9,
+        "logins_per_minute": 1e9,
+        "max_active_runs_per_user": 10_000,
+    }
     uploads = {"folder": str(folder / "brought"), "max_file_bytes": 1_048_576}
     agent = {
         "modules": ["tests.support.served"],
-        "given": ["SOURCE"],
+        "provided_types": ["SOURCE"],
         "serve": {**quick, "uploads": uploads, **settings},
         **(configured or {}),
     }
@@ -116,7 +120,7 @@ def serve_process(
     with (
         (folder / "err").open("w") as err,
         subprocess.Popen(
-            [sys.executable, "-m", "framework.cli", "serve", *words, "--auth", str(served.tokens)],
+            [sys.executable, "-m", "capgraph", "serve", *words, "--auth", str(served.tokens)],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.DEVNULL,

@@ -12,10 +12,10 @@ import httpx
 from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import BaseModel, Field
 
-from configs.settings import Settings
-from framework import BaseCapability, CapabilityContext, build_graph, capability_node
-from framework.base.ports import Caller
-from framework.serve.app import create_app
+from capgraph import BaseCapability, CapabilityContext, build_graph, capability_node
+from capgraph.base.ports import Caller
+from capgraph.configs.settings import Settings
+from capgraph.serve.app import create_app
 
 PLAN: dict[str, Any] = {
     "steps": [

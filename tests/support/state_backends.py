@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from framework.stores import StateStoreFactory
+from capgraph.stores import StateStoreFactory
 from tests.support.redis_server import redis_server
 
 KINDS = [

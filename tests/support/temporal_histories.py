@@ -14,8 +14,8 @@ from pathlib import Path
 
 from temporalio.client import Client, ScheduleBackfill
 
-from framework.scale.order import TurnOrder
-from framework.scale.temporal import TemporalEngine
+from capgraph.scale.order import TurnOrder
+from capgraph.scale.temporal import TemporalEngine
 from tests.support.scripted_orders import LEASE_SECONDS, Scripted
 from tests.support.temporal_server import temporal
 

@@ -1,6 +1,6 @@
 """An agent of two capabilities, as a module: it reads numbers and adds them up."""
 
-from framework import CapabilityContext, capability_node
+from capgraph import CapabilityContext, capability_node
 
 
 class Numbers(CapabilityContext):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from framework import BaseCapability, CapabilityContext, capability_node
+from capgraph import BaseCapability, CapabilityContext, capability_node
 from tests.support.one_door import said
 
 __all__ = ["Reading", "Total", "add", "capability", "measure", "said"]

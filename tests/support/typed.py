@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from framework import BaseCapability, CapabilityContext, build_graph, capability_node, open_graph
-from framework.behaviors import (
+from capgraph import BaseCapability, CapabilityContext, build_graph, capability_node, open_graph
+from capgraph.behaviors import (
     AuditBehavior,
     CacheBehavior,
     CircuitBreakerBehavior,

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from configs.errors import ConfigurationError
-from framework.cli.options import Shared, read_duration, takes
-from framework.cli.terminal import say, show_rows
+from capgraph.cli.options import Shared, read_duration, takes
+from capgraph.cli.terminal import say, show_rows
+from capgraph.configs.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from langgraph.store.base import BaseStore
 
-    from framework.stores import Rule
+    from capgraph.stores import Rule
 
 app = typer.Typer(
     name="approvals",
@@ -29,7 +29,7 @@ app = typer.Typer(
 def approvals(context: typer.Context, shared: Shared) -> None:
     """List what waits for people, or with --submit answer it; standing rules: list, make, revoke."""
     if context.invoked_subcommand is None and shared.submit:
-        from framework.cli.submit import submit_answers
+        from capgraph.cli.submit import submit_answers
 
         submit_answers(shared)
     elif context.invoked_subcommand is None:
@@ -45,7 +45,7 @@ def approvals(context: typer.Context, shared: Shared) -> None:
 @takes("config", "db", "as_json")
 def list_(shared: Shared) -> None:
     """List the standing rules, the oldest first."""
-    from framework.stores import list_rules
+    from capgraph.stores import list_rules
 
     rules = shared.on_database(lambda _, store: list_rules(store))
     rows = [
@@ -71,7 +71,7 @@ def waiting(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 50,
 ) -> None:
     """List what waits for people: who has agreed, and who is still needed."""
-    from framework.stores import waiting_questions
+    from capgraph.stores import waiting_questions
 
     found = shared.on_database(lambda saver, _: waiting_questions(saver, limit=limit))
     rows = [
@@ -112,8 +112,8 @@ def allow(
     reason: Annotated[str, typer.Option("--reason", help="Why.")] = "",
 ) -> None:
     """Make a standing rule."""
-    from framework.registry import Registry
-    from framework.stores import Rule, add_rule
+    from capgraph.registry import Registry
+    from capgraph.stores import Rule, add_rule
 
     Registry.from_settings(shared.settings()).capability(capability)
     until = datetime.now(UTC) + read_duration(lasting) if lasting is not None else None
@@ -129,7 +129,7 @@ def revoke(
     rule: Annotated[str, typer.Argument(help="Id of the rule, or its first letters.")],
 ) -> None:
     """Take a standing rule back."""
-    from framework.stores import list_rules, revoke_rule
+    from capgraph.stores import list_rules, revoke_rule
 
     async def change(_: object, store: BaseStore) -> str:
         meant = [known.id for known in await list_rules(store) if known.id.startswith(rule)]

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from configs.errors import ConfigurationError
-from framework.cli.exit_codes import EXIT_CODES_HELP, ExitCode
-from framework.cli.options import Shared, takes
-from framework.cli.terminal import is_interactive, make_console, print_error
+from capgraph.cli.exit_codes import EXIT_CODES_HELP, ExitCode
+from capgraph.cli.options import Shared, takes
+from capgraph.cli.terminal import is_interactive, make_console, print_error
+from capgraph.configs.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from framework.cli.session import Answers, Session
+    from capgraph.cli.session import Answers, Session
 
 app = typer.Typer()
 
@@ -51,12 +51,12 @@ def ask(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer.")] = False,
 ) -> None:
     """Ask one question, and watch how the answer is found."""
-    from framework.cli.session import open_session
-    from framework.cli.show import make_view
-    from framework.cli.timeline import Timeline
+    from capgraph.cli.session import open_session
+    from capgraph.cli.show import make_view
+    from capgraph.cli.timeline import Timeline
 
     if shared.submit:
-        from framework.cli.submit import submit_one
+        from capgraph.cli.submit import submit_one
 
         submit_one(
             question, shared, answer=answer, plan=plan, abandon=abandon, user=user, as_json=as_json
@@ -80,7 +80,7 @@ def ask(
 
 def _answers(approve: bool | None, as_json: bool) -> Answers | None:
     """Return who answers: the option, the person at the terminal, or nobody."""
-    from framework.cli.questions import ask_all, by_option
+    from capgraph.cli.questions import ask_all, by_option
 
     if approve is not None:
         return by_option(approve=approve)
@@ -97,7 +97,7 @@ def _first_input(
     answers: Answers | None,
 ) -> Any:
     """Return what the graph begins with; ``None`` to go on with an unfinished turn."""
-    from framework.planning.waits import is_wait
+    from capgraph.planning.waits import is_wait
 
     state = session.state()
     asked = {item.id: item.value for item in state.interrupts if not is_wait(item.value)}
@@ -134,7 +134,7 @@ def _first_input(
     elif question is not None:
         first["messages"] = [("user", question)]
     if plan is not None:
-        from framework.base import load_execution_plan_from_file
+        from capgraph.base import load_execution_plan_from_file
 
         first["planning_execution_plan"] = load_execution_plan_from_file(plan)
     return session.with_data(first)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from configs.errors import ConfigurationError
-from framework.cli.options import Shared, takes
-from framework.cli.terminal import one_line, say
+from capgraph.cli.options import Shared, takes
+from capgraph.cli.terminal import one_line, say
+from capgraph.configs.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from framework.telemetry.audit_log import AuditTable
+    from capgraph.telemetry.audit_log import AuditTable
 
 T = TypeVar("T")
 
@@ -128,8 +128,8 @@ async def _records(audit: AuditTable) -> AsyncIterator[dict[str, Any]]:
 
 
 def _with_audit(shared: Shared, work: Callable[[AuditTable], Awaitable[T]]) -> T:
-    from framework.stores.rows import rows_of
-    from framework.telemetry.audit_log import AuditTable
+    from capgraph.stores.rows import rows_of
+    from capgraph.telemetry.audit_log import AuditTable
 
     key = shared.settings().audit.signing_key
 

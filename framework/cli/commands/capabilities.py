@@ -6,8 +6,8 @@ from typing import Any
 
 import typer
 
-from framework.cli.options import Shared, takes
-from framework.cli.terminal import show_rows
+from capgraph.cli.options import Shared, takes
+from capgraph.cli.terminal import show_rows
 
 app = typer.Typer()
 
@@ -16,7 +16,7 @@ app = typer.Typer()
 @takes("config", "as_json")
 def capabilities(shared: Shared) -> None:
     """List what the agent can do."""
-    from framework.registry import Registry
+    from capgraph.registry import Registry
 
     registry = Registry.from_settings(shared.settings())
     rows: list[dict[str, Any]] = [

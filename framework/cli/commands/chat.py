@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from configs.errors import CapgraphError
-from framework.cli.exit_codes import EXIT_CODES_HELP, ExitCode
-from framework.cli.options import Shared, takes
-from framework.cli.terminal import is_interactive, make_console, one_line, print_error, safe
+from capgraph.cli.exit_codes import EXIT_CODES_HELP, ExitCode
+from capgraph.cli.options import Shared, takes
+from capgraph.cli.terminal import is_interactive, make_console, one_line, print_error, safe
+from capgraph.configs.errors import CapgraphError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from framework.cli.session import Session
+    from capgraph.cli.session import Session
 
 app = typer.Typer()
 _HISTORY_SHOWN = 6
@@ -28,11 +28,11 @@ _PROMPT = "you> "
 @takes("thread", "data", "config", "model", "db", "submit", "engine", "temporal", "plain")
 def chat(shared: Shared) -> None:
     """Talk with the agent; '/help' shows the commands."""
-    from framework.cli.session import open_session
-    from framework.cli.show import make_view
+    from capgraph.cli.session import open_session
+    from capgraph.cli.show import make_view
 
     if shared.submit:
-        from framework.cli.submit import submit_lines
+        from capgraph.cli.submit import submit_lines
 
         submit_lines(shared)
         return
@@ -87,7 +87,7 @@ class _Chat:
         return True
 
     def _turn(self, given: Any) -> None:
-        from framework.cli.questions import ask_all
+        from capgraph.cli.questions import ask_all
 
         asks = (lambda asked: ask_all(asked, self.console)) if is_interactive() else None
         end = self.session.turn(given, None, asks)
@@ -124,7 +124,7 @@ class _Chat:
             for name, meaning in self.session.gateway.HELP.items():
                 self.console.print(f"  {name:<15} {meaning}")
         elif command == "clear":
-            from framework.cli.agent import new_thread_id
+            from capgraph.cli.agent import new_thread_id
 
             self.goodbye()
             self.session.thread_id = new_thread_id()

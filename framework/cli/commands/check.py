@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from configs.errors import CapgraphError, ConfigurationError
-from framework.cli.agent import MEMORY, config_files, database_url, is_there, open_database
-from framework.cli.exit_codes import ExitCode
-from framework.cli.options import Shared, takes
+from capgraph.cli.agent import MEMORY, config_files, database_url, is_there, open_database
+from capgraph.cli.exit_codes import ExitCode
+from capgraph.cli.options import Shared, takes
+from capgraph.configs.errors import CapgraphError, ConfigurationError
 
 if TYPE_CHECKING:
-    from configs.settings import Settings
-    from framework.graph.findings import Finding
+    from capgraph.configs.settings import Settings
+    from capgraph.graph.findings import Finding
 
 app = typer.Typer()
 MODEL_SECONDS = 20.0
@@ -56,7 +56,7 @@ def findings(shared: Shared, *, ask: bool) -> Iterator[Finding]:
         shared: The options.
         ask: Whether to ask the models; that costs a few tokens.
     """
-    from framework.graph.findings import Finding
+    from capgraph.graph.findings import Finding
 
     try:
         settings = shared.settings()
@@ -92,9 +92,9 @@ def check_registry(settings: Settings, *, offline: bool, url: str) -> Iterator[F
         offline: Whether no model plans.
         url: Where threads are kept; empty when that is nowhere.
     """
-    from framework.base import RegistryError
-    from framework.graph.findings import Finding, findings_of
-    from framework.registry import Registry
+    from capgraph.base import RegistryError
+    from capgraph.graph.findings import Finding, findings_of
+    from capgraph.registry import Registry
 
     problems: list[CapgraphError] = []
     try:
@@ -113,12 +113,12 @@ def check_registry(settings: Settings, *, offline: bool, url: str) -> Iterator[F
 
 def check_extras(settings: Settings, *, offline: bool) -> Iterator[Finding]:
     """Find the optional packages that a run loads late; loading tells of all others."""
-    from framework.base.errors import MissingExtraError, require_extra
-    from framework.cli.commands.serve import NEEDED
-    from framework.graph.findings import Finding
+    from capgraph.base.errors import MissingExtraError, require_extra
+    from capgraph.cli.commands.serve import NEEDED
+    from capgraph.graph.findings import Finding
 
     wanted: dict[str, tuple[str, ...]] = {"offline": ("numpy",)} if offline else {}
-    if any(module.split(".")[0] == "capabilities" for module in settings.modules):
+    if any(f"{module}.".startswith("capgraph.capabilities.") for module in settings.modules):
         wanted["data"] = ("duckdb",)
     serve = settings.serve
     if "serve" in settings.model_fields_set:
@@ -143,8 +143,8 @@ def check_extras(settings: Settings, *, offline: bool) -> Iterator[Finding]:
 
 async def check_database(url: str, settings: Settings) -> Finding:
     """Open the database and read from it."""
-    from configs.logger import mask_secrets
-    from framework.graph.findings import Finding
+    from capgraph.configs.logger import mask_secrets
+    from capgraph.graph.findings import Finding
 
     if url == MEMORY:
         return Finding("database", "ok", "in memory; threads end with the process")
@@ -159,9 +159,9 @@ async def check_database(url: str, settings: Settings) -> Finding:
 
 async def check_waiting(url: str, settings: Settings) -> list[Finding]:
     """Find what waits in the database and could not be taken over; only reads it."""
-    from framework.evaluation import check_threads
-    from framework.graph.findings import Finding
-    from framework.registry import Registry
+    from capgraph.evaluation import check_threads
+    from capgraph.graph.findings import Finding
+    from capgraph.registry import Registry
 
     try:
         registry = await asyncio.to_thread(Registry.from_settings, settings)
@@ -190,12 +190,12 @@ async def check_models(configured: Any, *, ask: bool) -> list[Finding]:
         configured: Whatever ``build_graph`` takes as ``model``; nothing to run without one.
         ask: Whether to ask.
     """
-    from framework.graph.findings import Finding
+    from capgraph.graph.findings import Finding
 
     if not configured:
         return [Finding("models", "ok", "none configured; the agent runs without one")]
-    from framework.models import chat_models
-    from framework.models.roles import model_name
+    from capgraph.models import chat_models
+    from capgraph.models.roles import model_name
 
     try:
         made = await asyncio.to_thread(chat_models, configured)
@@ -213,8 +213,8 @@ async def check_models(configured: Any, *, ask: bool) -> list[Finding]:
 
 
 async def _ask(model: Any, name: str, *, ask: bool) -> Finding:
-    from configs.logger import mask_secrets
-    from framework.graph.findings import Finding
+    from capgraph.configs.logger import mask_secrets
+    from capgraph.graph.findings import Finding
 
     if not ask:
         return Finding("models", "ok", f"{name}: made, not asked")
@@ -233,7 +233,7 @@ async def _ask(model: Any, name: str, *, ask: bool) -> Finding:
 def _print(found: list[Finding]) -> None:
     from rich.text import Text
 
-    from framework.cli.terminal import make_console, safe
+    from capgraph.cli.terminal import make_console, safe
 
     console = make_console()
     for finding in found:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from configs.errors import ConfigurationError
-from framework.cli.agent import read_settings
-from framework.cli.exit_codes import EXIT_CODES_HELP, ExitCode
-from framework.cli.options import Shared, takes
-from framework.cli.terminal import one_line, say, show_rows, write_file
+from capgraph.cli.agent import read_settings
+from capgraph.cli.exit_codes import EXIT_CODES_HELP, ExitCode
+from capgraph.cli.options import Shared, takes
+from capgraph.cli.terminal import one_line, say, show_rows, write_file
+from capgraph.configs.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from framework.evaluation import CaseResult, Dataset, Report, Thresholds
+    from capgraph.evaluation import CaseResult, Dataset, Report, Thresholds
 
 app = typer.Typer()
 
@@ -56,7 +56,7 @@ def evaluate(
     The exit code is 0 when every least value of the set is reached (without any: when every case
     passes), 1 when not, 2 when the set or the configuration cannot be used. It is about --config alone.
     """
-    from framework.evaluation import load_dataset
+    from capgraph.evaluation import load_dataset
 
     if from_threads:
         _write(dataset, shared, thread, limit)
@@ -86,8 +86,8 @@ def evaluate(
 
 
 def _write(file: Path, shared: Shared, threads: list[str] | None, limit: int | None) -> None:
-    from configs.logger import SecretMasker, use_masker
-    from framework.evaluation import dataset_of_threads, write_dataset
+    from capgraph.configs.logger import SecretMasker, use_masker
+    from capgraph.evaluation import dataset_of_threads, write_dataset
 
     with use_masker(SecretMasker.of(shared.settings())):
         made, recordings = shared.on_database(
@@ -114,8 +114,8 @@ def _picked(dataset: Dataset, names: Sequence[str]) -> Dataset:
 async def _run(
     dataset: Dataset, configs: Sequence[Path | None], model: str | None, jobs: int
 ) -> list[Report]:
-    from framework.evaluation import check_names, evaluate
-    from framework.registry import Registry
+    from capgraph.evaluation import check_names, evaluate
+    from capgraph.registry import Registry
 
     # Everything is read and checked before the first request costs anything.
     agents = []
@@ -167,7 +167,7 @@ def _failure_lines(result: CaseResult, heading: str) -> Iterator[str]:
 
 def _rows(reports: Sequence[Report], thresholds: Thresholds) -> Iterator[tuple[str, ...]]:
     """Yield a heading and one row for each figure."""
-    from framework.evaluation import METRICS
+    from capgraph.evaluation import METRICS
 
     yield ("figure", *(report.label for report in reports), "at least")
     figures = [report.figures for report in reports]

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from configs.errors import ConfigurationError
-from framework.cli.options import Shared, takes
-from framework.cli.terminal import say
+from capgraph.cli.options import Shared, takes
+from capgraph.cli.terminal import say
+from capgraph.configs.errors import ConfigurationError
 
 app = typer.Typer()
 
@@ -30,8 +30,8 @@ def graph(
             "--plan and --thread cannot be drawn at once.", fix="Give one of them."
         )
     if plan is not None:
-        from framework.base import load_execution_plan_from_file
-        from framework.planning import plan_mermaid
+        from capgraph.base import load_execution_plan_from_file
+        from capgraph.planning import plan_mermaid
 
         say(plan_mermaid(load_execution_plan_from_file(plan)))
         return
@@ -41,16 +41,16 @@ def graph(
         shared.need_database()
         say(asyncio.run(_run_mermaid(shared, settings, thread)))
         return
-    from framework.graph import build_graph
-    from framework.registry import Registry
+    from capgraph.graph import build_graph
+    from capgraph.registry import Registry
 
     built = build_graph(Registry.from_settings(settings), settings=settings)
     say(built.get_graph().draw_mermaid())
 
 
 async def _run_mermaid(shared: Shared, settings: Any, thread: str) -> str:
-    from framework.graph.turns import step_states, thread_values
-    from framework.planning import CLOSING, plan_mermaid
+    from capgraph.graph.turns import step_states, thread_values
+    from capgraph.planning import CLOSING, plan_mermaid
 
     async with shared.open_agent(settings) as agent:
         snapshot = await agent.graph.aget_state({"configurable": {"thread_id": thread}})

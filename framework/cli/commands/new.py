@@ -16,14 +16,14 @@ from typing import Annotated, Any
 
 import typer
 
-from configs.errors import ConfigurationError
+from capgraph.configs.errors import ConfigurationError
 
 app = typer.Typer(name="new", help="Write a new project, capability or node.", no_args_is_help=True)
 _Name = Annotated[str, typer.Argument(help="Its name.")]
 _Project = Annotated[Path, typer.Option("--in", help="Folder of the project.")]
 _TEMPLATES = Path(__file__).parents[1] / "templates"
 _SUFFIX = ".tmpl"
-_TAKEN = {"framework", "capabilities", "infrastructure", "configs", "tests"}
+_TAKEN = {"capgraph", "capgraph_pytest", "tests"}
 
 
 @app.command("project")
@@ -91,7 +91,7 @@ def node(
 
     Where a node of the project has the place and no role is given, it stands after that.
     """
-    from framework.registry import Registry
+    from capgraph.registry import Registry
 
     module, (package, settings) = python_name(name), project_of(folder)
     known = Registry().infrastructure
@@ -103,7 +103,7 @@ def node(
     if f"{package}.nodes" not in (settings.get("infrastructure") or []):
         raise ConfigurationError(
             f"{package}.nodes does not stand under 'infrastructure', so no node there is found.",
-            fix=f"Write both 'infrastructure' and '{package}.nodes' there, and make the package.",
+            fix=f"Write both 'capgraph.infrastructure' and '{package}.nodes' there, and make the package.",
         )
     nodes = folder / package / "nodes"
     own = next((f for f in sorted(nodes.glob("*.py")) if f'name = "{role}"' in f.read_text()), None)
@@ -150,7 +150,7 @@ def project_of(folder: Path) -> tuple[str, dict[str, Any]]:
     Raises:
         ConfigurationError: There is none, or none of its modules is a package of it.
     """
-    from configs.yaml_files import read_yaml
+    from capgraph.configs.yaml_files import read_yaml
 
     config = folder / "capgraph.yml"
     if not config.is_file():
@@ -184,7 +184,7 @@ def _write_with_test(
 
 def _write(files: Iterable[tuple[Path, Path]], **values: str) -> None:
     """Write all files or none; nothing is overwritten."""
-    from framework.cli.terminal import one_line, write_file
+    from capgraph.cli.terminal import one_line, write_file
 
     texts = {
         target: Template(source.read_text(encoding="utf-8")).substitute(values)

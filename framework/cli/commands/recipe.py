@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from configs.errors import ConfigurationError
-from framework.cli.options import Shared, takes
-from framework.cli.terminal import say
+from capgraph.cli.options import Shared, takes
+from capgraph.cli.terminal import say
+from capgraph.configs.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from framework.planning import Recipe
+    from capgraph.planning import Recipe
 
 app = typer.Typer(name="recipe", help="Save recipes: plans as capabilities.", no_args_is_help=True)
 _FOLDER = "recipes"
@@ -41,9 +41,9 @@ def save(
     ] = None,
 ) -> None:
     """Make a recipe of a thread's last turn and write it to a file."""
-    from framework.graph.turns import thread_values
-    from framework.planning import Recipe, recipe_of
-    from framework.registry import load_recipe, save_recipe
+    from capgraph.graph.turns import thread_values
+    from capgraph.planning import Recipe, recipe_of
+    from capgraph.registry import load_recipe, save_recipe
 
     shared.need_database()
     settings = shared.settings()

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from configs.errors import ConfigurationError
-from framework.cli.exit_codes import ExitCode
-from framework.cli.options import Shared, takes
-from framework.cli.terminal import say, show_rows, write_file
+from capgraph.cli.exit_codes import ExitCode
+from capgraph.cli.options import Shared, takes
+from capgraph.cli.terminal import say, show_rows, write_file
+from capgraph.configs.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from framework.evaluation import Cost, Recording, Replay
+    from capgraph.evaluation import Cost, Recording, Replay
 
 app = typer.Typer()
 _Turn = Annotated[
@@ -36,7 +36,7 @@ def record(
     ] = None,
 ) -> None:
     """Write a turn of a thread as JSON, which 'replay' takes elsewhere; secrets are masked."""
-    from configs.logger import SecretMasker, use_masker
+    from capgraph.configs.logger import SecretMasker, use_masker
 
     with use_masker(SecretMasker.of(shared.settings())):
         found = _recorded(shared, thread, turn).as_data()
@@ -66,10 +66,10 @@ def replay(
 
     The exit code is 0 when all is as it was, and 1 when not.
     """
-    from configs.logger import SecretMasker, use_masker
-    from framework.evaluation import load_recording
-    from framework.evaluation import replay as run
-    from framework.registry import Registry
+    from capgraph.configs.logger import SecretMasker, use_masker
+    from capgraph.evaluation import load_recording
+    from capgraph.evaluation import replay as run
+    from capgraph.registry import Registry
 
     file = Path(thread)
     # A file without an ending, here, may bear the name of a thread by chance.
@@ -88,8 +88,8 @@ def replay(
 
 
 def _recorded(shared: Shared, thread: str | None, turn: int | None) -> Recording:
-    from framework.evaluation import record as read
-    from framework.stores.threads import each_thread_id
+    from capgraph.evaluation import record as read
+    from capgraph.stores.threads import each_thread_id
 
     async def work(saver: Any, _: object) -> Recording:
         last = thread or await anext(each_thread_id(saver, limit=1), None)
@@ -123,7 +123,7 @@ def _text(value: Any) -> str:
 
 
 def _cost(cost: Cost) -> str:
-    from framework.telemetry import format_cost
+    from capgraph.telemetry import format_cost
 
     price = "unknown price" if cost.cost_usd is None else format_cost(cost.cost_usd)
     tokens = cost.input_tokens + cost.output_tokens

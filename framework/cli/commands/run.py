@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from configs.errors import CapgraphError, ConfigurationError
-from framework.cli.agent import new_thread_id
-from framework.cli.exit_codes import EXIT_CODES_HELP, ExitCode
-from framework.cli.options import Shared, read_value, takes
-from framework.cli.terminal import print_error, say
+from capgraph.cli.agent import new_thread_id
+from capgraph.cli.exit_codes import EXIT_CODES_HELP, ExitCode
+from capgraph.cli.options import Shared, read_value, takes
+from capgraph.cli.terminal import print_error, say
+from capgraph.configs.errors import CapgraphError, ConfigurationError
 
 if TYPE_CHECKING:
-    from framework.workflows import WorkflowResult
+    from capgraph.workflows import WorkflowResult
 
 app = typer.Typer()
 
@@ -47,9 +47,9 @@ def run(
         from langgraph.errors import EmptyInputError
         from langgraph.types import Command
 
-        from framework.engine.thread_lease import hold
-        from framework.workflows import load_workflow
-        from framework.workflows.nodes import result_of
+        from capgraph.engine.thread_lease import hold
+        from capgraph.workflows import load_workflow
+        from capgraph.workflows.nodes import result_of
 
         async with shared.open_agent(settings) as agent:
             built: Any = agent.graph

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from configs.errors import ConfigurationError
-from framework.cli.agent import check_thread_id, new_thread_id
-from framework.cli.options import Shared, takes
-from framework.cli.terminal import say, show_rows
+from capgraph.cli.agent import check_thread_id, new_thread_id
+from capgraph.cli.options import Shared, takes
+from capgraph.cli.terminal import say, show_rows
+from capgraph.configs.errors import ConfigurationError
 
 app = typer.Typer(name="schedule", help="Turns that begin by the clock.", no_args_is_help=True)
 
@@ -26,7 +26,7 @@ def add(
     ] = None,
 ) -> None:
     """Ask a question again and again; prints the schedule's id."""
-    from framework.scale.schedules import Schedule, Schedules
+    from capgraph.scale.schedules import Schedule, Schedules
 
     named = check_thread_id(thread) if thread else ""
     schedule = Schedule(new_thread_id(), cron, question, named)
@@ -38,7 +38,7 @@ def add(
 @takes("config", "db", "engine", "temporal", "as_json")
 def list_(shared: Shared) -> None:
     """List the schedules."""
-    from framework.scale.schedules import Schedules
+    from capgraph.scale.schedules import Schedules
 
     found = shared.on_engine(lambda _, saver: Schedules(saver).all())
     rows = [
@@ -59,7 +59,7 @@ def remove(
     shared: Shared, schedule: Annotated[str, typer.Argument(help="Id of the schedule.")]
 ) -> None:
     """Forget a schedule."""
-    from framework.scale.schedules import Schedules
+    from capgraph.scale.schedules import Schedules
 
     if not shared.on_engine(lambda opened, saver: Schedules(saver).remove(schedule, opened)):
         raise ConfigurationError(

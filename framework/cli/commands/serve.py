@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
-from configs.errors import ConfigurationError
-from framework.cli.agent import database_url
-from framework.cli.exit_codes import ExitCode
-from framework.cli.options import Shared, takes
-from framework.cli.terminal import is_interactive
+from capgraph.cli.agent import database_url
+from capgraph.cli.exit_codes import ExitCode
+from capgraph.cli.options import Shared, takes
+from capgraph.cli.terminal import is_interactive
+from capgraph.configs.errors import ConfigurationError
 
 app = typer.Typer()
 NEEDED = ("starlette", "uvicorn", "prometheus_client", "ag_ui")
@@ -52,12 +52,12 @@ def serve(
     ] = False,
 ) -> None:
     """Serve the agent: a console, a JSON API, AG-UI and more; SIGTERM hands over what runs."""
-    from configs.logger import configure_logging
-    from framework.base.errors import require_extra
+    from capgraph.base.errors import require_extra
+    from capgraph.configs.logger import configure_logging
 
     for module in NEEDED:
         require_extra(module, "serve")
-    from framework.serve.shield import is_loopback
+    from capgraph.serve.shield import is_loopback
 
     level = logging.getLogger("capgraph").getEffectiveLevel()
     configure_logging(min(level, logging.INFO), json_lines=True)
@@ -89,11 +89,11 @@ async def _serve(
     port: int | None,
     **options: Any,
 ) -> bool:
-    from framework.cli.workers import working
-    from framework.scale import connect
-    from framework.serve.app import create_app
-    from framework.serve.links import opened
-    from framework.serve.server import Server, address_of, listen_on
+    from capgraph.cli.workers import working
+    from capgraph.scale import connect
+    from capgraph.serve.app import create_app
+    from capgraph.serve.links import opened
+    from capgraph.serve.server import Server, address_of, listen_on
 
     with listen_on(host, port) as listening:
         async with contextlib.AsyncExitStack() as stack:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from framework.cli.agent import config_files
-from framework.cli.options import Shared, takes
-from framework.cli.terminal import show_rows
+from capgraph.cli.agent import config_files
+from capgraph.cli.options import Shared, takes
+from capgraph.cli.terminal import show_rows
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -29,9 +29,9 @@ def settings(
     ] = False,
 ) -> None:
     """Show every setting with its value and its source."""
-    from configs.logger import mask_data
-    from configs.settings import Settings
-    from configs.yaml_files import read_yaml
+    from capgraph.configs.logger import mask_data
+    from capgraph.configs.settings import Settings
+    from capgraph.configs.yaml_files import read_yaml
 
     if schema:
         typer.echo(json.dumps(described(Settings), indent=2))

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from framework.cli.exit_codes import EXIT_CODES_HELP, ExitCode
-from framework.cli.options import Shared, read_value, takes
-from framework.cli.terminal import say
+from capgraph.cli.exit_codes import EXIT_CODES_HELP, ExitCode
+from capgraph.cli.options import Shared, read_value, takes
+from capgraph.cli.terminal import say
 
 app = typer.Typer()
 
@@ -31,9 +31,9 @@ def signal_(
 
     One that comes before a step waits for it is kept. The same one again changes nothing.
     """
-    from framework.cli.session import open_session
-    from framework.cli.show import make_view
-    from framework.graph import signal
+    from capgraph.cli.session import open_session
+    from capgraph.cli.show import make_view
+    from capgraph.graph import signal
 
     shared.need_database()
     view = make_view(as_json=shared.as_json)

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from framework.cli.options import Shared, takes
-from framework.cli.terminal import say, show_rows
+from capgraph.cli.options import Shared, takes
+from capgraph.cli.terminal import say, show_rows
 
 app = typer.Typer()
 
@@ -25,7 +25,7 @@ def stop_(
     reason: Annotated[str, typer.Option("--reason", help="Why; the turns end with it.")] = "",
 ) -> None:
     """Stop runs in all processes at their next safe point, until it is taken back."""
-    from framework.governance import clear_stop, list_stops, stop
+    from capgraph.governance import clear_stop, list_stops, stop
 
     if listing:
         found = shared.on_database(lambda saver, _: list_stops(saver))

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from configs.errors import ConfigurationError
-from framework.cli.agent import check_thread_id, new_thread_id
-from framework.cli.options import Shared, read_duration, takes
-from framework.cli.terminal import one_line, safe, say, show_rows
+from capgraph.cli.agent import check_thread_id, new_thread_id
+from capgraph.cli.options import Shared, read_duration, takes
+from capgraph.cli.terminal import one_line, safe, say, show_rows
+from capgraph.configs.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from langgraph.checkpoint.base import BaseCheckpointSaver
 
-    from configs.settings import PersistenceSettings
-    from framework.stores import ThreadSummary
+    from capgraph.configs.settings import PersistenceSettings
+    from capgraph.stores import ThreadSummary
 
 app = typer.Typer(name="threads", help="List, show, prune and fork threads.", no_args_is_help=True)
 _Thread = Annotated[str, typer.Argument(help="Thread id.")]
@@ -34,7 +34,7 @@ def list_(
     ] = None,
 ) -> None:
     """List threads, the one that was saved last first."""
-    from framework.stores import list_threads
+    from capgraph.stores import list_threads
 
     found = shared.on_database(lambda saver, _: list_threads(saver, limit=limit, after=after))
     rows = [
@@ -49,8 +49,8 @@ def list_(
 @takes("config", "db", "as_json")
 def show(shared: Shared, thread: _Thread) -> None:
     """Show what a thread has come to, with its messages."""
-    from framework.cli.questions import question_lines
-    from framework.stores import thread_messages
+    from capgraph.cli.questions import question_lines
+    from capgraph.stores import thread_messages
 
     async def read(saver: BaseCheckpointSaver[Any], _: object) -> tuple[ThreadSummary, list[Any]]:
         return await _summary(saver, thread), await thread_messages(saver, thread)
@@ -99,7 +99,7 @@ def prune(
     Without thread ids and options, do what the settings' persistence.keep_turns, keep_checkpoints
     and keep_days say.
     """
-    from framework.stores import prune_threads
+    from capgraph.stores import prune_threads
 
     kept = shared.settings().persistence
     by_settings = not (thread or everything or older_than is not None or delete)
@@ -143,7 +143,7 @@ def fork(
     ] = False,
 ) -> None:
     """Copy a thread, to go on with the copy in another way."""
-    from framework.stores import fork_thread
+    from capgraph.stores import fork_thread
 
     target = check_thread_id(new) if new is not None else new_thread_id()
 
@@ -179,7 +179,7 @@ def _by_settings(kept: PersistenceSettings) -> list[dict[str, Any]]:
 
 
 async def _summary(saver: BaseCheckpointSaver[Any], thread: str) -> ThreadSummary:
-    from framework.stores import thread_summary
+    from capgraph.stores import thread_summary
 
     summary = await thread_summary(saver, thread)
     if summary is None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from framework.cli.exit_codes import EXIT_CODES_HELP
+from capgraph.cli.exit_codes import EXIT_CODES_HELP
 
 app = typer.Typer()
 
@@ -32,8 +32,8 @@ def token(
     ] = None,
 ) -> None:
     """Make a token for a person and print it, once; 'token revoke NAME' ends it."""
-    from configs.errors import ConfigurationError
-    from framework.serve.tokens import issue_token, revoke_token
+    from capgraph.configs.errors import ConfigurationError
+    from capgraph.serve.tokens import issue_token, revoke_token
 
     if name == "revoke":
         if revoked is None:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from framework.cli.options import Shared, takes
-from framework.cli.terminal import show_rows
+from capgraph.cli.options import Shared, takes
+from capgraph.cli.terminal import show_rows
 
 if TYPE_CHECKING:
     from langgraph.checkpoint.base import BaseCheckpointSaver
 
-    from framework.telemetry.usage_book import UsageTotal
+    from capgraph.telemetry.usage_book import UsageTotal
 
 app = typer.Typer()
 
@@ -37,9 +37,9 @@ def usage(
     ] = "model",
 ) -> None:
     """Show what calls of models used: model (or what --by says), calls, tokens, cost."""
-    from framework.stores import rows_of
-    from framework.telemetry import format_cost
-    from framework.telemetry.usage_book import usage_totals
+    from capgraph.stores import rows_of
+    from capgraph.telemetry import format_cost
+    from capgraph.telemetry.usage_book import usage_totals
 
     async def read(saver: BaseCheckpointSaver[Any], _: object) -> list[UsageTotal]:
         rows = rows_of(saver)

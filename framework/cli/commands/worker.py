@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from configs.errors import ConfigurationError
-from framework.cli.exit_codes import ExitCode
-from framework.cli.options import Shared, takes
-from framework.cli.terminal import say, show_rows
+from capgraph.cli.exit_codes import ExitCode
+from capgraph.cli.options import Shared, takes
+from capgraph.cli.terminal import say, show_rows
+from capgraph.configs.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from configs.settings import Settings
-    from framework.scale import Worker
+    from capgraph.configs.settings import Settings
+    from capgraph.scale import Worker
 
 app = typer.Typer()
 _GRACE_SECONDS = 5.0
@@ -50,8 +50,8 @@ def worker(
     ] = False,
 ) -> None:
     """Run turns and steps that others ask for; SIGTERM hands over what runs."""
-    from configs.logger import configure_logging
-    from framework.base.spec import QUEUE
+    from capgraph.base.spec import QUEUE
+    from capgraph.configs.logger import configure_logging
 
     level = logging.getLogger("capgraph").getEffectiveLevel()
     configure_logging(min(level, logging.WARNING), json_lines=True)
@@ -68,8 +68,8 @@ def worker(
 async def _work(
     shared: Shared, settings: Settings, queues: list[str], concurrency: int, while_stdin: bool
 ) -> int:
-    from framework.base.errors import PersistenceError
-    from framework.scale import Worker
+    from capgraph.base.errors import PersistenceError
+    from capgraph.scale import Worker
 
     async with shared.open_client(settings) as (_, client):
         one = Worker(client, queues, concurrency=concurrency)
@@ -93,7 +93,7 @@ async def _work(
 
 def _end_on_signals(one: Worker) -> list[int]:
     """Drain on the first signal and end at once on the second; returns the exit code to be."""
-    from framework.graph.turns import DRAIN_SECONDS
+    from capgraph.graph.turns import DRAIN_SECONDS
 
     loop, code = asyncio.get_running_loop(), [int(ExitCode.FAILED)]
     asked = threading.Event()
@@ -138,8 +138,8 @@ def _end_with_stdin() -> None:
 @takes("config", "db", "engine", "temporal", "as_json")
 def workers(shared: Shared) -> None:
     """List the workers that live, what they work on, and what waits."""
-    from framework.scale import list_workers
-    from framework.stores import rows_of
+    from capgraph.scale import list_workers
+    from capgraph.stores import rows_of
 
     async def read(opened: Any, saver: Any) -> tuple[list[dict[str, Any]], Mapping[str, int]]:
         rows = rows_of(saver)

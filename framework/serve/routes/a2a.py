@@ -58,18 +58,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from configs.settings import ServeSettings
-from framework.approvals import is_approval, question_text
-from framework.base.errors import CapgraphError, LimitError, PersistenceError, ThreadBusyError
-from framework.base.ports import Caller
-from framework.base.values import to_plain
-from framework.engine.services import Services
-from framework.serve.identity import caller_of
-from framework.serve.links import base_of
-from framework.serve.openapi import server_version
-from framework.serve.problems import AnswerRefusedError, ConflictError, NotThereError
-from framework.serve.runs import Run, Runs
-from framework.serve.threads import Threads
+from capgraph.approvals import is_approval, question_text
+from capgraph.base.errors import CapgraphError, LimitError, PersistenceError, ThreadBusyError
+from capgraph.base.ports import Caller
+from capgraph.base.values import to_plain
+from capgraph.configs.settings import ServeSettings
+from capgraph.engine.services import Services
+from capgraph.serve.identity import caller_of
+from capgraph.serve.links import base_of
+from capgraph.serve.openapi import server_version
+from capgraph.serve.problems import AnswerRefusedError, ConflictError, NotFoundError
+from capgraph.serve.runs import Run, Runs
+from capgraph.serve.threads import Threads
 
 _FINE = frozenset({"completed", "partial"})
 _RUNNING = {
@@ -143,7 +143,7 @@ def _told() -> Iterator[None]:
     """Say what went wrong in the words of the protocol."""
     try:
         yield
-    except NotThereError as exc:
+    except NotFoundError as exc:
         raise TaskNotFoundError from exc
     except AnswerRefusedError as exc:
         raise InvalidParamsError(str(exc), {"problems": exc.problems}) from exc

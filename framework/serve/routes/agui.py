@@ -11,15 +11,15 @@ from pydantic import ValidationError as PydanticError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from framework.base.errors import ValidationError
-from framework.base.ports import Caller
-from framework.scale.translate import Translator, interrupt_of
-from framework.serve.identity import caller_of
-from framework.serve.openapi import ANY, NAME, TEXT, Operation, object_of
-from framework.serve.problems import AnswerRefusedError, MalformedError
-from framework.serve.routes.api import body_of
-from framework.serve.runs import Runs
-from framework.serve.streams import Pages, stream
+from capgraph.base.errors import ValidationError
+from capgraph.base.ports import Caller
+from capgraph.scale.translate import Translator, interrupt_of
+from capgraph.serve.identity import caller_of
+from capgraph.serve.openapi import ANY, NAME, TEXT, Operation, object_of
+from capgraph.serve.problems import AnswerRefusedError, BadRequestError
+from capgraph.serve.routes.api import body_of
+from capgraph.serve.runs import Runs
+from capgraph.serve.streams import Pages, stream
 
 if TYPE_CHECKING:
     from ag_ui.core import RunAgentInput
@@ -42,7 +42,7 @@ def routes(runs: Runs) -> list[Operation]:
         except PydanticError as exc:
             first = exc.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(part) for part in first["loc"])
-            raise MalformedError(
+            raise BadRequestError(
                 f"The body is no RunAgentInput: {where or 'it'}: {first['msg']}.",
                 fix="See the AG-UI protocol.",
             ) from exc

@@ -10,10 +10,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from framework.base.ports import Caller
-from framework.serve.files import Uploads
-from framework.serve.identity import caller_of
-from framework.serve.openapi import (
+from capgraph.base.ports import Caller
+from capgraph.serve.files import Uploads
+from capgraph.serve.identity import caller_of
+from capgraph.serve.openapi import (
     ANY,
     NAME,
     NAME_OR_NULL,
@@ -26,10 +26,10 @@ from framework.serve.openapi import (
     list_of,
     object_of,
 )
-from framework.serve.problems import MalformedError, NotThereError
-from framework.serve.runs import Runs
-from framework.serve.streams import after_of, stream
-from framework.serve.threads import Threads
+from capgraph.serve.problems import BadRequestError, NotFoundError
+from capgraph.serve.runs import Runs
+from capgraph.serve.streams import after_of, stream
+from capgraph.serve.threads import Threads
 
 THREAD = "/api/threads/{id:path}"
 """Whoever names a thread may use a slash: what stands behind a name is looked for first."""
@@ -39,7 +39,7 @@ async def body_of(request: Request) -> dict[str, Any]:
     """Return the object that a request's body holds; an empty one for no body.
 
     Raises:
-        MalformedError: It holds none.
+        BadRequestError: It holds none.
     """
     raw = await request.body()
     try:
@@ -47,9 +47,9 @@ async def body_of(request: Request) -> dict[str, Any]:
         # Half a character, or a number without end, could be kept and told by nothing.
         json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as exc:
-        raise MalformedError(f"The body is no JSON: {exc}.", fix="Send a JSON object.") from exc
+        raise BadRequestError(f"The body is no JSON: {exc}.", fix="Send a JSON object.") from exc
     if not isinstance(found, dict):
-        raise MalformedError("The body is no JSON object.", fix='Send {"…": …}.')
+        raise BadRequestError("The body is no JSON object.", fix='Send {"…": …}.')
     return found
 
 
@@ -63,7 +63,7 @@ def _number(text: str) -> int:
 def _text(body: Mapping[str, Any], name: str) -> str | None:
     found = body.get(name)
     if found is not None and not isinstance(found, str):
-        raise MalformedError(f"{name} is {type(found).__name__}.", fix="Send text.")
+        raise BadRequestError(f"{name} is {type(found).__name__}.", fix="Send text.")
     return found
 
 
@@ -71,11 +71,11 @@ def number_of(request: Request, name: str, default: int) -> int:
     """Return a number of the query.
 
     Raises:
-        MalformedError: It is none.
+        BadRequestError: It is none.
     """
     given = request.query_params.get(name) or str(default)
     if not (given.isascii() and given.isdecimal()) or len(given) > 15:
-        raise MalformedError(f"{name} is {given[:40]!r}.", fix="Send a number.")
+        raise BadRequestError(f"{name} is {given[:40]!r}.", fix="Send a number.")
     return int(given)
 
 
@@ -120,7 +120,7 @@ def _thread_routes(runs: Runs, threads: Threads) -> list[Operation]:
     async def patch(request: Request) -> Response:
         title = _text(await body_of(request), "title")
         if title is None:
-            raise MalformedError("There is no title.", fix='Send {"title": "…"}.')
+            raise BadRequestError("There is no title.", fix='Send {"title": "…"}.')
         found = await threads.rename(caller_of(request), request.path_params["id"], title)
         return JSONResponse(found)
 
@@ -172,13 +172,13 @@ async def _context_of(caller: Caller, body: Mapping[str, Any], uploads: Uploads 
     """Return the context data of a body, with the files that it names."""
     named, context = body.get("files") or [], body.get("context")
     if not isinstance(named, list) or not all(isinstance(one, str) for one in named):
-        raise MalformedError("files is no list of ids.", fix='Send {"files": ["…"]}.')
+        raise BadRequestError("files is no list of ids.", fix='Send {"files": ["…"]}.')
     if not named:
         return context
     if uploads is None:
-        raise NotThereError("There is no such file.", fix="List the files.")
+        raise NotFoundError("There is no such file.", fix="List the files.")
     if not isinstance(context or {}, dict):
-        raise MalformedError("context is no object.", fix='Send {"context": {…}}.')
+        raise BadRequestError("context is no object.", fix='Send {"context": {…}}.')
     return {**(context or {}), **await uploads.context(caller, named)}
 
 
@@ -215,7 +215,7 @@ def _run_routes(runs: Runs, threads: Threads, uploads: Uploads | None) -> list[O
     async def answer(request: Request) -> Response:
         body = await body_of(request)
         if "answer" not in body:
-            raise MalformedError("There is no answer.", fix='Send {"answer": "approve"}.')
+            raise BadRequestError("There is no answer.", fix='Send {"answer": "approve"}.')
         run = await runs.answer(caller_of(request), request.path_params["id"], body["answer"])
         return JSONResponse(asdict(run), 202)
 

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from framework.serve.routes.login import login_page, not_there
+from capgraph.serve.routes.login import login_page, not_there
 
 FILES = Path(__file__).parents[1] / "console"
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}

@@ -11,11 +11,11 @@ from urllib.parse import quote
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from framework.serve.files import MadeFiles, Uploads, media_type
-from framework.serve.identity import caller_of
-from framework.serve.openapi import ANY, BYTES, COUNT, FILE, MADE, TEXT, Operation, list_of
-from framework.serve.problems import MalformedError, TooLargeError
-from framework.serve.routes.api import THREAD, number_of, page
+from capgraph.serve.files import MadeFiles, Uploads, media_type
+from capgraph.serve.identity import caller_of
+from capgraph.serve.openapi import ANY, BYTES, COUNT, FILE, MADE, TEXT, Operation, list_of
+from capgraph.serve.problems import BadRequestError, TooLargeError
+from capgraph.serve.routes.api import THREAD, number_of, page
 
 UPLOADS = "/api/files"
 """Where bodies may be longer than elsewhere."""
@@ -48,7 +48,7 @@ def _brought(uploads: Uploads | None) -> list[Operation]:
         name = request.query_params.get("name", "")
         said = request.headers.get("content-length", "0")
         if not said.isdecimal() or len(said) > 15:
-            raise MalformedError(f"The length {said[:40]!r} is none.", fix="Send a number.")
+            raise BadRequestError(f"The length {said[:40]!r} is none.", fix="Send a number.")
         parts = request.stream()
         try:
             found = await uploads.add(caller_of(request), name, parts, int(said))
@@ -60,7 +60,7 @@ def _brought(uploads: Uploads | None) -> list[Operation]:
                         pass
             raise
         except ClientDisconnect:
-            raise MalformedError("The file did not come whole.", fix="Send it again.") from None
+            raise BadRequestError("The file did not come whole.", fix="Send it again.") from None
         return JSONResponse(found, 201)
 
     async def listed(request: Request) -> Response:

@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from framework.serve.openapi import ANY, TEXT, Operation, document
-from framework.serve.runs import Runs
+from capgraph.serve.openapi import ANY, TEXT, Operation, document
+from capgraph.serve.runs import Runs
 
 
 class _Collected:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from framework.serve.identity import caller_of
-from framework.serve.ledger import Ledger
-from framework.serve.openapi import (
+from capgraph.serve.identity import caller_of
+from capgraph.serve.ledger import Ledger
+from capgraph.serve.openapi import (
     ANY,
     COUNT,
     EFFECT,
@@ -17,9 +17,9 @@ from framework.serve.openapi import (
     list_of,
     object_of,
 )
-from framework.serve.routes.api import number_of, page
-from framework.serve.standing import Standing
-from framework.serve.threads import finite
+from capgraph.serve.routes.api import number_of, page
+from capgraph.serve.standing import Standing
+from capgraph.serve.threads import finite
 
 
 def routes(ledger: Ledger, standing: Standing) -> list[Operation]:

@@ -11,11 +11,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from framework.base.ports import Caller
-from framework.serve.identity import COOKIE, Logins
-from framework.serve.links import opened
-from framework.serve.problems import problem
-from framework.serve.routes.api import body_of
+from capgraph.base.ports import Caller
+from capgraph.serve.identity import COOKIE, Logins
+from capgraph.serve.links import opened
+from capgraph.serve.problems import problem
+from capgraph.serve.routes.api import body_of
 
 _STYLE = """
 :root{color-scheme:light dark;font:16px/1.5 system-ui,sans-serif}

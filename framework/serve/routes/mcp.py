@@ -31,27 +31,27 @@ from mcp_types import (
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from configs.settings import ServeSettings
-from framework.adapters.elicitation import answer_of, can_ask, elicited
-from framework.adapters.mcp import KEY
-from framework.adapters.mcp_server import said_of, tool_of
-from framework.adapters.request import plain_output, request_of
-from framework.approvals import question_text
-from framework.base.errors import (
+from capgraph.adapters.elicitation import answer_of, can_ask, elicited
+from capgraph.adapters.mcp import KEY
+from capgraph.adapters.mcp_server import said_of, tool_of
+from capgraph.adapters.request import plain_output, request_of
+from capgraph.approvals import question_text
+from capgraph.base.errors import (
     CapgraphError,
     ConfigurationError,
     PersistenceError,
     ValidationError,
 )
-from framework.base.ports import Caller
-from framework.engine.services import Services
-from framework.pipeline.effect_ledger import digest_of
-from framework.serve.identity import caller_of
-from framework.serve.links import thread_link
-from framework.serve.problems import AnswerRefusedError, NotThereError
-from framework.serve.runs import Run, Runs
-from framework.serve.threads import Threads
-from framework.stores.run_log import ENDS, OPEN
+from capgraph.base.ports import Caller
+from capgraph.configs.settings import ServeSettings
+from capgraph.engine.services import Services
+from capgraph.pipeline.effect_ledger import digest_of
+from capgraph.serve.identity import caller_of
+from capgraph.serve.links import thread_link
+from capgraph.serve.problems import AnswerRefusedError, NotFoundError
+from capgraph.serve.runs import Run, Runs
+from capgraph.serve.threads import Threads
+from capgraph.stores.run_log import ENDS, OPEN
 
 ASK = "ask"
 _STATE_SECONDS = 24 * 3600.0
@@ -204,7 +204,7 @@ class _Served:
         thread = f"mcp-{digest_of([name, key]) if key else uuid.uuid4().hex}"
         try:
             before = await self._threads.get(caller, thread)
-        except NotThereError:
+        except NotFoundError:
             await self._threads.create(caller, name, thread_id=thread, contexts=contexts)
         else:
             record = before["results"].get(_STEP)

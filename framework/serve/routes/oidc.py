@@ -13,13 +13,13 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from configs.errors import CapgraphError
-from configs.logger import get_logger
-from configs.settings import OidcSettings
-from framework.base import require_extra
-from framework.base.ports import Caller
-from framework.serve.identity import Logins
-from framework.serve.routes.login import logged_in, login_page
+from capgraph.base import require_extra
+from capgraph.base.ports import Caller
+from capgraph.configs.errors import CapgraphError
+from capgraph.configs.logger import get_logger
+from capgraph.configs.settings import OidcSettings
+from capgraph.serve.identity import Logins
+from capgraph.serve.routes.login import logged_in, login_page
 
 _COOKIE = "capgraph_login"
 _MINUTES = 10.0

@@ -12,14 +12,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from configs.settings import ServeSettings
-from framework.base.ports import Caller
-from framework.serve.identity import caller_of
-from framework.serve.links import thread_link
-from framework.serve.openapi import ANY, TEXT, Operation, object_of
-from framework.serve.problems import MalformedError, error_of, problem
-from framework.serve.routes.api import body_of
-from framework.serve.runs import Run, Runs
+from capgraph.base.ports import Caller
+from capgraph.configs.settings import ServeSettings
+from capgraph.serve.identity import caller_of
+from capgraph.serve.links import thread_link
+from capgraph.serve.openapi import ANY, TEXT, Operation, object_of
+from capgraph.serve.problems import BadRequestError, error_of, problem
+from capgraph.serve.routes.api import body_of
+from capgraph.serve.runs import Run, Runs
 
 MODEL = "capgraph"
 _ROLES = frozenset({"system", "developer", "user", "assistant"})
@@ -83,20 +83,20 @@ def _read(body: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]], str | Non
     """Return the message, what was said before, and the thread that a request goes on with.
 
     Raises:
-        MalformedError: There is no conversation that ends with a message of the user.
+        BadRequestError: There is no conversation that ends with a message of the user.
     """
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise MalformedError("There are no messages.", fix='Send {"messages": [{"role": …}]}.')
+        raise BadRequestError("There are no messages.", fix='Send {"messages": [{"role": …}]}.')
     said = [_message(one, place) for place, one in enumerate(messages)]
     if said[-1]["role"] != "user" or not said[-1]["content"].strip():
-        raise MalformedError(
+        raise BadRequestError(
             "The last message is not of the user, or is empty.", fix="End with what is asked."
         )
     metadata = body.get("metadata")
     thread = metadata.get("thread_id") if isinstance(metadata, Mapping) else None
     if thread is not None and not isinstance(thread, str):
-        raise MalformedError("metadata.thread_id is no text.", fix="Send the id of a thread.")
+        raise BadRequestError("metadata.thread_id is no text.", fix="Send the id of a thread.")
     return said[-1]["content"], said[:-1], thread
 
 
@@ -104,7 +104,7 @@ def _message(given: Any, place: int) -> dict[str, Any]:
     where = f"messages[{place}]"
     role = given.get("role") if isinstance(given, Mapping) else None
     if role not in _ROLES:
-        raise MalformedError(
+        raise BadRequestError(
             f"{where}.role is {str(role)[:40]!r}.", fix=f"Use one of {', '.join(sorted(_ROLES))}."
         )
     content = given.get("content")
@@ -117,7 +117,7 @@ def _message(given: Any, place: int) -> dict[str, Any]:
         ]
         content = None if None in parts else "\n".join(map(str, parts))
     if not isinstance(content, str):
-        raise MalformedError(f"{where}.content is not text.", fix="Send text.")
+        raise BadRequestError(f"{where}.content is not text.", fix="Send text.")
     return {"role": "system" if role == "developer" else role, "content": content}
 
 

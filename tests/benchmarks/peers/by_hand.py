@@ -15,7 +15,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 from typing_extensions import TypedDict
 
-from framework.testing import ModelCall, ScriptedModel
+from capgraph.testing import ModelCall, ScriptedModel
 from tests.benchmarks.peers import DESCRIPTION, TOOL, Run, Work, counted
 
 

@@ -13,9 +13,9 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from pydantic import BaseModel
 
-from configs.settings import load_settings
-from framework import BaseCapability, CapabilityContext, Registry, build_graph, capability_node
-from framework.testing import ModelCall, ScriptedModel
+from capgraph import BaseCapability, CapabilityContext, Registry, build_graph, capability_node
+from capgraph.configs.settings import load_settings
+from capgraph.testing import ModelCall, ScriptedModel
 from tests.benchmarks.peers import DESCRIPTION, TOOL, Run, Work, counted, follow, look
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-from framework import capability_node
+from capgraph import capability_node
 from tests.benchmarks.peers import DESCRIPTION, TOOL, Run, Work, capgraph
 from tests.benchmarks.peers.capgraph import Value
 

@@ -15,7 +15,7 @@ from langchain_core.tools import tool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
-from framework.testing import ModelCall, ScriptedModel
+from capgraph.testing import ModelCall, ScriptedModel
 from tests.benchmarks.peers import DESCRIPTION, TOOL, Run, Work, counted, follow, look
 
 

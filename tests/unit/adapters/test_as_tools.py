@@ -11,12 +11,12 @@ from langchain_core.tools import BaseTool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
-from framework import CapabilityContext, bind, build_graph, capability_node
-from framework.adapters import agent_capability, as_tool, tool_capability
-from framework.base.errors import CapabilityError, ConfigurationError, ErrorSeverity
-from framework.behaviors import BaseBehavior
-from framework.governance import PermissionPolicy, RolePermissionConfig
-from framework.testing import FakeClock, ScriptedModel
+from capgraph import CapabilityContext, bind, build_graph, capability_node
+from capgraph.adapters import agent_capability, as_tool, tool_capability
+from capgraph.base.errors import CapabilityError, ConfigurationError, ErrorSeverity
+from capgraph.behaviors import BaseBehavior
+from capgraph.governance import PermissionPolicy, RolePermissionConfig
+from capgraph.testing import FakeClock, ScriptedModel
 
 CONFIG: Any = {"configurable": {"thread_id": "1"}}
 

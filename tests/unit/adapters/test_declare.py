@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from framework import CapabilityContext, build_graph
-from framework.adapters.declare import declare
-from framework.base.errors import ValidationError
-from framework.testing import run_capability
+from capgraph import CapabilityContext, build_graph
+from capgraph.adapters.declare import declare
+from capgraph.base.errors import ValidationError
+from capgraph.testing import run_capability
 
 SCHEMA: Any = {
     "type": "object",

@@ -9,7 +9,7 @@ import pytest
 from mcp_types import ElicitResult
 from pydantic import BaseModel, Field
 
-from framework.adapters.elicitation import _fields, answer_of
+from capgraph.adapters.elicitation import _fields, answer_of
 
 
 class Colour(Enum):

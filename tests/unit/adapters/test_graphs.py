@@ -15,10 +15,10 @@ from langgraph.runtime import Runtime
 from langgraph.types import Command, interrupt
 from typing_extensions import TypedDict
 
-from framework import CapabilityContext, build_graph, capability_node
-from framework.adapters import agent_capability, graph_capability
-from framework.base.errors import ConfigurationError
-from framework.testing import FakeClock, ScriptedModel
+from capgraph import CapabilityContext, build_graph, capability_node
+from capgraph.adapters import agent_capability, graph_capability
+from capgraph.base.errors import ConfigurationError
+from capgraph.testing import FakeClock, ScriptedModel
 
 CONFIG: Any = {"configurable": {"thread_id": "1"}}
 

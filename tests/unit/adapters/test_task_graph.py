@@ -16,10 +16,10 @@ from langgraph.runtime import Runtime
 from langgraph.types import Command, interrupt
 from typing_extensions import TypedDict
 
-from framework import CapabilityContext, bind, build_graph, capability_node
-from framework.adapters.task_graph import task_graph
-from framework.base.errors import ConfigurationError
-from framework.testing import ScriptedModel
+from capgraph import CapabilityContext, bind, build_graph, capability_node
+from capgraph.adapters.task_graph import task_graph
+from capgraph.base.errors import ConfigurationError
+from capgraph.testing import ScriptedModel
 
 CONFIG: Any = {"configurable": {"thread_id": "1"}}
 

@@ -24,11 +24,11 @@ from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command
 from pydantic import BaseModel, field_validator
 
-from framework import CapabilityContext, bind, build_graph
-from framework.adapters import tool_capability
-from framework.base.errors import CapabilityError, ConfigurationError, ErrorSeverity
-from framework.planning import check_plan
-from framework.testing import run_capability
+from capgraph import CapabilityContext, bind, build_graph
+from capgraph.adapters import tool_capability
+from capgraph.base.errors import CapabilityError, ConfigurationError, ErrorSeverity
+from capgraph.planning import check_plan
+from capgraph.testing import run_capability
 
 
 class Level(CapabilityContext):

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from framework.agents.blackboard import Blackboard, BlackboardEntry
-from framework.base.errors import ValidationError
-from framework.stores import InMemoryStateStore, StateStoreFactory
+from capgraph.agents.blackboard import Blackboard, BlackboardEntry
+from capgraph.base.errors import ValidationError
+from capgraph.stores import InMemoryStateStore, StateStoreFactory
 from tests.support.state_backends import *  # noqa: F403
 from tests.support.state_backends import Where
 

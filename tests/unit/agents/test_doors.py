@@ -11,7 +11,7 @@ from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
-from framework.agents import (
+from capgraph.agents import (
     AgentResult,
     AgentStep,
     BaseAgent,
@@ -20,9 +20,9 @@ from framework.agents import (
     ReActAgent,
     ReflexionAgent,
 )
-from framework.base.clock import use_clock
-from framework.base.errors import ConfigurationError, ModelError
-from framework.behaviors import (
+from capgraph.base.clock import use_clock
+from capgraph.base.errors import ConfigurationError, ModelError
+from capgraph.behaviors import (
     BaseBehavior,
     CacheBehavior,
     CircuitBreakerBehavior,
@@ -39,7 +39,7 @@ from framework.behaviors import (
     RetryBehavior,
     TimeoutBehavior,
 )
-from framework.testing import FakeClock, ScriptedModel
+from capgraph.testing import FakeClock, ScriptedModel
 from tests.support.agents import SUM, Seen, add, call, calls
 from tests.support.doors import let_others_run
 

@@ -10,11 +10,11 @@ from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 
-from framework.agents import ChainOfThoughtAgent, PlanExecuteAgent, ReActAgent, ReflexionAgent
-from framework.base.errors import ModelError
-from framework.behaviors import BaseBehavior
-from framework.stores import CheckpointManager, InMemoryStateStore
-from framework.testing import ScriptedModel
+from capgraph.agents import ChainOfThoughtAgent, PlanExecuteAgent, ReActAgent, ReflexionAgent
+from capgraph.base.errors import ModelError
+from capgraph.behaviors import BaseBehavior
+from capgraph.stores import CheckpointManager, InMemoryStateStore
+from capgraph.testing import ScriptedModel
 from tests.support.agents import Seen, call, calls
 
 

@@ -8,7 +8,7 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 
-from framework.agents import (
+from capgraph.agents import (
     AgentResult,
     ChainOfThoughtAgent,
     Memory,
@@ -16,9 +16,9 @@ from framework.agents import (
     ReActAgent,
     ReflexionAgent,
 )
-from framework.base.errors import ConfigurationError, ModelError
-from framework.behaviors import BaseBehavior
-from framework.testing import ScriptedModel
+from capgraph.base.errors import ConfigurationError, ModelError
+from capgraph.behaviors import BaseBehavior
+from capgraph.testing import ScriptedModel
 from tests.support.agents import add, call, calls
 
 

@@ -15,9 +15,9 @@ from langchain_core.tools import tool
 from langgraph.prebuilt import ToolRuntime
 from pydantic import BaseModel
 
-from framework.agents import ReActAgent, handoff
-from framework.base.errors import ConfigurationError, ModelError
-from framework.testing import ScriptedModel
+from capgraph.agents import ReActAgent, handoff
+from capgraph.base.errors import ConfigurationError, ModelError
+from capgraph.testing import ScriptedModel
 from tests.support.agents import SUM, add, call, calls, fail
 
 

@@ -12,8 +12,8 @@ from langchain_core.language_models import FakeListChatModel
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command, interrupt
 
-from framework import bind, capability_node
-from framework.agents import (
+from capgraph import bind, capability_node
+from capgraph.agents import (
     AgentDiscoveryBehavior,
     AgentResult,
     BaseOrchestrator,
@@ -25,12 +25,12 @@ from framework.agents import (
     SwarmOrchestrator,
     handoff,
 )
-from framework.base.errors import ConfigurationError, LimitError
-from framework.behaviors import BaseBehavior
-from framework.governance import Budget
-from framework.selection import RuleBasedRouter
-from framework.testing import ScriptedModel
-from framework.workflows import DAGWorkflow, WorkflowNode
+from capgraph.base.errors import ConfigurationError, LimitError
+from capgraph.behaviors import BaseBehavior
+from capgraph.governance import Budget
+from capgraph.selection import RuleBasedRouter
+from capgraph.testing import ScriptedModel
+from capgraph.workflows import DAGWorkflow, WorkflowNode
 
 
 class Worker:

@@ -9,8 +9,8 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 
-from framework import capability_node
-from framework.approvals import Rule, add_rule, list_rules
+from capgraph import capability_node
+from capgraph.approvals import Rule, add_rule, list_rules
 from tests.support.doors import Gauge, answer, question, soon, status, tried
 
 

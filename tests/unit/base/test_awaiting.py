@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from framework.base.awaiting import to_its_end
+from capgraph.base.awaiting import to_its_end
 
 
 @pytest.mark.parametrize("times", [1, 3])

@@ -14,8 +14,8 @@ from typing import Any
 import pydantic
 import pytest
 
-from framework import build_graph
-from framework.base import (
+from capgraph import build_graph
+from capgraph.base import (
     BaseCapability,
     BaseInfrastructureNode,
     CapabilityContext,
@@ -35,7 +35,7 @@ from framework.base import (
     load_execution_plan_from_file,
     save_execution_plan_to_file,
 )
-from framework.testing import run_capability
+from capgraph.testing import run_capability
 
 
 class Reading(CapabilityContext):

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel, Field
 
-from framework import CapabilityContext, Registry
-from framework.base import (
+from capgraph import CapabilityContext, Registry
+from capgraph.base import (
     BaseCapability,
     BaseInfrastructureNode,
     CapabilityError,
@@ -21,8 +21,8 @@ from framework.base import (
     capability_node,
     infrastructure_node,
 )
-from framework.base.spec import DECLARED
-from framework.pipeline.step_state import StepState
+from capgraph.base.spec import DECLARED
+from capgraph.pipeline.step_state import StepState
 
 
 class Reading(CapabilityContext):

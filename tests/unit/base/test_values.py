@@ -25,10 +25,10 @@ from pydantic import (
     field_validator,
 )
 
-from framework import CapabilityContext
-from framework.base import ErrorClassification, ErrorSeverity, ValidationError
-from framework.base.values import short_text, to_plain
-from framework.state import dump_context, load_context, summarize
+from capgraph import CapabilityContext
+from capgraph.base import ErrorClassification, ErrorSeverity, ValidationError
+from capgraph.base.values import short_text, to_plain
+from capgraph.state import dump_context, load_context, summarize
 
 
 class Level(IntEnum):

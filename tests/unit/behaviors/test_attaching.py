@@ -18,8 +18,7 @@ from langchain.agents.middleware import (
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langgraph.checkpoint.memory import InMemorySaver
 
-from configs.settings import load_settings
-from framework import (
+from capgraph import (
     BaseInfrastructureNode,
     CapabilityContext,
     Registry,
@@ -27,8 +26,8 @@ from framework import (
     capability_node,
     infrastructure_node,
 )
-from framework.base.errors import ConfigurationError, ModelError
-from framework.behaviors import (
+from capgraph.base.errors import ConfigurationError, ModelError
+from capgraph.behaviors import (
     BaseBehavior,
     BehaviorContext,
     CacheBehavior,
@@ -38,11 +37,12 @@ from framework.behaviors import (
     TimeoutBehavior,
     WeightedProviderRouter,
 )
-from framework.behaviors.langchain import adapted
-from framework.engine.named import named
-from framework.models import RoleModel
-from framework.models.calls import streamed, structured
-from framework.testing import FakeClock, ScriptedModel
+from capgraph.behaviors.langchain import adapted
+from capgraph.configs.settings import load_settings
+from capgraph.engine.named import named
+from capgraph.models import RoleModel
+from capgraph.models.calls import streamed, structured
+from capgraph.testing import FakeClock, ScriptedModel
 
 STEP = {"context_key": "k", "capability": "read", "task_objective": "read it"}
 START = {"messages": [("user", "read")], "planning_execution_plan": {"steps": [STEP]}}
@@ -104,7 +104,7 @@ def test_a_file_names_behaviours(tmp_path: Any) -> None:
         "behaviors:\n"
         "  - {use: retry, max_retries: 2, exceptions_to_retry: [TimeoutError]}\n"
         "  - use: circuit_breaker\n"
-        "  - {use: 'framework.behaviors:AuditBehavior', preview: 0}\n"
+        "  - {use: 'capgraph.behaviors:AuditBehavior', preview: 0}\n"
         "  - use: guardrail\n"
         "    rules: [{use: GuardrailRule, name: polite, blocked_words: [damn]}]\n"
         "    guardrails: [{use: PromptInjectionGuardrail}]\n"
@@ -198,7 +198,7 @@ async def test_hooks_of_a_role_stand_around_the_answer_as_it_was_read() -> None:
     notes.clear()
     stands = role("no json", around=[Noted(notes, on_error={"a": 3})])
     assert await structured(stands, SCHEMA, ASK) == {"a": 3}
-    assert notes[-1] == ("error", "Malformed")
+    assert notes[-1] == ("error", "MalformedAnswerError")
     with pytest.raises(ModelError):
         await structured(role("no json", around=[Noted([])]), SCHEMA, ASK)
 
@@ -437,9 +437,9 @@ def test_what_a_node_cannot_keep_is_refused(wrong: Any) -> None:
 
 def test_a_middleware_of_a_stage_is_refused_at_a_node() -> None:
     class Reserves:
-        stage = "reserve"
+        stage = "acquire"
 
-        async def around(self, attempt: Any, call_next: Any) -> Any:
+        async def wrap_step(self, attempt: Any, call_next: Any) -> Any:
             return await call_next(attempt)
 
     registry, _ = node(around=[Reserves()])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from framework.behaviors import BaseBehavior, BehaviorContext
+from capgraph.behaviors import BaseBehavior, BehaviorContext
 
 
 def test_a_behaviour_that_overrides_nothing_changes_nothing() -> None:

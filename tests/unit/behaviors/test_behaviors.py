@@ -9,9 +9,9 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command, interrupt
 
-from framework import CapabilityContext, ErrorSeverity, build_graph, capability_node
-from framework.base.errors import CapabilityError, ConfigurationError
-from framework.behaviors import BaseBehavior, BehaviorContext
+from capgraph import CapabilityContext, ErrorSeverity, build_graph, capability_node
+from capgraph.base.errors import CapabilityError, ConfigurationError
+from capgraph.behaviors import BaseBehavior, BehaviorContext
 
 PLAN = {"steps": [{"context_key": "k", "capability": "read", "task_objective": "read it"}]}
 
@@ -180,8 +180,8 @@ def test_a_class_in_place_of_a_behaviour_is_refused() -> None:
 async def test_a_step_has_a_name_of_its_own_in_each_run() -> None:
     from langgraph.graph import START, StateGraph
 
-    from framework import bind
-    from framework.state import AgentState
+    from capgraph import bind
+    from capgraph.state import AgentState
 
     names: list[str] = []
 

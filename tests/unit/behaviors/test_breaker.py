@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 from langgraph.errors import GraphInterrupt
 
-from framework.behaviors import (
+from capgraph.behaviors import (
     AsyncCircuitBreaker,
     CircuitBreaker,
     CircuitBreakerBehavior,

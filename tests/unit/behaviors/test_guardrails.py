@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from framework.base.errors import CapgraphError, ConfigurationError
-from framework.behaviors import (
+from capgraph.base.errors import CapgraphError, ConfigurationError
+from capgraph.behaviors import (
     AllowAllGuardrail,
     BehaviorContext,
     Guardrail,
@@ -150,7 +150,7 @@ def test_any_text_can_be_looked_at(text: str) -> None:
 async def test_all_objections_come_together_and_a_refusal_stands_over_a_question() -> None:
     asks = PatternGuardrail(["a"], name="asks", action="ask")
     passed = await Guards([asks]).after("a", tool="t", can=["ask"])
-    assert passed.asks == ("asks: it matches pattern 1",)
+    assert passed.approval_reasons == ("asks: it matches pattern 1",)
     with pytest.raises(GuardrailViolationError) as caught:
         await Guards([asks, PatternGuardrail(["a"], name="refuses")]).after("a", tool="t")
     assert [v.guardrail for v in caught.value.violations] == ["asks", "refuses"]
@@ -193,7 +193,7 @@ async def test_the_hooks_can_be_called_by_hand() -> None:
 
 
 def test_settings_name_rules_and_guards() -> None:
-    from framework.engine.named import named
+    from capgraph.engine.named import named
 
     rule = {"use": "GuardrailRule", "name": "polite", "blocked_words": ["damn"]}
     codes = {"use": "PatternGuardrail", "patterns": ["4711"], "name": "codes"}

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, Field
 
-from framework.base.errors import ModelError
-from framework.behaviors import ModelGuardrail, SchemaGuardrail
-from framework.testing import ScriptedModel
+from capgraph.base.errors import ModelError
+from capgraph.behaviors import ModelGuardrail, SchemaGuardrail
+from capgraph.testing import ScriptedModel
 
 ABOUT: Any = {"role": "worker", "tool": "write"}
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from framework.behaviors import PIIGuardrail
+from capgraph.behaviors import PIIGuardrail
 
 ABOUT: Any = {"role": "worker", "tool": "write"}
 PERSONAL = [

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from framework.behaviors import (
+from capgraph.behaviors import (
     RoundRobinProviderRouter,
     StaticProviderRouter,
     WeightedProviderRouter,

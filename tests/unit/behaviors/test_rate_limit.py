@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from framework.behaviors import RateLimitBehavior, RateLimiter, RateLimitExceededError
+from capgraph.behaviors import RateLimitBehavior, RateLimiter, RateLimitExceededError
 
 
 class ManualClock:

@@ -13,20 +13,20 @@ from hypothesis import strategies as st
 from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 
-from configs.settings import load_settings
-from framework import (
+from capgraph import (
     CapabilityContext,
     ErrorClassification,
     ErrorSeverity,
     build_graph,
     capability_node,
 )
-from framework.base.errors import CapabilityError, LimitError, Malformed, ModelError
-from framework.base.ports import Failure
-from framework.behaviors import RetryBehavior, TimeoutBehavior, backoff_delay
-from framework.models import RoleModel
-from framework.models.calls import structured
-from framework.testing import FakeClock, ScriptedModel
+from capgraph.base.errors import CapabilityError, LimitError, MalformedAnswerError, ModelError
+from capgraph.base.ports import Failure
+from capgraph.behaviors import RetryBehavior, TimeoutBehavior, backoff_delay
+from capgraph.configs.settings import load_settings
+from capgraph.models import RoleModel
+from capgraph.models.calls import structured
+from capgraph.testing import FakeClock, ScriptedModel
 
 PLAN = {"steps": [{"context_key": "k", "capability": "read", "task_objective": "read it"}]}
 SCHEMA = {"title": "Answer", "type": "object", "properties": {}}
@@ -139,9 +139,9 @@ async def test_what_acts_once_is_tried_again_only_when_it_says_so() -> None:
 
 async def test_what_acted_is_not_repeated_when_its_result_is_refused() -> None:
     class Refuses:
-        stage = "settle"
+        stage = "finalize"
 
-        async def around(self, attempt: Any, call_next: Any) -> Any:
+        async def wrap_step(self, attempt: Any, call_next: Any) -> Any:
             await call_next(attempt)
             raise CapabilityError("not good enough", severity=ErrorSeverity.RETRIABLE)
 
@@ -305,7 +305,7 @@ async def test_a_model_call_is_tried_again_and_answers_that_cannot_be_read_too()
 
 async def test_after_the_last_try_nobody_tries_again() -> None:
     asked = role(*["no json"] * 9, behaviors=[RetryBehavior(max_retries=2)])
-    with pytest.raises(Malformed) as caught:
+    with pytest.raises(MalformedAnswerError) as caught:
         await structured(asked, SCHEMA, [HumanMessage("?")])
     assert caught.value.severity is ErrorSeverity.CRITICAL
     assert len(asked.model.calls) == 3  # type: ignore[attr-defined]
@@ -319,7 +319,7 @@ async def test_what_cannot_pass_is_asked_once(error: Exception) -> None:
         def __init__(self) -> None:
             self.count = 0
 
-        async def around(self, attempt: Any, call_next: Any) -> Any:
+        async def wrap_step(self, attempt: Any, call_next: Any) -> Any:
             self.count += 1
             raise error
 

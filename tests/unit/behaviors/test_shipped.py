@@ -14,9 +14,9 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 from pydantic import BaseModel
 
-from framework import CapabilityContext, ErrorSeverity, bind, build_graph, capability_node
-from framework.base.errors import CapabilityError, ConfigurationError
-from framework.behaviors import (
+from capgraph import CapabilityContext, ErrorSeverity, bind, build_graph, capability_node
+from capgraph.base.errors import CapabilityError, ConfigurationError
+from capgraph.behaviors import (
     AuditBehavior,
     BaseBehavior,
     BehaviorContext,
@@ -27,8 +27,8 @@ from framework.behaviors import (
     PendingApproval,
     RetryBehavior,
 )
-from framework.governance import QualityGate, QualityLevel
-from framework.testing import FakeClock
+from capgraph.governance import QualityGate, QualityLevel
+from capgraph.testing import FakeClock
 
 
 class Level(CapabilityContext):
@@ -171,10 +171,10 @@ async def test_failures_and_what_stood_in_are_not_kept() -> None:
 
 async def test_what_is_kept_is_checked_again_and_made_anew_when_it_fails() -> None:
     class Picky:
-        stage = "settle"
+        stage = "finalize"
         refused = False
 
-        async def around(self, attempt: Any, call_next: Any) -> Any:
+        async def wrap_step(self, attempt: Any, call_next: Any) -> Any:
             found = await call_next(attempt)
             if self.refused and found.contexts["LEVEL"]["k"]["litres"] == 1:
                 raise CapabilityError("not any more", severity=ErrorSeverity.RETRIABLE)
@@ -190,7 +190,7 @@ async def test_what_is_kept_is_checked_again_and_made_anew_when_it_fails() -> No
 
 
 async def test_a_refusal_of_a_policy_holds_for_what_is_kept() -> None:
-    from framework import Verdict
+    from capgraph import Verdict
 
     class Closes:
         closed = False
@@ -268,7 +268,7 @@ async def test_a_capability_may_ask_by_itself_and_in_a_graph_of_ones_own() -> No
 
     from langgraph.graph import START, StateGraph
 
-    from framework.state import AgentState
+    from capgraph.state import AgentState
 
     services = bind([tank])
     builder = StateGraph(AgentState)

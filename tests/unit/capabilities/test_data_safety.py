@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from capabilities.data.files import find_file
-from capabilities.data.profile import TableProfile
-from capabilities.data.readings import number_sql, time_sql
-from capabilities.data.schema import read_tables
-from capabilities.data.session import identifier, open_session
-from capabilities.data.work import Workers, classify_data_error
-from framework.base import CapabilityError, ErrorSeverity, ValidationError
+from capgraph.base import CapabilityError, ErrorSeverity, ValidationError
+from capgraph.capabilities.data.files import find_file
+from capgraph.capabilities.data.profile import TableProfile
+from capgraph.capabilities.data.readings import number_sql, time_sql
+from capgraph.capabilities.data.schema import read_tables
+from capgraph.capabilities.data.session import identifier, open_session
+from capgraph.capabilities.data.work import Workers, classify_data_error
 
 ENDLESS = "CREATE VIEW endless AS WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c)"
 SILENT = f"{ENDLESS} SELECT n FROM c WHERE n < 0"
@@ -113,7 +113,7 @@ class TestAFileThatIsAskedAgain:
     async def test_it_is_looked_at_once_until_it_changes(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from capabilities.data import schema
+        from capgraph.capabilities.data import schema
 
         looked: list[str] = []
         profile_table = schema.profile_table
@@ -167,7 +167,7 @@ class TestAFileThatGrows:
     def test_thousands_of_columns_of_text_are_not_all_tried_as_dates(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from capabilities.data import readings
+        from capgraph.capabilities.data import readings
 
         tried: list[str] = []
         monkeypatch.setattr(readings, "_parse", lambda fmt, value: tried.append(fmt))

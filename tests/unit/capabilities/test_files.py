@@ -8,11 +8,11 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from capabilities.data.answer import answer_query, answer_question
-from capabilities.data.files import find_file, list_tables
-from capabilities.data.session import open_session
-from capabilities.query import Query
-from framework.base import ValidationError
+from capgraph.base import ValidationError
+from capgraph.capabilities.data.answer import answer_query, answer_question
+from capgraph.capabilities.data.files import find_file, list_tables
+from capgraph.capabilities.data.session import open_session
+from capgraph.capabilities.query import Query
 
 
 def answer(question: str, *files: Path, **settings: object) -> str:

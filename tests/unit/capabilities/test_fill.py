@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from capabilities.data.answer import answer_question
-from capabilities.data.readings import time_reading
-from capabilities.periods.reading import MAX_TEXT
-from framework.base import CapgraphError, ValidationError
+from capgraph.base import CapgraphError, ValidationError
+from capgraph.capabilities.data.answer import answer_question
+from capgraph.capabilities.data.readings import time_reading
+from capgraph.capabilities.periods.reading import MAX_TEXT
 
 SALES = (
     "Order Date,Region,Product,Units Sold,Unit Price,Revenue\n"

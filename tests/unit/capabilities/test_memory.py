@@ -11,9 +11,9 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 
-from capabilities.memory import Memory, MemoryCapability
-from framework import Registry, build_graph
-from framework.stores import open_store
+from capgraph import Registry, build_graph
+from capgraph.capabilities.memory import Memory, MemoryCapability
+from capgraph.stores import open_store
 
 
 @pytest.fixture(params=["memory", "sqlite"])

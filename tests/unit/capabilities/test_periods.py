@@ -6,12 +6,12 @@ from datetime import datetime
 
 import pytest
 
-from capabilities.periods.connect import parse
-from capabilities.periods.items import Options
-from capabilities.periods.reading import options_from
-from capabilities.time_range_parsing import time_range_of
-from framework.base import ValidationError
-from framework.testing import run_capability
+from capgraph.base import ValidationError
+from capgraph.capabilities.periods.connect import parse
+from capgraph.capabilities.periods.items import Options
+from capgraph.capabilities.periods.reading import options_from
+from capgraph.capabilities.time_range_parsing import time_range_of
+from capgraph.testing import run_capability
 
 NOW = Options(datetime(2026, 11, 21, 10, 30))
 
@@ -153,7 +153,7 @@ def test_now_is_read_in_the_zone() -> None:
 
 
 async def test_the_capability_reads_the_task_or_the_stated_words() -> None:
-    from capabilities.time_range_parsing import TimeRangeParsing
+    from capgraph.capabilities.time_range_parsing import TimeRangeParsing
 
     run = await run_capability(
         TimeRangeParsing, task="rain yesterday", config={"now": "2020-05-02T12:00:00"}

@@ -16,19 +16,7 @@ from langchain_core.language_models import FakeListChatModel
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from pydantic import Field
 
-from capabilities._sandbox.checks import HostileOutputError, check_json, clean_png, parse_message
-from capabilities._sandbox.process import file_name
-from capabilities.python import (
-    Code,
-    CodeFailedError,
-    CodeFigure,
-    CodeResult,
-    PythonParameters,
-    RunPython,
-    isolation_report,
-)
-from capabilities.write_python import WritePython, describe_inputs, extract_code
-from framework.base import (
+from capgraph.base import (
     CapabilityContext,
     CapabilityError,
     ConfigurationError,
@@ -38,8 +26,25 @@ from framework.base import (
     StepContext,
     ValidationError,
 )
-from framework.prompts import PromptBuilder, PromptProvider, use_prompts
-from framework.testing import ScriptedModel
+from capgraph.capabilities._sandbox.checks import (
+    HostileOutputError,
+    check_json,
+    clean_png,
+    parse_message,
+)
+from capgraph.capabilities._sandbox.process import file_name
+from capgraph.capabilities.python import (
+    Code,
+    CodeFailedError,
+    CodeFigure,
+    CodeResult,
+    PythonParameters,
+    RunPython,
+    isolation_report,
+)
+from capgraph.capabilities.write_python import WritePython, describe_inputs, extract_code
+from capgraph.prompts import PromptBuilder, PromptProvider, use_prompts
+from capgraph.testing import ScriptedModel
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 # Walls that a host lacks are the escape suite's subject; here code must run wherever it can.

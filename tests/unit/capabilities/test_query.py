@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError as PydanticError
 
-from capabilities.contexts import QueryResult
-from capabilities.data.answer import answer_query
-from capabilities.query import Query
-from framework.base import ErrorSeverity, ValidationError
+from capgraph.base import ErrorSeverity, ValidationError
+from capgraph.capabilities.contexts import QueryResult
+from capgraph.capabilities.data.answer import answer_query
+from capgraph.capabilities.query import Query
 
 ROWS = """day,region,product,units,price,revenue,weight_kg
 2021-01-15,North,Kettle,2,10,20,1.5

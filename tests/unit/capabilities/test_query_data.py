@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from capabilities.contexts import DataSource, QueryResult
-from capabilities.plotting import Plotting
-from capabilities.query_data import QueryData
-from configs.settings import load_settings
-from framework import Registry, build_graph
-from framework.base import CapabilityError, ErrorSeverity, ValidationError
-from framework.testing import ScriptedModel, run_capability
+from capgraph import Registry, build_graph
+from capgraph.base import CapabilityError, ErrorSeverity, ValidationError
+from capgraph.capabilities.contexts import DataSource, QueryResult
+from capgraph.capabilities.plotting import Plotting
+from capgraph.capabilities.query_data import QueryData
+from capgraph.configs.settings import load_settings
+from capgraph.testing import ScriptedModel, run_capability
 
 WEATHER = DataSource(files=["vega:seattle-weather.csv"])
 
@@ -121,8 +121,8 @@ async def test_a_model_plans_with_the_tables_before_it(tmp_path: Path) -> None:
         return {"reason": "data", "capabilities": ["query_data"]}
 
     settings = load_settings(
-        modules=["capabilities.contexts", "capabilities.query_data"],
-        given=["DATA_SOURCE"],
+        modules=["capgraph.capabilities.contexts", "capgraph.capabilities.query_data"],
+        provided_types=["DATA_SOURCE"],
         data_folders=[str(tmp_path)],
     )
     model = ScriptedModel(responses=respond)

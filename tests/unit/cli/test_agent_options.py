@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from configs.settings import Settings
-from framework.base import CapabilityContext, ConfigurationError
-from framework.cli.agent import (
+from capgraph.base import CapabilityContext, ConfigurationError
+from capgraph.cli.agent import (
     check_thread_id,
     config_files,
     data_files,
@@ -17,8 +16,9 @@ from framework.cli.agent import (
     open_agent,
     read_settings,
 )
-from framework.graph.turns import files_given
-from framework.registry import Registry
+from capgraph.configs.settings import Settings
+from capgraph.graph.turns import files_given
+from capgraph.registry import Registry
 
 
 class FileList(CapabilityContext):
@@ -37,7 +37,7 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def registry():
-    registry = Registry(given=["DATA_SOURCE"])
+    registry = Registry(provided_types=["DATA_SOURCE"])
     registry.register(FileList)
     return registry
 
@@ -67,8 +67,8 @@ def test_a_configuration_that_is_missing_is_named(home):
 
 async def test_data_files_take_the_place_of_configured_ones(home):
     (home / "capgraph.yml").write_text(
-        "modules: [capabilities.contexts]\n"
-        "given: [DATA_SOURCE, TIME_RANGE]\n"
+        "modules: [capgraph.capabilities.contexts]\n"
+        "provided_types: [DATA_SOURCE, TIME_RANGE]\n"
         "context: {DATA_SOURCE: {a: {files: [x]}}, TIME_RANGE: {b: {label: all}}}\n"
     )
     settings = await asyncio.to_thread(read_settings, None)

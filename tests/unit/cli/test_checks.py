@@ -3,15 +3,15 @@
 import asyncio
 import sys
 
-from configs.settings import Settings
-from framework.cli.commands import check as checks
-from framework.graph.findings import check_settings
-from framework.registry import Registry
-from framework.testing import ScriptedModel
+from capgraph.cli.commands import check as checks
+from capgraph.configs.settings import Settings
+from capgraph.graph.findings import check_settings
+from capgraph.registry import Registry
+from capgraph.testing import ScriptedModel
 
 
 def test_extras_that_a_run_loads_late_are_looked_for():
-    settings = Settings(modules=["capabilities.plotting"])
+    settings = Settings(modules=["capgraph.capabilities.plotting"])
     assert [f.text for f in checks.check_extras(settings, offline=True)] == [
         "offline: installed",
         "data: installed",
@@ -49,7 +49,7 @@ class SilentModel(ScriptedModel):
 
 
 def asked(monkeypatch, models, **options):
-    monkeypatch.setattr("framework.models.chat_models", lambda configured: models)
+    monkeypatch.setattr("capgraph.models.chat_models", lambda configured: models)
     return looked_at("some:model", **options)
 
 

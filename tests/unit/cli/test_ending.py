@@ -11,7 +11,7 @@ import pytest
 _CODE = """
 import atexit
 import temporalio.bridge.temporal_sdk_bridge
-from framework.cli.main import main
+from capgraph.cli.main import main
 
 class Late:
     def __del__(self):
@@ -38,7 +38,7 @@ def test_the_threads_of_temporal_do_not_meet_the_end_of_the_interpreter(
 
 
 def test_a_process_that_runs_the_command_beside_other_things_goes_on() -> None:
-    code = "import temporalio, sys\nfrom framework.cli.main import main\n"
+    code = "import temporalio, sys\nfrom capgraph.cli.main import main\n"
     code += "try:\n    main(['--version'])\nexcept SystemExit:\n    print('goes on')\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines()[-1] == "goes on"
@@ -52,7 +52,7 @@ def test_a_database_that_is_away_is_nothing_typed_wrong() -> None:
         *(["usage"], ["audit", "verify"], ["serve", "--port", "0"]),
     ]
     code = (
-        "import sys\nfrom framework.cli.main import main\n"
+        "import sys\nfrom capgraph.cli.main import main\n"
         f"for words in {commands}:\n"
         "    try:\n        main([*words, '--db', 'postgresql://me@127.0.0.1:9/threads'])\n"
         "    except SystemExit as ended:\n"

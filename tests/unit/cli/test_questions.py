@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from framework.cli import questions
-from framework.cli.questions import answer_all, ask_all, question_lines
+from capgraph.cli import questions
+from capgraph.cli.questions import answer_all, ask_all, question_lines
 
 STEP = {
     "context_key": "mail",

@@ -2,10 +2,10 @@
 
 import pytest
 
-from framework.base import ConfigurationError
-from framework.cli.exit_codes import ExitCode
-from framework.cli.options import read_duration
-from framework.cli.terminal import one_line, safe
+from capgraph.base import ConfigurationError
+from capgraph.cli.exit_codes import ExitCode
+from capgraph.cli.options import read_duration
+from capgraph.cli.terminal import one_line, safe
 
 HOSTILE = "\x1b]0;title\x07 \x9b2J \u202eevil\u2069 \r over \x08\x7f \ud800"
 

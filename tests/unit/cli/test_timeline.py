@@ -5,9 +5,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from framework.base import ConfigurationError
-from framework.cli.timeline import Timeline
-from framework.telemetry import StepFailed, StepFinished, StepStarted
+from capgraph.base import ConfigurationError
+from capgraph.cli.timeline import Timeline
+from capgraph.telemetry import StepFailed, StepFinished, StepStarted
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -6,10 +6,10 @@ import json
 import pytest
 from rich.console import Console
 
-from framework.base import CapabilityError
-from framework.cli.show import AnswerOnly, JsonLines, LiveView, PlainLines
-from framework.graph.turns import TurnEnd
-from framework.telemetry import (
+from capgraph.base import CapabilityError
+from capgraph.cli.show import AnswerOnly, JsonLines, LiveView, PlainLines
+from capgraph.graph.turns import TurnEnd
+from capgraph.telemetry import (
     AnswerToken,
     CapabilitiesSelected,
     PlanMade,
@@ -154,7 +154,7 @@ def test_an_answer_that_was_begun_anew_ends_whole():
 
 
 def test_an_answer_that_broke_off_is_told_from_the_one_that_follows():
-    shown = live(events=[AnswerToken(text="It is gr"), AnswerToken(text="", anew=True),
+    shown = live(events=[AnswerToken(text="It is gr"), AnswerToken(text="", resets=True),
                          AnswerToken(text="It is blue.")],
                  end=TurnEnd("t1", "completed", answer="It is blue."))  # fmt: skip
     assert shown.index("It is gr\n") < shown.index("begins anew") < shown.index("\nIt is blue.")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from framework.base.errors import CapgraphError
-from framework.compat.compliance import (
+from capgraph.base.errors import CapgraphError
+from capgraph.compat.compliance import (
     HumanReviewQueue,
     IncidentReport,
     IncidentSeverity,
@@ -25,7 +25,7 @@ from framework.compat.compliance import (
     to_csv,
     transparency_report,
 )
-from framework.compat.worker import AgentRegistry, AgentStatus, Handoff, InvalidTransitionError
+from capgraph.compat.worker import AgentRegistry, AgentStatus, Handoff, InvalidTransitionError
 
 SEEN = datetime(2026, 3, 1, 12, tzinfo=UTC)
 

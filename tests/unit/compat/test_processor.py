@@ -13,8 +13,8 @@ from uuid import UUID
 
 import pytest
 
-from framework.base.errors import CapgraphError, ValidationError
-from framework.compat.processor import (
+from capgraph.base.errors import CapgraphError, ValidationError
+from capgraph.compat.processor import (
     Element,
     Event,
     EventStatus,

@@ -13,8 +13,8 @@ import pytest
 from langgraph.graph import StateGraph
 from langgraph.types import Command
 
-from framework.base import StoppedError
-from framework.behaviors import (
+from capgraph.base import StoppedError
+from capgraph.behaviors import (
     AsyncCircuitBreaker,
     CircuitBreaker,
     CircuitOpenError,
@@ -23,13 +23,13 @@ from framework.behaviors import (
     RateLimiter,
     RateLimitExceededError,
 )
-from framework.compat.compliance import (
+from capgraph.compat.compliance import (
     ResidualRiskLevel,
     Risk,
     RiskRegistry,
     RiskUnacceptableError,
 )
-from framework.compat.session import (
+from capgraph.compat.session import (
     AgentRegistry,
     AgentSession,
     AgentStatus,
@@ -39,7 +39,7 @@ from framework.compat.session import (
     Orchestrator,
     TurnTimeoutError,
 )
-from framework.governance import (
+from capgraph.governance import (
     BudgetExceededError,
     CostExceeded,
     GovernanceBreachError,
@@ -60,8 +60,8 @@ from framework.governance import (
     TimedOut,
     stop,
 )
-from framework.stores import open_saver
-from framework.telemetry import (
+from capgraph.stores import open_saver
+from capgraph.telemetry import (
     AgentEvent,
     AgentFailureClass,
     AuditLog,
@@ -341,7 +341,7 @@ def test_guards_see_arguments_and_results_also_when_they_are_asynchronous() -> N
             return await self._look(value)
 
         async def _look(self, value: Any) -> Any:
-            from framework.behaviors import GuardrailOutcome
+            from capgraph.behaviors import GuardrailOutcome
 
             await asyncio.sleep(0)
             return GuardrailOutcome("bad" not in str(value), "it is bad")
@@ -365,7 +365,7 @@ def test_a_guard_rewrites_a_result_and_no_arguments() -> None:
             return self._cover(value, "*")
 
         def _cover(self, value: Any, instead: Any) -> Any:
-            from framework.behaviors import GuardrailOutcome
+            from capgraph.behaviors import GuardrailOutcome
 
             action = "rewrite" if "secret" in str(value) else "ask" if "odd" in str(value) else None
             return GuardrailOutcome(True, action=action, value=instead)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from framework.compat.strategy import (
+from capgraph.compat.strategy import (
     Strategy,
     StrategyContext,
     StrategyConverterConfig,

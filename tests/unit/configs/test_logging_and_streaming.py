@@ -10,8 +10,8 @@ import pytest
 from langgraph.graph import START, StateGraph
 from typing_extensions import TypedDict
 
-from configs.logger import SafeFormatter, get_logger
-from configs.streaming import get_streamer, step_of_plan
+from capgraph.configs.logger import SafeFormatter, get_logger
+from capgraph.configs.streaming import get_streamer, step_of_plan
 
 
 def test_kinds_of_messages(caplog: pytest.LogCaptureFixture) -> None:

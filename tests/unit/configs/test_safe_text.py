@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from configs.logger import SecretMasker, clean_text, mask_data, mask_secrets, use_masker
-from configs.settings import load_settings
+from capgraph.configs.logger import SecretMasker, clean_text, mask_data, mask_secrets, use_masker
+from capgraph.configs.settings import load_settings
 
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N"
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from configs.errors import CapgraphError, ConfigurationError
-from configs.settings import Settings, load_settings
-from configs.yaml_files import read_yaml
+from capgraph.configs.errors import CapgraphError, ConfigurationError
+from capgraph.configs.settings import Settings, load_settings
+from capgraph.configs.yaml_files import read_yaml
 
 
 @pytest.fixture
@@ -214,8 +214,8 @@ def test_settings_are_not_shared_between_loads(write: Any) -> None:
     load_settings(write("name: one"))
     assert load_settings().name != "one"
     one = load_settings()
-    one.given.append("X")
-    assert load_settings().given == []
+    one.provided_types.append("X")
+    assert load_settings().provided_types == []
 
 
 def test_errors_hold_value_cause_and_fix_and_survive_a_process_boundary() -> None:
@@ -231,9 +231,9 @@ def test_errors_hold_value_cause_and_fix_and_survive_a_process_boundary() -> Non
 def test_a_lease_outlasts_a_late_beat() -> None:
     assert load_settings().scale.beat == 10.0
     assert load_settings(scale={"lease_seconds": 3}).scale.beat == 1.0
-    assert load_settings(scale={"lease_seconds": 3, "beat_seconds": 1.5}).scale.beat == 1.5
+    assert load_settings(scale={"lease_seconds": 3, "heartbeat_seconds": 1.5}).scale.beat == 1.5
     with pytest.raises(ConfigurationError, match=r"at most half of lease_seconds"):
-        load_settings(scale={"lease_seconds": 3, "beat_seconds": 2})
+        load_settings(scale={"lease_seconds": 3, "heartbeat_seconds": 2})
 
 
 def test_the_name_of_a_machine_is_no_misspelt_setting(monkeypatch: pytest.MonkeyPatch) -> None:

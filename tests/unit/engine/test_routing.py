@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from configs.limits import Limits
-from framework.base import CapabilitySpec, ErrorSeverity
-from framework.base.ports import Failure
-from framework.engine import Route, route
-from framework.engine.caller_plan import plan_digest
-from framework.pipeline.failures import decisive
-from framework.planning import StaticCatalog
+from capgraph.base import CapabilitySpec, ErrorSeverity
+from capgraph.base.ports import Failure
+from capgraph.configs.limits import Limits
+from capgraph.engine import Route, route
+from capgraph.engine.caller_plan import plan_digest
+from capgraph.pipeline.failures import decisive
+from capgraph.planning import StaticCatalog
 
 CATALOG = StaticCatalog.of(
     CapabilitySpec("fetch", "Fetch.", provides=("DATA",)),

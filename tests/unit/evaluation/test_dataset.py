@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from framework.base import ConfigurationError
-from framework.evaluation import AnswerCheck, Case, load_dataset
+from capgraph.base import ConfigurationError
+from capgraph.evaluation import AnswerCheck, Case, load_dataset
 
 GOOD = """
 version: 1

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from framework.evaluation import (
+from capgraph.evaluation import (
     METRICS,
     Case,
     CaseResult,
@@ -17,7 +17,7 @@ from framework.evaluation import (
     Report,
     Thresholds,
 )
-from framework.evaluation.metrics import count_edges, count_items, plan_edges, plan_nodes
+from capgraph.evaluation.metrics import count_edges, count_items, plan_edges, plan_nodes
 
 NAMES = st.lists(st.sampled_from("abcd"), max_size=8)
 

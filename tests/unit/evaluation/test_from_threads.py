@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from framework import build_graph
-from framework.base import ConfigurationError
-from framework.evaluation import dataset_of_threads, evaluate, load_dataset, write_dataset
-from framework.stores import open_saver
+from capgraph import build_graph
+from capgraph.base import ConfigurationError
+from capgraph.evaluation import dataset_of_threads, evaluate, load_dataset, write_dataset
+from capgraph.stores import open_saver
 from tests.contract.test_replay import (
     ADD,
     RAN,

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage
 
-from configs.settings import load_settings
-from framework import BaseCapability, Registry, capability_node
-from framework.base import ConfigurationError, ErrorSeverity
-from framework.base.errors import CapabilityError
-from framework.evaluation import CaseResult, Dataset, Report, evaluate
-from framework.testing import ModelCall, ScriptedModel
+from capgraph import BaseCapability, Registry, capability_node
+from capgraph.base import ConfigurationError, ErrorSeverity
+from capgraph.base.errors import CapabilityError
+from capgraph.configs.settings import load_settings
+from capgraph.evaluation import CaseResult, Dataset, Report, evaluate
+from capgraph.testing import ModelCall, ScriptedModel
 from tests.support.totals import Numbers, Total, add, read
 
 
@@ -25,7 +25,7 @@ def registry_of(*more: Any) -> Registry:
 
 
 def without_reading() -> Registry:
-    registry = Registry(given=["NUMBERS"])
+    registry = Registry(provided_types=["NUMBERS"])
     for item in (Numbers, Total, add):
         registry.register(item)
     return registry

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from framework.governance import Budget, BudgetExceededError
-from framework.testing import FakeClock
+from capgraph.governance import Budget, BudgetExceededError
+from capgraph.testing import FakeClock
 
 
 async def test_a_reservation_takes_all_or_nothing() -> None:

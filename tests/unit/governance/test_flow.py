@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from framework import BaseCapability, CapabilityContext, Registry, build_graph, capability_node
-from framework.governance import InformationFlow
-from framework.governance.flow import labels_of_types
-from framework.state import TurnView
+from capgraph import BaseCapability, CapabilityContext, Registry, build_graph, capability_node
+from capgraph.governance import InformationFlow
+from capgraph.governance.flow import labels_of_types
+from capgraph.state import TurnView
 
 LABELS = ("untrusted", "secret", "own")
 RULES: dict[str, Any] = {"own": ("effect", "outside")}
@@ -89,7 +89,7 @@ def house(nodes: list[Node]) -> Registry:
             "labels": node.of_capability,
             "removes_labels": node.removes,
             "effect": "idempotent" if node.effect else "none",
-            "outside": node.outside,
+            "sends_externally": node.outside,
             "execute": _executes(kind),
             "_create_orchestrator_guide": lambda _self: None,
             "_create_classifier_guide": lambda _self: None,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from framework.base import CapgraphError, ConfigurationError, ErrorSeverity, PolicyError
-from framework.governance import (
+from capgraph.base import CapgraphError, ConfigurationError, ErrorSeverity, PolicyError
+from capgraph.governance import (
     CedarPermissions,
     PermissionDeniedError,
     PermissionEnforcer,

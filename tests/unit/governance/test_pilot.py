@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from framework.governance import PermissionMode, build_pilot_profile
+from capgraph.governance import PermissionMode, build_pilot_profile
 
 
 def pilot(**more: Any) -> Any:

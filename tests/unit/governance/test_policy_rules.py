@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from framework.governance import (
+from capgraph.governance import (
     AgentFailed,
     AllAgentsComplete,
     And,

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from framework.base import CapgraphError, ErrorSeverity
-from framework.governance import QualityGate, QualityGateError, QualityLevel
+from capgraph.base import CapgraphError, ErrorSeverity
+from capgraph.governance import QualityGate, QualityGateError, QualityLevel
 
 LEVELS = list(QualityLevel)
 
@@ -62,12 +62,12 @@ def assertive(result: Any) -> QualityLevel:
 )
 async def test_a_check_gives_a_level_asserts_or_is_a_form(check: Any, good: Any, bad: Any) -> None:
     gate = QualityGate(QualityLevel.STRICT, check=check)
-    seen = await gate.examine(good, "it")
+    seen = await gate.evaluate_result(good, "it")
     assert seen.level is not None
     assert seen.level >= QualityLevel.STRICT
     assert not seen.ask
     with pytest.raises(QualityGateError, match="asks for Strict"):
-        await gate.examine(bad, "it")
+        await gate.evaluate_result(bad, "it")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ async def test_below_the_level_the_severity_says_what_happens(
 ) -> None:
     gate = QualityGate(QualityLevel.STRICT, check=judge, below=below)
     with pytest.raises(CapgraphError) as caught:
-        await gate.examine(2, "the result")
+        await gate.evaluate_result(2, "the result")
     assert caught.value.severity is severity
     assert "observed Standard" in str(caught.value)
     assert "Fix:" in str(caught.value)
@@ -92,8 +92,8 @@ async def test_below_the_level_the_severity_says_what_happens(
 async def test_a_check_that_fails_lets_nothing_pass() -> None:
     gate = QualityGate(QualityLevel.MINIMAL, check=lambda result: result["no"], below="ask")
     with pytest.raises(QualityGateError, match="KeyError") as caught:
-        await gate.examine({}, "it")
+        await gate.evaluate_result({}, "it")
     assert caught.value.severity is ErrorSeverity.CRITICAL
     assert "nothing" in str(
-        await QualityGate(QualityLevel.MINIMAL, assertive, "ask").examine(0, "it")
+        await QualityGate(QualityLevel.MINIMAL, assertive, "ask").evaluate_result(0, "it")
     )

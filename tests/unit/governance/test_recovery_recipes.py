@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from framework.base import CapabilityError, ModelError
-from framework.governance import (
+from capgraph.base import CapabilityError, ModelError
+from capgraph.governance import (
     EscalationPolicy,
     FailureScenario,
     RecoveryContext,

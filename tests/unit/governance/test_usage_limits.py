@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from framework.governance import (
+from capgraph.governance import (
     GovernanceBreachError,
     GovernancePlane,
     MaxBudgetLimit,
@@ -16,7 +16,7 @@ from framework.governance import (
     UsageLimitExceededError,
     UsageLimits,
 )
-from framework.telemetry import ModelPricing, PriceTable, UsageSnapshot, UsageTracker
+from capgraph.telemetry import ModelPricing, PriceTable, UsageSnapshot, UsageTracker
 
 
 def _tracker(**used: int) -> UsageTracker:

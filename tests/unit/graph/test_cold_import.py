@@ -1,4 +1,4 @@
-"""What only some runs need is imported by them, not with ``framework.graph``."""
+"""What only some runs need is imported by them, not with ``capgraph.graph``."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import subprocess
 import sys
 
 LATER = (
-    "framework.telemetry.events",
-    "framework.planning.strategies",
-    "configs.settings",
+    "capgraph.telemetry.events",
+    "capgraph.planning.strategies",
+    "capgraph.configs.settings",
     "sqlite3",
     "yaml",
 )
 
 
 def test_a_graph_is_imported_without_what_only_its_runs_need() -> None:
-    code = f"import sys, framework.graph; print([m for m in {LATER} if m in sys.modules])"
+    code = f"import sys, capgraph.graph; print([m for m in {LATER} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -13,9 +13,9 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 
-from framework import CapabilityContext, ErrorSeverity, Registry, build_graph, capability_node
-from framework.base import CapabilityError, FatalExecutionError
-from framework.graph.compiled import agent_graph
+from capgraph import CapabilityContext, ErrorSeverity, Registry, build_graph, capability_node
+from capgraph.base import CapabilityError, FatalExecutionError
+from capgraph.graph.compiled import agent_graph
 
 GIVEN: Any = {"messages": [("user", "read the gauge")]}
 

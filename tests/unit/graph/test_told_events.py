@@ -8,9 +8,9 @@ from typing import Any
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.config import get_stream_writer
 
-from configs.streaming import emit
-from framework import CapabilityContext, build_graph, capability_node
-from framework.graph.turns import Turn
+from capgraph import CapabilityContext, build_graph, capability_node
+from capgraph.configs.streaming import emit
+from capgraph.graph.turns import Turn
 
 
 class Note(CapabilityContext):

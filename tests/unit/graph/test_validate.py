@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from framework import Registry, build_graph
-from framework.base import CapabilityError, RegistryError
+from capgraph import Registry, build_graph
+from capgraph.base import CapabilityError, RegistryError
 from tests.support.toys import Reading, capability
 
 
 def test_every_problem_of_a_registry_stands_in_one_error() -> None:
-    registry = Registry(infrastructure=["infrastructure.router"])
+    registry = Registry(infrastructure=["capgraph.infrastructure.router"])
     registry.register(capability("router", requires=["MISSING"]))
     with pytest.raises(RegistryError) as info:
         build_graph(registry)
@@ -21,9 +21,9 @@ def test_every_problem_of_a_registry_stands_in_one_error() -> None:
 
 
 def test_given_and_optional_types_need_no_provider() -> None:
-    registry = Registry(given=["A"])
+    registry = Registry(provided_types=["A"])
     registry.register(capability("a", requires=["A", ("B", "optional"), "READING"]))
-    registry.give(Reading)
+    registry.declare_provided(Reading)
     assert "a" in build_graph(registry).get_graph().nodes
 
 

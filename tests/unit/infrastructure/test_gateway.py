@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 
-from framework import capability_node
-from framework.base import ValidationError
-from framework.state import merge_by_key
-from infrastructure.gateway import parse_commands, prepare
+from capgraph import capability_node
+from capgraph.base import ValidationError
+from capgraph.infrastructure.gateway import parse_commands, prepare
+from capgraph.state import merge_by_key
 from tests.support.doors import Gauge, answer, question, status
 from tests.support.toys import Reading, measure
 

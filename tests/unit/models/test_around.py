@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 
-from configs.settings import load_settings
-from framework.base import CapabilityError, LimitError, ModelError
-from framework.base.ports import STAGES, Attempt
-from framework.models import RoleModel, model_strategies
-from framework.models.calls import streamed, structured
-from framework.selection import Candidate, LexicalSelector
-from framework.testing import ScriptedModel
+from capgraph.base import CapabilityError, LimitError, ModelError
+from capgraph.base.ports import STAGES, Attempt
+from capgraph.configs.settings import load_settings
+from capgraph.models import RoleModel, model_strategies
+from capgraph.models.calls import streamed, structured
+from capgraph.selection import Candidate, LexicalSelector
+from capgraph.testing import ScriptedModel
 from tests.support.readings import sensor_registry
 
 ASK = [HumanMessage("one"), HumanMessage("two")]
@@ -36,7 +36,7 @@ class Around:
         self._log = log
         self._change = change
 
-    async def around(self, attempt: Attempt, call_next: Any) -> Any:
+    async def wrap_step(self, attempt: Attempt, call_next: Any) -> Any:
         self._log.append(f"{self.stage} {attempt.kind} {attempt.capability}")
         result = await (call_next(self._change(attempt)) if self._change else call_next())
         self._log.append(f"left {self.stage}")
@@ -45,12 +45,14 @@ class Around:
 
 async def test_stages_stand_in_their_order_whatever_order_they_are_given_in() -> None:
     log: list[str] = []
-    around = [Around(stage, log) for stage in ("call", "permit", "bound", "reserve", "ledger")]
+    around = [
+        Around(stage, log) for stage in ("call", "authorize", "timeout", "acquire", "idempotency")
+    ]
     role = RoleModel("planning", ScriptedModel(responses=[{"a": 1}]), around=around)
     assert await structured(role, SCHEMA, ASK) == {"a": 1}
     order = [stage for stage in STAGES if stage in {middleware.stage for middleware in around}]
     entered = [f"{stage} model planning" for stage in order]
-    assert order[0] == "permit"
+    assert order[0] == "authorize"
     assert log == [*entered, *(f"left {stage}" for stage in reversed(order))]
 
 
@@ -72,9 +74,9 @@ async def test_what_waits_for_its_turn_is_not_counted_as_the_models_time() -> No
             await asyncio.Event().wait()
 
     class Waits:
-        stage = "reserve"
+        stage = "acquire"
 
-        async def around(self, attempt: Attempt, call_next: Any) -> Any:
+        async def wrap_step(self, attempt: Attempt, call_next: Any) -> Any:
             await asyncio.sleep(1.1)
             return await call_next()
 
@@ -90,7 +92,7 @@ async def test_a_refusal_passes_as_it_is(error: Exception) -> None:
     class Refuses:
         stage = "call"
 
-        async def around(self, attempt: Attempt, call_next: Any) -> Any:
+        async def wrap_step(self, attempt: Attempt, call_next: Any) -> Any:
             raise error
 
     with pytest.raises(type(error)) as caught:

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from langchain_core.language_models import BaseChatModel
 
-from configs.settings import ModelSettings, load_settings
-from framework import Registry, build_graph
-from framework.base import ConfigurationError, MissingExtraError
-from framework.models import chat_models, model_strategies
-from framework.models.roles import ROLES
-from framework.selection import LexicalSelector
-from framework.testing import ScriptedModel
+from capgraph import Registry, build_graph
+from capgraph.base import ConfigurationError, MissingExtraError
+from capgraph.configs.settings import ModelSettings, load_settings
+from capgraph.models import chat_models, model_strategies
+from capgraph.models.roles import ROLES
+from capgraph.selection import LexicalSelector
+from capgraph.testing import ScriptedModel
 
 KEYED = {"model": "openai:gpt-test", "api_key": "sk-0123456789abcdef"}
 

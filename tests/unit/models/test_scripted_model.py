@@ -6,8 +6,8 @@ import pytest
 from langchain_core.messages import AIMessage
 from pydantic import BaseModel
 
-from framework.base import ModelError
-from framework.testing import ScriptedModel
+from capgraph.base import ModelError
+from capgraph.testing import ScriptedModel
 
 
 class Point(BaseModel):

@@ -16,8 +16,8 @@ from langchain_core.exceptions import (
     ModelTimeoutError,
 )
 
-from framework.base import ErrorSeverity, ModelError
-from framework.base.classify import classify_exception, diagnose
+from capgraph.base import ErrorSeverity, ModelError
+from capgraph.base.classify import classify_exception, diagnose
 
 REQUEST = httpx.Request("POST", "http://127.0.0.1/v1/chat/completions")
 

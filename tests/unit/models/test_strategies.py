@@ -8,15 +8,15 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from pydantic import BaseModel
 
-from configs.settings import load_settings
-from framework.base import ErrorSeverity, ModelError, PlannedStep
-from framework.base.classify import classify_exception
-from framework.models import model_strategies
-from framework.models.planning import PLAN_SCHEMA, describe_capability
-from framework.planning.strategies import AnswerRequest, PlanRequest, StepSummary
-from framework.registry import Registry
-from framework.selection import Candidate, LexicalSelector, Selection
-from framework.testing import ModelCall, ScriptedModel
+from capgraph.base import ErrorSeverity, ModelError, PlannedStep
+from capgraph.base.classify import classify_exception
+from capgraph.configs.settings import load_settings
+from capgraph.models import model_strategies
+from capgraph.models.planning import PLAN_SCHEMA, describe_capability
+from capgraph.planning.strategies import AnswerRequest, PlanRequest, StepSummary
+from capgraph.registry import Registry
+from capgraph.selection import Candidate, LexicalSelector, Selection
+from capgraph.testing import ModelCall, ScriptedModel
 from tests.support.readings import sensor_registry
 
 CANDIDATES = [
@@ -194,7 +194,7 @@ def test_a_planner_is_shown_the_parameters_of_a_capability() -> None:
         unit: Literal["K", "F"] | None = None
         limits: dict[str, int] | list[int] | None = None
 
-    from framework.base import CapabilitySpec
+    from capgraph.base import CapabilitySpec
 
     text = describe_capability(CapabilitySpec("look", "Looks.", parameters=Parameters))
     assert '"days":{"type":"integer"}' in text
@@ -291,7 +291,7 @@ async def test_cancelling_a_call_is_not_an_error_of_the_model() -> None:
 
 
 def test_prompts_of_an_application_are_used() -> None:
-    from framework.prompts import PromptBuilder, PromptProvider, use_prompts
+    from capgraph.prompts import PromptBuilder, PromptProvider, use_prompts
 
     class Mine(PromptBuilder):
         role = "I choose."

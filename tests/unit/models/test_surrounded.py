@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from framework import BaseCapability, CapabilityContext, build_graph, capability_node
-from framework.behaviors import FallbackBehavior, RetryBehavior
-from framework.testing import ScriptedModel
+from capgraph import BaseCapability, CapabilityContext, build_graph, capability_node
+from capgraph.behaviors import FallbackBehavior, RetryBehavior
+from capgraph.testing import ScriptedModel
 
 PLAN = {"steps": [{"context_key": "text", "capability": "write", "task_objective": "write"}]}
 
@@ -21,7 +21,7 @@ class Passing:
     def __init__(self) -> None:
         self.seen: list[tuple[str, str]] = []
 
-    async def around(self, attempt: Any, call_next: Any) -> Any:
+    async def wrap_step(self, attempt: Any, call_next: Any) -> Any:
         self.seen.append((attempt.kind, attempt.capability))
         return await call_next()
 

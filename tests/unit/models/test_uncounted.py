@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from configs.settings import Settings
-from framework.cli.commands.check import check_registry
-from framework.models.uncounted import uncounted_calls
+from capgraph.cli.commands.check import check_registry
+from capgraph.configs.settings import Settings
+from capgraph.models.uncounted import uncounted_calls
 
 SOURCE = """
-from framework import BaseCapability, CapabilityContext, capability_node
+from capgraph import BaseCapability, CapabilityContext, capability_node
 
 
 class Said(CapabilityContext):

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.limits import Limits
-from framework import CapabilityContext, ErrorSeverity
-from framework.base import CapabilityError, CapabilitySpec, Requirement, ValidationError
-from framework.engine.turn_outcome import outcome_of
-from framework.pipeline.inputs import resolve_inputs
-from framework.pipeline.retry_policy import RetryPolicy, wait_seconds
-from framework.pipeline.sort_result import sort_result
+from capgraph import CapabilityContext, ErrorSeverity
+from capgraph.base import CapabilityError, CapabilitySpec, Requirement, ValidationError
+from capgraph.configs.limits import Limits
+from capgraph.engine.turn_outcome import outcome_of
+from capgraph.pipeline.inputs import resolve_inputs
+from capgraph.pipeline.retry_policy import RetryPolicy, wait_seconds
+from capgraph.pipeline.sort_result import sort_result
 
 
 class Reading(CapabilityContext):

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from framework.base import CapabilitySpec, PlanError, Requirement
-from framework.planning import StaticCatalog, chain_plan, check_plan, requires_closure
+from capgraph.base import CapabilitySpec, PlanError, Requirement
+from capgraph.planning import StaticCatalog, chain_plan, check_plan, requires_closure
 
 
 class Needy(BaseModel):

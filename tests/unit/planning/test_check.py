@@ -10,8 +10,8 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from framework.base import CapabilitySpec, Requirement
-from framework.planning import (
+from capgraph.base import CapabilitySpec, Requirement
+from capgraph.planning import (
     PROBLEM_KINDS,
     StaticCatalog,
     check_plan,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from framework.planning import plan_mermaid
-from framework.planning.diagram import escape_label
+from capgraph.planning import plan_mermaid
+from capgraph.planning.diagram import escape_label
 
 PLAN: Any = {
     "steps": [

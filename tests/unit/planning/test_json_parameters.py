@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from framework.base.errors import MissingExtraError, ValidationError
-from framework.base.spec import CapabilitySpec, parameter_names
-from framework.planning import validated_parameters
-from framework.planning.json_parameters import json_parameters
-from framework.planning.parameters import parameter_faults, required_parameters
+from capgraph.base.errors import MissingExtraError, ValidationError
+from capgraph.base.spec import CapabilitySpec, parameter_names
+from capgraph.planning import validated_parameters
+from capgraph.planning.json_parameters import json_parameters
+from capgraph.planning.parameters import parameter_faults, required_parameters
 
 TREE: dict[str, Any] = {
     "type": "dict",

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer, field_validator
 
-from framework import ErrorSeverity
-from framework.base import CapabilitySpec, ValidationError, capability_node
-from framework.planning import StaticCatalog, check_plan, repair_plan, validated_parameters
+from capgraph import ErrorSeverity
+from capgraph.base import CapabilitySpec, ValidationError, capability_node
+from capgraph.planning import StaticCatalog, check_plan, repair_plan, validated_parameters
 
 
 class Item(BaseModel):

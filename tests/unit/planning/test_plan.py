@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from framework.base import CapabilitySpec, PlanError
-from framework.planning import Plan, StaticCatalog, check_plan, repair_plan
+from capgraph.base import CapabilitySpec, PlanError
+from capgraph.planning import Plan, StaticCatalog, check_plan, repair_plan
 from tests.support.toys import measure
 
 CATALOG = StaticCatalog.of(

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
-from framework.base import CapabilitySpec, PlanError, Requirement
-from framework.planning import (
+from capgraph.base import CapabilitySpec, PlanError, Requirement
+from capgraph.planning import (
     PROBLEM_KINDS,
     StaticCatalog,
     carry_over,

@@ -8,10 +8,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from framework.base import CapabilitySpec, Requirement
-from framework.planning import Recipe, StaticCatalog, check_plan, expand_recipes
-from framework.planning.lifting import pattern_of, plain
-from framework.planning.recipes import once_each, work_of
+from capgraph.base import CapabilitySpec, Requirement
+from capgraph.planning import Recipe, StaticCatalog, check_plan, expand_recipes
+from capgraph.planning.lifting import pattern_of, plain
+from capgraph.planning.recipes import once_each, work_of
 
 MAKE = CapabilitySpec("make", "Makes one.", provides=("A",))
 JOIN = CapabilitySpec("join", "Joins some.", provides=("A",), requires=(Requirement("A", "many"),))

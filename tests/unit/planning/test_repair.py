@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from framework.base import CapabilitySpec, Requirement
-from framework.planning import Repair, StaticCatalog, check_plan, repair_plan
+from capgraph.base import CapabilitySpec, Requirement
+from capgraph.planning import Repair, StaticCatalog, check_plan, repair_plan
 
 
 class Options(BaseModel):

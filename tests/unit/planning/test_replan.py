@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from framework.base import PlanError
-from framework.planning import carry_over, fingerprints
+from capgraph.base import PlanError
+from capgraph.planning import carry_over, fingerprints
 
 
 def step(key: str, capability: str, *reads: str, **more: Any) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from framework.base import PlanError
-from framework.planning import (
+from capgraph.base import PlanError
+from capgraph.planning import (
     dependencies,
     ready_steps,
 )

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from framework.base import ClassifierExample, ErrorClassification, ErrorSeverity
-from framework.planning.problems import Problem
-from framework.prompts import (
+from capgraph.base import ClassifierExample, ErrorClassification, ErrorSeverity
+from capgraph.planning.problems import Problem
+from capgraph.prompts import (
     ClassificationPrompt,
     OrchestratorPrompt,
     PromptBuilder,

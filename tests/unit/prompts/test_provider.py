@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from framework.base import ConfigurationError, OrchestratorGuide
-from framework.prompts import (
+from capgraph.base import ConfigurationError, OrchestratorGuide
+from capgraph.prompts import (
     PromptBuilder,
     PromptProvider,
     ResponseGenerationPrompt,

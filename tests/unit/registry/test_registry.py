@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from framework import BaseCapability, CapabilityContext, Registry
-from framework.base import (
+from capgraph import BaseCapability, CapabilityContext, Registry
+from capgraph.base import (
     BaseInfrastructureNode,
     ClassifierExample,
     OrchestratorGuide,
@@ -19,8 +19,8 @@ from framework.base import (
     TaskClassifierGuide,
     infrastructure_node,
 )
-from framework.engine.bind import as_registry
-from framework.registry.discovery import import_object
+from capgraph.engine.bind import as_registry
+from capgraph.registry.discovery import import_object
 from tests.support.toys import Reading, capability
 
 
@@ -44,8 +44,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 SOURCE = '''
-from framework import CapabilityContext
-from framework.base import capability_node
+from capgraph import CapabilityContext
+from capgraph.base import capability_node
 
 class {type}(CapabilityContext):
     value: float
@@ -70,9 +70,9 @@ def test_a_new_registry_holds_the_built_in_nodes_and_nothing_else() -> None:
 def test_registries_do_not_share_anything() -> None:
     one, two = Registry(), Registry()
     one.register(capability("a"))
-    one.give("X")
+    one.declare_provided("X")
     assert not two.capabilities
-    assert not two.given
+    assert not two.provided_types
 
 
 def test_register_returns_the_item_and_keeps_the_order() -> None:
@@ -307,8 +307,8 @@ def test_a_frozen_registry_refuses_every_change_and_says_how_to_get_another() ->
         lambda: registry.register(capability("two")),
         lambda: registry.register(one),
         lambda: registry.unregister("one"),
-        lambda: registry.give("READING"),
-        lambda: registry.discover("infrastructure", override=True),
+        lambda: registry.declare_provided("READING"),
+        lambda: registry.discover("capgraph.infrastructure", override=True),
     ):
         with pytest.raises(RegistryError, match=r"cannot change any more.*registry\.with_"):
             change()
@@ -316,7 +316,7 @@ def test_a_frozen_registry_refuses_every_change_and_says_how_to_get_another() ->
 
 
 def test_with_makes_another_registry_and_leaves_the_first_alone() -> None:
-    registry = Registry(given=["PLACE"])
+    registry = Registry(provided_types=["PLACE"])
     registry.register(capability("one"))
     registry.register(capability("two"))
     registry.frozen()
@@ -325,7 +325,7 @@ def test_with_makes_another_registry_and_leaves_the_first_alone() -> None:
     assert list(other.capabilities) == ["two", "three"]
     assert other.capabilities["two"].cls is new
     assert other.context_types["READING"] is Reading
-    assert other.given == registry.given
+    assert other.provided_types == registry.provided_types
     assert list(registry.capabilities) == ["one", "two"]
     assert not registry.context_types
     other.register(capability("four"))
@@ -336,7 +336,7 @@ def test_with_makes_another_registry_and_leaves_the_first_alone() -> None:
 # --- what discovery passes by ---------------------------------------------------------------------
 
 UNDECORATED = """
-from framework.base import BaseCapability, BaseInfrastructureNode, capability_node
+from capgraph.base import BaseCapability, BaseInfrastructureNode, capability_node
 
 class _Shared(BaseCapability):
     name = description = "shared"

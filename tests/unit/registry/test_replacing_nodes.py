@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from framework import Registry, build_graph
-from framework.base import ErrorSeverity
+from capgraph import Registry, build_graph
+from capgraph.base import ErrorSeverity
 from tests.support.one_door import own_node, own_nodes
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from langgraph.checkpoint.memory import InMemorySaver
 
-from framework import build_graph, capability_node
-from framework.base.errors import PersistenceError
-from framework.scale.advance import advance, given_of
-from framework.scale.order import TurnOrder
-from framework.stores.run_log import LoggedRun, RunLog
+from capgraph import build_graph, capability_node
+from capgraph.base.errors import PersistenceError
+from capgraph.scale.advance import advance, given_of
+from capgraph.scale.order import TurnOrder
+from capgraph.stores.run_log import LoggedRun, RunLog
 
 
 @capability_node(examples=["open the valve"], requires_approval=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from configs.settings import load_settings
-from framework import build_graph, capability_node
-from framework.base.errors import PersistenceError
-from framework.scale import open_engine
+from capgraph import build_graph, capability_node
+from capgraph.base.errors import PersistenceError
+from capgraph.configs.settings import load_settings
+from capgraph.scale import open_engine
 from tests.faults.databases import postgres
 
 pytestmark = [pytest.mark.service, pytest.mark.may_block]

@@ -14,20 +14,20 @@ from langgraph.errors import GraphDrained
 from langgraph.runtime import RunControl
 from langgraph.types import Command, interrupt
 
-from configs.settings import Settings
-from framework import BaseCapability, capability_node
-from framework.base.capability import ErrorClassification
-from framework.base.context import CapabilityContext
-from framework.base.errors import ConfigurationError, ErrorSeverity, PersistenceError
-from framework.base.injected import Progress
-from framework.behaviors import RateLimitBehavior
-from framework.governance import Budget
-from framework.pipeline.effect_ledger import EffectLedger
-from framework.scale import remote
-from framework.stores import prune_threads
-from framework.stores.rows import rows_of
-from framework.stores.step_results import step_results_of
-from framework.testing import ScriptedModel
+from capgraph import BaseCapability, capability_node
+from capgraph.base.capability import ErrorClassification
+from capgraph.base.context import CapabilityContext
+from capgraph.base.errors import ConfigurationError, ErrorSeverity, PersistenceError
+from capgraph.base.injected import Progress
+from capgraph.behaviors import RateLimitBehavior
+from capgraph.configs.settings import Settings
+from capgraph.governance import Budget
+from capgraph.pipeline.effect_ledger import EffectLedger
+from capgraph.scale import remote
+from capgraph.stores import prune_threads
+from capgraph.stores.rows import rows_of
+from capgraph.stores.step_results import step_results_of
+from capgraph.testing import ScriptedModel
 from tests.support.remote_steps import Place, Worker, place, plan, thread, until
 from tests.support.sweeps import LONG
 
@@ -555,7 +555,7 @@ async def test_copies_of_a_step_run_on_other_workers(one: Place) -> None:
 
 
 async def test_an_effect_inside_a_step_of_another_worker_is_refused(one: Place) -> None:
-    from framework.engine.as_node import run_request
+    from capgraph.engine.as_node import run_request
 
     @capability_node(name="pay", effect="once")
     async def pay() -> Frame:
@@ -580,8 +580,8 @@ async def test_an_effect_inside_a_step_of_another_worker_is_refused(one: Place) 
 
 
 def test_check_names_what_a_queue_takes_away() -> None:
-    from framework import Registry
-    from framework.graph.validate import queued_warnings
+    from capgraph import Registry
+    from capgraph.graph.validate import queued_warnings
 
     @capability_node(name="asks", queue="gpu")
     async def asks(frame: Frame) -> Mask:

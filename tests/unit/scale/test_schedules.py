@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from framework.base.errors import ValidationError
-from framework.scale.schedules import Schedule, Schedules
-from framework.stores import open_saver
-from framework.stores.rows import rows_of
+from capgraph.base.errors import ValidationError
+from capgraph.scale.schedules import Schedule, Schedules
+from capgraph.stores import open_saver
+from capgraph.stores.rows import rows_of
 
 
 class Clockwork:

@@ -10,9 +10,9 @@ import psycopg
 import pytest
 from procrastinate.schema import SchemaManager
 
-from framework.base.errors import PersistenceError
-from framework.scale.postgres import PostgresEngine
-from framework.scale.tables import make_tables
+from capgraph.base.errors import PersistenceError
+from capgraph.scale.postgres import PostgresEngine
+from capgraph.scale.tables import make_tables
 from tests.faults.databases import postgres
 from tests.support.sweeps import sample
 

@@ -23,11 +23,11 @@ from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest
 from temporalio.client import Client, ScheduleBackfill, WorkflowHistory
 from temporalio.worker import Replayer
 
-from framework.base.errors import ConfigurationError, PersistenceError, ValidationError
-from framework.scale import temporal, turn_workflow
-from framework.scale.engine import Engine
-from framework.scale.order import StepOrder, TurnOrder
-from framework.scale.temporal import TemporalEngine
+from capgraph.base.errors import ConfigurationError, PersistenceError, ValidationError
+from capgraph.scale import temporal, turn_workflow
+from capgraph.scale.engine import Engine
+from capgraph.scale.order import StepOrder, TurnOrder
+from capgraph.scale.temporal import TemporalEngine
 from tests.support.scripted_orders import LEASE_SECONDS, Scripted
 from tests.support.sweeps import sample
 from tests.support.temporal_server import Server

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from framework.scale import translate
-from framework.scale.translate import Translator, interrupt_of
+from capgraph.scale import translate
+from capgraph.scale.translate import Translator, interrupt_of
 
 EVENT: TypeAdapter[Any] = TypeAdapter(Event)
 KEYS = st.sampled_from(["a", "b", "__proto__", "a/b~c"])
@@ -30,7 +30,7 @@ EVENTS = st.lists(
         *map(step, ("step_started", "step_progress", "step_finished", "step_failed")),
         st.fixed_dictionaries(
             {"event_type": st.just("answer_token"), "text": st.text(max_size=5)},
-            optional={"anew": st.booleans()},
+            optional={"resets": st.booleans()},
         ),
         st.fixed_dictionaries(
             {

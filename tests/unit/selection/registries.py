@@ -6,7 +6,7 @@ that occur in none of them.
 
 from __future__ import annotations
 
-from framework.selection import Candidate
+from capgraph.selection import Candidate
 
 DATA_AGENT = (
     Candidate(

@@ -8,8 +8,8 @@ import math
 import pytest
 from langchain_core.embeddings import Embeddings
 
-from framework.base import ModelError
-from framework.selection import Candidate, EmbeddingSelector, LexicalSelector
+from capgraph.base import ModelError
+from capgraph.selection import Candidate, EmbeddingSelector, LexicalSelector
 
 # Words of one meaning share a dimension; a lexical comparison cannot know that.
 MEANINGS = (

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from framework.base import MissingExtraError, ValidationError
-from framework.selection import Candidate, LexicalSelector, Selector
+from capgraph.base import MissingExtraError, ValidationError
+from capgraph.selection import Candidate, LexicalSelector, Selector
 from tests.unit.selection.registries import DATA_AGENT, HOME, SUPPORT
 
 WEATHER = Candidate(
@@ -271,7 +271,7 @@ async def test_a_missing_extra_names_the_install_command(monkeypatch: pytest.Mon
 def test_importing_selection_imports_no_heavy_library() -> None:
     heavy: Sequence[str] = ("sklearn", "scipy", "numpy")
     code = (
-        "import sys; before = set(sys.modules); import framework.selection; "
+        "import sys; before = set(sys.modules); import capgraph.selection; "
         f"print(sorted({set(heavy)!r} & (set(sys.modules) - before)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -7,8 +7,8 @@ from typing import Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from framework import BaseCapability, Registry, capability_node
-from framework.selection import Candidate, LexicalSelector
+from capgraph import BaseCapability, Registry, capability_node
+from capgraph.selection import Candidate, LexicalSelector
 
 GREENHOUSE = (
     Candidate("open_window", "Opens a window of the greenhouse."),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from framework.selection import Candidate, LexicalSelector
+from capgraph.selection import Candidate, LexicalSelector
 
 
 def _candidates(verdict: bool | None) -> list[Candidate]:
@@ -14,7 +14,7 @@ def _candidates(verdict: bool | None) -> list[Candidate]:
             "Computes figures about measurements.",
             positives=("what is the mean temperature?", "highest pressure in May"),
         ),
-        Candidate("picture", "Paints.", recognises=lambda task: verdict),
+        Candidate("picture", "Paints.", matches_task=lambda task: verdict),
     ]
 
 
@@ -38,7 +38,7 @@ async def test_a_refusal_by_the_capability_itself_counts_too() -> None:
             "figures",
             "Computes figures.",
             positives=("what is the mean temperature?",),
-            recognises=lambda task: False,
+            matches_task=lambda task: False,
         )
     ]
     found = await LexicalSelector().select("what is the mean temperature?", candidates)

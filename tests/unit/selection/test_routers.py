@@ -11,10 +11,10 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 
-from framework.base import ConfigurationError, ModelError
-from framework.models import RoleModel
-from framework.models.calls import structured
-from framework.selection import (
+from capgraph.base import ConfigurationError, ModelError
+from capgraph.models import RoleModel
+from capgraph.models.calls import structured
+from capgraph.selection import (
     BaseRouter,
     LLMRouter,
     LoadBalancingRouter,
@@ -23,7 +23,7 @@ from framework.selection import (
     RuleBasedRouter,
     SemanticRouter,
 )
-from framework.testing import ScriptedModel
+from capgraph.testing import ScriptedModel
 
 AGENTS = ["sales", "support", "accounts"]
 
@@ -152,7 +152,7 @@ async def test_without_weight_or_room_nobody_is_named():
 
 
 async def test_the_least_loaded_is_chosen_and_an_open_breaker_never():
-    from framework.behaviors import CircuitBreaker
+    from capgraph.behaviors import CircuitBreaker
 
     breakers = {name: CircuitBreaker(name, failure_threshold=1) for name in AGENTS}
     busy = {"sales": 0, "support": 3, "accounts": 1}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from framework.selection import Candidate, LexicalSelector
+from capgraph.selection import Candidate, LexicalSelector
 from tests.unit.selection.registries import DATA_AGENT, HOME, SUPPORT
 
 ALL = (*DATA_AGENT, *SUPPORT, *HOME)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from framework.selection import Candidate, LexicalSelector
+from capgraph.selection import Candidate, LexicalSelector
 from tests.unit.selection.registries import (
     FRESH_REQUESTS,
     FRESH_UNRELATED,

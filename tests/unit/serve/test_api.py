@@ -9,14 +9,14 @@ from typing import Any
 from ag_ui.core import Event
 from pydantic import TypeAdapter
 
-from configs.settings import Settings
-from framework import BaseCapability, capability_node
-from framework.base.approval_policy import ApprovalPolicy
-from framework.base.ports import Caller
-from framework.pipeline.run_config import current_caller
-from framework.stores import open_saver
-from framework.telemetry import Status, emit
-from framework.testing import ScriptedModel
+from capgraph import BaseCapability, capability_node
+from capgraph.base.approval_policy import ApprovalPolicy
+from capgraph.base.ports import Caller
+from capgraph.configs.settings import Settings
+from capgraph.pipeline.run_config import current_caller
+from capgraph.stores import open_saver
+from capgraph.telemetry import Status, emit
+from capgraph.testing import ScriptedModel
 from tests.support.served import (
     PLAN,
     READ,
@@ -418,7 +418,7 @@ async def test_identity_in_a_body_is_nobodys() -> None:
 
 
 async def test_what_cannot_be_run_is_said_before_anything_is_kept() -> None:
-    async with served(serve={"open_runs_per_user": 1}) as client:
+    async with served(serve={"max_active_runs_per_user": 1}) as client:
         ann, bob = await client(), await client("bob")
         thread = (await ann.post("/api/threads")).json()["thread_id"]
         path = f"/api/threads/{thread}/runs"
@@ -456,7 +456,9 @@ async def test_a_user_has_only_so_many_runs_at_once() -> None:
         return Level(litres=1)
 
     plan = {"steps": [{"context_key": "a", "capability": "wait_long"}]}
-    async with served(wait_long, serve={"open_runs_per_user": 2, "runs_at_once": 1}) as client:
+    async with served(
+        wait_long, serve={"max_active_runs_per_user": 2, "max_concurrent_runs": 1}
+    ) as client:
         ann, bob = await client(), await client("bob")
         runs = [(await asked(ann, plan))[1] for _ in range(2)]
         thread = (await ann.post("/api/threads")).json()["thread_id"]

@@ -21,13 +21,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse
 from starlette.routing import Route
 
-from configs.settings import OidcSettings, ServeSettings, Settings
-from framework import build_graph
-from framework.serve.app import create_app
-from framework.serve.identity import Logins
-from framework.serve.routes import login, oidc
-from framework.serve.shield import Shield
-from framework.stores.threads import each_thread_id
+from capgraph import build_graph
+from capgraph.configs.settings import OidcSettings, ServeSettings, Settings
+from capgraph.serve.app import create_app
+from capgraph.serve.identity import Logins
+from capgraph.serve.routes import login, oidc
+from capgraph.serve.shield import Shield
+from capgraph.stores.threads import each_thread_id
 from tests.unit.serve.test_shield import HOST, client, health, who
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from framework.testing import ScriptedModel
+from capgraph.testing import ScriptedModel
 from tests.support.served import READ, OpenValve, read_level, served
 
 

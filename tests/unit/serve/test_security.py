@@ -12,12 +12,12 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from starlette.routing import Mount, Route
 
-from configs.settings import Settings
-from framework import build_graph
-from framework.registry import Registry
-from framework.serve.app import create_app
-from framework.serve.identity import COOKIE
-from framework.serve.shield import OPEN
+from capgraph import build_graph
+from capgraph.configs.settings import Settings
+from capgraph.registry import Registry
+from capgraph.serve.app import create_app
+from capgraph.serve.identity import COOKIE
+from capgraph.serve.shield import OPEN
 from tests.support.serve_process import CANARY, Answer, Served, Things, serve_process, things_of
 from tests.support.served import OpenValve, Source, read_level
 from tests.support.sweeps import sample
@@ -72,7 +72,7 @@ def entries(served: Served) -> list[Entry]:
     registry = Registry()
     for one in (read_level, OpenValve, Source):
         registry.register(one)
-    registry.give("SOURCE")
+    registry.declare_provided("SOURCE")
     settings = Settings(serve={"uploads": {"folder": str(served.folder / "brought")}})
     graph = build_graph(registry, checkpointer=InMemorySaver(), settings=settings)
     app = create_app(graph, auth=served.tokens)

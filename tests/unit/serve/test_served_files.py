@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 
-from configs.settings import Settings
-from framework import CapabilityContext, build_graph, capability_node
-from framework.base import ConfigurationError
-from framework.base.ports import Caller
-from framework.registry import Registry
-from framework.serve.app import create_app
-from framework.serve.files import Uploads
+from capgraph import CapabilityContext, build_graph, capability_node
+from capgraph.base import ConfigurationError
+from capgraph.base.ports import Caller
+from capgraph.configs.settings import Settings
+from capgraph.registry import Registry
+from capgraph.serve.app import create_app
+from capgraph.serve.files import Uploads
 from tests.support.served import ByHeader, asked, ended, events_of, served
 
 CSV = b"time,load\n" + b"".join(b"2024-01-%02d,%d\n" % (day, day * 10) for day in range(1, 31))
@@ -34,7 +34,7 @@ def data_agent(folder: Path, **uploads: Any) -> dict[str, Any]:
     modules = [f"capabilities.{name}" for name in ("contexts", "query_data", "plotting")]
     settings = Settings(
         modules=modules,
-        given=["DATA_SOURCE"],
+        provided_types=["DATA_SOURCE"],
         capabilities={"plotting": {"output_dir": str(folder / "made")}},
         serve={
             "uploads": {"folder": str(folder / "brought"), **uploads},
@@ -298,9 +298,9 @@ def test_each_caller_has_a_folder_of_his_own() -> None:
         for user in ("ann", "Ann", "..", ".", "a@b", "a/b", "x" * 300, "x" * 301, "\udc80", "%41nn")
         for tenant in (None, "", "b", "..")
     ]
-    places = [caller.place or "" for caller in callers]
+    places = [caller.storage_key or "" for caller in callers]
     assert len({place.casefold() for place in places}) == len(callers)
     assert not [place for place in places if set(place) & set("./\\\0") or len(place) > 250]
-    assert Caller("").place is Caller().place is None
-    nobodys = Settings(data_folders=["/all", "/of/{user}"]).section("x", Caller().place)
+    assert Caller("").storage_key is Caller().storage_key is None
+    nobodys = Settings(data_folders=["/all", "/of/{user}"]).section("x", Caller().storage_key)
     assert nobodys == {"data_folders": ["/all"]}

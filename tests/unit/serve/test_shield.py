@@ -15,11 +15,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
-from configs.settings import ProxySettings, ServeSettings
-from framework.serve.identity import COOKIE, Logins, caller_of
-from framework.serve.routes import login
-from framework.serve.shield import Shield
-from framework.serve.tokens import TokenFile, issue_token, revoke_token
+from capgraph.configs.settings import ProxySettings, ServeSettings
+from capgraph.serve.identity import COOKIE, Logins, caller_of
+from capgraph.serve.routes import login
+from capgraph.serve.shield import Shield
+from capgraph.serve.tokens import TokenFile, issue_token, revoke_token
 
 HOST = "http://127.0.0.1:8000"
 
@@ -229,7 +229,7 @@ async def test_logging_in_is_limited_by_address(tokens: TokenFile) -> None:
 async def test_a_session_begins_anew_and_ends_with_its_token(
     served: Any, token: str, token_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("framework.serve.tokens._LOOKED_EVERY", 0.0)
+    monkeypatch.setattr("capgraph.serve.tokens._LOOKED_EVERY", 0.0)
     async with client(served[0]) as asking:
         asking.cookies.set(COOKIE, "chosen-by-somebody", domain="127.0.0.1")
         found = await asking.post("/login", data={"token": token})
@@ -251,7 +251,7 @@ async def test_a_session_begins_anew_and_ends_with_its_token(
 async def test_a_stream_ends_with_the_login_it_was_asked_for_with(
     served: Any, token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("framework.serve.shield._KNOWN_SECONDS", 0.0)
+    monkeypatch.setattr("capgraph.serve.shield._KNOWN_SECONDS", 0.0)
     async with client(served[0]) as asking:
         found = await asking.post("/login", json={"token": token})
         mine = {"cookie": found.headers["set-cookie"].split(";")[0]}

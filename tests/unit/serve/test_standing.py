@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from configs.settings import Settings
-from framework import capability_node
-from framework.base import CapabilityError, ErrorSeverity
-from framework.stores import open_saver, rows_of
+from capgraph import capability_node
+from capgraph.base import CapabilityError, ErrorSeverity
+from capgraph.configs.settings import Settings
+from capgraph.stores import open_saver, rows_of
 from tests.support.served import READ, Level, OpenValve, asked, ended, read_level, served
 
 

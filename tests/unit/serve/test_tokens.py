@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from framework.base.errors import ConfigurationError
-from framework.cli.main import app
-from framework.serve import tokens
-from framework.serve.tokens import TokenFile, issue_token, read_tokens, revoke_token
+from capgraph.base.errors import ConfigurationError
+from capgraph.cli.main import app
+from capgraph.serve import tokens
+from capgraph.serve.tokens import TokenFile, issue_token, read_tokens, revoke_token
 
 
 @pytest.fixture

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 
-from configs.settings import Settings, load_settings
-from framework import build_graph
-from framework.base import ConfigurationError
-from framework.serve import webhook
-from framework.serve.app import create_app
-from framework.stores import open_saver
+from capgraph import build_graph
+from capgraph.base import ConfigurationError
+from capgraph.configs.settings import Settings, load_settings
+from capgraph.serve import webhook
+from capgraph.serve.app import create_app
+from capgraph.stores import open_saver
 from tests.support.served import asked, ended, read_level, served
 
 SECRET = "a secret of sixteen"

@@ -18,22 +18,22 @@ from langgraph.graph import StateGraph
 from langgraph.graph.message import REMOVE_ALL_MESSAGES, add_messages
 from langgraph.types import Overwrite
 
-from framework.base import ConfigurationError, ValidationError
-from framework.state import (
+from capgraph.base import ConfigurationError, ValidationError
+from capgraph.state import (
     AgentState,
-    FromCaller,
-    OfTurn,
+    CallerInput,
     StateSchema,
+    TurnScoped,
     append,
     fold_context,
 )
-from framework.state.reducers import fold_messages
+from capgraph.state.reducers import fold_messages
 
 
 class MyState(AgentState, total=False):
-    tenant: Annotated[str, FromCaller]
-    notes: Annotated[list[str], OfTurn, append]
-    visits: NotRequired[Annotated[int, OfTurn]]
+    tenant: Annotated[str, CallerInput]
+    notes: Annotated[list[str], TurnScoped, append]
+    visits: NotRequired[Annotated[int, TurnScoped]]
     seen: dict[str, int]
 
 
@@ -76,7 +76,7 @@ def test_the_reset_does_not_look_at_what_a_thread_keeps() -> None:
 
 def test_a_reducer_that_langgraph_would_not_see_is_refused() -> None:
     class Wrong(AgentState, total=False):
-        notes: Annotated[list[str], append, FromCaller]
+        notes: Annotated[list[str], append, CallerInput]
 
     with pytest.raises(ConfigurationError, match=r"Wrong\.notes does not stand last"):
         StateSchema.of(Wrong)

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langgraph.types import Overwrite
 
-from framework import CapabilityContext
-from framework.base import ValidationError
-from framework.state import (
+from capgraph import CapabilityContext
+from capgraph.base import ValidationError
+from capgraph.state import (
     AgentState,
     StateSchema,
     append,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from framework.base.clock import SystemClock
-from framework.stores.cells import FOREVER, RowCells
-from framework.stores.rows import FileRows
+from capgraph.base.clock import SystemClock
+from capgraph.stores.cells import FOREVER, RowCells
+from capgraph.stores.rows import FileRows
 
 pytestmark = [pytest.mark.may_block]
 

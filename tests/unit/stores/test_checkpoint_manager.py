@@ -15,9 +15,9 @@ from langgraph.graph import StateGraph
 from langgraph.store.memory import InMemoryStore
 from langgraph.types import interrupt
 
-from framework.base import PersistenceError
-from framework.base.errors import ConfigurationError, ValidationError
-from framework.stores import (
+from capgraph.base import PersistenceError
+from capgraph.base.errors import ConfigurationError, ValidationError
+from capgraph.stores import (
     BaseStateStore,
     Checkpoint,
     CheckpointManager,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from langgraph.checkpoint.conformance import checkpointer_test, validate
 
-from framework.stores import open_saver
+from capgraph.stores import open_saver
 
 pytestmark = pytest.mark.may_block
 

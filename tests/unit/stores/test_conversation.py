@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from framework.base.errors import ValidationError
-from framework.stores import ConversationMessage, ConversationState, InMemoryStateStore
+from capgraph.base.errors import ValidationError
+from capgraph.stores import ConversationMessage, ConversationState, InMemoryStateStore
 
 
 async def test_a_conversation_goes_through_a_store_and_back() -> None:

@@ -13,9 +13,9 @@ from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
-from framework.base import PersistenceError
-from framework.stores import leases_of, open_saver, rows_of
-from framework.stores.records import read_record, write_record
+from capgraph.base import PersistenceError
+from capgraph.stores import leases_of, open_saver, rows_of
+from capgraph.stores.records import read_record, write_record
 
 pytestmark = pytest.mark.may_block
 KEY = "0123456789abcdef"

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 
-from framework.base.errors import PersistenceError
-from framework.stores import leases_of, open_saver, rows_of, run_log
-from framework.stores.run_log import LoggedRun, RunLog
+from capgraph.base.errors import PersistenceError
+from capgraph.stores import leases_of, open_saver, rows_of, run_log
+from capgraph.stores.run_log import LoggedRun, RunLog
 
 KEY = "0123456789abcdef"
 

@@ -19,10 +19,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from framework.base import PersistenceError
-from framework.base.errors import ConfigurationError, ValidationError
-from framework.stores import (
-    ABSENT,
+from capgraph.base import PersistenceError
+from capgraph.base.errors import ConfigurationError, ValidationError
+from capgraph.stores import (
+    MISSING,
     BaseStateStore,
     InMemoryStateStore,
     RedisStateStore,
@@ -176,10 +176,10 @@ async def test_none_is_told_from_nothing(store: Any) -> None:
     await store.set("k", None)
     assert await store.exists("k")
     assert await store.get("k", "nothing") is None
-    assert not await store.compare_and_set("k", ABSENT, 1)
+    assert not await store.compare_and_set("k", MISSING, 1)
     assert await store.compare_and_set("k", None, 1)
     assert await store.compare_and_set("other", None, 1)
-    assert await store.compare_and_set("third", ABSENT, 1)
+    assert await store.compare_and_set("third", MISSING, 1)
     assert not await store.compare_and_set("fourth", 1, 2)
     assert not await store.exists("fourth")
 
@@ -285,7 +285,7 @@ async def test_what_nobody_reads_goes_when_its_time_is_over() -> None:
 async def test_what_nobody_reads_leaves_a_table_too(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("framework.stores.cells._SWEEP_SHARE", 1)
+    monkeypatch.setattr("capgraph.stores.cells._SWEEP_SHARE", 1)
     store = SqliteStateStore(tmp_path / "state.db")
     for number in range(20):
         await store.set(f"old{number}", "x", ttl=0.001)
@@ -329,7 +329,7 @@ def test_a_store_without_a_prefix_is_refused() -> None:
 
 
 async def test_limits_in_the_same_file_stay(tmp_path: Any) -> None:
-    from framework.behaviors import RateLimiter
+    from capgraph.behaviors import RateLimiter
 
     limiter = RateLimiter(rpm=0.001, burst=1, store=f"sqlite:///{tmp_path}/state.db")
     assert await limiter.try_acquire("k")
@@ -367,7 +367,7 @@ async def test_a_server_that_was_started_again_is_found_again(server: Any) -> No
 
 async def test_changes_at_once_lose_nothing(store: Any) -> None:
     async def swap() -> bool:
-        return bool(await store.compare_and_set("first", ABSENT, 1))
+        return bool(await store.compare_and_set("first", MISSING, 1))
 
     await asyncio.gather(
         *(store.append("list", n) for n in range(30)), *(store.increment("n") for _ in range(30))
@@ -402,7 +402,7 @@ def _work(where: Where, number: int, results: Any) -> None:
     async def one(store: Any, turn: int) -> int:
         await store.append("list", f"{number}/{turn}")
         await store.increment("n")
-        return int(await store.compare_and_set(f"first{turn}", ABSENT, number))
+        return int(await store.compare_and_set(f"first{turn}", MISSING, number))
 
     async def run() -> int:
         store = StateStoreFactory.create(kind, **named)

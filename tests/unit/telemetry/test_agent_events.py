@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from framework.telemetry import (
+from capgraph.telemetry import (
     AgentEvent,
     AgentEventName,
     AgentEventStatus,

@@ -18,12 +18,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from framework.base.errors import PersistenceError, ValidationError
-from framework.stores import open_saver
-from framework.stores.rows import rows_of
-from framework.telemetry import AuditLog
-from framework.telemetry.audit_chain import NOTHING, Checker, Head, seal
-from framework.telemetry.audit_log import AuditTable
+from capgraph.base.errors import PersistenceError, ValidationError
+from capgraph.stores import open_saver
+from capgraph.stores.rows import rows_of
+from capgraph.telemetry import AuditLog
+from capgraph.telemetry.audit_chain import NOTHING, Checker, Head, seal
+from capgraph.telemetry.audit_log import AuditTable
 
 
 def written(path: Path, count: int = 5, **options: Any) -> AuditLog:
@@ -156,7 +156,7 @@ def test_what_a_lost_machine_left_half_written_is_taken_off(tmp_path: Path) -> N
 
 
 def test_the_old_can_go_and_the_rest_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from framework.telemetry import audit_chain
+    from capgraph.telemetry import audit_chain
 
     log = AuditLog(tmp_path / "a.jsonl")
     for day in range(1, 7):
@@ -182,10 +182,10 @@ def test_the_old_can_go_and_the_rest_holds(tmp_path: Path, monkeypatch: pytest.M
 
 WRITER = """
     import asyncio, sys
-    from framework.telemetry import AuditLog
-    from framework.telemetry.audit_log import AuditTable
-    from framework.stores import open_saver
-    from framework.stores.rows import rows_of
+    from capgraph.telemetry import AuditLog
+    from capgraph.telemetry.audit_log import AuditTable
+    from capgraph.stores import open_saver
+    from capgraph.stores.rows import rows_of
 
     kind, place, name, count = sys.argv[1:]
 
@@ -268,7 +268,7 @@ async def table_of(saver: Any, **options: Any) -> AuditTable:
 
 
 async def test_a_chain_beside_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from framework.telemetry import audit_chain
+    from capgraph.telemetry import audit_chain
 
     async with open_saver(f"sqlite:///{tmp_path / 'a.db'}") as saver:
         table = await table_of(saver, signing_key="k")

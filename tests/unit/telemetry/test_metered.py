@@ -13,13 +13,13 @@ from langgraph.func import task
 from langgraph.graph import END, START, StateGraph
 from pydantic import BaseModel
 
-from framework import BaseCapability, CapabilityContext, Registry, build_graph, capability_node
-from framework.base import LimitError
-from framework.base.budget import TurnBudget
-from framework.models import RoleModel
-from framework.models.calls import streamed, structured
-from framework.telemetry.metered import METER, ModelMeter, counting
-from framework.testing import ScriptedModel
+from capgraph import BaseCapability, CapabilityContext, Registry, build_graph, capability_node
+from capgraph.base import LimitError
+from capgraph.base.budget import TurnBudget
+from capgraph.models import RoleModel
+from capgraph.models.calls import streamed, structured
+from capgraph.telemetry.metered import METER, ModelMeter, counting
+from capgraph.testing import ScriptedModel
 
 TOKENS = {"input_tokens": 5, "output_tokens": 2, "total_tokens": 7}
 ASK = [HumanMessage("Hello?")]

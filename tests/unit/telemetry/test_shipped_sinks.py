@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from framework.telemetry import (
+from capgraph.telemetry import (
     AgentEvent,
     EventDispatcher,
     FanoutSink,
@@ -171,7 +171,7 @@ async def test_a_fan_tries_all_and_raises_the_first() -> None:
 
 
 async def test_a_filter_takes_only_what_it_names() -> None:
-    from framework.telemetry import Reclassify
+    from capgraph.telemetry import Reclassify
 
     named, typed, other = RingBufferSink(), RingBufferSink(), RingBufferSink()
     dispatcher = EventDispatcher()

@@ -9,8 +9,8 @@ from typing import Any, TypedDict
 import pytest
 from langgraph.graph import START, StateGraph
 
-from configs.errors import ConfigurationError
-from framework.telemetry import EventDispatcher, Reclassify, about, emit, parse_event
+from capgraph.configs.errors import ConfigurationError
+from capgraph.telemetry import EventDispatcher, Reclassify, about, emit, parse_event
 
 
 class Collect:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from framework.base import ValidationError
-from framework.telemetry import (
+from capgraph.base import ValidationError
+from capgraph.telemetry import (
     FanoutUsageSink,
     ModelPricing,
     NoopUsageSink,

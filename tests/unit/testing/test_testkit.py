@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from framework import BaseCapability, CapabilityContext
-from framework.base import CapabilityError, ValidationError, capability_node
-from framework.testing import run_capability, with_faults
+from capgraph import BaseCapability, CapabilityContext
+from capgraph.base import CapabilityError, ValidationError, capability_node
+from capgraph.testing import run_capability, with_faults
 
 pytest_plugins = ["pytester"]
 

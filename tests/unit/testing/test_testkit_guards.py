@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from blockbuster import BlockingError
 
-from framework.base import capability_node
-from framework.testing import run_capability
-from framework.testing.clock import FakeClock
+from capgraph.base import capability_node
+from capgraph.testing import run_capability
+from capgraph.testing.clock import FakeClock
 from tests.support.network import NetworkRefusedError
 
 

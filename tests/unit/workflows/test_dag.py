@@ -12,9 +12,9 @@ from langgraph.graph import StateGraph
 from langgraph.types import Command, interrupt
 from typing_extensions import TypedDict
 
-from framework import bind, capability_node
-from framework.base import ConfigurationError, ValidationError
-from framework.workflows import DAGWorkflow, WorkflowEdge, WorkflowNode
+from capgraph import bind, capability_node
+from capgraph.base import ConfigurationError, ValidationError
+from capgraph.workflows import DAGWorkflow, WorkflowEdge, WorkflowNode
 
 
 class Worker:

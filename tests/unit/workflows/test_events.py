@@ -6,8 +6,8 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command, interrupt
 
-from framework.base import ConfigurationError, ValidationError
-from framework.workflows import EventDrivenWorkflow, WorkflowEvent
+from capgraph.base import ConfigurationError, ValidationError
+from capgraph.workflows import EventDrivenWorkflow, WorkflowEvent
 
 
 def started(**payload):

@@ -7,8 +7,8 @@ import textwrap
 import pytest
 from typer.testing import CliRunner
 
-from framework.base import ConfigurationError
-from framework.workflows import load_workflow
+from capgraph.base import ConfigurationError
+from capgraph.workflows import load_workflow
 
 
 @pytest.fixture
@@ -93,13 +93,13 @@ def test_what_is_wrong_with_a_file_is_told(written, text, told):
 
 
 def test_capgraph_run_takes_capabilities_by_name_and_keeps_the_run(written, tmp_path):
-    from framework.cli.main import app
+    from capgraph.cli.main import app
 
     written(
         """
         from langgraph.types import interrupt
 
-        from framework import capability_node
+        from capgraph import capability_node
 
         @capability_node
         async def level(tank: int = 3) -> float:

@@ -6,8 +6,8 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command, interrupt
 
-from framework.base import ConfigurationError
-from framework.workflows import StateMachineWorkflow
+from capgraph.base import ConfigurationError
+from capgraph.workflows import StateMachineWorkflow
 
 
 class Worker:

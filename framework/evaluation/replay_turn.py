@@ -13,17 +13,17 @@ from langchain_core.messages import AIMessage
 from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command
 
-from configs.logger import mask_data
-from framework.base.errors import PersistenceError, ValidationError
-from framework.engine.bind import as_registry
-from framework.evaluation.recording import (
+from capgraph.base.errors import PersistenceError, ValidationError
+from capgraph.configs.logger import mask_data
+from capgraph.engine.bind import as_registry
+from capgraph.evaluation.recording import (
     Cost,
     Recording,
     TurnEnd,
     asked_of,
     record,
 )
-from framework.evaluation.script import (
+from capgraph.evaluation.script import (
     Announced,
     BrokeOffError,
     HandedBack,
@@ -35,16 +35,16 @@ from framework.evaluation.script import (
     stand_ins,
     state_of,
 )
-from framework.graph import build_graph
-from framework.langgraph_compat import INTERRUPT
-from framework.pipeline.waiting import wake_at
-from framework.registry import Registry
-from framework.stores import open_saver
-from framework.stores.waits import keep_signal
-from framework.telemetry.usage import PriceTable, UsageSnapshot
+from capgraph.graph import build_graph
+from capgraph.langgraph_compat import INTERRUPT
+from capgraph.pipeline.waiting import wake_at
+from capgraph.registry import Registry
+from capgraph.stores import open_saver
+from capgraph.stores.waits import keep_signal
+from capgraph.telemetry.usage import PriceTable, UsageSnapshot
 
 if TYPE_CHECKING:
-    from configs.settings import Settings
+    from capgraph.configs.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +131,12 @@ async def replay(
         ConfigurationError: The graph cannot be built.
 
     >>> import asyncio
-    >>> from framework import Registry
+    >>> from capgraph import Registry
     >>> asyncio.run(replay(Recording(thread="t", turn=1), Registry())).replayed.status
     'failed'
     """
     if settings is None:
-        from configs.settings import load_settings
+        from capgraph.configs.settings import load_settings
 
         settings = await asyncio.to_thread(load_settings)
     registry = as_registry(registry)

@@ -1,4 +1,4 @@
-"""Stage ``settle``: the only maker of a ``StepRecord``, out of whatever came from inside."""
+"""Stage ``finalize``: the only maker of a ``StepRecord``, out of whatever came from inside."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any, NamedTuple
 
 from langgraph.errors import GraphBubbleUp
 
-import framework.telemetry as telemetry
-from configs.logger import get_logger
-from configs.streaming import is_heard
-from framework.approvals import RESULT
-from framework.base.context import CapabilityContext
-from framework.base.errors import ErrorSeverity, PersistenceError, ValidationError
-from framework.base.ports import Attempt, Failure, Question, StepRecord
-from framework.base.values import to_plain
-from framework.pipeline.effect_ledger import digest_of, plain_inputs
-from framework.pipeline.failures import REFUSED_BY_GUARDS, after_effect, fatal, killed, read_failure
-from framework.pipeline.gate import examined
-from framework.pipeline.job import STOPPED, Inner, Job, Result
-from framework.pipeline.run_config import raw_errors_wanted
-from framework.pipeline.sort_result import PLAN_KEY, Sorted, contexts_in, sort_result
-from framework.state import dump_context
-from framework.telemetry.audit import note_refusal
-from framework.telemetry.sinks import about
+import capgraph.telemetry as telemetry
+from capgraph.approvals import RESULT
+from capgraph.base.context import CapabilityContext
+from capgraph.base.errors import ErrorSeverity, PersistenceError, ValidationError
+from capgraph.base.ports import Attempt, Failure, Question, StepRecord
+from capgraph.base.values import to_plain
+from capgraph.configs.logger import get_logger
+from capgraph.configs.streaming import is_heard
+from capgraph.pipeline.effect_ledger import digest_of, plain_inputs
+from capgraph.pipeline.failures import REFUSED_BY_GUARDS, after_effect, fatal, killed, read_failure
+from capgraph.pipeline.gate import examined
+from capgraph.pipeline.job import STOPPED, Inner, Job, Result
+from capgraph.pipeline.run_config import raw_errors_wanted
+from capgraph.pipeline.sort_result import PLAN_KEY, Sorted, contexts_in, sort_result
+from capgraph.state import dump_context
+from capgraph.telemetry.audit import note_refusal
+from capgraph.telemetry.sinks import about
 
 
 class Skipped(NamedTuple):
@@ -40,7 +40,7 @@ class Skipped(NamedTuple):
     not_needed: bool = False
 
 
-async def settle(job: Job, attempt: Attempt, inner: Inner) -> Result:
+async def finalize(job: Job, attempt: Attempt, inner: Inner) -> Result:
     """Sort and check what one try gave, and say what a failure means.
 
     Raises:
@@ -57,7 +57,9 @@ async def settle(job: Job, attempt: Attempt, inner: Inner) -> Result:
                 return _succeeded(job, attempt, found)
             seen = await examined(job, attempt, found)
             record = _succeeded(job, attempt, found)
-            return replace(record, quality=seen.level, asks=(seen.ask,) if seen.ask else ())
+            return replace(
+                record, quality=seen.level, approval_reasons=(seen.ask,) if seen.ask else ()
+            )
     except GraphBubbleUp:
         raise
     except Exception as exc:
@@ -140,7 +142,7 @@ async def finished(job: Job, attempt: Attempt, inner: Inner, *, checked: bool) -
             job.began, job.effect = asyncio.get_running_loop().time(), held["effect"]
             kept = {name: held[name] for name in ("contexts", "quality")}
             asks = tuple(held["asks"])
-            found: Result = _record(job, attempt, success=True, asks=asks, **kept)
+            found: Result = _record(job, attempt, success=True, approval_reasons=asks, **kept)
         else:
             job.settling = True
             try:
@@ -153,7 +155,7 @@ async def finished(job: Job, attempt: Attempt, inner: Inner, *, checked: bool) -
             if isinstance(found, StepRecord) and found.error is not None:
                 tell_failed(job, attempt, found.error)
             return found
-        if found.asks and (question := await _asked(job, attempt, found)) is not None:
+        if found.approval_reasons and (question := await _asked(job, attempt, found)) is not None:
             return question
         if is_heard() and not (attempt.given and attempt.given.told):
             duration = found.execution_time
@@ -211,10 +213,16 @@ async def _asked(job: Job, attempt: Attempt, record: StepRecord) -> Question | N
         return None
     if not record.updates and record.plan is None:
         kept: dict[str, Any] = {"contexts": record.contexts, "effect": job.effect}
-        kept |= {"of": work_of(attempt), "asks": list(record.asks), "quality": record.quality}
+        kept |= {
+            "of": work_of(attempt),
+            "asks": list(record.approval_reasons),
+            "quality": record.quality,
+        }
         await job.door.ledger.hold(attempt.key, kept)
     shown = {"parameters": dict(attempt.values), "result": gave}
-    return Question(RESULT, attempt.capability, " ".join(record.asks), digest=digest, shown=shown)
+    return Question(
+        RESULT, attempt.capability, " ".join(record.approval_reasons), digest=digest, shown=shown
+    )
 
 
 def work_of(attempt: Attempt) -> str:

@@ -1,4 +1,4 @@
-"""Stage ``screen``: resolves inputs and validates parameters, defaults filled in.
+"""Stage ``validate``: resolves inputs and validates parameters, defaults filled in.
 
 What leaves here is what is shown, agreed to, keyed and run; nothing below rewrites it.
 """
@@ -12,20 +12,20 @@ from typing import Any
 from langgraph.errors import GraphBubbleUp
 from pydantic import BaseModel
 
-from framework.base.errors import ErrorSeverity, ValidationError
-from framework.base.ports import Attempt, Question, StepRecord
-from framework.base.spec import CapabilitySpec
-from framework.pipeline.inputs import resolve_inputs
-from framework.pipeline.job import Inner, Job, Result
-from framework.pipeline.needed import needed
-from framework.pipeline.settle import Skipped, failed_record, passed_over
-from framework.pipeline.waiting import waited
-from framework.planning.parameters import validated_parameters
-from framework.planning.references import references_of, resolve_references, value_at
-from framework.state import ContextTypes, TurnView
+from capgraph.base.errors import ErrorSeverity, ValidationError
+from capgraph.base.ports import Attempt, Question, StepRecord
+from capgraph.base.spec import CapabilitySpec
+from capgraph.pipeline.finalize import Skipped, failed_record, passed_over
+from capgraph.pipeline.inputs import resolve_inputs
+from capgraph.pipeline.job import Inner, Job, Result
+from capgraph.pipeline.needed import needed
+from capgraph.pipeline.waiting import waited
+from capgraph.planning.parameters import validated_parameters
+from capgraph.planning.references import references_of, resolve_references, value_at
+from capgraph.state import ContextTypes, TurnView
 
 
-async def screen(job: Job, attempt: Attempt, inner: Inner) -> Result:
+async def validate(job: Job, attempt: Attempt, inner: Inner) -> Result:
     """Give the attempt its inputs and parameters, or fail it; where it has to wait, say so."""
     return await _prepared(_resolved, job, attempt, inner)
 

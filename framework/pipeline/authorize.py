@@ -1,4 +1,4 @@
-"""Stage ``permit``: may this step run? Policies are asked, and a person where one has to agree."""
+"""Stage ``authorize``: may this step run? Policies are asked, and a person where one has to agree."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from framework.approvals import PLAN, STEP
-from framework.base.approval_policy import ApprovalPolicy
-from framework.base.awaiting import awaited
-from framework.base.errors import ErrorSeverity, PlanError, PolicyError
-from framework.base.plan import ExecutionPlan, PlannedStep
-from framework.base.ports import Attempt, Flow, Question, StepPolicy, StepRecord, Verdict
-from framework.base.spec import CapabilitySpec
-from framework.base.values import copied
-from framework.pipeline.effect_ledger import digest_of, plain_inputs
-from framework.pipeline.job import Inner, Job, Result
-from framework.pipeline.settle import failed_record
-from framework.planning import fingerprints
-from framework.telemetry.audit import digest, note
+from capgraph.approvals import PLAN, STEP
+from capgraph.base.approval_policy import ApprovalPolicy
+from capgraph.base.awaiting import awaited
+from capgraph.base.errors import ErrorSeverity, PlanError, PolicyError
+from capgraph.base.plan import ExecutionPlan, PlannedStep
+from capgraph.base.ports import Attempt, FlowPolicy, Question, StepPolicy, StepRecord, Verdict
+from capgraph.base.spec import CapabilitySpec
+from capgraph.base.values import copied
+from capgraph.pipeline.effect_ledger import digest_of, plain_inputs
+from capgraph.pipeline.finalize import failed_record
+from capgraph.pipeline.job import Inner, Job, Result
+from capgraph.planning import fingerprints
+from capgraph.telemetry.audit import digest, note
 
 
-async def permit(
+async def authorize(
     job: Job, attempt: Attempt, inner: Inner, policies: Sequence[StepPolicy] = ()
 ) -> Result:
     """Refuse a step, ask about it, or let it pass; nothing below has begun.
@@ -32,7 +32,7 @@ async def permit(
         inner: What it may go on with.
         policies: What is asked about the step.
     """
-    reasons = list(attempt.asks)
+    reasons = list(attempt.approval_reasons)
     if job.labels and job.flow is not None:
         try:
             reasons += await _labels_in_the_way(job, attempt, job.flow)
@@ -60,19 +60,19 @@ async def permit(
     return result
 
 
-async def _labels_in_the_way(job: Job, attempt: Attempt, flow: Flow) -> Sequence[str]:
+async def _labels_in_the_way(job: Job, attempt: Attempt, flow: FlowPolicy) -> Sequence[str]:
     """Say why a person has to agree to data that would reach a step.
 
     Raises:
         PolicyError: It must not.
     """
     step = step_of(attempt)
-    verdict = flow.judge(job.spec, step, job.labels)
+    verdict = flow.check(job.spec, step, job.labels)
     if verdict.decision == "allow":
         return ()
     around = job.outer.labels if job.outer is not None else {}
-    given = flow.reaching(job.spec, step, job.view, words=False)
-    said = flow.judge(job.spec, step, {**around, **given})
+    given = flow.labels_for_step(job.spec, step, job.view, words=False)
+    said = flow.check(job.spec, step, {**around, **given})
     if said.decision == "allow" and job.view.steps:
         # What stands in the plan word for word was shown with it.
         agreed = await job.door.ledger.agreements.agreed(digest_of(job.view.steps), PLAN, ())
@@ -161,7 +161,7 @@ def needs_approval(spec: CapabilitySpec, switches: Mapping[str, Any], settings: 
     if wanted.steps == "none":
         return False
     personal = ApprovalPolicy.of(spec.requires_approval).personal
-    if wanted.may_be_switched_off and switches.get("approval_disabled") and not personal:
+    if wanted.callers_may_disable and switches.get("approval_disabled") and not personal:
         return False  # where it matters who agrees, it is not the requester's to leave out
     return bool(spec.requires_approval or wanted.steps == "all")
 

@@ -1,14 +1,14 @@
-"""Stage ``reserve``: slots of the process and of the capability, held only while a try runs."""
+"""Stage ``acquire``: slots of the process and of the capability, held only while a try runs."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from framework.base.ports import Attempt, Question
-from framework.pipeline.job import STOPPED, Inner, Job
+from capgraph.base.ports import Attempt, Question
+from capgraph.pipeline.job import STOPPED, Inner, Job
 
 
-async def reserve(job: Job, attempt: Attempt, inner: Inner) -> Any:
+async def acquire(job: Job, attempt: Attempt, inner: Inner) -> Any:
     """Wait for a slot, holding nothing meanwhile.
 
     An attempt inside another one runs in that one's slot of the process; it takes only its own

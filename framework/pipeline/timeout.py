@@ -1,16 +1,18 @@
-"""Stage ``bound``: the step's own time limit."""
+"""Stage ``timeout``: the step's own time limit."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-from framework.base.ports import Attempt, TimeLimit
-from framework.pipeline.job import Inner, Job
-from framework.pipeline.observe import run_limit_reached
+from capgraph.base.ports import Attempt, TimeLimit
+from capgraph.pipeline.job import Inner, Job
+from capgraph.pipeline.observe import run_limit_reached
 
 
-async def bound(job: Job, attempt: Attempt, inner: Inner, instead: TimeLimit | None = None) -> Any:
+async def timeout(
+    job: Job, attempt: Attempt, inner: Inner, instead: TimeLimit | None = None
+) -> Any:
     """Stop what takes longer than the capability, or the turn, may.
 
     Args:

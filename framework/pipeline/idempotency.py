@@ -1,4 +1,4 @@
-"""Stage ``ledger``: an effect is never repeated by accident.
+"""Stage ``idempotency``: an effect is never repeated by accident.
 
 Before a step with ``effect="once"`` starts, a record says so on disk; as soon as it ended, the
 record holds its result. A process that dies in between leaves ``begun`` without an end: the outcome
@@ -13,23 +13,23 @@ from typing import Any
 
 from langgraph.errors import GraphBubbleUp
 
-from framework.approvals import ACTED, UNKNOWN
-from framework.base.errors import CapabilityError, CapgraphError, ErrorSeverity
-from framework.base.plan import plan_key
-from framework.base.ports import Attempt, Failure, Question
-from framework.pipeline.effect_ledger import Claim, UnknownOutcome, digest_of, encode
-from framework.pipeline.job import Inner, Job, kept_effects
-from framework.pipeline.permit import last_look
-from framework.pipeline.settle import Skipped, read_job_failure
-from framework.planning import fingerprints
-from framework.telemetry.audit import may, must
+from capgraph.approvals import ACTED, UNKNOWN
+from capgraph.base.errors import CapabilityError, CapgraphError, ErrorSeverity
+from capgraph.base.plan import plan_key
+from capgraph.base.ports import Attempt, Failure, Question
+from capgraph.pipeline.authorize import last_look
+from capgraph.pipeline.effect_ledger import Claim, UnknownOutcome, digest_of, encode
+from capgraph.pipeline.finalize import Skipped, read_job_failure
+from capgraph.pipeline.job import Inner, Job, kept_effects
+from capgraph.planning import fingerprints
+from capgraph.telemetry.audit import may, must
 
 _NO_ANSWER = frozenset({"timeout", "network"})
 """Failures after which nobody knows whether the effect happened."""
 _SKIPPED = "Skipped: nobody knows whether its effect happened."
 
 
-async def ledger(job: Job, attempt: Attempt, inner: Inner) -> Any:
+async def idempotency(job: Job, attempt: Attempt, inner: Inner) -> Any:
     """Keep the record of an effect around the call.
 
     Returns:

@@ -1,0 +1,6 @@
+"""``python -m capgraph``."""
+
+from capgraph.cli.main import main
+
+if __name__ == "__main__":
+    main()
