@@ -62,3 +62,10 @@ class ConfigurationError(CapgraphError, ValueError):
     """Settings that cannot be used."""
 
     code = "CG-CONFIGURATION"
+
+
+class UnknownOptionError(ConfigurationError, TypeError):
+    """A keyword argument that the called function does not have.
+
+    It is a ``TypeError`` too, as Python raises for any other function.
+    """

@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from capgraph.base.declarations import FORMS, YAML_FORMS, accepted
 from capgraph.cli.commands.settings import described, leaves
 from capgraph.configs.settings import Settings
 from capgraph.state import AgentState, StateSchema
 
 PAGES = Path(__file__).parent / "reference"
-MADE = re.compile(r"(<!-- (names|settings|state) -->\n).*?(<!-- end -->)", re.S)
+MADE = re.compile(r"(<!-- (names|settings|state|declarations) -->\n).*?(<!-- end -->)", re.S)
 
 
 def made(page: str) -> str:
@@ -27,6 +28,7 @@ def made(page: str) -> str:
         "names": lambda: table("name", "what it is", names(page)),
         "settings": lambda: table("key, with its default", "meaning", settings()),
         "state": lambda: StateSchema.of(AgentState).table(),
+        "declarations": declarations,
     }
     return MADE.sub(lambda found: f"{found[1]}{tables[found[2]]().strip()}\n{found[3]}", page)
 
@@ -72,6 +74,18 @@ def settings() -> Iterator[tuple[str, str]]:
             f"{'.'.join(path)}: {json.dumps(value)}",
             part["properties"][path[-1]].get("description", ""),
         )
+
+
+def declarations() -> str:
+    """Write the table of declarations and the forms that accept them."""
+    columns = ("class", "function", "tool", "graph", "agent", "remote", "mcp", "YAML")
+    forms: dict[str, tuple[str, ...]] = {form: accepted(form) for form in FORMS}
+    forms["YAML"] = tuple(name for form in YAML_FORMS for name in accepted(form, data=True))
+    lines = [f"| declaration | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for name in dict.fromkeys(name for names in forms.values() for name in names):
+        cells = ["yes" if name in forms[column] else "" for column in columns]
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def table(left: str, right: str, rows: Iterator[tuple[str, str]]) -> str:

@@ -11,9 +11,10 @@ from pydantic import BaseModel, create_model
 
 from capgraph.base.capability import BaseCapability, ContextType
 from capgraph.base.checked import checked
-from capgraph.base.classify import ErrorClassification
 from capgraph.base.context import CapabilityContext
+from capgraph.base.declarations import accepted, check_names
 from capgraph.base.decorators import capability_node
+from capgraph.base.function_form import ClassifyError, ParametersFrom, own_methods
 from capgraph.base.spec import type_name
 from capgraph.base.step_context import StepContext
 from capgraph.planning.json_parameters import JsonParameters, json_parameters
@@ -30,7 +31,10 @@ def declare(
     call: Call,
     *,
     provides: ContextType | None = None,
-    classify_error: Callable[[Exception, dict[str, Any]], ErrorClassification | None] | None = None,
+    max_attempts: int | None = None,
+    delay_seconds: float | None = None,
+    classify_error: ClassifyError | None = None,
+    parameters_from: ParametersFrom | None = None,
     **options: Any,
 ) -> type[BaseCapability]:
     """Make a capability of something that describes itself.
@@ -43,9 +47,12 @@ def declare(
         call: Does the work. A dictionary, a pydantic object or a data class is the data of the
             context type; any other value stands there under ``value``.
         provides: Context type of what it gives; one named after the capability when not given.
+        max_attempts: Total tries of a step; 3 when not given.
+        delay_seconds: Wait before the second try; 0.5 when not given.
         classify_error: Says what a failure means.
+        parameters_from: Reads parameters from a task when no model plans.
         **options: ``requires`` and what :class:`~capgraph.base.spec.Declarations` lists, such as
-            ``effect`` and ``permission``.
+            ``examples``, ``effect`` and ``permission``.
 
     Raises:
         MissingExtraError: A JSON schema is given, and ``jsonschema`` is not installed.
@@ -57,6 +64,7 @@ def declare(
     >>> declare("add", "Adds.", schema, add).capability_spec.provides
     ('ADD_RESULT',)
     """
+    check_names(f"The capability {name!r}", options, accepted("tool"))
     if isinstance(parameters, Mapping):
         parameters = json_parameters(name, parameters)
     kind = provides or re.sub(r"\W+", "_", f"{name}_result").upper()
@@ -76,14 +84,10 @@ def declare(
         # Also without fields: a parameter that it does not take is an error.
         "Parameters": parameters or create_model(f"{name}_parameters"),
         "execute": execute,
-        # What describes itself has said it all.
-        "_create_classifier_guide": lambda _self: None,
-        "_create_orchestrator_guide": lambda _self: None,
+        **own_methods(name, max_attempts, delay_seconds, classify_error, parameters_from),
         "__module__": __name__,
         "__doc__": description,
     }
-    if classify_error is not None:
-        namespace["classify_error"] = staticmethod(classify_error)
     return cast("type[BaseCapability]", capability_node(type(name, (BaseCapability,), namespace)))
 
 

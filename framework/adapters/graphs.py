@@ -12,6 +12,7 @@ from capgraph.adapters.task_graph import task_graph
 from capgraph.base.capability import BaseCapability, ContextType
 from capgraph.base.checked import checked
 from capgraph.base.context import CapabilityContext
+from capgraph.base.declarations import accepted, check_names
 from capgraph.base.errors import CapabilityError, ConfigurationError
 from capgraph.base.step_context import StepContext
 from capgraph.engine.services import Services
@@ -63,6 +64,7 @@ def graph_capability(
     (Requirement(type='ORDER', cardinality='one'),)
     """
     name = name or _own_name(graph, output)
+    check_names(f"graph_capability({name!r})", options, accepted("graph"))
     inner = _inside(graph, f"The graph {name!r}")
     needed = [field for field, info in output.model_fields.items() if info.is_required()]
     if (keys := keys_of(inner)) is not None:
@@ -120,6 +122,7 @@ def agent_capability(
     """
     inner = task_graph(agent, services=services)
     name = name or getattr(agent, "agent_id", None) or inner.name
+    check_names(f"agent_capability({name!r})", options, accepted("agent"))
     inner = _inside(inner, f"The agent {name!r}")
 
     async def call(_: dict[str, Any], step: StepContext) -> Any:

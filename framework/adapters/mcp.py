@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import PurePath
 from typing import Any, ClassVar, NoReturn
 
@@ -45,7 +46,9 @@ from capgraph.adapters.foreign import is_url, own_name, plain_schema, plain_text
 from capgraph.base.capability import BaseCapability
 from capgraph.base.checked import checked
 from capgraph.base.context import CapabilityContext
+from capgraph.base.declarations import accepted, check_names
 from capgraph.base.errors import CapabilityError, ConfigurationError, ErrorSeverity
+from capgraph.base.errors import ValidationError as DeclarationError
 from capgraph.base.ports import Attempt, CallNext, PermissionMode
 from capgraph.base.spec import Effect
 from capgraph.base.step_context import StepContext
@@ -123,6 +126,7 @@ async def mcp_capabilities(
     sends_externally: bool = True,
     headers: Mapping[str, str] | None = None,
     mode: str = "auto",
+    **declarations: Any,
 ) -> McpCapabilities:
     """Return the tools of an MCP server as capabilities.
 
@@ -143,12 +147,21 @@ async def mcp_capabilities(
         headers: What a server behind a URL is sent with each request, such as ``Authorization``.
         mode: As for ``mcp.Client``; ``legacy`` for a server whose tools ask while they run, which
             the newest protocol no longer has.
+        **declarations: What :class:`~capgraph.base.spec.Declarations` lists, ``max_attempts`` and
+            so on: a value for all tools, or tool name to value. ``examples`` differ by tool.
 
     Raises:
         CapabilityError: The server cannot be reached.
-        ConfigurationError: It is no server, or a name in ``allow`` or ``effects`` is none of its
-            tools.
+        ConfigurationError: It is no server, or a name in ``allow``, ``effects`` or a declaration is
+            none of its tools.
+        ValidationError: A declaration is unknown or malformed.
     """
+    check_names("mcp_capabilities", declarations, accepted("mcp"))
+    if not isinstance(declarations.get("examples", {}), Mapping):
+        raise DeclarationError(
+            f"mcp_capabilities: examples is {declarations['examples']!r:.80}, the same for each tool.",
+            fix='Write examples={"tool": ["a request that needs it"]}.',
+        )
     kinds = (StdioServerParameters, Server, MCPServer, AbstractAsyncContextManager)
     if not (is_url(server) or callable(server) or isinstance(server, kinds)):
         raise ConfigurationError(
@@ -156,34 +169,60 @@ async def mcp_capabilities(
             fix="Give StdioServerParameters, the URL of a server (http://…/mcp), or a server object.",
         )
     hub = _Server(server, timeout_seconds, headers or {}, mode)
-    tools = await hub.tools()
-    wanted = {name: tool for name, tool in tools.items() if allow is None or name in allow}
-    if unknown := sorted({*(allow or ()), *(effects or {})} - set(tools)):
-        await hub.aclose()
-        raise ConfigurationError(
-            f"The MCP server has no tools {unknown}; it has {sorted(tools)}.",
-            fix="Use names as the server has them, without the prefix.",
-        )
-    found = {name: digest_of_tool(tool) for name, tool in wanted.items()}
-    made: dict[str, type[BaseCapability]] = {}
-    for name, tool in wanted.items():
-        pin = found[name] if pins is None else pins.get(name, "")
-        known = own_name(name, prefix, made)
-        caller = _Caller(hub, name, pin, (effects or {}).get(name) or effect_of(tool))
-        made[known] = declare(
-            known,
-            plain_text(tool.description or tool.title or "") or f"{known}, a tool of {hub}.",
-            plain_schema(tool.input_schema),
-            caller.call,
-            provides=_result_type(known, tool.output_schema),
-            effect=caller.effect,
-            permission=permission.get(name) if isinstance(permission, Mapping) else permission,
-            labels=("untrusted",),
-            sends_externally=sends_externally,
-            timeout_seconds=timeout_seconds,
-            behaviors=(_AsLookedAt(caller),),
-        )
+    declared = {
+        **declarations,
+        "permission": permission,
+        "sends_externally": sends_externally,
+        "timeout_seconds": timeout_seconds,
+    }
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(hub.aclose)
+        tools = await hub.tools()
+        by_tool = [effects or {}, *(v for v in declared.values() if isinstance(v, Mapping))]
+        if unknown := sorted({*(allow or ()), *chain(*by_tool)} - set(tools)):
+            raise ConfigurationError(
+                f"The MCP server has no tools {unknown}; it has {sorted(tools)}.",
+                fix="Use names as the server has them, without the prefix.",
+            )
+        wanted = {name: tool for name, tool in tools.items() if allow is None or name in allow}
+        found = {name: digest_of_tool(tool) for name, tool in wanted.items()}
+        made: dict[str, type[BaseCapability]] = {}
+        for name, tool in wanted.items():
+            pin = found[name] if pins is None else pins.get(name, "")
+            known = own_name(name, prefix, made)
+            caller = _Caller(hub, name, pin, (effects or {}).get(name) or effect_of(tool))
+            made[known] = _capability(known, tool, caller, _of_tool(name, declared))
+        stack.pop_all()
     return McpCapabilities(list(made.values()), found, hub)
+
+
+def _of_tool(name: str, declared: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the declarations of one tool: those that hold for all, and its own."""
+    found = {}
+    for declaration, value in declared.items():
+        if not isinstance(value, Mapping):
+            found[declaration] = value
+        elif name in value:
+            found[declaration] = value[name]
+    return found
+
+
+def _capability(
+    name: str, tool: Tool, caller: _Caller, declared: dict[str, Any]
+) -> type[BaseCapability]:
+    # A lone text stays one, so that it is refused like anywhere else.
+    for key, always in (("labels", "untrusted"), ("behaviors", _AsLookedAt(caller))):
+        more = declared.get(key, ())
+        declared[key] = (always, *more) if isinstance(more, (list, tuple, set)) else more
+    return declare(
+        name,
+        plain_text(tool.description or tool.title or "") or f"{name}, a tool of {caller.server}.",
+        plain_schema(tool.input_schema),
+        caller.call,
+        provides=_result_type(name, tool.output_schema),
+        effect=caller.effect,
+        **declared,
+    )
 
 
 def effect_of(tool: Tool) -> Effect:

@@ -21,6 +21,7 @@ from capgraph.adapters.declare import declare
 from capgraph.adapters.foreign import away, failed, is_url, own_name, plain_text, task_of
 from capgraph.base.capability import BaseCapability, ContextType
 from capgraph.base.checked import checked
+from capgraph.base.declarations import accepted, check_names
 from capgraph.base.errors import ConfigurationError, require_extra
 from capgraph.base.spec import Effect
 from capgraph.base.step_context import StepContext
@@ -86,8 +87,10 @@ def remote_capability(
         if not isinstance(agent, str):
             skills = "; ".join(f"{skill.name}: {skill.description}" for skill in agent.skills)
             said = plain_text(f"{agent.description} {skills}") or said
+    name = name or own_name(own)
+    check_names(f"remote_capability({name!r})", options, accepted("remote"))
     return declare(
-        name or own_name(own),
+        name,
         description or said,
         worker.Parameters,
         worker.call,

@@ -27,6 +27,7 @@ from capgraph.adapters.declare import declare
 from capgraph.base.capability import BaseCapability, ContextType
 from capgraph.base.checked import checked
 from capgraph.base.classify import ErrorClassification
+from capgraph.base.declarations import accepted, check_names
 from capgraph.base.errors import CapabilityError, ConfigurationError, ErrorSeverity
 from capgraph.base.step_context import StepContext
 from capgraph.base.threads import in_thread
@@ -43,6 +44,7 @@ def tool_capability(
     permission: Any = None,
     *,
     name: str | None = None,
+    description: str | None = None,
     **options: Any,
 ) -> type[BaseCapability]:
     """Make a capability of a LangChain tool, or of a function as LangChain would make a tool of it.
@@ -65,6 +67,7 @@ def tool_capability(
         effect: ``none``, ``idempotent`` or ``once``.
         permission: What its caller must be allowed.
         name: Name of the capability; the tool's when not given.
+        description: Description for planners; the tool's when not given.
         **options: What :func:`~capgraph.adapters.declare.declare` takes.
 
     Raises:
@@ -79,6 +82,7 @@ def tool_capability(
     """
     if not isinstance(tool, BaseTool):
         tool = _as_tool(tool)
+    check_names(f"tool_capability({tool.name!r})", options, accepted("tool"))
     schema: Any = tool.args_schema
     injected = _injected(tool)
     if injected:
@@ -112,7 +116,7 @@ def tool_capability(
     options.setdefault("classify_error", partial(_classify, tool))
     return declare(
         name or tool.name,
-        tool.description,
+        description or tool.description,
         schema,
         call,
         provides=provides,

@@ -6,14 +6,14 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel
 
 from capgraph.base.classify import ErrorClassification, classify_exception
 from capgraph.base.context import CapabilityContext
 from capgraph.base.errors import CapabilityError, ValidationError
-from capgraph.base.guides import OrchestratorGuide, TaskClassifierGuide
+from capgraph.base.guides import OrchestratorGuide, TaskClassifierGuide, with_examples
 from capgraph.base.plan import PlannedStep
 from capgraph.base.spec import DECLARED, CapabilitySpec, Declarations
 from capgraph.base.step_context import StepContext
@@ -22,6 +22,8 @@ from capgraph.configs.logger import ComponentLogger, get_logger
 ContextType = str | type[CapabilityContext]
 
 if TYPE_CHECKING:
+    from capgraph.base.node import GraphNode
+
     _Declared = Declarations
 else:
     # The defaults alone: a subclass may be any class, a data class of its own kind included.
@@ -64,6 +66,10 @@ class BaseCapability(_Declared, ABC):
     provides: Sequence[ContextType] = []
     requires: Sequence[ContextType | tuple[ContextType, str] | tuple[ContextType, str, str]] = []
     Parameters: ClassVar[type[BaseModel] | None] = None
+
+    if TYPE_CHECKING:  # the decorator sets them
+        capability_spec: ClassVar[CapabilitySpec]
+        langgraph_node: ClassVar[GraphNode]
 
     _context: StepContext
 
@@ -283,19 +289,22 @@ class BaseCapability(_Declared, ABC):
         return None
 
     def _create_classifier_guide(self) -> TaskClassifierGuide | None:
-        """Write selection advice; the default has none, and says so once for each class."""
-        _warn_of_defaults(type(self))
+        """Write selection advice; the default has the declared ``examples`` and no more."""
+        if not self.examples:
+            _warn_of_defaults(type(self))
         return None
 
     @property
     def orchestrator_guide(self) -> OrchestratorGuide | None:
         """Planning advice, made on first use."""
-        return cast("OrchestratorGuide | None", self._guide("orchestrator"))
+        guide: OrchestratorGuide | None = self._guide("orchestrator")
+        return guide
 
     @property
     def classifier_guide(self) -> TaskClassifierGuide | None:
-        """Selection advice, made on first use."""
-        return cast("TaskClassifierGuide | None", self._guide("classifier"))
+        """Selection advice with the declared ``examples``, made on first use."""
+        guide: TaskClassifierGuide | None = self._guide("classifier")
+        return guide
 
     def _guide(self, kind: str) -> Any:
         with _guide_lock:
@@ -303,7 +312,10 @@ class BaseCapability(_Declared, ABC):
             guides: dict[str, Any] = self.__dict__.setdefault("_guides", {})
             try:
                 if kind not in guides:
-                    guides[kind] = getattr(self, f"_create_{kind}_guide")()
+                    guide = getattr(self, f"_create_{kind}_guide")()
+                    if kind == "classifier":
+                        guide = with_examples(guide, self.examples, self.description)
+                    guides[kind] = guide
             except AttributeError as exc:
                 # From a property it would read as "there is no such property", which is what
                 # getattr with a default and a __getattr__ of the subclass swallow.

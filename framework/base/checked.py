@@ -10,9 +10,11 @@ import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from typing_extensions import is_typeddict
+from typing_extensions import Unpack, is_typeddict
 
 from capgraph.base.errors import ConfigurationError
+from capgraph.configs.errors import UnknownOptionError
+from capgraph.configs.near import misspelled, nearest
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -44,8 +46,14 @@ def checked(function: T) -> T:
 
     def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not known:
-            known[:] = inspect.signature(function), _hints(function)
-        signature, hints = known
+            known[:] = inspect.signature(function), _hints(function), _keywords(function)
+        signature, hints, keywords = known
+        if keywords is not None and not kwargs.keys() <= set(keywords):
+            if (
+                function.__name__ == "__init__"
+            ):  # a subclass has more, and its name is the known one
+                check_options(type(args[0]).__name__, kwargs, _keywords_of(type(args[0])))
+            check_options(function.__qualname__.removesuffix(".__init__"), kwargs, keywords)
         given = signature.bind(*args, **kwargs).arguments
         for name, value in given.items():
             hint = hints.get(name)
@@ -75,6 +83,54 @@ def checked(function: T) -> T:
     return cast("T", called)
 
 
+def _keywords(function: Any) -> list[str] | None:
+    """Return the keywords that a function takes; ``None`` where it takes any."""
+    parameters = inspect.signature(function).parameters.values()
+    rest = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
+    if rest is None:
+        return _named(function)
+    hint = _all_hints(function).get(rest)
+    if get_origin(hint) is not Unpack:
+        return None
+    return [*_named(function), *get_args(hint)[0].__annotations__]
+
+
+def _named(function: Any) -> list[str]:
+    parameters = inspect.signature(function).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [p.name for p in parameters if p.kind in kinds and p.name != "self"]
+
+
+def _keywords_of(kind: type[Any]) -> list[str]:
+    """Return the keywords that the initializers of a class and its bases take together."""
+    made = (vars(cls).get("__init__") for cls in kind.__mro__)
+    return [name for one in made if inspect.isfunction(one) for name in _named(one)]
+
+
+def check_options(name: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Refuse keyword arguments that a function does not have.
+
+    Args:
+        name: Name of the function.
+        given: Names of the arguments that it was called with.
+        known: Names of the arguments that it has.
+
+    Raises:
+        UnknownOptionError: One is unknown; the message holds the nearest name.
+
+    >>> check_options("build_graph", ["budjet"], ["budget", "model"])
+    Traceback (most recent call last):
+    capgraph.configs.errors.UnknownOptionError: build_graph has no argument 'budjet'. Fix: Write 'budget'.
+    """
+    for option in given:
+        if option not in known:
+            near = misspelled(option, known) or nearest(option, known)
+            raise UnknownOptionError(
+                f"{name} has no argument {option!r}.",
+                fix=f"Write {near!r}." if near else f"Use: {', '.join(sorted(known))}.",
+            )
+
+
 class _Known(dict[str, Any]):
     """Names of a module; whatever it does not know at run time is anything."""
 
@@ -85,9 +141,13 @@ class _Known(dict[str, Any]):
 def _hints(function: Any) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters.values()
     several = {p.name for p in parameters if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
-    names = _Known({**vars(builtins), **function.__globals__})
-    hints = get_type_hints(function, localns=names)
+    hints = _all_hints(function)
     return {name: _bound(hint) for name, hint in hints.items() if name not in several}
+
+
+def _all_hints(function: Any) -> dict[str, Any]:
+    names = _Known({**vars(builtins), **function.__globals__})
+    return get_type_hints(function, localns=names)
 
 
 def _bound(hint: Any) -> Any:

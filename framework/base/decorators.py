@@ -12,16 +12,22 @@ from functools import partial
 from typing import Any, TypeVar, overload
 
 from capgraph.base.capability import BaseCapability
+from capgraph.base.declarations import accepted, check_attributes, check_names
 from capgraph.base.errors import ValidationError
 from capgraph.base.function_form import capability_from_function
+from capgraph.base.guides import with_examples
+from capgraph.base.infrastructure import BaseInfrastructureNode
 from capgraph.base.node import GraphNode, NodeOf
 from capgraph.base.spec import DECLARED, CapabilitySpec, InfrastructureSpec
 from capgraph.base.step_context import OFFERED
 from capgraph.base.threads import is_sync
+from capgraph.configs.near import misspelled
 
 T = TypeVar("T", bound=type)
 
 _METHODS = ("execute", "classify_error", "get_retry_policy")
+_NODE_OPTIONS = ("quiet", "before", "after")
+_NODE_DECLARATIONS = ("name", "description", "behaviors", *_NODE_OPTIONS)
 
 
 @overload
@@ -41,7 +47,7 @@ def capability_node(target: Any = None, /, **options: Any) -> Any:
         target: A class with name, description, ``execute``, ``classify_error`` and
             ``get_retry_policy``; or a function whose annotations are its contract. It may be
             given as ``cls=`` too.
-        **options: For functions only: ``name``, ``description``, ``examples``, ``max_attempts``,
+        **options: ``examples``. For functions also ``name``, ``description``, ``max_attempts``,
             ``delay_seconds``, ``classify_error``, ``parameters_from`` and what
             :class:`~capgraph.base.spec.Declarations` lists.
 
@@ -65,22 +71,45 @@ def capability_node(target: Any = None, /, **options: Any) -> Any:
         return lambda function: capability_node(function, **options)
     if not isinstance(target, type):
         return capability_node(capability_from_function(target, **options))
-    if options:
-        raise ValidationError(
-            f"capability_node got {sorted(options)} for the class {target.__name__}.",
-            fix="Set them as attributes of the class; only a function takes them as keywords.",
-        )
+    _declare_on(target, options)
     _check_class(target, "capability")
+    check_attributes(target, BaseCapability, accepted("class"))
     if not issubclass(target, BaseCapability):
-        # A class that has all methods need not inherit; its declarations default as the base's.
-        for name, value in DECLARED.items():
-            if not hasattr(target, name):
-                setattr(target, name, value)
+        _complete(target)
     spec = target.spec() if issubclass(target, BaseCapability) else CapabilitySpec.of(target)
 
     target.langgraph_node = NodeOf(GraphNode(spec))  # type: ignore[attr-defined]
     target.capability_spec = spec  # type: ignore[attr-defined]
     return target
+
+
+def _declare_on(target: type[Any], options: dict[str, Any]) -> None:
+    """Set the examples that stand in the decorator's call as an attribute of the class."""
+    owner = f"capability_node got {sorted(options)} for the class {target.__name__}"
+    for name, value in options.items():
+        if name not in DECLARED:
+            near = misspelled(name, accepted("function"))
+            meant = f"Write {near!r}, as an attribute of the class." if near else "Remove it."
+            raise ValidationError(f"{owner}: {name!r} is not a declaration.", fix=meant)
+        # What decides about effects and permissions stands in the class, where readers look for it.
+        if name != "examples":
+            raise ValidationError(
+                f"{owner}.",
+                fix=f"Set {name} as an attribute of the class; functions take keywords.",
+            )
+        if name in vars(target):
+            raise ValidationError(f"{owner}, which declares them too.", fix="Declare them once.")
+        setattr(target, name, value)
+
+
+def _complete(target: Any) -> None:
+    """Give a class that has all methods and does not inherit the defaults of the base class."""
+    for name, value in DECLARED.items():
+        if not hasattr(target, name):
+            setattr(target, name, value)
+    if not hasattr(target, "classifier_guide"):
+        guide = with_examples(None, target.examples, target.description)
+        target.classifier_guide = guide
 
 
 @overload
@@ -95,6 +124,7 @@ def infrastructure_node(
     quiet: bool = False,
     before: str | None = None,
     after: str | None = None,
+    **unknown: Any,
 ) -> Any:
     """Turn a class into an infrastructure node.
 
@@ -105,14 +135,18 @@ def infrastructure_node(
         before: For a node of one's own: the node that follows it, such as ``"classifier"``. The
             class attribute of that name does the same.
         after: For a node of one's own: the node that it follows, such as ``"respond"``.
+        **unknown: Refused with the nearest name.
 
     Raises:
-        ValueError: Something required is missing; the message names it.
+        ValueError: Something required is missing, or a name is unknown; the message names it.
     """
+    check_names("infrastructure_node", unknown, _NODE_OPTIONS)
     if cls is None:
         decorate: Any = infrastructure_node
         return partial(decorate, quiet=quiet, before=before, after=after)
     _check_class(cls, "infrastructure node")
+    check_attributes(cls, BaseInfrastructureNode, _NODE_DECLARATIONS)
+    quiet = quiet or bool(getattr(cls, "quiet", False))
     before = before or getattr(cls, "before", None)
     after = after or getattr(cls, "after", None)
     if before and after:

@@ -17,25 +17,15 @@ from capgraph.base.awaiting import awaited
 from capgraph.base.capability import BaseCapability
 from capgraph.base.classify import ErrorClassification
 from capgraph.base.context import CapabilityContext
+from capgraph.base.declarations import accepted, check_names
 from capgraph.base.errors import CapabilityError, ValidationError
-from capgraph.base.guides import ClassifierExample, TaskClassifierGuide
 from capgraph.base.injected import Getter, injected
 from capgraph.base.numbers import check_number
-from capgraph.base.spec import DECLARED
 from capgraph.base.threads import in_thread, is_sync
 from capgraph.base.value_context import ValueContext, value_context
 
-_OPTIONS = ("name", *DECLARED)
-_OWN = (
-    "description",
-    "examples",
-    "max_attempts",
-    "delay_seconds",
-    "classify_error",
-    "parameters_from",
-)
-
 ClassifyError = Callable[[Exception, dict[str, Any]], ErrorClassification | None]
+ParametersFrom = Callable[[str], Mapping[str, Any]]
 
 
 @dataclass(slots=True)
@@ -60,11 +50,10 @@ def capability_from_function(
     function: Callable[..., Any],
     *,
     description: str | None = None,
-    examples: Sequence[str] = (),
     max_attempts: int | None = None,
     delay_seconds: float | None = None,
     classify_error: ClassifyError | None = None,
-    parameters_from: Callable[[str], Mapping[str, Any]] | None = None,
+    parameters_from: ParametersFrom | None = None,
     **options: Any,
 ) -> type[BaseCapability]:
     """Build the capability class of an annotated function.
@@ -78,12 +67,12 @@ def capability_from_function(
     Args:
         function: A function with annotations; a synchronous one runs in a thread.
         description: What it does; the docstring's first line when not given.
-        examples: Requests that need it, for the classifier.
         max_attempts: Total tries of a step; 3 when not given.
         delay_seconds: Wait before the second try; 0.5 when not given.
         classify_error: Says what a failure means, as the method of a class does.
         parameters_from: Reads parameters from a task when no model plans.
-        **options: Class attributes to set, such as ``effect``.
+        **options: ``name`` and what :class:`~capgraph.base.spec.Declarations` lists, such as
+            ``examples`` and ``effect``.
 
     Raises:
         ValidationError: The function cannot be read as a capability.
@@ -111,19 +100,12 @@ def capability_from_function(
         # Also without fields: a parameter that the function does not take is an error.
         "Parameters": _parameters_model(name, arguments.parameters, label),
         "execute": _execute_of(function, arguments, outputs),
-        "get_retry_policy": staticmethod(_retry_policy(label, max_attempts, delay_seconds)),
-        "_create_classifier_guide": _guide_of(text, examples),
-        # A function has no place for planning advice, so there is nothing to warn of.
-        "_create_orchestrator_guide": lambda _self: None,
+        **own_methods(label, max_attempts, delay_seconds, classify_error, parameters_from),
         "__module__": function.__module__,
         "__qualname__": function.__qualname__,
         "__doc__": function.__doc__,
         "__wrapped__": staticmethod(function),
     }
-    if classify_error is not None:
-        namespace["classify_error"] = staticmethod(classify_error)
-    if parameters_from is not None:
-        namespace["parameters_from"] = staticmethod(parameters_from)
     return typing.cast(
         "type[BaseCapability]", type(function.__name__, (BaseCapability,), namespace)
     )
@@ -140,12 +122,7 @@ def _check_function(function: Any, label: str, options: dict[str, Any]) -> None:
             f"{label!r:.200} is no function.",
             fix="Write it with 'def'; capgraph.adapters makes capabilities of tools and graphs.",
         )
-    unknown = sorted(set(options) - set(_OPTIONS))
-    if unknown:
-        raise ValidationError(
-            f"capability_node does not know the options {unknown} (function {label!r}).",
-            fix=f"Use: {', '.join((*_OWN, *_OPTIONS))}.",
-        )
+    check_names(f"capability_node of the function {label!r}", options, accepted("function"))
 
 
 def _execute_of(
@@ -176,12 +153,36 @@ def _execute_of(
     return execute
 
 
-def _guide_of(text: str, examples: Sequence[str]) -> Any:
-    def guide(_self: BaseCapability) -> TaskClassifierGuide | None:
-        known = [ClassifierExample(query, True, text) for query in examples]
-        return TaskClassifierGuide(instructions=text, examples=known) if known else None
+def own_methods(
+    label: str,
+    max_attempts: int | None = None,
+    delay_seconds: float | None = None,
+    classify_error: ClassifyError | None = None,
+    parameters_from: ParametersFrom | None = None,
+) -> dict[str, Any]:
+    """Return the methods of a class that a form without a class body declares by keyword.
 
-    return guide
+    Args:
+        label: Name of the capability, for errors.
+        max_attempts: Total tries of a step.
+        delay_seconds: Wait before the second try.
+        classify_error: Says what a failure means.
+        parameters_from: Reads parameters from a task when no model plans.
+
+    Raises:
+        ValidationError: A number is out of range.
+    """
+    methods: dict[str, Any] = {
+        "get_retry_policy": staticmethod(_retry_policy(label, max_attempts, delay_seconds)),
+        # There is no place for advice besides the examples, so there is nothing to warn of.
+        "_create_classifier_guide": lambda _self: None,
+        "_create_orchestrator_guide": lambda _self: None,
+    }
+    if classify_error is not None:
+        methods["classify_error"] = staticmethod(classify_error)
+    if parameters_from is not None:
+        methods["parameters_from"] = staticmethod(parameters_from)
+    return methods
 
 
 def _retry_policy(

@@ -212,3 +212,27 @@ class TaskClassifierGuide(BaseModel):
     instructions: str
     examples: list[ClassifierExample] = Field(default_factory=list)
     actions_if_true: ClassifierActions = Field(default_factory=ClassifierActions)
+
+
+def with_examples(
+    guide: TaskClassifierGuide | None, examples: Sequence[str], description: str
+) -> TaskClassifierGuide | None:
+    """Return a guide that has a capability's declared examples too; ``None`` without any.
+
+    Args:
+        guide: The guide that the capability writes, if it writes one.
+        examples: Requests that need the capability.
+        description: What the capability does.
+
+    >>> with_examples(None, ["Rain today?"], "Forecasts rain.").examples[0].result
+    True
+    """
+    known = {example.query for example in guide.examples} if guide is not None else set()
+    # A lone text is refused when the class is decorated; its letters are no requests.
+    given = () if isinstance(examples, str) else examples
+    added = [ClassifierExample(text, True, description) for text in given if text not in known]
+    if not added:
+        return guide
+    if guide is None:
+        return TaskClassifierGuide(instructions=description, examples=added)
+    return guide.model_copy(update={"examples": [*guide.examples, *added]})

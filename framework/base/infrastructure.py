@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from capgraph.base.classify import ErrorClassification, classify_exception
+
+if TYPE_CHECKING:
+    from capgraph.base.node import GraphNode
+    from capgraph.base.spec import InfrastructureSpec
 
 
 class BaseInfrastructureNode(ABC):  # noqa: B024 - 'execute' below is abstract at run time
@@ -20,11 +24,21 @@ class BaseInfrastructureNode(ABC):  # noqa: B024 - 'execute' below is abstract a
         name: Name of the node (required, checked by the decorator).
         description: What it does (required, checked by the decorator).
         behaviors: What stands around it: see ``capgraph.behaviors``.
+        quiet: True if its start and end are kept out of the log.
+        before: For a node that has no role of its own: the node that runs after it.
+        after: For a node that has no role of its own: the node that runs before it.
     """
 
     name: str = None  # type: ignore[assignment]
     description: str = None  # type: ignore[assignment]
     behaviors: Sequence[Any] = ()
+    quiet: bool = False
+    before: str | None = None
+    after: str | None = None
+
+    if TYPE_CHECKING:  # the decorator sets them
+        infrastructure_spec: ClassVar[InfrastructureSpec]
+        langgraph_node: ClassVar[GraphNode]
 
     if TYPE_CHECKING:
         # To a type checker any signature may override it: a node names what it needs.

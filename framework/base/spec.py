@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_args, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -13,6 +13,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetPydanticSchema,
     Strict,
     TypeAdapter,
 )
@@ -118,6 +119,21 @@ def _gate(given: Any) -> Any:
     return given
 
 
+def _kept_as(kind: Any) -> GetPydanticSchema:
+    """Have a value checked as another type than the one that an author may write."""
+    return GetPydanticSchema(lambda _, handler: handler(kind))
+
+
+_Names = Annotated[Sequence[str], _kept_as(Annotated[tuple[str, ...], Strict(False)])]
+_Objects = Annotated[Sequence[Any], _kept_as(Annotated[tuple[Any, ...], Strict(False)])]
+
+
+def _examples(given: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(text.strip() for text in given):
+        raise ValueError("an example must be a request, not an empty text")
+    return given
+
+
 def _table(cls: type[_T]) -> type[_T]:
     """Make a data class that type checkers take for a plain one.
 
@@ -132,8 +148,11 @@ class Declarations:
 
     This is the one table: each line is a class attribute of ``BaseCapability``, a keyword of the
     function form and a field of :class:`CapabilitySpec`, checked against its type.
+    :func:`capgraph.base.declarations.accepted` lists the names that each form accepts.
 
     Attributes:
+        examples: Requests that need the capability. They are used to select it, beside the
+            examples of its classifier guide where it has one.
         effect: ``none``, ``idempotent`` (safe to repeat with its key) or ``once``.
         requires_approval: Whether a person must agree before it runs; an ``ApprovalPolicy`` says who,
             how many, and for how long.
@@ -158,22 +177,32 @@ class Declarations:
             Without workers it changes nothing.
     """
 
+    examples: Annotated[_Names, AfterValidator(_examples)] = ()
     effect: Effect = "none"
     requires_approval: bool | ApprovalPolicy = False
     max_parallel: Annotated[int, Field(ge=1)] | None = None
     timeout_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     on_unknown: OnUnknown = "ask"
     always_active: bool = False
-    effect_key: Annotated[tuple[str, ...], Strict(False)] | None = None
+    effect_key: _Names | None = None
     repeatable: bool = False
     cost_usd: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    behaviors: Annotated[tuple[Any, ...], Strict(False)] = ()
-    permission: Annotated[PermissionMode, BeforeValidator(PermissionMode.of)] | None = None
+    behaviors: _Objects = ()
+    permission: (
+        Annotated[
+            PermissionMode | str,
+            _kept_as(Annotated[PermissionMode, BeforeValidator(PermissionMode.of)]),
+        ]
+        | None
+    ) = None
     gate: Annotated[Any, AfterValidator(_gate)] = None
-    labels: Annotated[tuple[str, ...], Strict(False), AfterValidator(in_order)] = ()
+    labels: Annotated[_Names, AfterValidator(in_order)] = ()
     sends_externally: bool = False
-    undo: Annotated[Undo | None, BeforeValidator(Undo.of)] = None
-    removes_labels: Annotated[tuple[str, ...], Strict(False), AfterValidator(in_order)] = ()
+    undo: Annotated[
+        Undo | type[Any] | str | None,
+        _kept_as(Annotated[Undo | None, BeforeValidator(Undo.of)]),
+    ] = None
+    removes_labels: Annotated[_Names, AfterValidator(in_order)] = ()
     queue: Annotated[str, Field(pattern=QUEUE)] | None = None
 
 
@@ -228,6 +257,15 @@ class CapabilitySpec(Declarations):
     parameters: type[BaseModel] | None = None
     context_types: tuple[type[CapabilityContext], ...] = field(default=(), repr=False)
     cls: type[Any] = field(default=object, repr=False, compare=False)
+
+    if TYPE_CHECKING:  # the checked forms of what an author may write in several
+        examples: tuple[str, ...] = ()
+        effect_key: tuple[str, ...] | None = None
+        behaviors: tuple[Any, ...] = ()
+        permission: PermissionMode | None = None
+        labels: tuple[str, ...] = ()
+        undo: Undo | None = None
+        removes_labels: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, target: type[Any]) -> CapabilitySpec:

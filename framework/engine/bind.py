@@ -85,7 +85,7 @@ def bind(
         **options: See :class:`~capgraph.engine.services.OperatorOptions`.
 
     Raises:
-        TypeError: A keyword is unknown.
+        UnknownOptionError: A keyword is unknown.
         ConfigurationError: A behaviour, a policy or a model cannot be used.
         RegistryError: Two capabilities share a name.
 
@@ -103,8 +103,6 @@ def bind(
         from capgraph.configs.settings import load_settings
 
         settings = load_settings()
-    if unknown := sorted(options.keys() - OperatorOptions.__annotations__.keys()):
-        raise TypeError(f"build_graph got unexpected arguments {unknown}.")
     _check_options({**options, "settings": settings})
     timed_by = options.get("clock")
     clock = None if timed_by is None else as_clock(timed_by)

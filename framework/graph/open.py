@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from langgraph.typing import ContextT
 
+from capgraph.base.checked import check_options
+from capgraph.engine.services import OperatorOptions
 from capgraph.graph.build import build_graph
 from capgraph.graph.compiled import AgentGraph, AnswerT
 from capgraph.registry import Registry
 
 if TYPE_CHECKING:
     from capgraph.configs.settings import Settings
+
+
+_OPTIONS = ("url", "model", *OperatorOptions.__annotations__)
 
 
 @asynccontextmanager
@@ -41,6 +46,7 @@ async def open_graph(
         **options: Further arguments of ``build_graph``.
 
     Raises:
+        UnknownOptionError: A keyword is unknown.
         ConfigurationError: The URL or the key cannot be used.
         MissingExtraError: The extra of the database is not installed.
         PersistenceError: The database cannot be reached.
@@ -57,6 +63,7 @@ async def open_graph(
     """
     from capgraph.stores import open_saver, open_store
 
+    check_options("open_graph", options, _OPTIONS)
     if settings is None:
         from capgraph.configs.settings import load_settings
 

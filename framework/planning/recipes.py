@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 from pydantic import ValidationError as PydanticError
@@ -293,6 +293,7 @@ class Recipe(_Part):
             "name": self.name,
             "description": self.description,
             "recipe": self,
+            "__annotations__": {"recipe": ClassVar[Recipe]},
             "provides": [classes.get(kind, kind) for kind in _outputs(self.steps, catalog)],
             "requires": [
                 Requirement(kind, "one", self._role(key)) for key, kind in self.inputs.items()

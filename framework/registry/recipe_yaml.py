@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from capgraph.base.errors import ConfigurationError
 from capgraph.base.files import write_whole
-from capgraph.base.values import misfits
-from capgraph.configs.yaml_files import read_yaml
-from capgraph.planning.recipes import Recipe
+from capgraph.configs.yaml_files import explained, read_yaml
+from capgraph.planning.recipes import Recipe, RecipeExample, RecipeParameter
 
 _ENDINGS = (".yml", ".yaml")
 
@@ -27,10 +27,19 @@ def load_recipe(path: str | os.PathLike[str]) -> Recipe:
     try:
         return Recipe.model_validate(read_yaml(path, variables=False))
     except ValidationError as exc:
+        lines = [line.strip(" .") for line in explained(exc, _known_keys).splitlines()]
+        wrong = "; ".join(lines).replace(". Fix: ", ", ")
         raise ConfigurationError(
-            f"The recipe {os.fspath(path)!r} cannot be used: {'; '.join(misfits(exc, 'the file'))}.",
+            f"The recipe {os.fspath(path)!r} cannot be used: {wrong}.",
             fix="Correct the file; 'capgraph recipe save' writes one.",
         ) from exc
+
+
+def _known_keys(place: tuple[Any, ...]) -> Iterable[str]:
+    """Return the keys that a part of the file has; ``place`` ends with the unknown one."""
+    parts: dict[Any, type[BaseModel]] = {"parameters": RecipeParameter, "examples": RecipeExample}
+    part = parts.get(place[0], Recipe) if len(place) > 1 else Recipe
+    return list(part.model_fields)
 
 
 def save_recipe(recipe: Recipe, path: str | os.PathLike[str]) -> None:

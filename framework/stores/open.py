@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, overload
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.store.base import BaseStore
@@ -14,10 +14,15 @@ from capgraph.stores.location import parse_url
 from capgraph.stores.reading import make_serializer
 
 
-@asynccontextmanager
-async def open_saver(
+@overload
+def open_saver(
+    url: str, *, encryption_key: str | bytes | None = None
+) -> AbstractAsyncContextManager[BaseCheckpointSaver[Any]]: ...
+@overload
+def open_saver(
     url: str | None, *, encryption_key: str | bytes | None = None
-) -> AsyncIterator[BaseCheckpointSaver[Any] | None]:
+) -> AbstractAsyncContextManager[BaseCheckpointSaver[Any] | None]: ...
+def open_saver(url: str | None, *, encryption_key: str | bytes | None = None) -> Any:
     """Open the saver that a URL names.
 
     Args:
@@ -40,6 +45,13 @@ async def open_saver(
     >>> asyncio.run(main()) is None
     True
     """
+    return _open_saver(url, encryption_key)
+
+
+@asynccontextmanager
+async def _open_saver(
+    url: str | None, encryption_key: str | bytes | None
+) -> AsyncIterator[BaseCheckpointSaver[Any] | None]:
     if url is None:
         yield None
         return

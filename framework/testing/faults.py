@@ -94,6 +94,7 @@ def with_faults(
     namespace = {
         "execute": staticmethod(faulty) if static else faulty,
         "faults": script,
+        "__annotations__": {"faults": ClassVar[FaultScript]},
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,
         "__doc__": original.__doc__,

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from langchain_core.messages import AIMessage
@@ -62,7 +62,7 @@ def pay() -> Any:
         description = "Pays"
         provides = [Paid]
         effect = "once"
-        done: list[str] = []
+        done: ClassVar[list[str]] = []
 
         async def execute(self) -> Paid:
             self.done.append(self.idempotency_key)

@@ -27,7 +27,7 @@ from mcp_types import (
 
 from capgraph import CapabilityContext, Registry, build_graph, capability_node
 from capgraph.adapters import mcp_capabilities
-from capgraph.base.errors import CapabilityError, ConfigurationError
+from capgraph.base.errors import CapabilityError, ConfigurationError, ValidationError
 from capgraph.testing import run_capability
 from tests.support import mcp_server
 
@@ -157,6 +157,46 @@ async def test_an_operator_knows_better_than_annotations(log: Path) -> None:
         assert pay.permission.name == "FULL_ACCESS"
     with pytest.raises(ConfigurationError, match="fly"):
         await mcp_capabilities(stdio("plain", log), allow=["fly"])
+
+
+async def test_tools_are_declared_all_at_once_or_one_by_one(log: Path) -> None:
+    declared: dict[str, Any] = {
+        "examples": {"weather": ["will it rain in Rome?"]},
+        "requires_approval": {"put": True},
+        "queue": "mcp",
+        "labels": {"weather": ["forecast"]},
+        "max_attempts": {"weather": 7},
+        "timeout_seconds": 5.0,
+    }
+    async with await mcp_capabilities(stdio("plain", log), **declared) as tools:
+        made = {tool.capability_spec.name: tool for tool in tools}
+        weather, put = made["weather"].capability_spec, made["put"].capability_spec
+        assert (weather.examples, put.examples) == (("will it rain in Rome?",), ())
+        assert (weather.requires_approval, put.requires_approval) == (False, True)
+        assert weather.labels == ("forecast", "untrusted")
+        assert put.labels == ("untrusted",)
+        assert {tool.capability_spec.queue for tool in tools} == {"mcp"}
+        assert made["weather"].get_retry_policy()["max_attempts"] == 7
+        assert made["put"].get_retry_policy()["max_attempts"] == 3
+        known = {one.name: one.positives for one in Registry().with_(*tools).candidates()}
+        assert known["weather"] == ("will it rain in Rome?",)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"requires_aproval": True},
+        {"effect": {"pay": "once"}},
+        {"examples": ["will it rain?"]},
+        {"examples": {"wether": ["will it rain?"]}},
+        {"permission": {"pai": "full_access"}},
+        {"labels": "secret"},
+        {"max_parallel": {"pay": 0}},
+    ],
+)
+async def test_a_declaration_that_no_tool_has_is_refused(wrong: dict[str, Any], log: Path) -> None:
+    with pytest.raises((ConfigurationError, ValidationError)):
+        await mcp_capabilities(stdio("plain", log), **wrong)
 
 
 async def test_what_a_server_says_of_its_failure_is_the_steps(log: Path) -> None:

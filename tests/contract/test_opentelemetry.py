@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from langchain_core.language_models import GenericFakeChatModel
@@ -214,7 +214,7 @@ async def test_a_further_try_is_a_span_of_its_own(wiring: Wiring) -> None:
         name = "shaky"
         description = "Fails once"
         provides = [Level]
-        tries: list[int] = []
+        tries: ClassVar[list[int]] = []
 
         async def execute(self) -> Level:
             self.tries.append(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -35,7 +35,7 @@ class Read(BaseCapability):
     description = "Read the gauge"
     provides = ["GAUGE"]
     Parameters = Amount
-    ran: list[Any] = []
+    ran: ClassVar[list[Any]] = []
 
     async def execute(self) -> dict[str, Any]:
         Read.ran.append(self.parameters.amount)

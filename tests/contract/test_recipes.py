@@ -21,7 +21,7 @@ from capgraph import (
     build_graph,
     capability_node,
 )
-from capgraph.base import PlanError, RegistryError
+from capgraph.base import ConfigurationError, PlanError, RegistryError
 from capgraph.configs.settings import Settings
 from capgraph.governance import PermissionMode, PermissionPolicy, RolePermissionConfig
 from capgraph.registry import load_recipe
@@ -545,11 +545,28 @@ def test_modules_and_settings_bring_recipes(capgraph: Run, tmp_path: Path) -> No
     code, out = capgraph("check")
     assert code == 2
     assert "cycle" in out
-    (tmp_path / "kept" / "1.yml").write_text("recipe: 1\nname: x\nsteps: []\nmore: 1\n")
+    (tmp_path / "kept" / "1.yml").write_text("recipe: 1\nname: x\nsteps: []\nexample: []\n")
     code, out = capgraph("check")
     assert code == 2
-    for told in ("description: Field required", "steps: ", "more: Extra inputs"):
+    for told in ("description: Field required", "steps: ", "example: unknown key", "'examples'"):
         assert told in out
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("descripton: x\n", "description"),
+        ("parameters: {place: {typ: string}}\n", "type"),
+        ("examples: [{requst: Hi}]\n", "request"),
+    ],
+)
+def test_an_unknown_key_of_a_recipe_is_refused_with_the_nearest(
+    text: str, meant: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "one.yml"
+    file.write_text(f"recipe: 1\nname: x\nsteps: [{{context_key: a, capability: b}}]\n{text}")
+    with pytest.raises(ConfigurationError, match=f"unknown key, write '{meant}'"):
+        load_recipe(file)
 
 
 def test_save_show_use_and_measure(capgraph: Run, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import sqlite3
 from contextlib import closing
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
@@ -137,7 +137,7 @@ async def test_events_say_what_they_are_about(agent: Any, step: Any) -> None:
         name = "read"
         description = "Read"
         provides = ["GAUGE"]
-        tries: list[int] = []
+        tries: ClassVar[list[int]] = []
 
         async def execute(self) -> Gauge:
             self.tries.append(1)

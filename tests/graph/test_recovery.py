@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from langchain_core.messages import AIMessage
@@ -40,7 +40,7 @@ def policy(
     class Slow(BaseCapability):
         description = "Fails for ever."
         provides = ["READING"]
-        calls = 0
+        calls: ClassVar[int] = 0
 
         async def execute(self) -> Any:
             type(self).calls += 1
@@ -420,7 +420,7 @@ def classified(answer: Any) -> type[BaseCapability]:
     class Judged(BaseCapability):
         name = "judged"
         description = "Fails and says what it means."
-        calls = 0
+        calls: ClassVar[int] = 0
 
         async def execute(self) -> Any:
             type(self).calls += 1

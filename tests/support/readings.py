@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from capgraph import BaseCapability, CapabilityContext, Registry, capability_node
 from capgraph.base import CapabilityError, ClassifierExample, ErrorSeverity, TaskClassifierGuide
 
@@ -30,7 +32,7 @@ class ReadSensor(BaseCapability):
     name = "read_sensor"
     description = "Reads the sensor."
     provides = ["READING"]
-    note = ""
+    note: ClassVar[str] = ""
 
     async def execute(self) -> Reading:
         """Read it."""
@@ -84,7 +86,7 @@ class Wipe(BaseCapability):
     name = "wipe"
     description = "Erases all readings."
     effect = "once"
-    wiped: list[int] = []
+    wiped: ClassVar[list[int]] = []
 
     async def execute(self) -> dict[str, str]:
         """Note that it ran, which no test wants to see."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 from langgraph.checkpoint.memory import InMemorySaver
@@ -64,7 +64,7 @@ class OpenValve(BaseCapability):
     effect = "once"
     requires_approval = True
     Parameters = Opening
-    opened: list[float] = []
+    opened: ClassVar[list[float]] = []
 
     async def execute(self) -> None:
         self.opened.append(self.parameters.litres)

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
-from capgraph import BaseCapability, CapabilityContext, build_graph, capability_node, open_graph
+from capgraph import (
+    BaseCapability,
+    BaseInfrastructureNode,
+    CapabilityContext,
+    build_graph,
+    capability_node,
+    infrastructure_node,
+    open_graph,
+)
+from capgraph.adapters import tool_capability
+from capgraph.base.ports import PermissionMode
 from capgraph.behaviors import (
     AuditBehavior,
     CacheBehavior,
@@ -60,6 +70,84 @@ class Read(BaseCapability):
         """Read it."""
         return {}
 
+
+@capability_node
+class Pay(BaseCapability):
+    """A capability with every declaration, in the forms that the guides use."""
+
+    name = "pay"
+    description = "Pay."
+    provides = [Level]
+    examples = ["pay it"]
+    effect = "once"
+    effect_key = ["order"]
+    permission = "full_access"
+    labels = ["secret"]
+    removes_labels = ["untrusted"]
+    undo = "refund"
+    requires_approval = True
+    timeout_seconds = 3
+    max_parallel = 2
+    queue = "payments"
+    cost_usd = 1
+    on_unknown = "rerun"
+    paid: ClassVar[list[str]] = []
+
+    class Parameters(BaseModel):
+        """A step's parameters."""
+
+        order: str = ""
+
+    async def execute(self) -> dict[str, Any]:
+        """Pay it."""
+        return {}
+
+    @staticmethod
+    def parameters_from(task: str) -> dict[str, Any]:
+        """Read the order."""
+        return {"order": task}
+
+
+@capability_node(examples=["book it"])
+class Book(BaseCapability):
+    """A capability whose undo is a class."""
+
+    name = "book"
+    description = "Book."
+    effect = "idempotent"
+    permission = PermissionMode.FULL_ACCESS
+    undo = Pay
+
+    @staticmethod
+    async def execute(state: Any, **kwargs: Any) -> dict[str, Any]:
+        """Book it."""
+        return {}
+
+
+@infrastructure_node
+class Welcome(BaseInfrastructureNode):
+    """A node that declares its place."""
+
+    name = "welcome"
+    description = "Welcome."
+    before = "classifier"
+    quiet = True
+
+    @staticmethod
+    async def execute(state: Any, **kwargs: Any) -> dict[str, Any]:
+        """Do nothing."""
+        return {}
+
+
+def double(number: int) -> int:
+    """Double a number."""
+    return number * 2
+
+
+tool = tool_capability(double, effect="none", examples=["double it"])
+keys: tuple[str, ...] | None = Pay.capability_spec.effect_key
+mode: PermissionMode | None = tool.capability_spec.permission
+names: list[str] = [tool.langgraph_node.name, Welcome.infrastructure_spec.name]
 
 graph = build_graph(
     [Read],
