@@ -248,6 +248,52 @@ class WebhookSettings(Section):
     content: bool = False
 
 
+class McpSettings(Section):
+    """One MCP server whose tools are capabilities.
+
+    Attributes:
+        command: Program and arguments of a server over stdio.
+        env: Environment variables of that program, besides a few of this process.
+        url: Address of a server over streamable HTTP.
+        headers: Headers of each request to that address, such as ``Authorization``.
+        prefix: Prefix of the capabilities' names.
+        allow: Tools to use; all when not given.
+        effects: Tool name to its effect, in place of its annotations.
+        approve: Tools whose steps require approval; ``true`` for all.
+        examples: Tool name to requests that need it.
+        permission: Permission that the tools require; or tool name to that.
+        pins: Tool name to the digest of the version that was reviewed.
+        timeout_seconds: Time limit of one call.
+        sends_externally: Whether arguments of the tools leave the organization.
+        mode: Protocol mode; ``legacy`` for a server whose tools ask while they run.
+    """
+
+    command: list[str] | None = Field(None, min_length=1)
+    env: dict[str, str] | None = None
+    url: str | None = None
+    headers: dict[str, SecretStr] = Field(default_factory=dict)
+    prefix: str = ""
+    allow: list[str] | None = None
+    effects: dict[str, Literal["none", "idempotent", "once"]] = Field(default_factory=dict)
+    approve: bool | list[str] = Field(default_factory=list)
+    examples: dict[str, list[str]] = Field(default_factory=dict)
+    permission: str | dict[str, str] | None = None
+    pins: dict[str, str] | None = None
+    timeout_seconds: float = Field(60.0, gt=0)
+    sends_externally: bool = True
+    mode: str = "auto"
+
+    @model_validator(mode="after")
+    def _names_one_server(self) -> McpSettings:
+        if (self.command is None) == (self.url is None):
+            raise ValueError("exactly one of 'command' and 'url' is required")
+        if self.url is None and self.headers:
+            raise ValueError("'headers' needs 'url'; a server over stdio has 'env'")
+        if self.command is None and self.env is not None:
+            raise ValueError("'env' needs 'command'; a server behind a URL has 'headers'")
+        return self
+
+
 class ServeSettings(Section):
     """How ``capgraph serve`` answers.
 
@@ -337,6 +383,14 @@ class Settings(BaseSettings):
         description: What it is for; used when it says what it can do.
         infrastructure: Modules or packages that hold the infrastructure nodes.
         modules: Modules or packages that hold capabilities and context types.
+        tools: LangChain tools and functions as capabilities: ``{import: "app.tools:search",
+            effect: none}``, with the keywords of ``tool_capability``.
+        graphs: Compiled graphs as capabilities: ``{import: "app.graphs:pricing", input:
+            "app.types:Order", output: "app.types:Price"}``, with those of ``graph_capability``.
+        agents: Agents as capabilities: ``{import: "app.agents:poet"}``, with those of
+            ``agent_capability``.
+        mcp: MCP servers whose tools are capabilities: ``{command: [python, server.py]}`` or
+            ``{url: "http://…/mcp"}``.
         include: Names of capabilities to keep; ``None`` for all.
         exclude: Names of capabilities to leave out.
         override: Capability name to ``"module:Class"`` that takes its place.
@@ -394,6 +448,10 @@ class Settings(BaseSettings):
         default_factory=lambda: list(packaged_defaults()["infrastructure"])
     )
     modules: list[str] = Field(default_factory=list)
+    tools: list[dict[str, Any]] = Field(default_factory=list)
+    graphs: list[dict[str, Any]] = Field(default_factory=list)
+    agents: list[dict[str, Any]] = Field(default_factory=list)
+    mcp: list[McpSettings] = Field(default_factory=list)
     include: list[str] | None = None
     exclude: list[str] = Field(default_factory=list)
     override: dict[str, str] = Field(default_factory=dict)

@@ -60,6 +60,14 @@ class RespondNode(BaseInfrastructureNode):
         return {"max_attempts": 3, "delay_seconds": 1.0, "backoff_factor": 2.0}
 
 
+def _abilities(services: Services, view: TurnView) -> str:
+    """Return the capabilities that the caller may use, as a list for people."""
+    usable = services.registry_of(view).describe()
+    if usable or not services.registry.capabilities:
+        return usable
+    return "(you may not use any capability)"
+
+
 async def answer(
     state: AgentState,
     services: Services,
@@ -84,7 +92,7 @@ async def answer(
             purpose=purpose,
             results=step_summaries(state, services.registry.context_types),
             missing=missing_steps(state),
-            abilities=services.registry_of(view).describe(),
+            abilities=_abilities(services, view),
             messages=view.messages,
             question=question,
             instructions=instructions,

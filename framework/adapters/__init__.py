@@ -7,6 +7,7 @@ from capgraph.configs.lazy import lazy_exports
 if TYPE_CHECKING:
     from capgraph.adapters.a2a import agent_card as agent_card
     from capgraph.adapters.as_tools import as_tool as as_tool
+    from capgraph.adapters.configured import open_registry as open_registry
     from capgraph.adapters.graphs import agent_capability as agent_capability
     from capgraph.adapters.graphs import graph_capability as graph_capability
     from capgraph.adapters.mcp import McpCapabilities as McpCapabilities
@@ -29,6 +30,7 @@ _get, __dir__ = lazy_exports(
     {
         "capgraph.adapters.a2a": ("agent_card",),
         "capgraph.adapters.as_tools": ("as_tool",),
+        "capgraph.adapters.configured": ("open_registry",),
         "capgraph.adapters.graphs": ("agent_capability", "graph_capability"),
         "capgraph.adapters.mcp": ("McpCapabilities", "mcp_capabilities"),
         "capgraph.adapters.mcp_server": ("as_mcp_server",),

@@ -97,6 +97,8 @@ def read_answers(
 ) -> tuple[dict[str, Answer], list[AnswerProblem]]:
     """Read an answer: one word for all entries, or a mapping by their keys.
 
+    A word is a decision; ``yes`` and ``y`` mean ``approve``, ``no`` and ``n`` mean ``reject``.
+
     Args:
         given: The answer: plain data from wherever it came.
         question: What was asked.
@@ -109,8 +111,7 @@ def read_answers(
     """
     steps = {step["context_key"]: step for step in question["steps"]}
     if isinstance(given, str):
-        word = given.strip().lower()
-        given = {key: {"decision": _WORDS.get(word, word)} for key in steps}
+        given = dict.fromkeys(steps, given)
     if not isinstance(given, Mapping) or not given:
         told = (
             f"The answer {given!r:.80} cannot be read. Fix: answer 'approve' or 'reject', or"
@@ -143,7 +144,8 @@ def read_answers(
 
 def _read_one(key: str, given: Any, step: Mapping[str, Any]) -> tuple[Answer | None, list[_Found]]:
     if isinstance(given, str):
-        given = {"decision": given}
+        word = given.strip().lower()
+        given = {"decision": _WORDS.get(word, word)}
     try:
         answer = Answer.model_validate(given)
     except PydanticValidationError as exc:

@@ -284,8 +284,7 @@ class BaseCapability(_Declared, ABC):
         return ""
 
     def _create_orchestrator_guide(self) -> OrchestratorGuide | None:
-        """Write planning advice; the default has none, and says so once for each class."""
-        _warn_of_defaults(type(self))
+        """Return planning advice; the default has none."""
         return None
 
     def _create_classifier_guide(self) -> TaskClassifierGuide | None:
@@ -346,13 +345,6 @@ def _warn_of_defaults(cls: type[BaseCapability]) -> None:
     if cls in _warned:
         return
     _warned.add(cls)
-    missing = [
-        kind
-        for kind in ("orchestrator", "classifier")
-        if getattr(cls, f"_create_{kind}_guide") is getattr(BaseCapability, f"_create_{kind}_guide")
-    ]
     get_logger("capability", cls.name).warning(
-        "%s writes no %s guide, so its description alone has to do",
-        cls.__name__,
-        " and no ".join(missing),
+        "%s has no examples, so it is selected by its description alone", cls.__name__
     )

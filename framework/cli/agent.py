@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from capgraph.configs.errors import ConfigurationError
+from capgraph.configs.errors import CapgraphError, ConfigurationError
 
 if TYPE_CHECKING:
     from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -213,21 +213,22 @@ async def open_agent(
         db: What ``--db`` says.
         data: Files of ``--data``; they take the place of the ones that the settings name.
     """
+    from capgraph.adapters import open_registry
     from capgraph.configs.logger import SecretMasker, use_masker
     from capgraph.graph import build_graph
     from capgraph.graph.turns import files_given
-    from capgraph.registry import Registry
 
-    # Modules are imported, files looked for and models made here; all of it reads files.
-    registry = await asyncio.to_thread(Registry.from_settings, settings)
-    files = await asyncio.to_thread(data_files, data)
-    given = files_given(registry, files)
-    kept = {kind: entries for kind, entries in settings.context.items() if kind not in given}
-    folders = [*settings.data_folders, *filter(os.path.isabs, files)]
-    settings = settings.model_copy(update={"context": kept, "data_folders": folders})
-    url = await asyncio.to_thread(database_url, db, settings)
     with use_masker(SecretMasker.of(settings)):
-        async with open_database(url, settings) as (saver, store):
+        async with contextlib.AsyncExitStack() as stack:
+            registry = await stack.enter_async_context(open_registry(settings))
+            # Files are looked for and models made in threads; all of it reads files.
+            files = await asyncio.to_thread(data_files, data)
+            given = files_given(registry, files)
+            kept = {kind: held for kind, held in settings.context.items() if kind not in given}
+            folders = [*settings.data_folders, *filter(os.path.isabs, files)]
+            settings = settings.model_copy(update={"context": kept, "data_folders": folders})
+            url = await asyncio.to_thread(database_url, db, settings)
+            saver, store = await stack.enter_async_context(open_database(url, settings))
             graph: Any = await asyncio.to_thread(
                 build_graph,
                 registry,
@@ -237,6 +238,36 @@ async def open_agent(
                 settings=settings,
             )
             yield Agent(settings, registry, graph, saver, given)
+
+
+def read_registry(settings: Settings, problems: list[CapgraphError] | None = None) -> Registry:
+    """Return the registry that settings describe, to look at; MCP servers are closed again.
+
+    Args:
+        settings: All settings.
+        problems: As for :func:`~capgraph.adapters.configured.open_registry`.
+    """
+    from capgraph.adapters import open_registry
+
+    async def read() -> Registry:
+        async with open_registry(settings, problems) as registry:
+            return registry
+
+    return asyncio.run(read())
+
+
+def run_config(settings: Settings, thread_id: str) -> Any:
+    """Return the configuration of a run: its thread, and the caller that the settings name.
+
+    >>> from capgraph.configs.settings import Settings
+    >>> run_config(Settings(role="operator"), "trip-2")
+    {'configurable': {'thread_id': 'trip-2', 'role': 'operator'}}
+    """
+    from capgraph.pipeline.run_config import configurable_of, configured_caller
+
+    return {
+        "configurable": {"thread_id": thread_id, **configurable_of(configured_caller(settings))}
+    }
 
 
 def check_thread_id(thread_id: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from capgraph.cli.agent import Agent, check_thread_id, new_thread_id
+from capgraph.cli.agent import Agent, check_thread_id, new_thread_id, run_config
 from capgraph.cli.options import Shared
 from capgraph.configs.errors import ConfigurationError
 
@@ -51,10 +51,7 @@ class Session:
     @property
     def config(self) -> Any:
         """What names the thread, and who asks, to the graph."""
-        own = self.agent.settings
-        named = {"thread_id": self.thread_id, "user_id": own.user}
-        named |= {"role": own.role, "tenant": own.tenant}
-        return {"configurable": {key: value for key, value in named.items() if value}}
+        return run_config(self.agent.settings, self.thread_id)
 
     @property
     def gateway(self) -> Any:

@@ -17,7 +17,6 @@ from capgraph.configs.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from capgraph.base.ports import Caller
-    from capgraph.configs.settings import Settings
     from capgraph.scale import Client
 
 
@@ -42,6 +41,8 @@ def submit_one(
         user: What ``--as`` says.
         as_json: What ``--json`` says.
     """
+    from capgraph.pipeline.run_config import configured_caller
+
     thread = shared.thread
     if plan is not None and question is not None:
         raise ConfigurationError(
@@ -54,12 +55,13 @@ def submit_one(
         )
     settings = shared.settings()
     settings.user = user or settings.user
+    caller = configured_caller(settings)
 
     async def run() -> None:
         async with shared.open_client(settings) as (agent, client):
             if answer is not None:
                 assert thread is not None
-                await _answer(client, thread, _caller(settings), approve=answer)
+                await _answer(client, thread, caller, approve=answer)
                 return
             named = check_thread_id(thread) if thread else new_thread_id()
             if abandon and thread:
@@ -69,7 +71,7 @@ def submit_one(
                 from capgraph.base import load_execution_plan_from_file
 
                 steps = await asyncio.to_thread(load_execution_plan_from_file, plan)
-            turn = await _submit(agent, client, named, question, steps, _caller(settings))
+            turn = await _submit(agent, client, named, question, steps, caller)
             if as_json:
                 import json
 
@@ -84,7 +86,10 @@ def submit_one(
 
 def submit_lines(shared: Shared) -> None:
     """Ask for a turn for each line that is typed; prints the turns' ids."""
+    from capgraph.pipeline.run_config import configured_caller
+
     settings = shared.settings()
+    caller = configured_caller(settings)
     named = check_thread_id(shared.thread) if shared.thread else new_thread_id()
 
     async def run() -> None:
@@ -93,7 +98,6 @@ def submit_lines(shared: Shared) -> None:
                 if line.strip() == "/exit":
                     break
                 if line.strip():
-                    caller = _caller(settings)
                     typer.echo(await _submit(agent, client, named, line.strip(), None, caller))
                     sys.stdout.flush()
 
@@ -105,9 +109,11 @@ def submit_lines(shared: Shared) -> None:
 def submit_answers(shared: Shared) -> None:
     """Ask a person what threads wait for, one after the other; workers go on with the answers."""
     from capgraph.cli.questions import ask_all
+    from capgraph.pipeline.run_config import configured_caller
     from capgraph.stores import waiting_questions
 
     settings, console = shared.settings(), make_console()
+    caller = configured_caller(settings)
     # A person thinks outside of the loop, so that Ctrl-C ends what is asked.
     with asyncio.Runner() as runner:
         opening = shared.open_client(settings)
@@ -117,7 +123,7 @@ def submit_answers(shared: Shared) -> None:
                 asked = runner.run(client.status(thread)).questions
                 say(f"thread {thread}")
                 for name, answer in ask_all(asked, console).items():
-                    if not runner.run(client.answer(thread, name, answer, _caller(settings))):
+                    if not runner.run(client.answer(thread, name, answer, caller)):
                         say("Somebody else has answered it.")
         except (EOFError, KeyboardInterrupt):
             raise typer.Exit(ExitCode.WAITING) from None
@@ -157,9 +163,3 @@ async def _answer(client: Client, thread: str, caller: Caller, *, approve: bool)
             f"The thread {thread!r} was answered by somebody else.",
             fix="Look how it goes on: capgraph threads show.",
         )
-
-
-def _caller(settings: Settings) -> Caller:
-    from capgraph.base.ports import Caller
-
-    return Caller(settings.user, settings.role, settings.tenant)

@@ -11,5 +11,8 @@ if TYPE_CHECKING:
     from capgraph.compat.framework_alias import install_framework_alias as install_framework_alias
 
 __getattr__, __dir__ = lazy_exports(
-    __name__, {"capgraph.compat.framework_alias": ("install_framework_alias",)}
+    __name__,
+    {
+        "capgraph.compat.framework_alias": ("install_framework_alias",),
+    },
 )

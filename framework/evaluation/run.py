@@ -22,6 +22,7 @@ from capgraph.evaluation.replay_turn import Meter, replay
 from capgraph.evaluation.report import CaseResult, Report
 from capgraph.graph import build_graph
 from capgraph.graph.turns import last_answer
+from capgraph.pipeline.run_config import configurable_of, configured_caller
 from capgraph.planning.recipes import work_of
 from capgraph.registry import Registry
 
@@ -50,7 +51,7 @@ async def evaluate(
     Args:
         dataset: The set.
         registry: What the agent is made of.
-        settings: All settings of the agent.
+        settings: All settings of the agent; every case runs as the caller that they name.
         model: As for ``build_graph``.
         jobs: Cases that run at once; times are only worth comparing with one.
         label: Name of this configuration in the report.
@@ -74,6 +75,7 @@ async def evaluate(
     build: Any = build_graph if live else lambda *_, **__: None
     graph = build(registry, model=model, checkpointer=InMemorySaver(), settings=settings, **options)
     gate = asyncio.Semaphore(jobs)
+    caller = configurable_of(configured_caller(graph.services.settings)) if live else {}
 
     def written_out(names: Iterable[str] | None) -> list[str] | None:
         # A recipe stands for its steps: they are what runs.
@@ -85,7 +87,9 @@ async def evaluate(
             if case.recording is not None:
                 result = await _replayed(case, registry, settings, model, options)
             else:
-                result = await _run_case(case, graph.copy(update={"store": InMemoryStore()}))
+                result = await _run_case(
+                    case, graph.copy(update={"store": InMemoryStore()}), caller
+                )
             result = replace(result, chosen=tuple(written_out(result.chosen) or ()))
         if on_case is not None:
             on_case(result)
@@ -127,12 +131,12 @@ def _gave(end: TurnEnd) -> tuple[str, ...]:
     return tuple(json.dumps(entry, sort_keys=True) for entry in end.results.values())
 
 
-async def _run_case(case: Case, graph: Any) -> CaseResult:
+async def _run_case(case: Case, graph: Any, caller: Mapping[str, Any]) -> CaseResult:
     thread = uuid.uuid4().hex
     meter = Meter()
     values: dict[str, Any] = {}
     given: dict[str, Any] = {"capability_context_data": case.context} if case.context else {}
-    configurable = {"thread_id": thread}
+    configurable = {"thread_id": thread, **caller}
     started = time.perf_counter()
     try:
         for request in case.earlier:

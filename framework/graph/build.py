@@ -23,7 +23,7 @@ from capgraph.engine.default_strategies import ChainPlanner
 from capgraph.engine.ready_queue import run_step_task
 from capgraph.engine.services import OperatorOptions, Services
 from capgraph.graph.compiled import AgentGraph, AnswerT, agent_graph
-from capgraph.graph.validate import validate, warnings_of
+from capgraph.graph.validate import check_persistence, validate, warnings_of
 from capgraph.langgraph_compat import STRICT_RESUME, prepare_task
 from capgraph.pipeline.failures import raise_failure, refusal
 from capgraph.prompts.provider import use_prompts
@@ -64,7 +64,8 @@ def build_graph(
         model: ``"provider:name"``, a chat model, or one of these for each role (``extraction``,
             ``selection``, ``planning``, ``answer``, ``capability``). ``None`` takes the settings';
             without any, the agent runs offline.
-        checkpointer: Saver that keeps threads; without one nothing outlives a call.
+        checkpointer: Asynchronous saver that stores threads; without one nothing outlives a call.
+            ``False`` builds without one, even in a graph that has one.
         store: LangGraph store for what is kept across threads.
         settings: All other settings; the defaults when not given.
         context_schema: Type of what a caller hands over as ``context=``.
@@ -80,7 +81,8 @@ def build_graph(
 
     Raises:
         RegistryError: The registry does not fit together; lists every problem.
-        ConfigurationError: A model, a behaviour or a policy cannot be used.
+        ConfigurationError: A model, a behaviour, a policy or the checkpointer cannot be used, or
+            ``persistence.url`` is set and there is no checkpointer.
         MissingExtraError: A model's package is not installed.
 
     >>> import asyncio
@@ -91,6 +93,11 @@ def build_graph(
     'Nothing here can do that: Sing a song'
     """
     known = as_registry(registry)
+    if settings is None:
+        from capgraph.configs.settings import load_settings
+
+        settings = load_settings()
+    check_persistence(checkpointer, settings)
     services = bind(
         known,
         model=model,
@@ -102,7 +109,7 @@ def build_graph(
     with use_prompts(services.prompts) if services.prompts is not None else nullcontext():
         validate(known)
     offline = isinstance(services.planner, ChainPlanner)
-    told = warnings_of(known, offline=offline, saved=checkpointer is not None)
+    told = warnings_of(known, offline=offline, saved=checkpointer not in (None, False))
     if services.system_prompt and not (
         services.chat_model("planning") or services.chat_model("answer")
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from capgraph.configs.errors import CapgraphError, ConfigurationError
@@ -159,6 +160,10 @@ def check_settings(settings: Settings, registry: Registry) -> Iterator[Finding]:
     from capgraph.state import load_context
 
     yield from _check_declared(settings, registry)
+    for place in settings.recipes:
+        if not Path(place).exists():
+            text = f"The folder {place!r} does not exist yet, so it has no recipes."
+            yield Finding("recipes", "ok", text, "'capgraph recipe save' makes it.")
     for name in settings.capabilities:
         if name not in registry.capabilities:
             text = f"capabilities.{name} configures a capability that is not registered."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from langgraph.typing import ContextT
@@ -24,7 +24,7 @@ _OPTIONS = ("url", "model", *OperatorOptions.__annotations__)
 
 @asynccontextmanager
 async def open_graph(
-    registry: Registry | Iterable[Any],
+    registry: Registry | Iterable[Any] | None = None,
     url: str | None = None,
     *,
     settings: Settings | None = None,
@@ -37,7 +37,8 @@ async def open_graph(
     ``build_graph`` takes open savers and stores; a URL needs a block that closes what it opened.
 
     Args:
-        registry: What the agent is made of: capabilities themselves, or a registry.
+        registry: What the agent is made of: capabilities themselves, or a registry. ``None``
+            takes what the settings describe, and closes its MCP servers at the end.
         url: ``sqlite:///file.db`` or ``postgresql://…``; ``None`` takes the settings'
             ``persistence.url``, and without one nothing is kept.
         settings: All other settings; the defaults when not given.
@@ -61,6 +62,7 @@ async def open_graph(
     >>> asyncio.run(main())
     'Nothing here can do that: Sing'
     """
+    from capgraph.adapters import open_registry
     from capgraph.stores import open_saver, open_store
 
     check_options("open_graph", options, _OPTIONS)
@@ -71,11 +73,16 @@ async def open_graph(
     chosen = url if url is not None else settings.persistence.url
     key = settings.persistence.encryption_key
     secret = key.get_secret_value() if key is not None else None
-    async with open_saver(chosen, encryption_key=secret) as saver, open_store(chosen) as store:
+    async with AsyncExitStack() as stack:
+        known = registry
+        if known is None:
+            known = await stack.enter_async_context(open_registry(settings))
+        saver = await stack.enter_async_context(open_saver(chosen, encryption_key=secret))
+        store = await stack.enter_async_context(open_store(chosen))
         # A chat model reads certificates when it is made, which must not hold up the loop.
         yield await asyncio.to_thread(
             lambda: build_graph(
-                registry,
+                known,
                 checkpointer=saver,
                 store=store,
                 settings=settings,

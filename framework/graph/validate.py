@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, get_args
 
+from langgraph.checkpoint.base import BaseCheckpointSaver
+
 from capgraph.base.capability import BaseCapability
 from capgraph.base.context import CapabilityContext
-from capgraph.base.errors import RegistryError
+from capgraph.base.errors import ConfigurationError, RegistryError
 from capgraph.base.spec import ROLES
 from capgraph.pipeline.away import STAYS
 from capgraph.pipeline.runner import queue_of
@@ -59,6 +61,33 @@ def problems_of(registry: Registry) -> list[str]:
     return problems
 
 
+def check_persistence(checkpointer: Any, settings: Settings) -> None:
+    """Refuse a saver that a turn cannot use, and a configured database that nothing opens.
+
+    Raises:
+        ConfigurationError: The saver is synchronous, or ``persistence.url`` is set without a saver.
+    """
+    if checkpointer is None and settings.persistence.url is not None:
+        raise ConfigurationError(
+            "The setting persistence.url is set, but build_graph opens no database.",
+            fix="Use 'async with open_graph(...) as graph', which opens and closes it, or pass"
+            " checkpointer=. Leave persistence.url out where a server brings its own saver.",
+        )
+    if isinstance(checkpointer, BaseCheckpointSaver) and not _is_asynchronous(checkpointer):
+        name = type(checkpointer).__name__
+        raise ConfigurationError(
+            f"The checkpointer is a {name}, which is synchronous, but turns run asynchronously.",
+            fix="Use 'async with open_graph(..., \"sqlite:///file.db\") as graph' (or a"
+            " postgresql:// URL), or pass an asynchronous saver: one of open_saver, or"
+            " LangGraph's AsyncSqliteSaver or AsyncPostgresSaver.",
+        )
+
+
+def _is_asynchronous(saver: BaseCheckpointSaver[Any]) -> bool:
+    # SqliteSaver overrides the other methods only to raise; it inherits aput_writes.
+    return type(saver).aput_writes is not BaseCheckpointSaver.aput_writes
+
+
 def _elements(registry: Registry) -> set[str]:
     """Name the types of what lists in results hold: a step over such a list takes an element."""
     kinds = {kind for spec in registry.capabilities.values() for kind in spec.context_types}
@@ -93,8 +122,8 @@ def warnings_of(registry: Registry, *, offline: bool, saved: bool) -> list[str]:
         if spec.effect == "once" and not saved:
             told.append(
                 f"The capability {name!r} has effect='once' and there is no saver, so nothing is"
-                " remembered of it when the process ends. Fix: give a checkpointer, or set"
-                " persistence.url; a server that brings its own saver is as good."
+                " remembered of it when the process ends. Fix: pass a checkpointer, or set"
+                " persistence.url and use open_graph; a server may bring its own saver."
             )
     return told
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from langgraph.config import get_config
 from langgraph.runtime import get_runtime
@@ -13,6 +13,9 @@ from langgraph.runtime import get_runtime
 from capgraph.base.errors import ConfigurationError
 from capgraph.base.ports import Caller, Verdict
 from capgraph.configs.scoped import scoped
+
+if TYPE_CHECKING:
+    from capgraph.configs.settings import Settings
 
 AskAbout = Callable[[str, Any, Sequence[str]], Awaitable[Verdict]]
 """Asks a person whether words may pass: what or who is told them, the words, and why."""
@@ -147,6 +150,18 @@ def configurable_of(caller: Caller) -> dict[str, Any]:
         return {"langgraph_auth_user": named}
     known["user_id"] = caller.user_id
     return {name: value for name, value in known.items() if value is not None}
+
+
+def configured_caller(settings: Settings) -> Caller:
+    """Return the caller that settings name: ``user``, ``role`` and ``tenant``.
+
+    Every command that runs a turn uses it, so that a role means the same in each.
+
+    >>> from capgraph.configs.settings import Settings
+    >>> configurable_of(configured_caller(Settings(user="ada", role="operator")))
+    {'role': 'operator', 'user_id': 'ada'}
+    """
+    return Caller(settings.user or None, settings.role or None, settings.tenant or None)
 
 
 def raw_errors_wanted() -> bool:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import Any
 
 from capgraph.base.capability import BaseCapability
 from capgraph.base.context import CapabilityContext
 from capgraph.base.errors import RegistryError
 from capgraph.base.infrastructure import BaseInfrastructureNode
-from capgraph.base.spec import INSERTION_POINTS, ROLES, InfrastructureSpec, can_name_a_node
+from capgraph.base.spec import (
+    INSERTION_POINTS,
+    ROLES,
+    CapabilitySpec,
+    InfrastructureSpec,
+    can_name_a_node,
+)
 
 
 def registered_name(value: type) -> str | None:
@@ -19,6 +26,25 @@ def registered_name(value: type) -> str | None:
     if spec is not None:
         return str(spec.name)
     return value.CONTEXT_TYPE if issubclass(value, CapabilityContext) else None
+
+
+def adapted_capabilities(value: Any) -> list[Any]:
+    """Return the capabilities among a module's value, or its list, that no module defines.
+
+    The adapters make such classes, and so does ``capability_node`` of an imported function. Their
+    ``__module__`` does not say where they belong, so they belong to each module that names them.
+    """
+    items = value if isinstance(value, (list, tuple)) else (value,)
+    return [item for item in items if isinstance(item, type) and _is_adapted(item)]
+
+
+def _is_adapted(item: type) -> bool:
+    if not isinstance(item.__dict__.get("capability_spec"), CapabilitySpec):
+        return False
+    home: Any = sys.modules.get(item.__module__)
+    for part in item.__qualname__.split("."):
+        home = getattr(home, part, None)
+    return home is not item
 
 
 def lacks_decorator(value: type) -> bool:

@@ -51,8 +51,13 @@ def save_recipe(recipe: Recipe, path: str | os.PathLike[str]) -> None:
 def recipe_files(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
     """Return the files of recipes that some files and folders stand for.
 
+    A folder that does not exist yet is empty: the first saved recipe makes it.
+
     Raises:
-        ConfigurationError: One of them does not exist.
+        ConfigurationError: A file does not exist.
+
+    >>> recipe_files(["no/such/folder"])
+    []
     """
     found: list[Path] = []
     for place in map(Path, places):
@@ -60,9 +65,9 @@ def recipe_files(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
             found += sorted(file for file in place.iterdir() if file.suffix in _ENDINGS)
         elif place.is_file():
             found.append(place)
-        else:
+        elif place.suffix in _ENDINGS:
             raise ConfigurationError(
-                f"There are no recipes at {str(place)!r}.",
-                fix="Name a file, or a folder with files, under 'recipes'.",
+                f"The recipe {str(place)!r} does not exist.",
+                fix="Correct its path under 'recipes', or name its folder.",
             )
     return found

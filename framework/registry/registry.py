@@ -22,6 +22,7 @@ from capgraph.registry.discovery import (
     walk,
 )
 from capgraph.registry.membership import (
+    adapted_capabilities,
     check_name,
     check_place,
     decorator_of,
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from capgraph.configs.settings import Settings
 
 DEFAULT_INFRASTRUCTURE = ("capgraph.infrastructure",)
+_ADAPTED = ("tools", "graphs", "agents", "mcp")
+"""Sections of the settings that adapters turn into capabilities."""
 
 
 class Registry:
@@ -313,6 +316,9 @@ class Registry:
     def discover(self, package: str, *, override: bool = False) -> list[str]:
         """Import a module, or every module of a package, and register what it defines.
 
+        That includes capabilities that adapters made of tools, graphs and agents, and lists of
+        them.
+
         Args:
             package: Dotted name.
             override: Replace what has the same name.
@@ -329,9 +335,12 @@ class Registry:
         found: list[str] = []
         recipes: list[Any] = []
         for module in walk(package, problems):
-            for value in vars(module).values():
+            for value in list(vars(module).values()):
                 if _is_recipe(value):
                     recipes.append(value)
+                for item in adapted_capabilities(value):
+                    self.register(item, override=override)
+                    found.append(item.capability_spec.name)
                 if not isinstance(value, type) or value.__module__ != module.__name__:
                     continue
                 if (name := registered_name(value)) is not None:
@@ -404,23 +413,42 @@ class Registry:
             self.unregister(name)
 
     @classmethod
-    def from_settings(cls, settings: Any, problems: list[CapgraphError] | None = None) -> Registry:
+    def from_settings(
+        cls,
+        settings: Any,
+        problems: list[CapgraphError] | None = None,
+        adapted: Iterable[Any] | None = None,
+    ) -> Registry:
         """Build the registry that settings describe.
+
+        Settings with ``tools``, ``graphs``, ``agents`` or ``mcp`` need
+        :func:`~capgraph.adapters.configured.open_registry`, which opens and closes them.
 
         Args:
             settings: ``capgraph.configs.settings.Settings``.
             problems: Takes what is wrong with a module or the recipes, each by itself; raised when
                 not given.
+            adapted: Capabilities that ``open_registry`` made of these four sections.
 
         Raises:
-            RegistryError: Something named cannot be imported or does not fit together.
+            RegistryError: Something named cannot be imported or does not fit together; or the
+                settings have one of these sections, and ``adapted`` is not given.
         """
+        sections = [name for name in _ADAPTED if getattr(settings, name)]
+        if sections and adapted is None:
+            raise RegistryError(
+                f"The settings have {', '.join(sections)}, which Registry.from_settings does not"
+                " open.",
+                fix="Use 'async with open_registry(settings) as registry' of capgraph.adapters, or"
+                " open_graph(settings=settings).",
+            )
         registry = cls(
             infrastructure=settings.infrastructure, provided_types=settings.provided_types
         )
         chosen = {name: getattr(settings, name) for name in ("include", "exclude", "override")}
         works: list[Callable[[], Any]] = [
             *(partial(registry.discover, module) for module in settings.modules),
+            *(partial(registry.register, item) for item in adapted or ()),
             partial(registry._load_recipes, settings.recipes),
             partial(registry.configure, **chosen),
         ]

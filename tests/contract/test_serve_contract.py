@@ -194,6 +194,18 @@ def test_threads(ann: Stranger, bob: Stranger) -> None:
     problem(ann.get(f"/api/runs/{run}"), 404)
 
 
+@pytest.mark.parametrize("answer", ["yes", {"open": "Yes"}])
+def test_a_plain_word_answers_an_approval_request(
+    served: Served, ann: Stranger, answer: Any
+) -> None:
+    thread, run = ann.new(plan=PLAN)
+    assert ann.ended(run) == "waiting"
+    path = f"/api/questions/{ann.question(thread)['question_id']}"
+    on = ann.post(path, json={"answer": answer})
+    assert on.status_code == 202
+    assert ann.ended(on.json()["run_id"]) == "completed"
+
+
 def test_a_question_and_its_answers(served: Served, ann: Stranger, bob: Stranger) -> None:
     thread, run = ann.new(plan=PLAN)
     assert ann.ended(run) == "waiting"

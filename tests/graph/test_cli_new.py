@@ -138,3 +138,32 @@ def test_a_new_project_is_served_by_the_agent_server(folder, new):
     module, _, name = served["graphs"]["agent"].partition(":")
     assert (folder / "station" / module).is_file()
     assert f"def {name}(" in (folder / "station" / module).read_text()
+
+
+KEEPS = """
+import asyncio
+from keeping.agent import make_graph
+
+async def turns():
+    for _ in range(2):
+        async with make_graph() as graph:
+            thread = {"configurable": {"thread_id": "1"}}
+            given = {"messages": [("user", "How warm is it on average?")]}
+            out = await graph.ainvoke(given, thread)
+    print(len(out["messages"]))
+
+asyncio.run(turns())
+"""
+
+
+def test_a_new_project_keeps_threads_in_the_database_that_it_configures(folder, new):
+    new("project", "keeping")
+    project = folder / "keeping"
+    with (project / "capgraph.yml").open("a") as config:
+        config.write(f"persistence: {{url: 'sqlite:///{project}/threads.sqlite'}}\n")
+    done = in_project(project, "pytest", "-q", "-p", "no:cacheprovider")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not (project / "threads.sqlite").exists(), "tests leave the database alone"
+    (project / "keeps.py").write_text(KEEPS)
+    done = in_project(project, "keeps")
+    assert done.stdout.split() == ["4"], done.stderr

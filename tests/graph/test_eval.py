@@ -153,3 +153,17 @@ async def test_the_demonstration_keeps_what_it_promises(
     unrelated = [result for result in report.results if "unrelated" in result.case.name]
     assert len(unrelated) >= 4
     assert all(result.nodes == () for result in unrelated)
+
+
+def test_a_configured_role_is_the_caller_of_every_case(run: Command, folder: Path) -> None:
+    agent = json.loads((folder / "agent.yml").read_text("utf-8"))
+    allowed = {"roles": [{"role": "operator", "mode": "full_access"}]}
+    with_roles = {**agent, "permissions": allowed}
+    (folder / "agent.yml").write_text(json.dumps({**with_roles, "role": "operator"}), "utf-8")
+    (folder / "less.yml").write_text(json.dumps(with_roles), "utf-8")
+    result = run("set.yml")
+    assert result.exit_code == 0, result.output
+    denied = run("set.yml", "--config", "less.yml", "--case", "total")
+    assert denied.exit_code == 1
+    assert "no capabilities are registered" not in denied.output
+    assert "you may not use any capability" in denied.output

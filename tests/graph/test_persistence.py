@@ -8,10 +8,13 @@ import sys
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.postgres import PostgresSaver
+from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.types import Command
 
 from capgraph import BaseCapability, CapabilityContext, Registry, capability_node
@@ -23,7 +26,7 @@ from capgraph.base import (
     PersistenceError,
 )
 from capgraph.configs.settings import load_settings
-from capgraph.graph import open_graph
+from capgraph.graph import build_graph, open_graph
 from capgraph.stores import (
     fork_thread,
     list_threads,
@@ -444,3 +447,33 @@ async def test_a_damaged_checkpoint_is_an_error_that_says_so(
         made = agent(*tools, plans=[[step("a", "write")]], checkpointer=opened)
         with pytest.raises(PersistenceError, match="cannot be read"):
             await made.ask()
+
+
+def test_a_configured_database_is_refused_where_nothing_opens_it(url: str) -> None:
+    settings = load_settings(persistence={"url": url})
+    with pytest.raises(ConfigurationError, match="open_graph"):
+        build_graph(Registry(), settings=settings)
+    build_graph(Registry(), checkpointer=InMemorySaver(), settings=settings)
+
+
+def test_synchronous_savers_are_refused_when_the_graph_is_built() -> None:
+    with sqlite3.connect(":memory:") as connection:
+        for saver in (SqliteSaver(connection), PostgresSaver(cast("Any", None))):
+            with pytest.raises(ConfigurationError, match="open_graph"):
+                build_graph(Registry(), checkpointer=saver)
+
+
+async def test_asynchronous_savers_of_langgraph_are_accepted(tmp_path: Path) -> None:
+    async with AsyncSqliteSaver.from_conn_string(str(tmp_path / "own.db")) as saver:
+        graph = build_graph(Registry(), checkpointer=saver)
+        out = await graph.ainvoke(
+            {"messages": [("user", "Hello")]}, {"configurable": {"thread_id": "1"}}
+        )
+        assert out["messages"][-1].content
+
+
+async def test_a_graph_of_settings_alone_has_their_capabilities() -> None:
+    settings = load_settings(modules=["tests.support.totals"])
+    async with open_graph(settings=settings) as graph:
+        out = await graph.ainvoke({"messages": [("user", "What is the total?")]})
+    assert out["messages"][-1].content == "The total is 3."

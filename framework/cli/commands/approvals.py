@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from capgraph.cli.agent import read_registry
 from capgraph.cli.options import Shared, read_duration, takes
 from capgraph.cli.terminal import say, show_rows
 from capgraph.configs.errors import ConfigurationError
@@ -112,10 +113,9 @@ def allow(
     reason: Annotated[str, typer.Option("--reason", help="Why.")] = "",
 ) -> None:
     """Make a standing rule."""
-    from capgraph.registry import Registry
     from capgraph.stores import Rule, add_rule
 
-    Registry.from_settings(shared.settings()).capability(capability)
+    read_registry(shared.settings()).capability(capability)
     until = datetime.now(UTC) + read_duration(lasting) if lasting is not None else None
     rule = Rule(capability=capability, thread_id=thread, expires_at=until, reason=reason)
     shared.on_database(lambda _, store: add_rule(store, rule), new=True)

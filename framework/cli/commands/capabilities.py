@@ -6,6 +6,7 @@ from typing import Any
 
 import typer
 
+from capgraph.cli.agent import read_registry
 from capgraph.cli.options import Shared, takes
 from capgraph.cli.terminal import show_rows
 
@@ -16,9 +17,7 @@ app = typer.Typer()
 @takes("config", "as_json")
 def capabilities(shared: Shared) -> None:
     """List what the agent can do."""
-    from capgraph.registry import Registry
-
-    registry = Registry.from_settings(shared.settings())
+    registry = read_registry(shared.settings())
     rows: list[dict[str, Any]] = [
         {
             "name": spec.name,

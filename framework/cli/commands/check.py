@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from capgraph.cli.agent import MEMORY, config_files, database_url, is_there, open_database
+from capgraph.cli.agent import (
+    MEMORY,
+    config_files,
+    database_url,
+    is_there,
+    open_database,
+    read_registry,
+)
 from capgraph.cli.exit_codes import ExitCode
 from capgraph.cli.options import Shared, takes
 from capgraph.configs.errors import CapgraphError, ConfigurationError
@@ -94,11 +101,10 @@ def check_registry(settings: Settings, *, offline: bool, url: str) -> Iterator[F
     """
     from capgraph.base import RegistryError
     from capgraph.graph.findings import Finding, findings_of
-    from capgraph.registry import Registry
 
     problems: list[CapgraphError] = []
     try:
-        registry = Registry.from_settings(settings, problems)
+        registry = read_registry(settings, problems)
     except RegistryError as exc:
         yield Finding.of_error("registry", exc)
         return
@@ -107,8 +113,28 @@ def check_registry(settings: Settings, *, offline: bool, url: str) -> Iterator[F
     except CapgraphError as exc:
         problems.append(exc)
     yield from (Finding.of_error("registry", exc) for exc in problems)
+    yield from _adapted(settings, problems)
     saved = url not in ("", MEMORY)
     yield from findings_of(registry, settings, offline=offline, saved=saved)
+
+
+def _adapted(settings: Settings, problems: list[CapgraphError]) -> Iterator[Finding]:
+    """Find the tools, graphs, agents and MCP servers of the settings that became capabilities."""
+    from capgraph.graph.findings import Finding
+
+    named = {name: getattr(settings, name) for name in ("tools", "graphs", "agents")}
+    entries = [
+        (f"{section}[{place}]", f"{entry.get('import')} is a capability")
+        for section, found in named.items()
+        for place, entry in enumerate(found)
+    ]
+    entries += [
+        (f"mcp[{place}]", f"{server.url or (server.command or [''])[0]} answered with its tools")
+        for place, server in enumerate(settings.mcp)
+    ]
+    for where, text in entries:
+        if not any(problem.message.startswith(where) for problem in problems):
+            yield Finding(where, "ok", text)
 
 
 def check_extras(settings: Settings, *, offline: bool) -> Iterator[Finding]:
@@ -159,13 +185,15 @@ async def check_database(url: str, settings: Settings) -> Finding:
 
 async def check_waiting(url: str, settings: Settings) -> list[Finding]:
     """Find what waits in the database and could not be taken over; only reads it."""
+    from capgraph.adapters import open_registry
     from capgraph.evaluation import check_threads
     from capgraph.graph.findings import Finding
-    from capgraph.registry import Registry
 
     try:
-        registry = await asyncio.to_thread(Registry.from_settings, settings)
-        async with open_database(url, settings) as (saver, store):
+        async with (
+            open_registry(settings) as registry,
+            open_database(url, settings) as (saver, store),
+        ):
             found = await check_threads(saver, registry, settings=settings, store=store)
     except Exception as exc:
         return [Finding.of_error("threads", exc)]

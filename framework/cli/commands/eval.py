@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -114,28 +115,29 @@ def _picked(dataset: Dataset, names: Sequence[str]) -> Dataset:
 async def _run(
     dataset: Dataset, configs: Sequence[Path | None], model: str | None, jobs: int
 ) -> list[Report]:
+    from capgraph.adapters import open_registry
     from capgraph.evaluation import check_names, evaluate
-    from capgraph.registry import Registry
 
     # Everything is read and checked before the first request costs anything.
     agents = []
-    for config in configs:
-        settings = await asyncio.to_thread(read_settings, config)
-        registry = await asyncio.to_thread(Registry.from_settings, settings)
-        check_names(dataset, registry)
-        agents.append((settings, registry))
-    return [
-        await evaluate(
-            dataset,
-            registry,
-            settings=settings,
-            model=model,
-            jobs=jobs,
-            label=config.stem if config else settings.name,
-            on_case=_tell if sys.stderr.isatty() else None,
-        )
-        for config, (settings, registry) in zip(configs, agents, strict=True)
-    ]
+    async with AsyncExitStack() as stack:
+        for config in configs:
+            settings = await asyncio.to_thread(read_settings, config)
+            registry = await stack.enter_async_context(open_registry(settings))
+            check_names(dataset, registry)
+            agents.append((settings, registry))
+        return [
+            await evaluate(
+                dataset,
+                registry,
+                settings=settings,
+                model=model,
+                jobs=jobs,
+                label=config.stem if config else settings.name,
+                on_case=_tell if sys.stderr.isatty() else None,
+            )
+            for config, (settings, registry) in zip(configs, agents, strict=True)
+        ]
 
 
 def _tell(result: CaseResult) -> None:

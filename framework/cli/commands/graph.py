@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from capgraph.cli.agent import read_registry
 from capgraph.cli.options import Shared, takes
 from capgraph.cli.terminal import say
 from capgraph.configs.errors import ConfigurationError
@@ -42,9 +43,8 @@ def graph(
         say(asyncio.run(_run_mermaid(shared, settings, thread)))
         return
     from capgraph.graph import build_graph
-    from capgraph.registry import Registry
 
-    built = build_graph(Registry.from_settings(settings), settings=settings)
+    built = build_graph(read_registry(settings), checkpointer=False, settings=settings)
     say(built.get_graph().draw_mermaid())
 
 

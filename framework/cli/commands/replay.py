@@ -66,20 +66,24 @@ def replay(
 
     The exit code is 0 when all is as it was, and 1 when not.
     """
+    from capgraph.adapters import open_registry
     from capgraph.configs.logger import SecretMasker, use_masker
     from capgraph.evaluation import load_recording
     from capgraph.evaluation import replay as run
-    from capgraph.registry import Registry
 
     file = Path(thread)
     # A file without an ending, here, may bear the name of a thread by chance.
     named = file.is_file() and (file.suffix or len(file.parts) > 1)
     found = load_recording(file) if named else _recorded(shared, thread, turn)
     settings = shared.settings()
-    registry = Registry.from_settings(settings)
     more: dict[str, Any] = {"settings": settings, "model": with_model, "from_step": from_step}
+
+    async def again() -> Replay:
+        async with open_registry(settings) as registry:
+            return await run(found, registry, **more)
+
     with use_masker(SecretMasker.of(settings)):
-        result = asyncio.run(run(found, registry, **more))
+        result = asyncio.run(again())
         if shared.as_json:
             typer.echo(json.dumps(result.as_data(), indent=2))
         else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from capgraph.cli.agent import new_thread_id
+from capgraph.cli.agent import new_thread_id, run_config
 from capgraph.cli.exit_codes import EXIT_CODES_HELP, ExitCode
 from capgraph.cli.options import Shared, read_value, takes
 from capgraph.cli.terminal import print_error, say
@@ -60,13 +60,14 @@ def run(
             if answer is not None:
                 given = Command(resume=read_value(answer))
             graph = loaded.compile(agent.saver)
-            place: Any = {"thread_id": shared.thread or new_thread_id(), "user_id": settings.user}
-            async with hold(agent.saver, {"configurable": place}):
+            thread = shared.thread or new_thread_id()
+            config = run_config(settings, thread)
+            async with hold(agent.saver, config):
                 try:
-                    return result_of(await graph.ainvoke(given, {"configurable": place}))
+                    return result_of(await graph.ainvoke(given, config))
                 except EmptyInputError:
                     raise ConfigurationError(
-                        f"There is no run to go on with in the thread {place['thread_id']!r}.",
+                        f"There is no run to go on with in the thread {thread!r}.",
                         fix="Give a task, or the --thread of a run that was cut short.",
                     ) from None
 

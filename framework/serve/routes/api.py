@@ -241,5 +241,6 @@ def _run_routes(runs: Runs, threads: Threads, uploads: Uploads | None) -> list[O
                   list_of(QUESTION), query={"thread_id": NAME}),
         Operation("POST", "/api/questions/{id}", answer, "Answer a question", RUN, 202,
                   body=object_of(
-                      {"answer": {"description": "one word, or {context_key: {decision, …}}"}})),
+                      {"answer": {"description": "approve (or yes), reject (or no), or"
+                                  " {context_key: {decision, …}}"}})),
     ]  # fmt: skip

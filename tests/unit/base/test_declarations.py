@@ -17,6 +17,7 @@ from capgraph.base import (
     BaseInfrastructureNode,
     CapabilityError,
     RegistryError,
+    TaskClassifierGuide,
     ValidationError,
     capability_node,
     infrastructure_node,
@@ -280,15 +281,25 @@ def test_guides_are_made_once_also_from_many_threads() -> None:
     assert calls == [1]
 
 
-def test_a_class_without_guides_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_class_without_examples_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     made = make()
     with caplog.at_level(logging.WARNING):
         for capability in (made(), made()):
             assert capability.orchestrator_guide is None
             assert capability.classifier_guide is None
-    assert [record.getMessage() for record in caplog.records] == [
-        "Made writes no orchestrator and no classifier guide, so its description alone has to do"
-    ]
+    [record] = caplog.records
+    assert "Made has no examples" in record.getMessage()
+
+
+def test_a_class_needs_no_planning_advice(caplog: pytest.LogCaptureFixture) -> None:
+    class Advised(make()):
+        def _create_classifier_guide(self) -> TaskClassifierGuide:
+            return TaskClassifierGuide(instructions="When asked", examples=[])
+
+    with caplog.at_level(logging.WARNING):
+        assert Advised().classifier_guide is not None
+        assert Advised().orchestrator_guide is None
+    assert not caplog.records
 
 
 # --- the state that a step reads --------------------------------------------------------------------

@@ -3,7 +3,10 @@
 import asyncio
 import sys
 
+import pytest
+
 from capgraph.cli.commands import check as checks
+from capgraph.configs.errors import ConfigurationError
 from capgraph.configs.settings import Settings
 from capgraph.graph.findings import check_settings
 from capgraph.registry import Registry
@@ -112,3 +115,14 @@ def test_a_broken_recipe_is_found_and_does_not_hide_the_rest(tmp_path):
     found = [f.text for f in checks.check_registry(settings, offline=True, url="")]
     assert "'" + str(broken) + "' cannot be used: description: Field required" in found[0]
     assert "capabilities.nothing configures a capability that is not registered." in found
+
+
+def test_a_folder_of_recipes_that_does_not_exist_yet_is_empty(tmp_path):
+    folder = tmp_path / "recipes"
+    settings = Settings(recipes=[str(folder)])
+    assert not Registry.from_settings(settings).capabilities
+    [found] = [one for one in check_settings(settings, Registry()) if one.area == "recipes"]
+    assert found.level == "ok"
+    misspelled = Settings(recipes=[str(tmp_path / "reprot.yml")])
+    with pytest.raises(ConfigurationError, match="does not exist"):
+        Registry.from_settings(misspelled)

@@ -400,3 +400,67 @@ def test_what_a_closed_registry_offers_to_selection_is_made_once() -> None:
     registry.frozen()
     assert registry.candidates() is registry.candidates()
     assert [c.name for c in registry.with_(capability("b")).candidates()] == ["a", "b"]
+
+
+ADAPTED = '''
+from langchain_core.tools import tool
+from langgraph.graph import START, StateGraph
+from typing import TypedDict
+
+from capgraph import CapabilityContext, capability_node
+from capgraph.adapters import agent_capability, graph_capability, tool_capability
+
+class Order(CapabilityContext):
+    amount: int
+
+class State(TypedDict):
+    amount: int
+
+@tool
+def search(query: str) -> str:
+    """Search the archive."""
+    return query
+
+def shout(text: str) -> str:
+    """Shout a text."""
+    return text.upper()
+
+async def poet(task: str) -> str:
+    return task
+
+builder = StateGraph(State).add_node("double", lambda state: {"amount": state["amount"] * 2})
+graph = builder.add_edge(START, "double").compile(name="pricing")
+
+found = tool_capability(search)
+priced = graph_capability(graph, input=Order, output=Order)
+CAPABILITIES = [tool_capability(shout), agent_capability(poet)]
+'''
+
+
+def test_discovery_finds_adapted_tools_graphs_and_agents_and_lists_of_them(package: Any) -> None:
+    name = package(things=ADAPTED)
+    registry = Registry()
+    assert registry.discover(name) == ["ORDER", "search", "pricing", "shout", "poet"]
+    assert list(registry.capabilities) == ["search", "pricing", "shout", "poet"]
+
+
+def test_an_adapted_capability_that_two_modules_name_is_registered_once(package: Any) -> None:
+    uses = "from capgraph_test_package.a_things import CAPABILITIES, found, Order\n"
+    registry = Registry()
+    assert registry.discover(package(a_things=ADAPTED, uses=uses)).count("search") == 1
+
+
+def test_discovery_registers_an_imported_function_that_the_module_decorates(package: Any) -> None:
+    library = "def level() -> float:\n    'Read the level.'\n    return 1.0\n"
+    uses = (
+        "from capgraph import capability_node\n"
+        "from capgraph_test_package.library import level\n"
+        "read = capability_node(level)\n"
+    )
+    assert Registry().discover(package(library=library, uses=uses)) == ["level"]
+
+
+def test_discovery_leaves_imported_capabilities_to_their_own_module(package: Any) -> None:
+    uses = "from capgraph_test_package.things import one, One\nboth = [one]\n"
+    name = package(things=SOURCE.format(type="One", name="one"), uses=uses)
+    assert Registry().discover(f"{name}.uses") == []

@@ -134,3 +134,35 @@ def test_capgraph_run_takes_capabilities_by_name_and_keeps_the_run(written, tmp_
     nothing = capgraph("--thread", "new")
     assert isinstance(nothing.exception, ConfigurationError)
     assert "no run to go on with in the thread 'new'" in str(nothing.exception)
+
+
+def test_a_configured_role_is_the_caller_of_a_workflow(written, tmp_path):
+    from capgraph.cli.main import app
+
+    written(
+        """
+        from capgraph import capability_node
+
+        @capability_node
+        async def guarded_level() -> float:
+            "Measures the level of a tank."
+            return 7.0
+        """,
+        "guarded_tanks.py",
+    )
+    roles = "permissions: {roles: [{role: operator, mode: full_access}]}"
+    flow = written("""
+        kind: dag
+        nodes: [{id: level, agent: guarded_level}]
+        edges: []
+    """)
+
+    def capgraph(config):
+        common = ["--config", str(config), "--db", "memory"]
+        return CliRunner().invoke(app, ["run", str(flow), "How full?", *common])
+
+    base = f"modules: [guarded_tanks]\n{roles}\n"
+    allowed = capgraph(written(base + "role: operator", "allowed.yml"))
+    assert allowed.exit_code == 0, allowed.output
+    assert "7.0" in allowed.stdout
+    assert capgraph(written(base, "denied.yml")).exit_code != 0
