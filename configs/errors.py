@@ -15,6 +15,8 @@ class CapgraphError(Exception):
         severity: The ``ErrorSeverity`` with which a node means it; CRITICAL when not given.
         **facts: Values of attributes that the class has, for those who handle it.
 
+    Copies and pickles keep every attribute, whatever the constructor of a subclass takes.
+
     >>> str(CapgraphError("Port 0 is not usable.", fix="Give a port above 1023."))
     'Port 0 is not usable. Fix: Give a port above 1023.'
     """
@@ -43,8 +45,8 @@ class CapgraphError(Exception):
         return f"{self.message} Fix: {self.fix}" if self.fix else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Keyword-only arguments would be lost by the default protocol.
-        return (_rebuild, (type(self), self.message, self.fix, self.severity))
+        # The default protocol calls the constructor with args, which fits no constructor but this one.
+        return _new, (type(self), self.args), vars(self).copy()
 
     @property
     def page(self) -> str:
@@ -52,10 +54,10 @@ class CapgraphError(Exception):
         return f"errors/{self.code}"
 
 
-def _rebuild(
-    cls: type[CapgraphError], message: str, fix: str | None, severity: Enum | None
-) -> CapgraphError:
-    return cls(message, fix=fix, severity=severity)
+def _new(cls: type[CapgraphError], args: tuple[Any, ...]) -> CapgraphError:
+    error = cls.__new__(cls)
+    error.args = args  # OSError sets them in its constructor only
+    return error
 
 
 class ConfigurationError(CapgraphError, ValueError):

@@ -1,6 +1,9 @@
 """Sphinx configuration: MyST pages and a reference made from docstrings."""
 
+from importlib.metadata import version as installed_version
+
 project = "capgraph"
+release = version = installed_version(project)
 author = "The capgraph maintainers"
 copyright = "2026, the capgraph maintainers"
 
@@ -13,7 +16,7 @@ extensions = [
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
 html_theme = "furo"
-html_title = "capgraph"
+html_title = f"{project} {release}"
 html_static_path = ["_static"]
 
 myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]

@@ -31,9 +31,12 @@ class Unplaced(Exception):
     """A reading that leaves words over, or cannot tell two meanings apart."""
 
     def __init__(self, words: Sequence[str], error: ValidationError) -> None:
-        super().__init__(str(error))
+        super().__init__(words, error)
         self.words = list(words)
         self.error = error
+
+    def __str__(self) -> str:
+        return str(self.error)
 
 
 @dataclass

@@ -186,10 +186,6 @@ class GuardrailViolationError(PolicyError):
             severity=severity,
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        severity: Any = self.severity
-        return (partial(type(self), violations=self.violations, severity=severity), ())
-
     @property
     def guardrail(self) -> str:
         """Name of the first guard that objects."""

@@ -40,9 +40,6 @@ class PendingApproval(PolicyError):
             fix="Ask again when the person has agreed.",
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (self.approval_id, self.task, self.result))
-
 
 class HumanInLoopBehavior(BaseBehavior):
     """Has a person agree.

@@ -71,9 +71,6 @@ class PermissionDeniedError(PolicyError):
             fix="Ask somebody who may, or have the permissions of the role changed.",
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (PermissionDeniedError, (self.outcome,))
-
 
 @dataclass(slots=True)
 class RolePermissionConfig:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from capgraph.registry import Registry
     from capgraph.state import ContextTypes
 
+_OVER = frozenset({"completed", "partial", "failed", "stopped"})
+"""Outcomes after which a turn asks nobody."""
 DRAIN_SECONDS = 20.0
 """How long running steps may go on after SIGTERM before they are cancelled."""
 
@@ -287,7 +289,9 @@ def step_states(values: Mapping[str, Any]) -> dict[str, str]:
     >>> step_states({"planning_execution_plan": plan})
     {'a': 'pending'}
     """
-    waiting = values.get("execution_pending_approvals") or {}
+    outcome = (values.get("execution_outcome") or {}).get("status")
+    # A rejected step keeps its question in state, so that it does not start; nobody is asked anymore.
+    waiting = {} if outcome in _OVER else values.get("execution_pending_approvals") or {}
     results = values.get("execution_step_results") or {}
     states = {}
     for step in (values.get("planning_execution_plan") or {}).get("steps") or []:

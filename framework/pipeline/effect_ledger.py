@@ -47,8 +47,11 @@ class UnknownOutcome(GraphBubbleUp):
     """
 
     def __init__(self, question: Question | None) -> None:
-        super().__init__(question.reason if question is not None else "passed over")
+        super().__init__(question)
         self.question = question
+
+    def __str__(self) -> str:
+        return self.question.reason if self.question is not None else "passed over"
 
 
 class Claim(NamedTuple):

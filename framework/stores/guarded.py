@@ -215,7 +215,16 @@ class GuardedSaver(BaseCheckpointSaver[Any]):
                 await History(self, thread).cut(checkpoints=1)
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Copy a thread with its history and its records."""
+        """Copy a thread with its history and its records.
+
+        Args:
+            source_thread_id: The thread.
+            target_thread_id: Name of the copy; no thread may have it.
+
+        Raises:
+            PersistenceError: The source does not exist, or the target does.
+            ThreadBusyError: A run or another copy uses the target.
+        """
         await History(self, source_thread_id).copy(target_thread_id)
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:

@@ -23,6 +23,7 @@ from capgraph.base.errors import PersistenceError
 from capgraph.langgraph_compat import COUNTERS, as_whole, counts_deltas, replayed
 from capgraph.state import AgentState, StateSchema
 from capgraph.stores.held import NOTHING, Held, held_of
+from capgraph.stores.leases import leases_of
 from capgraph.stores.records import END, PREFIX
 from capgraph.stores.rows import SaverRows, rows_of
 
@@ -215,10 +216,48 @@ class History:
         """Copy the thread with its records.
 
         Args:
-            target: Name of the copy.
+            target: Name of the copy; no thread may have it.
             up_to: The last checkpoint to copy; all when not given. Records of its turn are copied,
                 so that the copy does not repeat what that turn did afterwards.
+
+        Raises:
+            PersistenceError: The thread does not exist, or a thread named ``target`` does.
+            ThreadBusyError: A run or another copy uses ``target``.
         """
+        # The lease keeps others from writing to the target between the check and the copy.
+        lease = await leases_of(self._saver).take(target)
+        try:
+            await self._check_copy(target)
+            await self._copy_rows(target, up_to)
+        finally:
+            await leases_of(self._saver).release(lease)
+
+    async def _check_copy(self, target: str) -> None:
+        if await History(self._saver, target)._exists():
+            raise PersistenceError(
+                f"The thread {target!r} already exists: a copy of {self._thread!r} would mix the"
+                " histories of both.",
+                fix=f"Choose another name for the copy, or delete the thread {target!r} first.",
+            )
+        if not await self._exists():
+            raise PersistenceError(
+                f"The thread {self._thread!r} does not exist.",
+                fix="Call list_threads to see the threads of this saver.",
+            )
+
+    async def _exists(self) -> bool:
+        # A thread without a checkpoint may have the writes of a run under way.
+        found = [
+            (
+                await self._rows.run(
+                    f"SELECT 1 FROM {table} WHERE thread_id = ? LIMIT 1", (self._thread,)
+                )
+            )[1]
+            for table in self._rows.tables
+        ]
+        return any(found)
+
+    async def _copy_rows(self, target: str, up_to: str | None) -> None:
         was, until = "checkpoint_id <= ?", up_to or _LAST
         # A record stands under an id of its own; what it belongs to is the one that it builds on.
         wanted: dict[str, tuple[str, tuple[str, ...]]] = {

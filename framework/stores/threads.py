@@ -337,9 +337,11 @@ async def fork_thread(
 
     Raises:
         PersistenceError: There is no such thread or moment, or the name is taken.
+        ThreadBusyError: A run or another copy uses the name.
     """
     if not new_thread_id:
         raise PersistenceError("The copy has no name.", fix="Name it.")
+    history = History(saver, thread_id)
     source = thread_config(thread_id, checkpoint_id=checkpoint_id)
     if await saver.aget_tuple(source) is None:
         raise PersistenceError(
@@ -347,11 +349,7 @@ async def fork_thread(
             + (f" with a checkpoint {checkpoint_id!r}." if checkpoint_id else "."),
             fix="List the threads to see which there are.",
         )
-    if await saver.aget_tuple(thread_config(new_thread_id)) is not None:
-        raise PersistenceError(
-            f"The thread {new_thread_id!r} exists already.", fix="Choose another name."
-        )
-    await History(saver, thread_id).copy(new_thread_id, up_to=checkpoint_id)
+    await history.copy(new_thread_id, up_to=checkpoint_id)
     return {"configurable": {"thread_id": new_thread_id}}
 
 

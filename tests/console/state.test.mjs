@@ -136,3 +136,66 @@ test("the runs of the last turn are found, the first first", () => {
   assert.deepEqual(runsOfTurn(runs("waiting")), ["r0"]);
   assert.deepEqual(runsOfTurn({}), []);
 });
+
+const asks = (key) => ({
+  type: "RUN_FINISHED", timestamp: 1300, result: { status: "waiting" },
+  outcome: { type: "interrupt", interrupts: [{ metadata: { capgraph: { question_id: "q", steps: [step(key)] } } }] },
+});
+const over = (status) => ({ type: "RUN_FINISHED", timestamp: 1600, result: { status }, outcome: { type: "success" } });
+const tries = (state, place = 0) => state.plans.at(-1).steps[place].tries.map((one) => [one.status, one.from, one.to]);
+
+test("a page that is loaded in mid-run counts each attempt once", () => {
+  const stored = { runs: [{ run_id: "r", status: "running" }], plan: { steps: [step("a"), step("b")] }, steps: { a: "done", b: "pending" },
+    results: { a: { success: true, execution_time: 0.1, timestamp: "2026-01-01T00:00:10Z", attempts: 1 } } };
+  const loaded = { ...fromThread(stored), status: "running", run: "r" };
+  assert.equal(tries(loaded).length, 1);
+  const state = play([
+    begun, plan(1, [step("a"), step("b")]), told(1, 0, { status: "running" }), told(1, 0, { status: "done" }, 1200), told(1, 1, { status: "running" }, 1300),
+  ], loaded);
+  assert.deepEqual(tries(state), [["done", 1100, 1200]]);
+  assert.deepEqual(tries(state, 1), [["running", 1300, null]]);
+});
+
+test("a page that is loaded after an answer keeps the attempts of the runs before", () => {
+  const stored = { runs: [{ run_id: "s", status: "running" }], plan: { steps: [step("a"), step("b")] }, steps: { a: "done", b: "done" },
+    results: Object.fromEntries(["a", "b"].map((key) => [key, { success: true, execution_time: 0.1, timestamp: "2026-01-01T00:00:10Z", attempts: 1 }])) };
+  const loaded = { ...fromThread(stored), status: "running", run: "s" };
+  const state = play([
+    { ...begun, runId: "s" }, plan(1, [step("a", "look", { status: "done" }), step("b", "look", { status: "asks" })]),
+    told(1, 1, { status: "running" }, 1400), told(1, 1, { status: "done" }, 1500),
+  ], loaded);
+  assert.deepEqual([tries(state, 0).length, tries(state, 1)], [1, [["done", 1400, 1500]]]);
+});
+
+test("a run that is received twice changes nothing", () => {
+  const used = { type: "CUSTOM", name: "capgraph.usage", timestamp: 1200, value: { model: "m", input_tokens: 5, output_tokens: 2, step_id: "a" } };
+  const events = [
+    begun, plan(1, [step("a"), step("b")]), told(1, 0, { status: "running" }), used, told(1, 0, { status: "done" }, 1200),
+    { type: "CUSTOM", name: "capgraph.status", timestamp: 1250, value: { message: "Reads." } },
+    { type: "TEXT_MESSAGE_START", messageId: "r-answer-1" }, { type: "TEXT_MESSAGE_CONTENT", messageId: "r-answer-1", delta: "Hi" },
+  ];
+  for (const from of [empty(), play([begun, plan(1, [step("a"), step("b")]), asks("a")].map((one) => ({ ...one, runId: "q" })))]) {
+    const once = play([...events, over("completed")], from);
+    assert.deepEqual(play([...events, over("completed")], once), once);
+    assert.deepEqual(play([...events, over("completed")], play(events, from)), once);
+  }
+});
+
+test("an answered step asks no longer", () => {
+  const open = play([begun, plan(1, [step("a"), step("b")]), asks("b")]);
+  const answered = play([{ ...begun, runId: "s", timestamp: 1400 }, plan(1, [step("a"), step("b", "look", { status: "asks" })])], open);
+  assert.deepEqual(statuses(answered), ["pending", "pending"]);
+  for (const status of ["failed", "completed", "partial", "stopped"]) assert.deepEqual(statuses(play([over(status)], answered)), ["pending", "pending"]);
+  assert.deepEqual(statuses(play([{ ...asks("b"), timestamp: 1500 }], answered)), ["pending", "asks"], "the next person is asked");
+  const ran = play([told(1, 1, { status: "running" }, 1450), told(1, 1, { status: "done" }, 1500)], answered);
+  assert.deepEqual(tries(ran, 1).map(([status]) => status), ["asks", "done"]);
+  assert.ok(tries(ran, 1)[0][2] <= 1450, "the wait ends where the attempt begins");
+});
+
+test("a step asks no longer when its turn is over", () => {
+  for (const status of ["failed", "completed", "partial", "stopped"]) {
+    assert.notEqual(statuses(play([begun, plan(1, [step("a"), step("b")]), told(1, 1, { status: "asks" }), over(status)]))[1], "asks");
+    assert.notEqual(statuses(fromThread({ outcome: status, plan: { steps: [step("a"), step("b")] }, steps: { a: "done", b: "waiting" } }))[1], "asks");
+  }
+  assert.equal(statuses(fromThread({ outcome: "waiting", questions: 1, plan: { steps: [step("a"), step("b")] }, steps: { a: "done", b: "waiting" } }))[1], "asks");
+});

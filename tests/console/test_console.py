@@ -95,6 +95,20 @@ def test_reject_with_a_reason(page: Any, served: Any) -> None:
     assert "not today" in json.dumps(served.call(f"/api/threads/{thread}/state"))
 
 
+def test_a_rejected_step_asks_no_longer(page: Any) -> None:
+    ask(page)
+    page.get_by_test_id("reject").click()
+    page.get_by_test_id("answer").wait_for()
+    page.get_by_test_id("stop").wait_for(state="hidden")
+    asking = page.locator("[data-testid=step][data-status=asks]")
+    assert asking.count() == 0
+    page.reload()
+    page.get_by_test_id("answer").wait_for()
+    page.locator("[data-testid=step][data-status=done]").first.wait_for(state="attached")
+    page.wait_for_load_state("networkidle")
+    assert asking.count() == 0
+
+
 def test_what_a_model_says_stays_text(page: Any) -> None:
     asked: list[str] = []
     page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
@@ -146,6 +160,17 @@ def test_a_reload_in_mid_run_goes_on(page: Any, served: Any) -> None:
     status(page, "s0", "done")
     status(page, "s2", "done")
     assert page.get_by_test_id("stop").is_hidden()
+
+
+def test_a_reload_in_mid_run_counts_no_attempt_twice(page: Any, served: Any) -> None:
+    thread = served.run_plan(slow(seconds=1.5))
+    page.goto(f"{served.url}/?thread={thread}")
+    status(page, "s1", "running")
+    page.reload()
+    status(page, "s2", "done")
+    page.get_by_test_id("stop").wait_for(state="hidden")
+    for key in ("s0", "s1", "s2"):
+        assert "×" not in page.locator(f'[data-testid=step][data-key="{key}"]').inner_text()
 
 
 def test_a_run_is_stopped(page: Any, served: Any) -> None:
@@ -450,6 +475,41 @@ def test_budgets_and_limits_stand_in_the_ledger(page: Any, served: Any) -> None:
     assert re.search(r"99,\d\d\d", row.inner_text())
     assert budgets.filter(has_text="seconds").filter(has_text="thread").is_visible()
     page.get_by_test_id("limits").get_by_role("row").filter(has_text="steps").wait_for()
+
+
+@pytest.mark.parametrize(
+    ("tab", "path", "place", "item"),
+    [
+        ("Ledger", "**/api/limits?*", "limits", {"kind": "{}", "name": "steps"}),
+        ("History", "**/history?*", "history", {"checkpoint_id": "{}", "next": ["{}"]}),
+    ],
+)
+@pytest.mark.parametrize("order", ["in order", "reversed"])
+def test_of_overlapping_loads_the_last_one_is_shown(
+    page: Any, served: Any, tab: str, path: str, place: str, item: Any, order: str
+) -> None:
+    page.goto(f"{served.url}/?thread={served.run_plan(slow(1, 0.1))}")
+    status(page, "s0", "done")
+    page.get_by_test_id("stop").wait_for(state="hidden")
+    held: list[Any] = []
+    page.route(path, lambda route: held.append(route))
+    page.get_by_role("tab", name=tab).click()
+    while not held:
+        page.wait_for_timeout(20)
+    ask(page, "get the forecast: will it rain?")  # the part loads again when the run ends
+    page.get_by_test_id("answer").last.wait_for()
+    page.get_by_test_id("stop").wait_for(state="hidden")
+    while len(held) < 2:
+        page.wait_for_timeout(20)
+    page.wait_for_timeout(500)
+    last = len(held) - 1
+    for number in range(last + 1) if order == "in order" else range(last, -1, -1):
+        text = json.dumps([item]).replace("{}", f"request {number}")
+        held[number].fulfill(json={"items": json.loads(text), "next": None})
+        page.wait_for_timeout(100)
+    shown = page.get_by_test_id(place)
+    shown.get_by_text(f"request {last}").wait_for()
+    assert shown.inner_text().count("request") == 1
 
 
 def evaluation(label: str, problems: list[str]) -> str:

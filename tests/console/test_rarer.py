@@ -235,6 +235,9 @@ def test_two_people_agree_and_are_notified(browser: Any, tmp_path: Path) -> None
         question.get_by_test_id("approve").click()
         question.wait_for(state="detached")
         ann.get_by_test_id("answer").wait_for()
+        paid = ann.locator("[data-testid=step][data-status=done]").first
+        paid.wait_for(state="attached")
+        assert "×" not in paid.inner_text()
     finally:
         for page in pages.values():
             page.context.close()

@@ -20,6 +20,7 @@ from capgraph import (
     capability_node,
 )
 from capgraph.base import ValidationError
+from capgraph.graph.turns import step_states, thread_values
 from capgraph.stores import Rule, add_rule, list_rules, revoke_rule
 
 
@@ -207,6 +208,18 @@ async def test_an_approved_step_is_not_asked_for_again_after_a_new_plan(
     out = await _answer(agent, {"a": "approve", "b": "reject"})
     assert out["execution_outcome"]["status"] == "completed"
     assert work["paid"] == [1]
+
+
+@pytest.mark.parametrize(
+    "answer", ["reject", {"decision": "respond", "message": "I paid it myself."}]
+)
+async def test_a_step_waits_for_its_answer_only(desk: Any, step: Any, answer: Any) -> None:
+    agent = desk(*[[step("a", "pay", {"amount": 5})]] * 4)
+    for _ in range(2):
+        await agent.ask()
+        assert step_states(await thread_values(agent.graph, "1"))["a"] == "waiting"
+        await _answer(agent, {"a": answer})
+        assert step_states(await thread_values(agent.graph, "1"))["a"] == "pending"
 
 
 async def test_responding_instead_ends_the_turn(desk: Any, work: dict[str, list[Any]]) -> None:

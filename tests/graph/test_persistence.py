@@ -429,7 +429,7 @@ async def test_a_fork_goes_on_by_itself_and_repeats_nothing(
         out = await made.graph.ainvoke(Command(resume="approve"), made.config(thread))
         assert out["execution_outcome"]["status"] == "completed"
     assert log == ["a", "asked", "asked"]
-    with pytest.raises(PersistenceError, match="exists already"):
+    with pytest.raises(PersistenceError, match="'2' already exists"):
         await fork_thread(saver, "1", "2")
     with pytest.raises(PersistenceError, match="no thread"):
         await fork_thread(saver, "zz", "3")

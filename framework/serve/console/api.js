@@ -27,3 +27,12 @@ export function query(path, values) {
   const given = Object.entries(values).filter(([, value]) => value !== "" && value !== null && value !== undefined);
   return given.length ? `${path}?${new URLSearchParams(given)}` : path;
 }
+
+// Wraps a load that may be called again before it has its answer: `stale()` says that it was.
+export function latest(load) {
+  let calls = 0;
+  return (...given) => {
+    const mine = calls += 1;
+    return load(() => mine !== calls, ...given);
+  };
+}

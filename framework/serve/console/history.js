@@ -1,6 +1,6 @@
 // What a thread held at each moment.
 
-import { get, query, threadPath } from "./api.js";
+import { get, latest, query, threadPath } from "./api.js";
 import { button, h, json, pre, visible, when } from "./dom.js";
 import { T } from "./text.js";
 
@@ -17,10 +17,11 @@ export function historyView(app) {
   const marked = new Set();
   const stateOf = (id) => get(query(`${threadPath(app.threadId)}/state`, { checkpoint_id: id }));
 
-  async function load(anew) {
+  const load = latest(async (stale, anew) => {
     if (anew) { list.replaceChildren(); shown.replaceChildren(); marked.clear(); next = null; }
     if (!app.threadId) return;
     const page = await get(query(`${threadPath(app.threadId)}/history`, { limit: 30, after: next }));
+    if (stale()) return;
     next = page.next;
     more.hidden = !next;
     for (const one of page.items) {
@@ -33,7 +34,7 @@ export function historyView(app) {
     }
     compare.disabled = marked.size !== 2;
     if (!list.childElementCount) list.append(h("li", { class: "quiet" }, T.noHistory));
-  }
+  });
 
   async function difference() {
     const [a, b] = await Promise.all([...marked].map(stateOf));

@@ -1,6 +1,6 @@
 // What acted on the world, the audit, and what was used up.
 
-import { get, query } from "./api.js";
+import { get, latest, query } from "./api.js";
 import { button, columnsOf, h, table, visible, when } from "./dom.js";
 import { T } from "./text.js";
 
@@ -12,19 +12,23 @@ const USAGE = ["model", "day", "user", "calls", "input_tokens", "output_tokens",
 function pages(path, none, name, columns, flat = (item) => item) {
   const asked = {};
   const place = h("div");
-  const more = button(T.more, () => load(), { hidden: true });
+  const more = button(T.more, () => load(false), { hidden: true });
   let items = [];
   let next = null;
-  async function load(anew) {
-    if (anew) { items = []; next = null; }
-    const page = await get(query(path, { ...asked, limit: 50, after: next }));
-    const found = page.items ?? (Array.isArray(page) ? page : Object.keys(page).length ? [page] : []);
-    items = [...items, ...found.map(flat)];
-    next = page.next ?? null;
-    more.hidden = !next;
-    place.replaceChildren(items.length ? table(items, columns ?? columnsOf(items, USAGE), name) : h("p", { class: "quiet" }, none));
-  }
-  return { asked, node: h("div", null, place, more), load: () => load(true).catch((error) => place.replaceChildren(h("p", { class: "quiet" }, visible(error.message)))) };
+  const load = latest(async (stale, anew) => {
+    try {
+      const page = await get(query(path, { ...asked, limit: 50, after: anew ? null : next }));
+      if (stale()) return;
+      const found = page.items ?? (Array.isArray(page) ? page : Object.keys(page).length ? [page] : []);
+      items = [...(anew ? [] : items), ...found.map(flat)];
+      next = page.next ?? null;
+      more.hidden = !next;
+      place.replaceChildren(items.length ? table(items, columns ?? columnsOf(items, USAGE), name) : h("p", { class: "quiet" }, none));
+    } catch (error) {
+      if (!stale()) place.replaceChildren(h("p", { class: "quiet" }, visible(error.message)));
+    }
+  });
+  return { asked, node: h("div", null, place, more), load: () => load(true) };
 }
 
 export function ledgerView(app) {

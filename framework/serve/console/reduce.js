@@ -1,6 +1,6 @@
 // What a turn looks like, as a pure function of the events of AG-UI that told of it.
 
-import { closed, ending, made } from "./state.js";
+import { closed, ending, made, received, resumed } from "./state.js";
 
 const FIELDS = new Set([
   "status", "started", "ended", "attempt", "duration", "message", "severity", "reason", "outputs", "progress",
@@ -13,18 +13,20 @@ const NOTES = 60;
 export function reduce(state, event) {
   switch (event.type) {
     case "RUN_STARTED": {
-      const goesOn = GOES_ON.has(state.status) || (state.run === event.runId && state.run !== null);
+      // A run that is received again replaces what was received of it before.
+      const before = state.before?.next === event.runId ? state.before.state : state;
+      const goesOn = GOES_ON.has(before.status) || (before.run === event.runId && before.run !== null);
       const kept = goesOn ? {} : { models: [], usage: {}, began: event.timestamp, notes: [] };
       return {
-        ...state, ...kept, goesOn, run: event.runId, status: "running", questions: [], error: null,
-        result: null, ended: null, fresh: true, began: kept.began ?? state.began ?? event.timestamp,
+        ...before, ...kept, goesOn, before: { next: event.runId, state: { ...before, before: null } }, run: event.runId, status: "running", questions: [], error: null,
+        result: null, ended: null, fresh: true, began: kept.began ?? before.began ?? event.timestamp,
       };
     }
     case "RUN_FINISHED": return finished(state, event);
     case "RUN_ERROR":
       return {
         ...state, status: "failed", error: event.message ?? "", ended: event.timestamp,
-        plans: last(state, (plan) => ({ ...plan, steps: closed(plan.steps, "failed", event.timestamp) })),
+        plans: last(state, (plan) => ({ ...plan, steps: closed(plan.steps, "error", event.timestamp) })),
       };
     case "TEXT_MESSAGE_START":
       return { ...state, messages: [...state.messages, { id: event.messageId, role: event.role ?? "assistant", content: "", open: true }] };
@@ -54,20 +56,22 @@ function planned(state, event) {
   const before = state.plans.at(-1);
   const known = new Map((before?.steps ?? []).map((step) => [step.context_key, step]));
   const { version, repairs } = event.content;
-  const resumed = state.fresh && state.goesOn;
+  const again = state.fresh && state.goesOn;
   // Another plan of the same turn: what it has of the last one, and what was done of that.
-  const replanned = !resumed && !state.fresh;
+  const replanned = !again && !state.fresh;
   const steps = event.content.steps.map((step) => {
     const had = known.get(step.context_key);
-    const same = had && had.capability === step.capability && (resumed || replanned);
+    const same = had && had.capability === step.capability && (again || replanned);
     if (!same) return made(step);
     const kept = { tries: had.tries, started: had.started, ended: had.ended, duration: had.duration,
       outputs: had.outputs, attempt: had.attempt, elements: had.elements, trace_id: had.trace_id, tokens: had.tokens };
-    if (resumed) return made({ ...kept, ...step });
+    // The answer that the run began with is not in its first plan yet.
+    if (again && step.status === "asks") return made({ ...kept, ...step, status: "pending", tries: resumed(had.tries, event.timestamp) });
+    if (again) return made({ ...kept, ...step });
     return made({ ...step, ...(had.status === "done" ? { ...kept, status: "done", kept: true } : {}) });
   });
   const plan = { id: event.messageId, version: version || before?.version || 1, steps, repairs: repairs ?? [] };
-  const others = resumed ? state.plans.slice(0, -1) : replanned ? state.plans : [];
+  const others = again ? state.plans.slice(0, -1) : replanned ? state.plans : [];
   return { ...state, plans: [...others, plan], fresh: false };
 }
 
@@ -91,12 +95,13 @@ function patched(state, event) {
 function stepped(step, change, at) {
   const next = { ...step, ...change };
   if (change.status === "running") {
-    next.tries = [...step.tries, { from: ms(change.started) ?? at, to: null, status: "running" }];
+    const from = ms(change.started) ?? at;
+    next.tries = [...resumed(received(step.tries), from), { from, to: null, status: "running" }];
     next.started = next.tries[0].from;
     next.ended = next.message = next.severity = null;
     next.kept = false;
   } else if (change.status === "asks" || change.status === "waits") {
-    next.tries = [...ending(step.tries, at, "done"), { from: at, to: null, status: change.status }];
+    next.tries = [...ending(received(step.tries), at, "done"), { from: at, to: null, status: change.status }];
   } else if (change.status) {
     next.ended = ms(change.ended) ?? at;
     next.tries = ending(step.tries, next.ended, change.status, change.message);

@@ -5,6 +5,9 @@ export const CLOSING = new Set(["respond", "clarify", "error"]);
 // A try with one of these is a wait and no work.
 export const WAITS = new Set(["asks", "waits"]);
 
+// A turn with one of these outcomes waits for nobody any more.
+const OVER = new Set(["completed", "partial", "failed", "stopped"]);
+
 export function empty() {
   return {
     run: null, status: "idle", messages: [], plans: [], fresh: true, models: [], notes: [],
@@ -39,7 +42,7 @@ export function fromThread(thread) {
       const from = to - 1000 * (record.execution_time ?? 0);
       return made({
         ...step, status: stands, outputs: record.outputs, attempt: record.attempts, message: record.error?.message,
-        ...(ran ? { duration: record.execution_time, started: from, ended: to, tries: [{ from, to, status: stands }] } : {}),
+        ...(ran ? { duration: record.execution_time, started: from, ended: to, tries: [{ from, to, status: stands, stored: true }] } : {}),
       });
     });
     found.plans = [{ id: "state", version: 1, steps: closed(steps, status) }];
@@ -51,6 +54,16 @@ export function made(step) {
   return { status: "pending", tries: [], elements: null, ...step };
 }
 
+// A thread stores no attempt of its own, so one is made up; the events of a run replace it.
+export function received(tries) {
+  return tries.filter((one) => !one.stored);
+}
+
+// Ends the open waits, for a step that runs or asks no longer.
+export function resumed(tries, at) {
+  return tries.map((one) => (one.to === null && WAITS.has(one.status) ? { ...one, to: at } : one));
+}
+
 export function ending(tries, at, status, message) {
   return tries.map((one) => (one.to === null ? { ...one, to: at, status: WAITS.has(one.status) ? one.status : status, message } : one));
 }
@@ -60,6 +73,7 @@ export function closed(steps, status, at = null) {
   const whole = status === "completed" || status === "partial";
   return steps.map((step) => {
     if (whole && CLOSING.has(step.capability) && step.status !== "failed") return { ...step, status: "done", tries: ending(step.tries, at, "done") };
+    if (OVER.has(status) && WAITS.has(step.status)) return { ...step, status: "pending", tries: resumed(step.tries, at) };
     if (step.status === "running") return { ...step, status: whole ? "done" : "pending", tries: ending(step.tries, at, whole ? "done" : "failed") };
     return step;
   });
