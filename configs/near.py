@@ -40,3 +40,18 @@ def misspelled(name: str, known: Iterable[str], at_most: int = 2) -> str | None:
     others = (other for other in known if abs(len(other) - len(name)) <= at_most)
     found = min(((edit_distance(name, other), other) for other in others), default=None)
     return found[1] if found is not None and found[0] <= at_most else None
+
+
+def use_known(*names: str, known: Iterable[str]) -> str:
+    """Return the fix for unknown names: the nearest known ones, or all that are known.
+
+    >>> use_known("tank_levle", known=["tank_level", "judge"])
+    "Use 'tank_level'."
+    >>> use_known("pump", known=["tank_level", "judge"])
+    'Use one of: judge, tank_level.'
+    """
+    there = sorted(known)
+    near = dict.fromkeys(found for name in names if (found := nearest(name, there)) is not None)
+    if near:
+        return f"Use {' and '.join(map(repr, near))}."
+    return f"Use one of: {', '.join(there) or 'none is registered'}."

@@ -100,7 +100,7 @@ async def _decide_plan(answer: Answer, view: TurnView, services: Services) -> di
     }
     if answer.decision == "edit":
         plan = ExecutionPlan(steps=answer.new_steps)
-        checked = await check(plan, view, services, active=None)
+        checked = await check(plan, view, services, active=None, author="approval")
         update |= await accept(checked, view, services, author="approval", previous=view.plan)
     elif answer.decision == "approve":
         agreements = services.ledger(view).agreements

@@ -39,7 +39,7 @@ class ClassifierNode(BaseInfrastructureNode):
         chosen = [name for name in selection.names if name in registry.capabilities]
         wanted = list(dict.fromkeys([*chosen, *always]))
         # Producers of what is stored already stay in reach: a plan may want fresh data.
-        active = list(dict.fromkeys([*wanted, *requires_closure(wanted, registry)]))
+        active = list(dict.fromkeys([*wanted, *requires_closure(wanted, registry, task=view.task)]))
         told = {"chosen": chosen, "reason": selection.reason, "deferred": selection.deferred}
         if selection.deferred:
             # The planner chooses; what asked for another choice stays out of its reach.

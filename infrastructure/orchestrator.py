@@ -29,6 +29,7 @@ from capgraph.engine.recipes import plan_of_recipe
 from capgraph.engine.routing import LOOKED, due_looks
 from capgraph.pipeline.run_config import current_caller
 from capgraph.planning import CLOSING, RESPOND
+from capgraph.planning.planner_traits import planner_traits
 from capgraph.planning.problems import INACTIVE_CAPABILITY
 from capgraph.planning.reach import stand_ins
 from capgraph.planning.strategies import PlanRequest, last_request
@@ -99,15 +100,19 @@ async def _look(view: TurnView, services: Services, looks: tuple[str, ...]) -> d
     }
     say = get_streamer("framework", "orchestrator").warning
     if used >= bound:
-        say(f"The plan goes on as it is: limits.max_looks is {bound}.")
-        return kept
+        note = (
+            f"The plan was not reconsidered after {', '.join(looks)}: limits.max_looks is {bound}."
+        )
+        say(note)
+        return {**kept, "planning_notes": [note]}
     known = services.registry_of(view).capabilities
     active = tuple(name for name in view.active or known if name in known)
     try:
         found = await _plan(view, services, active, view.active is None, looks)
     except (PlanError, PolicyError, LimitError) as exc:
-        say(f"The plan goes on as it is: {exc}")
-        return kept
+        note = f"The plan was kept after {', '.join(looks)}: {exc}"
+        say(note)
+        return {**kept, "planning_notes": [note]}
     if found is None:
         return kept
     update = await accept(found[0], view, services, previous=view.plan, plans_made=0)
@@ -149,7 +154,7 @@ async def _plan(
         "notes": await services.registry.planning_notes(
             active, view.state, services.settings, current_caller().storage_key
         )
-        if services.planner.can_correct
+        if planner_traits(services.planner).can_correct
         else {},
         "failure": failure.get("classification"),
         "failed_capability": failure.get("capability_name"),
@@ -193,7 +198,7 @@ async def _plan(
             _reclassify(exc, deferred)
             problem = exc
             request |= {"problems": exc.problems, "refused": plan}
-            if not services.planner.can_correct:
+            if not planner_traits(services.planner).can_correct:
                 break
     assert problem is not None
     raise problem

@@ -193,7 +193,7 @@ class _Work:
                     severity=ErrorSeverity.CRITICAL,
                 )
             labels = labels_of_words(author, view, self.services)
-            checked = await check(proposed, view, self.services, None, labels)
+            checked = await check(proposed, view, self.services, None, labels, author=author)
             update = await accept(checked, view, self.services, author=author, previous=previous)
         except (PlanError, PolicyError) as exc:
             self._refuse(exc, view)

@@ -9,7 +9,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import hypothesis
 import pytest
@@ -168,6 +168,7 @@ class ListedPlanner:
     can_correct: bool = False
     faults: list[BaseException | None] = field(default_factory=list)
     calls: list[PlanRequest] = field(default_factory=list)
+    chooses_parameters: ClassVar[bool] = True
 
     async def plan(self, request: PlanRequest) -> Any:
         self.calls.append(request)

@@ -26,7 +26,8 @@ from capgraph.engine.as_node import run_request
 from capgraph.engine.services import Services
 from capgraph.engine.sync_graph import compiled, one_node
 from capgraph.langgraph_compat import keys_of
-from capgraph.planning.parameters import read_parameters, required_parameters
+from capgraph.planning.parameters import required_parameters
+from capgraph.planning.request_values import read_parameters
 from capgraph.planning.schemas import Shape
 
 TaskGraph = CompiledStateGraph[Any, Any, Any, Any]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from contextvars import ContextVar
 from typing import Annotated, Any, NotRequired
 from uuid import uuid4
 
@@ -19,6 +17,7 @@ from langgraph.types import Checkpointer, Command, Interrupt
 
 from capgraph.agents.around import around
 from capgraph.agents.kept import behind_step, restored, snapshot
+from capgraph.agents.own_methods import OWN_CALL, OwnCall, runs_own_method, through_the_door
 from capgraph.agents.result import FINAL, AgentResult, AgentStep
 from capgraph.base.checked import checked
 from capgraph.base.errors import ConfigurationError
@@ -29,7 +28,7 @@ from capgraph.engine.services import Services
 from capgraph.engine.sync_graph import SyncGraph, compiled, one_node
 from capgraph.langgraph_compat import INTERRUPT
 from capgraph.pipeline.job import hear
-from capgraph.pipeline.run_config import configurable, current_runtime
+from capgraph.pipeline.run_config import current_runtime
 from capgraph.stores.checkpoints import CheckpointManager
 
 AgentGraph = SyncGraph[Any]
@@ -63,16 +62,15 @@ CLEAN: dict[str, Any] = {
 """What a run begins with on a thread that had another one."""
 
 
-_INSIDE: ContextVar[Any] = ContextVar("capgraph_agent_inside", default=None)
-"""The agent whose own ``execute`` or ``stream_execute`` is running."""
-
-
 class BaseAgent:
     """Something that works on a task, as a graph.
 
     ``execute``, ``stream_execute`` and ``resume_from`` run the graph that :meth:`compile` gives, so
     what stands around an agent holds for each of them. A subclass of one's own writes ``execute``
-    and ``stream_execute``, and nothing else: both then pass the same door.
+    and ``stream_execute``, and nothing else: both then pass the same door. A nested call,
+    ``self.execute(subtask)``, is a run of its own and passes the behaviors again. Two calls are the
+    work of the running method itself: ``super().execute(…)``, and ``self.stream_execute(task)``
+    from ``execute`` (or the reverse) with the same task.
 
     Args:
         model: A chat model.
@@ -140,9 +138,8 @@ class BaseAgent:
         if not cls.agent_id or "agent_id" not in vars(cls):
             cls.agent_id = cls.__name__
         # What a subclass writes itself is the work; whoever calls it comes in by the door.
-        for name in ("execute", "stream_execute"):
+        for name, door in (("execute", BaseAgent._enter), ("stream_execute", BaseAgent._stream)):
             if name in vars(cls):
-                door = getattr(BaseAgent, name)
                 setattr(cls, name, through_the_door(door, vars(cls)[name]))
 
     def __repr__(self) -> str:
@@ -174,7 +171,7 @@ class BaseAgent:
     def _work(self) -> StateGraph[Any, Any, Any, Any]:
         """Return the graph of the work alone: what a subclass wrote, else what its kind does."""
         own = getattr(type(self).execute, "own", None)
-        return self._build() if own is None else self._own_graph(self.execute)
+        return self._build() if own is None else self._own_graph("execute", own)
 
     def _build(self) -> StateGraph[Any, Any, Any, Any]:
         """Return the graph of this kind of agent."""
@@ -183,21 +180,27 @@ class BaseAgent:
             fix="Write 'async def execute(self, task, context=None)' and 'stream_execute'.",
         )
 
-    def _own_graph(self, own: Callable[..., Any]) -> StateGraph[Any, Any, Any, Any]:
+    def _own_graph(self, method: str, own: Callable[..., Any]) -> StateGraph[Any, Any, Any, Any]:
+        """Return the graph that runs a method of a subclass, or the one that streams."""
+
         async def work(state: RunState, runtime: Runtime[Any]) -> dict[str, Any]:
-            with scoped(_INSIDE, self):
-                if state.get("streamed") and hasattr(type(self).stream_execute, "own"):
-                    return (await self._streamed(state["task"], runtime.context)).to_plain()
-                found = await own(state["task"], runtime.context)
-                return AgentResult.of(found).to_plain()
+            task = state["task"]
+            stream = getattr(type(self).stream_execute, "own", None)
+            if state.get("streamed") and stream is not None:
+                with scoped(OWN_CALL, OwnCall(self, "stream_execute", task)):
+                    result = await self._streamed(stream(self, task, runtime.context))
+            else:
+                with scoped(OWN_CALL, OwnCall(self, method, task)):
+                    result = AgentResult.of(await own(self, task, runtime.context))
+            return result.to_plain()
 
         return one_node("work", work, RunState, gives=RunOutput)
 
-    async def _streamed(self, task: str, context: Any) -> AgentResult:
+    async def _streamed(self, stream: AsyncIterator[AgentStep]) -> AgentResult:
         """Run what a subclass streams itself, and make a result of it."""
         write = get_stream_writer()
         steps: list[AgentStep] = []
-        async for item in self.stream_execute(task, context):
+        async for item in stream:
             steps.append(item)
             write({STEP: item.to_plain()})
         last = steps[-1] if steps else AgentStep("", FINAL)
@@ -221,6 +224,13 @@ class BaseAgent:
             What came of it. ``metadata["execution_id"]`` names the run; one that waits for a
             person is no success, and ``metadata["interrupts"]`` has what is asked.
         """
+        inside = runs_own_method(self)
+        given = {"task": task, "streamed": False}
+        return await self._result(self._go(given, uuid4().hex, context, inside=inside))
+
+    @checked
+    async def _enter(self, task: str, context: Any = None) -> AgentResult:
+        """Run the whole graph, also from inside a method that a subclass wrote."""
         given = {"task": task, "streamed": False}
         return await self._result(self._go(given, uuid4().hex, context))
 
@@ -230,10 +240,19 @@ class BaseAgent:
 
         The last step tells the output in ``observation``, or why there is none.
         """
+        async with aclosing(self._stream(task, context, inside=runs_own_method(self))) as steps:
+            async for step in steps:
+                yield step
+
+    @checked
+    async def _stream(
+        self, task: str, context: Any = None, *, inside: bool = False
+    ) -> AsyncGenerator[AgentStep]:
         told = 0
         given = {"task": task, "streamed": True}
+        run = self._go(given, uuid4().hex, context, streamed=True, inside=inside)
         # Whoever stops reading ends the run.
-        async with aclosing(self._go(given, uuid4().hex, context, streamed=True)) as run:
+        async with aclosing(run):
             async for item in run:
                 if isinstance(item, AgentStep):
                     told += 1
@@ -319,9 +338,9 @@ class BaseAgent:
         *,
         streamed: bool = False,
         at: Any = None,
+        inside: bool = False,
     ) -> AsyncGenerator[AgentStep | AgentResult]:
         """Run the graph: yields the steps that are done, and at the end what came of it."""
-        inside = _INSIDE.get() is self
         graph = compiled(self._build(), name=self.agent_id) if inside else self._graph()
         nested = current_runtime() is not None
         config: Any = at if at is not None else {}
@@ -329,9 +348,9 @@ class BaseAgent:
             owner = {"agent_id": self.agent_id}  # by which a saver's checkpoints are found
             config = {"configurable": {"thread_id": execution_id}, "metadata": owner}
         depth = 1 if self._wrapped and not inside else 0
-        # Inside another graph all that is streamed stands below the place of the call.
-        place = str(configurable().get("checkpoint_ns") or "") if nested and depth else ""
-        below = len(place.split("|")) if place else 0
+        # The graph itself streams first. Its namespace is longer inside another graph, and longer
+        # again from the second call in one node of that graph on.
+        below: int | None = None
         keeps = self.checkpoint_manager if graph.checkpointer is None and not nested else None
         values: Mapping[str, Any] = {}
         told = 0
@@ -344,7 +363,10 @@ class BaseAgent:
             async for item in stream:
                 found: Any = item if depth else ((), *item)
                 namespace, mode, chunk = found
+                below = len(namespace) if below is None else below
                 if mode == "custom":
+                    if len(namespace) != below + depth:
+                        continue  # of a nested call
                     if streamed and isinstance(chunk, Mapping) and STEP in chunk:
                         told += 1
                         yield AgentStep(**chunk[STEP])
@@ -391,17 +413,6 @@ class BaseAgent:
         result.metadata = {**result.metadata, "execution_id": execution_id}
         hear(result.metadata.get("labels", {}))  # also of a run that was kept
         return result
-
-
-def through_the_door(door: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that runs a subclass's own one as the work of its graph."""
-
-    @functools.wraps(own)
-    def method(self: BaseAgent, task: str, context: Any = None) -> Any:
-        return own(self, task, context) if _INSIDE.get() is self else door(self, task, context)
-
-    method.own = own  # type: ignore[attr-defined]
-    return method
 
 
 def _closing(result: AgentResult) -> list[AgentStep]:

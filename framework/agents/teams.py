@@ -18,7 +18,8 @@ from pydantic import BaseModel
 from capgraph.adapters.request import ENDING
 from capgraph.adapters.task_graph import TaskGraph, task_graph
 from capgraph.agents.asking import agent_role
-from capgraph.agents.base import STEP, BaseAgent, RunOutput, RunState, through_the_door
+from capgraph.agents.base import STEP, BaseAgent, RunOutput, RunState
+from capgraph.agents.own_methods import through_the_door
 from capgraph.agents.result import AgentResult, AgentStep
 from capgraph.base.checked import checked
 from capgraph.base.errors import (
@@ -91,7 +92,7 @@ class BaseOrchestrator(BaseAgent):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "run" in vars(cls):
-            cls.run = through_the_door(BaseOrchestrator.run, vars(cls)["run"])  # type: ignore[method-assign]
+            cls.run = through_the_door(BaseOrchestrator._enter_run, vars(cls)["run"])  # type: ignore[method-assign]
 
     async def run(self, task: str, context: Any = None) -> OrchestratorResult:
         """Have the team work on a task.
@@ -100,7 +101,12 @@ class BaseOrchestrator(BaseAgent):
             task: What is to be done.
             context: What the members' tools find as ``Runtime.context``.
         """
-        found = await self.execute(task, context)
+        return self._team_result(await self.execute(task, context))
+
+    async def _enter_run(self, task: str, context: Any = None) -> OrchestratorResult:
+        return self._team_result(await self._enter(task, context))
+
+    def _team_result(self, found: AgentResult) -> OrchestratorResult:
         known = dict(found.metadata)
         done = [(name, text, AgentResult.of(one)) for name, text, one in known.pop("subtasks", ())]
         outputs = known.pop("agent_outputs", None)
@@ -127,12 +133,13 @@ class BaseOrchestrator(BaseAgent):
         """
 
     def _work(self) -> StateGraph[Any, Any, Any, Any]:
-        return self._own_graph(self._ran) if hasattr(type(self).run, "own") else super()._work()
+        own = hasattr(type(self).run, "own")
+        return self._own_graph("run", type(self)._ran) if own else super()._work()
 
     async def _ran(self, task: str, context: Any) -> AgentResult:
         """Run what a subclass wrote as ``run``, and make an agent's result of it."""
         with hearing({}) as labels:
-            found = await self.run(task, context)
+            found = await type(self).run.own(self, task, context)  # type: ignore[attr-defined]
         hear(labels)
         done = [[name, text, _plain(one)] for name, text, one in found.subtask_outputs]
         outputs = {name: _plain(one) for name, one in found.agent_outputs.items()}

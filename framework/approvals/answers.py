@@ -201,9 +201,11 @@ def _plan_problems(
     steps = answer.new_steps
     if not isinstance(steps, list):
         return [(["steps"], "'edit' of the plan needs 'steps': all steps of the new plan.")]
-    # Mended like any other plan: what has one right answer is no reason to ask again.
+    # What a person wrote is completed, never replaced.
     plan = {"steps": steps}
-    mended = repair_plan(plan, registry, view.contexts, max_steps=limits.max_steps)
+    mended = repair_plan(
+        plan, registry, view.contexts, max_steps=limits.max_steps, additions_only=True
+    )
     return [(["steps", *map(str, one.path)], str(one)) for one in mended.problems]
 
 

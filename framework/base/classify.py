@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
+from pydantic import ValidationError as PydanticValidationError
+
 from capgraph.base.errors import (
     CapabilityError,
     CapgraphError,
@@ -24,7 +26,7 @@ from capgraph.base.errors import (
     ModelError,
     ValidationError,
 )
-from capgraph.base.values import member, to_plain
+from capgraph.base.values import member, misfits, to_plain
 
 
 @dataclass
@@ -131,6 +133,7 @@ _CODES: dict[str, Category] = {
     "rate_limit_error": "rate_limit",
     "rate_limit_exceeded": "rate_limit",
 }
+_MOST_MISFITS = 5
 _CONTEXT_MARKERS = ("context_length_exceeded", "maximum context length", "context window")
 _KEY_MARKERS = ("API key not valid", "API_KEY_INVALID")
 _RETRY_INFO = re.compile(r"retryDelay\W+([\d.]+)s")
@@ -197,6 +200,11 @@ def classify_exception(
     if found.category in _RETRIED and effect != "once":
         severity = ErrorSeverity.RETRIABLE
     text = str(exc) or type(exc).__name__
+    if isinstance(exc, PydanticValidationError):
+        # pydantic's own text has several lines, input values, and a link; the details keep it.
+        wrong = misfits(exc, "value")
+        more = f"; and {len(wrong) - _MOST_MISFITS} more" if len(wrong) > _MOST_MISFITS else ""
+        text = f"the data does not fit {exc.title} ({'; '.join(wrong[:_MOST_MISFITS])}{more})."
     return ErrorClassification(severity, f"{origin}: {text}", metadata)
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, model_validator
+from pydantic import ValidationError as PydanticValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from capgraph.base.errors import ValidationError
 from capgraph.base.values import short_summary
+from capgraph.configs.near import nearest
+
+_UNKNOWN_FIELD = "extra_forbidden"
 
 
 class CapabilityContext(BaseModel):
@@ -17,7 +22,8 @@ class CapabilityContext(BaseModel):
     A subclass names its type in ``CONTEXT_TYPE``; without one, the class name in upper
     snake case is used. Instances travel through the state as plain JSON and are validated on
     the way in and out, so every field must survive ``model_dump(mode="json")``; one of a type
-    that pydantic does not know needs a serializer and a validator of its own.
+    that pydantic does not know needs a serializer and a validator of its own. Unknown fields are
+    refused with the nearest name.
 
     ``labels`` says what is to be known of all data of a type: ``labels = ["untrusted"]`` for what
     strangers wrote, ``["secret"]`` for what must not leave the house, or names of one's own.
@@ -53,6 +59,15 @@ class CapabilityContext(BaseModel):
                 f"{cls.__name__}.labels is {given!r}.", fix='Write labels = ["untrusted"].'
             )
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _suggest_fields(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Name the nearest field where pydantic only says that one is not permitted."""
+        try:
+            return handler(data)
+        except PydanticValidationError as exc:
+            raise _with_suggestions(exc, cls) from None
+
     def get_summary(self) -> str:
         """Say in plain sentences what this data is; the answer when no model is configured.
 
@@ -86,6 +101,26 @@ class CapabilityContext(BaseModel):
             for name, value in self.model_dump(mode="json").items()
             if isinstance(value, list) and value and all(isinstance(row, dict) for row in value)
         }
+
+
+def _with_suggestions(
+    exc: PydanticValidationError, cls: type[BaseModel]
+) -> PydanticValidationError:
+    """Return an error whose unknown fields come with the nearest name."""
+    errors = exc.errors(include_url=False)
+    if all(error["type"] != _UNKNOWN_FIELD for error in errors):
+        return exc
+    known = [*cls.model_fields, *(i.alias for i in cls.model_fields.values() if i.alias)]
+    found: list[InitErrorDetails] = []
+    for error in errors:
+        text = error["msg"]
+        if error["type"] == _UNKNOWN_FIELD and len(error["loc"]) == 1:
+            near = nearest(str(error["loc"][0]), known)
+            fix = f"Use {near!r}" if near else f"Use one of: {', '.join(known) or 'none'}"
+            text = f"unknown field. {fix}"
+        kind: Any = PydanticCustomError(error["type"], text)
+        found.append(InitErrorDetails(type=kind, loc=error["loc"], input=error["input"]))
+    return PydanticValidationError.from_exception_data(exc.title, found)
 
 
 def _upper_snake(name: str) -> str:

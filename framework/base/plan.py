@@ -127,7 +127,7 @@ def plan_key(key: str) -> str:
     return key.partition("[")[0]
 
 
-def save_execution_plan_to_file(plan: ExecutionPlan, path: str | os.PathLike[str]) -> None:
+def save_execution_plan_to_file(plan: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
     """Write a plan as UTF-8 JSON; the file is replaced in one step or not at all.
 
     Args:

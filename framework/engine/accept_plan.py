@@ -18,7 +18,8 @@ from capgraph.base.plan import ExecutionPlan, PlannedStep, plan_key, tightened
 from capgraph.base.ports import Verdict, now_text
 from capgraph.base.values import copied
 from capgraph.engine.caller_plan import Accepted, plan_digest
-from capgraph.engine.default_strategies import ChainPlanner, LastMessageExtractor
+from capgraph.engine.default_strategies import LastMessageExtractor
+from capgraph.engine.plan_facts import defaults_used, unavailable_steps
 from capgraph.engine.routing import LOOKED
 from capgraph.engine.services import Services
 from capgraph.governance.flow import words_of
@@ -39,6 +40,7 @@ from capgraph.planning import (
     fingerprints,
     repair_plan,
 )
+from capgraph.planning.planner_traits import planner_traits
 from capgraph.planning.problems import SHAPE, make_problem
 from capgraph.state import TurnView
 from capgraph.telemetry import PlanMade, emit
@@ -63,11 +65,13 @@ class Checked:
         plan: The plan, mended and in order of depth.
         repairs: What was mended, in words.
         verdict: Whether a person has to look at it first, and why.
+        notes: Sentences about the plan for the turn's outcome.
     """
 
     plan: ExecutionPlan
     repairs: list[str] = field(default_factory=list)
     verdict: Verdict = field(default_factory=Verdict)
+    notes: list[str] = field(default_factory=list)
 
 
 async def check(
@@ -76,8 +80,12 @@ async def check(
     services: Services,
     active: tuple[str, ...] | None,
     labels: Mapping[str, str] | None = None,
+    *,
+    author: str = "orchestrator",
 ) -> Checked:
-    """Check a plan, mend what has one right answer, and ask the operator's policies.
+    """Check a plan, repair what has one right answer, and apply the operator's policies.
+
+    A plan that a caller or an approver wrote is only completed: nothing in it is replaced.
 
     Args:
         plan: The plan, of whatever form.
@@ -85,13 +93,16 @@ async def check(
         services: Shared dependencies.
         active: The capabilities that it may use; ``None`` for all.
         labels: Labels of what its author had before him, each with its source.
+        author: As for :func:`accept`.
 
     Raises:
-        PlanProblemsError: It has problems, or brings back what a person rejected.
+        PlanProblemsError: It has problems, brings back what a person rejected, or is a caller's
+            and needs a capability that is unavailable.
         PolicyError: A policy refuses it.
         BudgetExceededError: It needs more than is left.
     """
-    repaired = _repaired(plan, view, services, active)
+    written_by_person = author in ("caller", "approval")
+    repaired = _repaired(plan, view, services, active, additions_only=written_by_person)
     repairs = [str(repair) for repair in repaired.repairs]
     limit = services.limits.max_steps
     try:
@@ -109,13 +120,25 @@ async def check(
     if labels:
         mended = ExecutionPlan(**{**mended, "stamp": {"labels": dict(labels)}})
     _refuse_rejected(mended, view)
+    if author == "caller" and (unavailable := await unavailable_steps(mended, view, services)):
+        raise _problems(
+            f"The plan was not started: {'; '.join(unavailable)}.", "Send the plan again then."
+        )
     verdict = await _judged(mended, view, services)
     await _priced(mended, view, services)
-    return Checked(mended, repairs, verdict)
+    notes = [f"The plan was completed: {repair}." for repair in repairs if written_by_person]
+    if author == "orchestrator" and not planner_traits(services.planner).chooses_parameters:
+        notes += defaults_used(mended, view, services)
+    return Checked(mended, repairs, verdict, notes)
 
 
 def _repaired(
-    plan: Any, view: TurnView, services: Services, active: tuple[str, ...] | None
+    plan: Any,
+    view: TurnView,
+    services: Services,
+    active: tuple[str, ...] | None,
+    *,
+    additions_only: bool = False,
 ) -> RepairedPlan:
     """Return a plan without problems that the turn's caller may run.
 
@@ -135,6 +158,7 @@ def _repaired(
         view.contexts,
         active=active,
         max_steps=services.limits.max_steps,
+        additions_only=additions_only,
     )
     if repaired.problems:
         listed = "; ".join(str(problem) for problem in repaired.problems)
@@ -279,6 +303,7 @@ async def accept(
         "planning_execution_plan": plan,
         "planning_accepted": accepted,
         "planning_history": [dict(version)],
+        **({"planning_notes": checked.notes} if checked.notes else {}),
         "planning_ready_for_execution": True,
         "planning_current_step_index": 0,
         "control_plans_created_count": view.state.get("control_plans_created_count", 0) + made,
@@ -388,7 +413,7 @@ def labels_of_words(author: str, view: TurnView, services: Services) -> dict[str
         return dict(services.flow.proposed_by(author, view))
     if author in ("caller", "approval"):
         return {}
-    offline = author == "orchestrator" and isinstance(services.planner, ChainPlanner)
+    offline = author == "orchestrator" and not planner_traits(services.planner).reads_results
     if offline and (isinstance(services.extractor, LastMessageExtractor) or len(view.messages) < 2):
         return {}
     return dict(services.flow.seen(view))

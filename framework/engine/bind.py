@@ -16,7 +16,7 @@ from capgraph.base.errors import ConfigurationError
 from capgraph.base.ports import PlanPolicy, StepPolicy, TurnGuardrail
 from capgraph.base.spec import CapabilitySpec
 from capgraph.configs.logger import SecretMasker, get_logger
-from capgraph.engine.default_strategies import ChainPlanner, SummaryAnswerer
+from capgraph.engine.default_strategies import SummaryAnswerer
 from capgraph.engine.defaults_policy import AskAboutDefaults
 from capgraph.engine.named import named, of_capabilities
 from capgraph.engine.services import OperatorOptions, Services
@@ -27,6 +27,7 @@ from capgraph.langgraph_compat import lent_saver, running_checkpoints
 from capgraph.pipeline.equipment import Equipment
 from capgraph.pipeline.journal import LENT, Journal
 from capgraph.pipeline.runner import StepRunner
+from capgraph.planning.planner_traits import planner_traits
 from capgraph.prompts import get_framework_prompts
 from capgraph.registry import Registry
 from capgraph.state import AgentState, StateSchema
@@ -130,7 +131,8 @@ def bind(
         clock,
     )
     chosen = choose_strategies(registry, settings, model, options, clock)
-    if isinstance(chosen["planner"], ChainPlanner) and (careful := AskAboutDefaults(registry)):
+    chooses = planner_traits(chosen["planner"]).chooses_parameters
+    if not chooses and (careful := AskAboutDefaults(registry)):
         step_policies = (*step_policies, careful)
     prompts = get_framework_prompts(settings.prompts) if settings.prompts else None
     if answer_type is not None and isinstance(chosen["answerer"], SummaryAnswerer):

@@ -30,6 +30,8 @@ class ChainPlanner:
     """Plans by backward chaining over what capabilities need and give."""
 
     can_correct = False
+    chooses_parameters = False
+    reads_results = False
 
     async def plan(self, request: PlanRequest) -> ExecutionPlan:
         """Chain from the chosen capabilities back to what is stored or given.

@@ -1,4 +1,4 @@
-"""Without a model: an effect whose parameters nobody chose is not made without asking."""
+"""Ask before an effect that keeps its default parameters where the planner chooses none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from capgraph.registry import Registry
 
 
 class AskAboutDefaults:
-    """Asks before a ``once`` step that the offline planner left at its default parameters.
+    """Asks before a ``once`` step that the planner left at its default parameters.
 
     Types say which capability is meant, never how much or to whom; the defaults are the author's
     example, not the person's wish. What needs approval anyhow is shown, or has a rule already.
@@ -33,7 +33,7 @@ class AskAboutDefaults:
         return bool(self._names)
 
     async def decide(self, step: PlannedStep, view: Any) -> Verdict:
-        """Allow everything but such a step of a plan that the offline planner made."""
+        """Allow everything but such a step of a plan that the planner wrote."""
         if step.get("capability") not in self._names:
             return Verdict("allow")
         author = next((v["author"] for v in reversed(view.state.get("planning_history") or [])), "")

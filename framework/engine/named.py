@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from capgraph.base.errors import ConfigurationError
-from capgraph.configs.near import nearest
+from capgraph.configs.near import nearest, use_known
 from capgraph.pipeline.runner import check_middlewares, in_parts
 from capgraph.registry import Registry
 
@@ -135,7 +135,7 @@ def of_capabilities(registry: Registry, settings: Settings) -> dict[str, Sequenc
         if name not in registry.capabilities:
             raise ConfigurationError(
                 f"{where}: there is no capability called {name!r}.",
-                fix=f"Use one of: {', '.join(sorted(registry.capabilities))}.",
+                fix=use_known(name, known=registry.capabilities),
             )
         found[name] = named(given, where)
     return found

@@ -10,6 +10,7 @@ from capgraph.base.plan import ExecutionPlan
 from capgraph.engine.default_strategies import ChainPlanner
 from capgraph.engine.services import Services
 from capgraph.planning import Recipe, recipe_of
+from capgraph.planning.planner_traits import planner_traits
 from capgraph.planning.strategies import PlanRequest, last_request
 from capgraph.registry import Registry
 from capgraph.state import TurnView
@@ -53,7 +54,8 @@ async def plan_of_recipe(
     read = services.registry.capabilities[recipe.name].cls.parameters_from(request.task)
     if recipe.read(request.task) is None and read.keys() != recipe.parameters.keys():
         return None  # a value may be said in other words, so no default may take its place
-    if services.planner.can_correct:  # a model plans what is always there only where it is wanted
+    # A model plans what is always active only where it is wanted.
+    if planner_traits(services.planner).can_correct:
         request = replace(request, active=(recipe.name,))
     try:
         return await ChainPlanner().plan(request)

@@ -22,7 +22,8 @@ def outcome_of(state: Mapping[str, Any], status: Status | None = None) -> dict[s
         ``status``, ``done`` and ``missing`` (context keys), where there are any ``not_needed``,
         and after a failure ``reason``,
         ``severity``, ``origin`` and ``tried`` (key or node name to number of tries); where effects
-        could be taken back, ``undone``.
+        could be taken back, ``undone``. ``notes`` has sentences about the plan: additions to a
+        caller's plan, defaults that nobody chose, and a second look that the limit left out.
 
     >>> outcome_of({})["status"]
     'completed'
@@ -53,6 +54,8 @@ def outcome_of(state: Mapping[str, Any], status: Status | None = None) -> dict[s
         outcome["undone"] = [
             key for key, step in made.items() if (results.get(step) or {}).get("success")
         ]
+    if notes := list(dict.fromkeys(state.get("planning_notes") or ())):
+        outcome["notes"] = notes
     if status == "failed" and not info and state.get("control_reclassification_reason"):
         outcome["reason"] = state["control_reclassification_reason"]
     if info:

@@ -59,7 +59,7 @@ async def offered(view: TurnView, services: Services) -> dict[str, Any]:
     try:
         steps = {one.step.key: _step(one, view, services) for one in reversed(done)}
         plan = ExecutionPlan(steps=list(steps.values()))
-        checked = await check(plan, view, services, active=None)
+        checked = await check(plan, view, services, active=None, author="undo")
         reason = f"The turn failed: {view.failure.get('user_message')}"
         problems = [reason, f"Done were the effects of {told}. This plan takes them back."]
         checked = replace(checked, verdict=Verdict("ask", problems))
@@ -99,7 +99,7 @@ async def offered_apart(
     try:
         steps = {one.step.key: _step(one, view, services) for one in reversed(done)}
         plan = ExecutionPlan(steps=list(steps.values()))
-        plan = (await check(plan, view, services, active=None)).plan
+        plan = (await check(plan, view, services, active=None, author="undo")).plan
     except (PlanError, PolicyError, LimitError) as exc:
         return {**failed, "control_undo": {**entry, "problem": str(exc)}}
     # Whoever answers does not have the failed step run again.

@@ -254,6 +254,7 @@ class Strategies:
     """Extractor, selector, planner and answerer that say what was said then."""
 
     can_correct = False
+    chooses_parameters = True  # the recorded turn asked where that was needed
 
     def __init__(self, script: Script) -> None:
         self._script = script

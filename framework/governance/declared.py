@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from capgraph.base.errors import ConfigurationError
+from capgraph.configs.near import use_known
 from capgraph.governance.cedar import CedarPermissions
 from capgraph.governance.permissions import (
     PermissionPolicy,
@@ -36,7 +37,7 @@ def permissions_from(declared: PermissionSettings | None, registry: Registry) ->
     if unknown := sorted(name for name in named if name.strip().casefold() not in known):
         raise ConfigurationError(
             f"permissions: there is no capability called {', '.join(map(repr, unknown))}.",
-            fix=f"Use names of: {', '.join(sorted(registry.capabilities)) or 'none is registered'}.",
+            fix=use_known(*unknown, known=registry.capabilities),
         )
     try:
         return PermissionPolicy(

@@ -19,13 +19,13 @@ from capgraph.base.checked import checked
 from capgraph.base.errors import ConfigurationError, InfrastructureError
 from capgraph.configs.logger import get_logger
 from capgraph.engine.bind import as_registry, bind
-from capgraph.engine.default_strategies import ChainPlanner
 from capgraph.engine.ready_queue import run_step_task
 from capgraph.engine.services import OperatorOptions, Services
 from capgraph.graph.compiled import AgentGraph, AnswerT, agent_graph
 from capgraph.graph.validate import check_persistence, validate, warnings_of
 from capgraph.langgraph_compat import STRICT_RESUME, prepare_task
 from capgraph.pipeline.failures import raise_failure, refusal
+from capgraph.planning.planner_traits import planner_traits
 from capgraph.prompts.provider import use_prompts
 from capgraph.registry import Registry
 from capgraph.state import AgentState, StateSchema
@@ -108,7 +108,7 @@ def build_graph(
     )
     with use_prompts(services.prompts) if services.prompts is not None else nullcontext():
         validate(known)
-    offline = isinstance(services.planner, ChainPlanner)
+    offline = not planner_traits(services.planner).chooses_parameters
     told = warnings_of(known, offline=offline, saved=checkpointer not in (None, False))
     if services.system_prompt and not (
         services.chat_model("planning") or services.chat_model("answer")

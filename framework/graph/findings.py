@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from capgraph.configs.errors import CapgraphError, ConfigurationError
+from capgraph.configs.near import use_known
 
 if TYPE_CHECKING:
     from capgraph.configs.settings import Settings
@@ -167,12 +168,13 @@ def check_settings(settings: Settings, registry: Registry) -> Iterator[Finding]:
     for name in settings.capabilities:
         if name not in registry.capabilities:
             text = f"capabilities.{name} configures a capability that is not registered."
-            fix = f"Use one of: {', '.join(registry.capabilities) or 'none is registered'}."
+            fix = use_known(name, known=registry.capabilities)
             yield Finding("configuration", "warning", text, fix)
     for kind, entries in settings.context.items():
         if kind not in registry.context_types:
             text = f"context.{kind} is of a type that is not registered."
-            yield Finding("configuration", "warning", text, "Check the spelling.")
+            fix = use_known(kind, known=registry.context_types)
+            yield Finding("configuration", "warning", text, fix)
             continue
         for key, data in entries.items():
             try:

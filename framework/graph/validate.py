@@ -11,6 +11,7 @@ from capgraph.base.capability import BaseCapability
 from capgraph.base.context import CapabilityContext
 from capgraph.base.errors import ConfigurationError, RegistryError
 from capgraph.base.spec import ROLES
+from capgraph.configs.near import use_known
 from capgraph.pipeline.away import STAYS
 from capgraph.pipeline.runner import queue_of
 from capgraph.planning.catalog import gives, wanted
@@ -45,9 +46,10 @@ def problems_of(registry: Registry) -> list[str]:
                 " Fix: give it another name."
             )
         if spec.undo is not None and spec.undo.name not in registry.capabilities:
+            fix = use_known(spec.undo.name, known=registry.capabilities)
             problems.append(
                 f"The capability {name!r} is undone by {spec.undo.name!r}, which is not registered."
-                " Fix: register it, or leave 'undo' out."
+                f" Fix: register it, or leave 'undo' out. {fix}"
             )
         problems += [
             f"The capability {name!r} requires {need.type!r}, which nothing provides and the"

@@ -166,6 +166,7 @@ class ModelPlanner:
     """Asks a model for a plan; told what is wrong with one, it writes another."""
 
     can_correct = True
+    chooses_parameters = True
 
     role: RoleModel
     prompt: PromptBuilder

@@ -226,6 +226,10 @@ class StepRunner:
                 found |= await item.unavailable_capabilities(names)
         return found
 
+    def behaviors_of(self, spec: CapabilitySpec) -> list[Any]:
+        """Return the behaviors that wrap a step of a capability, outermost first."""
+        return self._around(spec, ())
+
     def _owned(self, spec: CapabilitySpec) -> list[Any]:
         return [*spec.behaviors, *self._own.get(spec.name, ())]
 

@@ -130,5 +130,9 @@ def may_pull_in(spec: CapabilitySpec) -> bool:
     One that changes the world is only planned by whoever selected it, unless a person must
     agree before it runs; one whose parameters must be chosen cannot be planned by types alone.
     """
-    harmless = spec.effect == "none" or bool(spec.requires_approval)
-    return harmless and not required_parameters(spec.parameters)
+    return is_harmless(spec) and not required_parameters(spec.parameters)
+
+
+def is_harmless(spec: CapabilitySpec) -> bool:
+    """Return whether a capability has no effect, or a person must approve it first."""
+    return spec.effect == "none" or bool(spec.requires_approval)

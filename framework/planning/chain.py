@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from capgraph.base import CapabilitySpec, ExecutionPlan, PlanError, PlannedStep, Requirement
+from capgraph.configs.near import use_known
 from capgraph.planning.catalog import (
     CLOSING,
     MANY,
@@ -14,14 +15,13 @@ from capgraph.planning.catalog import (
     Catalog,
     at_hand,
     gives,
-    may_pull_in,
     supplied,
     wanted,
 )
 from capgraph.planning.closing import closing_step, planned_step
 from capgraph.planning.graphs import reachable_from
-from capgraph.planning.parameters import read_parameters
 from capgraph.planning.reading import is_key, make_key, steps_of
+from capgraph.planning.request_values import RequestValues
 from capgraph.planning.view import PlanView, listing
 
 
@@ -41,7 +41,8 @@ def chain_plan(
     it belongs to an earlier request. A capability that reads and gives the same type, such as a
     filter, stands between the other producers and the readers of that type. Optional inputs
     are linked when a capability of the plan or the caller supplies them; ``many`` takes all.
-    Equal arguments give equal plans.
+    A capability that would run on its defaults is replaced where another one supplies the same
+    types and reads a parameter from the request. Equal arguments give equal plans.
 
     Args:
         task: The request; every step carries it as its objective.
@@ -52,8 +53,8 @@ def chain_plan(
             capabilities, so that finished results can be kept.
 
     Raises:
-        PlanError: A capability is unknown, a type cannot be supplied, or a selected capability
-            has parameters that only a person or a model can choose.
+        PlanError: A capability is unknown, a type cannot be supplied, or a capability has
+            parameters that only a person or a model can choose.
 
     >>> from capgraph.base import CapabilitySpec, Requirement
     >>> from capgraph.planning import StaticCatalog
@@ -67,21 +68,26 @@ def chain_plan(
     [('data', []), ('mean', [{'DATA': 'data'}]), ('user_response', [{'MEAN': 'mean'}])]
     """
     stored = at_hand(available or {}, catalog)
-    names = _known(selected, catalog)
-    said = {name: read_parameters(catalog.capabilities[name], task) for name in names}
-    market = _Market(names, catalog)
+    values = RequestValues(catalog, task)
+    market = _Market(values.without_defaults(_known(selected, catalog)), catalog, values)
+    said = {name: values.read(name) for name in market.names}
     usable, chosen = market.choose(stored)
     if (missing := market.missing(chosen, usable)) is not None:
         # Followed to where it starts: the first thing that is out of reach for itself.
         within = usable | {need: [] for need in market.unmade() - usable.keys()}
         wider = market.pull_in(within)
-        raise _unsupplied(*(market.missing(wider, usable) or missing), catalog)
+        raise _unsupplied(*(market.missing(wider, usable) or missing), catalog, values)
     order = market.ordered(market.prune(chosen, usable), usable)
+    said |= {name: values.read(name) for name in order}
     return _write(task, order, catalog, stored, usable, previous, said)
 
 
 def requires_closure(
-    selected: Iterable[str], catalog: Catalog, available: Available | None = None
+    selected: Iterable[str],
+    catalog: Catalog,
+    available: Available | None = None,
+    *,
+    task: str = "",
 ) -> tuple[str, ...]:
     """Name the selected capabilities and those that their needs pull in.
 
@@ -93,6 +99,7 @@ def requires_closure(
         catalog: The capabilities at hand.
         available: Stored context keys by type; leave it out to have every producer that a
             planner could want, even where an older result is stored.
+        task: The request, from which capabilities may read their parameters.
 
     >>> from capgraph.base import CapabilitySpec, Requirement
     >>> from capgraph.planning import StaticCatalog
@@ -107,7 +114,8 @@ def requires_closure(
     stored = at_hand(
         {kind: ["given"] for kind in catalog.provided_types} | dict(available or {}), catalog
     )
-    market = _Market(names, catalog)
+    values = RequestValues(catalog, task)
+    market = _Market(values.without_defaults(names), catalog, values)
     usable, chosen = market.choose(stored)
     return tuple(market.prune(chosen, usable))
 
@@ -120,12 +128,12 @@ def _known(selected: Sequence[str], catalog: Catalog) -> list[str]:
         elif name not in CLOSING:
             raise PlanError(
                 f"The selected capability {name!r} is not registered.",
-                fix=f"Select from: {listing(list(catalog.capabilities))}.",
+                fix=use_known(name, known=catalog.capabilities),
             )
     return names
 
 
-def _unsupplied(reader: str, need: str, catalog: Catalog) -> PlanError:
+def _unsupplied(reader: str, need: str, catalog: Catalog, values: RequestValues) -> PlanError:
     context_type = need.removesuffix(MANY)
     if context_type in catalog.provided_types:
         return PlanError(
@@ -133,7 +141,10 @@ def _unsupplied(reader: str, need: str, catalog: Catalog) -> PlanError:
             fix=f"Give {context_type} together with the request.",
         )
     makers = [name for name, spec in catalog.capabilities.items() if need in gives(spec)]
-    effects = [name for name in makers if not may_pull_in(catalog.capabilities[name])]
+    effects = [name for name in makers if not values.can_pull_in(name)]
+    unread = [problem for name in makers if (problem := values.problem(name)) is not None]
+    if unread and len(unread) == len(makers):
+        return unread[0]
     if not makers:
         return PlanError(
             f"{reader!r} needs {context_type}, which no capability provides and no stored"
@@ -159,10 +170,12 @@ class _Market:
     Args:
         names: The selected capabilities.
         catalog: The capabilities at hand.
+        values: What the request says of their parameters.
     """
 
-    def __init__(self, names: list[str], catalog: Catalog) -> None:
+    def __init__(self, names: list[str], catalog: Catalog, values: RequestValues) -> None:
         self.names = names
+        self.values = values
         self.specs = catalog.capabilities
         self.given = set(supplied(catalog.provided_types, {}))
         self.gives = {name: gives(spec) for name, spec in self.specs.items()}
@@ -198,13 +211,17 @@ class _Market:
 
     def unmade(self) -> set[str]:
         """Name the needs that nothing here meets without being asked for."""
-        makers = {name: spec for name, spec in self.specs.items() if may_pull_in(spec)}
-        made = {need for name in {*makers, *self.names} for need in self.gives[name]}
+        makers = {name for name in self.specs if self.values.can_pull_in(name)}
+        made = {need for name in makers | {*self.names} for need in self.gives[name]}
         return {need for name in self.specs for need in self.needs[name]} - (made - self.given)
 
     def pull_in(self, stored: Mapping[str, list[str]]) -> list[str]:
         """Add, to the selected, the cheapest producers until no more is needed or can be had."""
-        able = {name: 1 for name, spec in self.specs.items() if may_pull_in(spec)}
+        able = {
+            name: 1
+            for name in self.specs
+            if self.values.can_pull_in(name) and not self.values.is_hidden(name)
+        }
         best = self.supply(able | dict.fromkeys(self.names, 0), stored)[0]
         chosen = list(self.names)
         for name in chosen:  # it grows on the way

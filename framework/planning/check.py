@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from capgraph.base.plan import BUDGETS, METADATA_KEY, ExecutionPlan
+from capgraph.configs.near import nearest
 from capgraph.planning import problems as codes
 from capgraph.planning.catalog import CLOSING, MANY, Available, Catalog, is_active
 from capgraph.planning.conditions import comparisons, condition_faults, kind_of, told
@@ -157,7 +158,7 @@ class _Checker:
         cause = f"is no field of a {'plan' if index is None else 'step'}"
         for name in sorted(given.keys() - set(known), key=preview)[:_NEAR]:
             shown = name if isinstance(name, str) else preview(name)
-            near = closest_name(shown, known)
+            near = closest_name(shown, known) or nearest(shown, known)
             remedy = f"write {near!r}" if near else f"use only: {', '.join(sorted(known))}"
             self.add(codes.SHAPE, index, given[name], cause, remedy, (shown,))
 
@@ -193,7 +194,8 @@ class _Checker:
             known = [*catalog.capabilities, *sorted(CLOSING)]
             near = closest_name(name, known) if self.names_compared <= _NEAR else None
             cause = "no capability of this name is registered"
-            remedy = f"did you mean {near!r}?" if near else ""
+            like = near or (nearest(name, known) if self.names_compared <= _NEAR else None)
+            remedy = f"use {like!r}" if like else ""
             mended = near or UNSURE
             self.add(codes.UNKNOWN_CAPABILITY, index, name, cause, remedy, mended=mended)
 
@@ -258,7 +260,23 @@ class _Checker:
         else:
             code = codes.NO_SUPPLIER
             cause = "no step and no stored context has this context_key"
-        self.add(code, index, read.key, cause, view.how_to_get(need), read.path)
+        remedy = self._like(index, read) or view.how_to_get(need)
+        self.add(code, index, read.key, cause, remedy, read.path)
+
+    def _like(self, index: int, read: Read) -> str:
+        """Return how to write an input whose type or key is near to one that exists."""
+        view, contract = self.view, self.view.contracts[index]
+        self.names_compared += 1
+        if self.names_compared > _NEAR:
+            return ""
+        if contract is not None and read.label not in contract.needs and read.label != FROM:
+            like = closest_name(read.label, contract.needs) or nearest(read.label, contract.needs)
+            return f"use {like!r} for {read.label!r}" if like else ""
+        if read.key in view.places or view.stored_as(read.key):
+            return ""
+        stored = (key for keys in view.available.values() for key in keys)
+        like = nearest(read.key, [*view.places, *stored])
+        return f"use {like!r}" if like else ""
 
     def _cardinality(self, index: int, contract: Contract, given: dict[str, set[str]]) -> None:
         for label, need in contract.needs.items():

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from capgraph.base import ExecutionPlan
 from capgraph.planning.catalog import CLOSING
 from capgraph.planning.conditions import told
 from capgraph.planning.problems import preview
@@ -29,7 +28,7 @@ _PLAIN = re.compile(r"[^\w .,:;/()+=?!%'°·→–-]")
 _LONGEST = 60
 
 
-def plan_mermaid(plan: ExecutionPlan, status: Mapping[str, str] | None = None) -> str:
+def plan_mermaid(plan: Mapping[str, Any], status: Mapping[str, str] | None = None) -> str:
     """Draw a plan as a Mermaid flowchart: steps, data flow and what became of each step.
 
     Stored contexts that the plan reads are drawn as cylinders. Text of any origin is escaped.

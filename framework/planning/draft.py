@@ -9,9 +9,19 @@ from typing import Any
 from capgraph.base import ExecutionPlan
 from capgraph.planning.catalog import Available, Catalog
 from capgraph.planning.parameters import replace_at
-from capgraph.planning.problems import Path, Problem, preview, render_path
+from capgraph.planning.problems import (
+    MALFORMED_INPUT,
+    PARAMETER,
+    Path,
+    Problem,
+    preview,
+    render_path,
+)
 from capgraph.planning.references import FROM, Read, paths_of
 from capgraph.planning.waits import WAITS
+
+_SAME_VALUE = (MALFORMED_INPUT, PARAMETER)
+"""Repairs that write the same value in another form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +77,16 @@ class RepairedPlan:
 
 @dataclass
 class Draft:
-    """The steps being repaired; they are the draft's own copies."""
+    """The steps being repaired; they are the draft's own copies.
+
+    With ``additions_only``, names, keys, and inputs that the author wrote are never replaced.
+    """
 
     steps: list[dict[str, Any]]
     catalog: Catalog
     available: Available
     max_steps: int
+    additions_only: bool = False
     repairs: list[Repair] = field(default_factory=list)
 
     def keys(self) -> set[str]:
@@ -104,6 +118,8 @@ class Draft:
         for part in path:
             before = before.get(part) if isinstance(before, dict) else before[part]
         if before == value and type(before) is type(value):
+            return False
+        if self.additions_only and before not in (None, "") and code not in _SAME_VALUE:
             return False
         self.steps[step] = replace_at(self.steps[step], path, value)
         self.note(code, step, path, before, value, reason)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from pydantic import ValidationError as PydanticError
 
-from capgraph.base import CapabilitySpec, ErrorSeverity, PlanError, ValidationError
+from capgraph.base import CapabilitySpec, ErrorSeverity, ValidationError
 from capgraph.base.spec import parameter_names
 from capgraph.planning.names import closest_name
 from capgraph.planning.problems import (
@@ -209,30 +209,6 @@ def required_parameters(model: type[BaseModel] | None) -> list[str]:
         return []
     fields = zip(parameter_names(model), model.model_fields.values(), strict=True)
     return [name for name, info in fields if info.is_required()]
-
-
-def read_parameters(spec: CapabilitySpec, task: str) -> dict[str, Any]:
-    """Return what a capability reads from a task, where no model chooses its parameters.
-
-    Raises:
-        PlanError: One that it needs is not there, or its ``parameters_from`` fails.
-    """
-    reader = getattr(spec.cls, "parameters_from", None)
-    try:
-        found = dict(reader(task) or {}) if reader is not None else {}
-    except Exception as exc:  # whatever the author's function raises
-        raise PlanError(
-            f"parameters_from of {spec.name!r} failed: {type(exc).__name__}: {exc}.",
-            fix="Return a dictionary of those parameters that the task says.",
-        ) from exc
-    missing = [name for name in required_parameters(spec.parameters) if name not in found]
-    if missing:
-        raise PlanError(
-            f"{spec.name!r} cannot be planned without a model: it needs the parameters"
-            f" {', '.join(missing)}.",
-            fix="Give them defaults, write parameters_from(task), or configure a chat model.",
-        )
-    return found
 
 
 def _scalar_faults(parameters: dict[Any, Any], capability: str) -> Iterator[Problem]:

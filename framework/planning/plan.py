@@ -11,11 +11,12 @@ from capgraph.base.plan import ExecutionPlan, bounds_of
 from capgraph.planning.reading import make_key
 
 
-class Plan:
+class Plan(dict[str, Any]):
     """A plan that is put together step by step.
 
-    It is checked where every plan is: ``check_plan(plan.to_dict(), registry)``, and by the graph
-    that it is given to. The closing step is added there.
+    It is the plan itself: every function, input, and setting that takes a plan takes it. It is
+    checked where every plan is, by ``check_plan(plan, registry)`` and by the graph that runs it.
+    The graph adds the closing step.
 
     Args:
         deadline: Seconds that the steps may take, all in all.
@@ -28,7 +29,7 @@ class Plan:
     ...     .for_each("tanks.names")
     ...     .when({"of": "tanks.pressure", "is": "<", "than": 3})
     ... )
-    >>> plan.to_dict()["steps"][1]["for_each"]
+    >>> plan["steps"][1]["for_each"]
     {'of': 'tanks.names', 'as': 'item', 'on_failure': 'stop'}
     """
 
@@ -36,8 +37,8 @@ class Plan:
     def __init__(
         self, *, deadline: float | None = None, budget: Mapping[str, float] | None = None
     ) -> None:
-        self._bounds = bounds_of({"deadline": deadline, "budget": dict(budget or {})})
-        self._steps: list[dict[str, Any]] = []
+        bounds = bounds_of({"deadline": deadline, "budget": dict(budget or {})})
+        super().__init__(steps=[], **bounds)
 
     @checked
     def step(
@@ -71,14 +72,14 @@ class Plan:
         given = (
             [{kind: of} for kind, of in inputs.items()] if isinstance(inputs, Mapping) else inputs
         )
-        taken = [step["context_key"] for step in self._steps]
+        taken = [step["context_key"] for step in self["steps"]]
         found: dict[str, Any] = {
             "context_key": make_key(name, taken) if key is None else key,
             "capability": name,
             "parameters": None if parameters is None else dict(parameters),
             "inputs": None if given is None else [dict(entry) for entry in given],
         }
-        self._steps.append({k: v for k, v in {**found, **more}.items() if v is not None})
+        self["steps"].append({k: v for k, v in {**found, **more}.items() if v is not None})
         return self
 
     @checked
@@ -99,10 +100,10 @@ class Plan:
 
     def to_dict(self) -> ExecutionPlan:
         """Return the plan as plain data."""
-        return cast("ExecutionPlan", {"steps": [*self._steps], **self._bounds})
+        return cast("ExecutionPlan", {**self, "steps": [*self["steps"]]})
 
     def _last(self, **more: Any) -> Plan:
-        if not self._steps:
+        if not self["steps"]:
             raise PlanError("There is no step yet.", fix="Call .step(…) first.")
-        self._steps[-1] |= more
+        self["steps"][-1] |= more
         return self

@@ -29,6 +29,7 @@ from capgraph.base import (
 )
 from capgraph.base.checked import checked
 from capgraph.base.guides import ClassifierExample, TaskClassifierGuide
+from capgraph.configs.near import use_known
 from capgraph.planning.catalog import CLOSING, Catalog
 from capgraph.planning.check import DEFAULT_MAX_STEPS, check_plan
 from capgraph.planning.lifting import (
@@ -239,6 +240,7 @@ class Recipe(_Part):
             spec = catalog.capabilities.get(name)
             if spec is None:
                 wrong.append(f"the capability {name!r} is unknown")
+                fix = use_known(name, known=catalog.capabilities)
             elif name in self.uses and (now := _declared(spec)) != self.uses[name]:
                 then = self.uses[name]
                 parts = [p for p in {**now, **then} if now.get(p) != then.get(p)]

@@ -29,8 +29,9 @@ def repair_plan(
     *,
     active: Collection[str] | None = None,
     max_steps: int = DEFAULT_MAX_STEPS,
+    additions_only: bool = False,
 ) -> RepairedPlan:
-    """Apply every repair that has exactly one right answer, and say which.
+    """Apply every repair that has exactly one right answer, and report which.
 
     The argument is not changed, nor is any step that has no problem, save for the inputs that
     follow a renamed step. A plan without problems comes back as it is.
@@ -41,6 +42,8 @@ def repair_plan(
         available: Stored context keys by type.
         active: Names of the selected capabilities; ``None`` when no selection was made.
         max_steps: The longest plan that is accepted.
+        additions_only: Keep every name, key, and input that the author wrote. Only what is missing
+            is added, values are written in the declared form, and steps are put in order.
 
     >>> from capgraph.base import CapabilitySpec, Requirement
     >>> from capgraph.planning import StaticCatalog
@@ -62,7 +65,9 @@ def repair_plan(
         problems = check_plan(plan, catalog, available, active=active, max_steps=max_steps)
         kept = plan if isinstance(plan, dict) else {"steps": []}
         return RepairedPlan(cast("ExecutionPlan", kept), (), problems)
-    draft = Draft([dict(step) for step in steps], catalog, available or {}, max_steps)
+    draft = Draft(
+        [dict(step) for step in steps], catalog, available or {}, max_steps, additions_only
+    )
     if wrapped is not plan:
         draft.note(codes.SHAPE, None, ("steps",), "a list", "a plan", "its items are steps")
     for _ in range(_MAX_ROUNDS):
@@ -158,6 +163,8 @@ def _mend_values(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
 def _mend_copies(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
     """Drop steps that repeat another one exactly, context key included."""
     code, reason = codes.DUPLICATE_KEY, "an exact copy of a step before"
+    if draft.additions_only:
+        return False
     dropped = []
     for index in _steps(problems, code):
         step = draft.steps[index]
@@ -177,6 +184,8 @@ def _mend_keys(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
         if changed:
             view = PlanView(draft.steps, view.catalog, view.available, view.active)
         old = draft.steps[index].get("context_key")
+        if draft.additions_only and old not in (None, ""):
+            continue
         places = view.places.get(old, []) if isinstance(old, str) else []
         shared = len(places) > 1
         if (shared and places[0] == index) or (not shared and is_key(old)):

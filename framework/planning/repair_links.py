@@ -20,19 +20,20 @@ _MAX_DEPTH = 20  # of producers that need producers
 _OPEN = (codes.NO_SUPPLIER, codes.TYPE_MISMATCH, codes.MISSING_INPUT)
 
 
-def _open_inputs(problems: list[Problem]) -> list[tuple[Problem, int, str]]:
-    """Return the problems of inputs without a supplier, with step and label."""
+def _open_inputs(draft: Draft, problems: list[Problem]) -> list[tuple[Problem, int, str]]:
+    """Return the problems of inputs that may be changed, with step and label."""
+    may_change = (codes.MISSING_INPUT,) if draft.additions_only else _OPEN
     return [
         (problem, problem.step, str(problem.path[2] if len(problem.path) > 2 else problem.value))
         for problem in problems
-        if problem.code in _OPEN and problem.step is not None
+        if problem.code in may_change and problem.step is not None
     ]
 
 
 def mend_links(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
     """Correct or add inputs that can only mean one supplier."""
     changed = set()
-    for problem, index, label in _open_inputs(problems):
+    for problem, index, label in _open_inputs(draft, problems):
         inputs = draft.steps[index].get("inputs") or []
         key = None if problem.code == codes.MISSING_INPUT else str(problem.value)
         present = [one for entry in inputs if isinstance(entry, dict) for one in entry.items()]
@@ -130,7 +131,7 @@ def insert_producer(draft: Draft, view: PlanView, problems: list[Problem]) -> bo
 
     The plan is read again after each, for others may need the same.
     """
-    found = _open_inputs(problems)
+    found = _open_inputs(draft, problems)
     for problem, index, label in found:
         contract, need = view.contracts[index], view.wants(index, label)
         if contract is None and capability_of(draft.steps[index]) not in CLOSING:

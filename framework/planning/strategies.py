@@ -93,10 +93,11 @@ class PlanRequest:
 
 
 class Planner(Protocol):
-    """Writes plans."""
+    """Writes plans.
 
-    can_correct: bool
-    """Whether asking again with the list of problems can lead to another plan."""
+    A planner may declare the properties of
+    :class:`~capgraph.planning.planner_traits.PlannerTraits` as class attributes.
+    """
 
     async def plan(self, request: PlanRequest) -> ExecutionPlan:
         """Return a plan; it need not be right, it is checked afterwards.

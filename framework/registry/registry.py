@@ -14,6 +14,7 @@ from capgraph.base.context import CapabilityContext
 from capgraph.base.errors import CapgraphError, RegistryError
 from capgraph.base.guides import OrchestratorExample
 from capgraph.base.spec import CapabilitySpec, InfrastructureSpec
+from capgraph.configs.near import use_known
 from capgraph.registry.candidate import Candidate, parameter_texts
 from capgraph.registry.discovery import (
     ENTRY_POINT_GROUP,
@@ -242,8 +243,8 @@ class Registry:
             )
 
     def _unknown(self, name: str) -> RegistryError:
-        known = ", ".join(self._capabilities) or "none is registered"
-        return RegistryError(f"No capability is called {name!r}.", fix=f"Use one of: {known}.")
+        fix = use_known(name, known=self._capabilities)
+        return RegistryError(f"No capability is called {name!r}.", fix=fix)
 
     # --- writing --------------------------------------------------------------------------
 
@@ -405,10 +406,12 @@ class Registry:
                     fix=f"Name a decorated capability class whose name is {name!r}.",
                 )
             self.register(item, override=True)
-        left_out = list(exclude)
+        exclude = left_out = list(exclude)
         if include is not None:
-            # Names that are not registered are refused there.
-            left_out += sorted(set(include) ^ set(self._capabilities))
+            include = list(include)
+            left_out += sorted(set(self._capabilities).difference(include))
+        if unknown := [n for n in (*exclude, *(include or ())) if n not in self._capabilities]:
+            raise self._unknown(unknown[0])
         for name in dict.fromkeys(left_out):
             self.unregister(name)
 

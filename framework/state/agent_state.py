@@ -88,6 +88,9 @@ class AgentState(TypedDict, total=False):
     planning_ready_for_execution: Annotated[
         bool, _Turn("whether the plan was checked", "orchestrator")
     ]
+    planning_notes: Annotated[
+        list[str], _Turn("what the outcome reports about the plan", "orchestrator"), append
+    ]
     planning_history: Annotated[
         list[dict[str, Any]], _Turn("earlier plans of the turn", "orchestrator"), append
     ]

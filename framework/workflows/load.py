@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 
 from capgraph.base.checked import checked
 from capgraph.configs.errors import ConfigurationError
+from capgraph.configs.near import use_known
 from capgraph.configs.yaml_files import explained, read_yaml
 from capgraph.engine.named import imported
 from capgraph.engine.services import Services
@@ -70,7 +71,7 @@ def load_workflow(
         if name not in known:
             raise ConfigurationError(
                 f"The workflow {os.fspath(file)!r} names {name!r}, and nobody is called so.",
-                fix=f"There is {', '.join(sorted(known)) or 'nobody'}; give the others in agents=.",
+                fix=f"{use_known(name, known=known)} Pass other agents in agents=.",
             )
         return known[name]
 

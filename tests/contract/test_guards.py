@@ -149,7 +149,7 @@ async def test_inputs_are_seen_with_the_parameters() -> None:
     guard = Says()
     behaviors = [GuardrailBehavior(guardrails=[guard])]
     graph = build_graph([writer([]), publish], behaviors=behaviors)
-    last = {"context_key": "p", "capability": "publish", "inputs": [{"note": "k"}]}
+    last = {"context_key": "p", "capability": "publish", "inputs": [{"NOTE": "k"}]}
     await graph.ainvoke(planned(step("hi"), last))
     seen = next(
         given for stage, _, tool, given in guard.seen if (stage, tool) == ("pre", "publish")

@@ -206,6 +206,7 @@ async def report(reading: Reading) -> Reading:
 
 class Planner:
     can_correct = False
+    chooses_parameters = True
     async def plan(self, request):
         return {"steps": [{"context_key": "a", "capability": "measure"},
                           {"context_key": "b", "capability": "report",

@@ -121,6 +121,9 @@ async def test_looks_have_a_limit_of_their_own() -> None:
     assert world.runs.count("look") == 2
     assert (status(out), len(model.calls)) == ("completed", 2)
     assert out["control_plans_created_count"] == 1, "a look is no plan made anew"
+    [note] = out["execution_outcome"]["notes"]
+    assert "more" in note
+    assert "limits.max_looks is 1" in note
 
 
 async def test_a_step_over_a_list_that_runs_ends_before_the_look() -> None:

@@ -104,6 +104,7 @@ class Plans:
     """Gives plans in order; an exception among them is raised."""
 
     can_correct = False
+    chooses_parameters = True
 
     def __init__(self, *plans: Any) -> None:
         self.plans = list(plans)

@@ -189,6 +189,7 @@ class Planner:
     """Plans the same work in ever new words."""
 
     can_correct = False
+    chooses_parameters = True
 
     async def plan(self, request: Any) -> Any:
         """Write the plan."""

@@ -273,7 +273,9 @@ async def test_an_edited_plan_is_checked_before_it_runs(
     assert work == {"paid": [], "looked": []}
     good = [step("x", "pay", {"amount": 3})]  # what ends a plan is put behind it, as for any plan
     out = await _answer(reviewed, {"plan": {"decision": "edit", "parameters": {"steps": good}}})
-    assert out["execution_outcome"] == {"status": "completed", "done": ["x"], "missing": []}
+    outcome = out["execution_outcome"]
+    assert (outcome["status"], outcome["done"], outcome["missing"]) == ("completed", ["x"], [])
+    assert "respond" in str(outcome["notes"])  # what was added to the person's plan
     assert work == {"paid": [3], "looked": []}
     assert [entry["author"] for entry in out["planning_history"]] == ["orchestrator", "approval"]
 

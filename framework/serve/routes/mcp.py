@@ -43,6 +43,7 @@ from capgraph.base.errors import (
     ValidationError,
 )
 from capgraph.base.ports import Caller
+from capgraph.configs.near import use_known
 from capgraph.configs.settings import ServeSettings
 from capgraph.engine.services import Services
 from capgraph.pipeline.effect_ledger import digest_of
@@ -80,7 +81,7 @@ def endpoint(
     if unknown := sorted(set(settings.mcp.tools) - {*known} | {ASK} & {*settings.mcp.tools}):
         raise ConfigurationError(
             f"serve.mcp.tools names {unknown}, and no capability that can be a tool is called so.",
-            fix=f"Name some of {sorted(known)}.",
+            fix=use_known(*unknown, known=known),
         )
     served = _Served(runs, threads, services, settings)
     return [Route("/mcp", served, methods=["GET", "POST", "DELETE"])], served.running

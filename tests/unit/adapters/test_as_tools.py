@@ -250,6 +250,7 @@ class Plans:
     """Writes the same step again, under another key each time."""
 
     can_correct = False
+    chooses_parameters = True
 
     def __init__(self) -> None:
         self.count = 0

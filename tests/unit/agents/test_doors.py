@@ -15,7 +15,9 @@ from capgraph.agents import (
     AgentResult,
     AgentStep,
     BaseAgent,
+    BaseOrchestrator,
     ChainOfThoughtAgent,
+    OrchestratorResult,
     PlanExecuteAgent,
     ReActAgent,
     ReflexionAgent,
@@ -39,6 +41,7 @@ from capgraph.behaviors import (
     RetryBehavior,
     TimeoutBehavior,
 )
+from capgraph.stores.checkpoints import CheckpointManager
 from capgraph.testing import FakeClock, ScriptedModel
 from tests.support.agents import SUM, Seen, add, call, calls
 from tests.support.doors import let_others_run
@@ -538,3 +541,81 @@ async def test_the_conversation_of_a_thread_goes_on() -> None:
         told = [m.text for m in _model(agent).calls[1].messages]
         assert told == ["I am Ann.", "Hello Ann.", "Who am I?"]
         assert len(out["steps"]) == 1
+
+
+class Halving(BaseAgent):
+    """An agent that divides its task and calls itself for each half."""
+
+    async def execute(self, task: str, context: Any = None) -> AgentResult:
+        if len(task) < 2:
+            return AgentResult(task.upper())
+        halves = task[: len(task) // 2], task[len(task) // 2 :]
+        found = [await self.execute(half, context) for half in halves]
+        return AgentResult("".join(str(one.output) for one in found))
+
+    async def stream_execute(self, task: str, context: Any = None) -> AsyncIterator[AgentStep]:
+        if len(task) < 2:
+            yield AgentStep("", "letter", observation=task.upper())
+            return
+        halves = task[: len(task) // 2], task[len(task) // 2 :]
+        letters = [str(s.observation) for h in halves async for s in self.stream_execute(h)]
+        yield AgentStep("", "joined", observation="".join(letters))
+
+
+@pytest.mark.parametrize("saved", [False, True])
+async def test_a_nested_call_passes_the_behaviors(saved: bool) -> None:
+    seen = Seen()
+    more = {"checkpoint_manager": CheckpointManager(InMemorySaver())} if saved else {}
+    agent = Halving(behaviors=[seen], **more)
+    assert (await agent.execute("abcd")).output == "ABCD"
+    assert seen.hooks.count("before") == seen.hooks.count("after") == 7
+    seen.hooks.clear()
+    assert [s.observation async for s in agent.stream_execute("abcd")] == ["ABCD"]
+    assert seen.hooks.count("before") == 7
+
+
+async def test_nested_calls_may_run_side_by_side() -> None:
+    class Wide(BaseAgent):
+        async def execute(self, task: str, context: Any = None) -> AgentResult:
+            if len(task) < 2:
+                return AgentResult(task.upper())
+            found = await asyncio.gather(*(self.execute(letter) for letter in task))
+            return AgentResult("".join(str(one.output) for one in found))
+
+    seen = Seen()
+    assert (await Wide(behaviors=[seen]).execute("abc")).output == "ABC"
+    assert seen.hooks.count("before") == 4
+
+
+async def test_one_method_may_delegate_its_task_to_the_other() -> None:
+    class Streaming(BaseAgent):
+        async def execute(self, task: str, context: Any = None) -> AgentResult:
+            steps = [step async for step in self.stream_execute(task, context)]
+            return AgentResult(steps[-1].observation, steps)
+
+        async def stream_execute(self, task: str, context: Any = None) -> AsyncIterator[AgentStep]:
+            yield AgentStep("", "echo", observation=task.upper())
+
+    class Louder(Streaming):
+        async def execute(self, task: str, context: Any = None) -> AgentResult:
+            return AgentResult(f"{(await super().execute(task, context)).output}!")
+
+    for kind, output in ((Streaming, "ABC"), (Louder, "ABC!")):
+        seen = Seen()
+        assert (await kind(behaviors=[seen]).execute("abc")).output == output
+        assert seen.hooks == ["before", "after"]
+
+
+async def test_a_nested_run_of_a_team_passes_the_behaviors() -> None:
+    class Halves(BaseOrchestrator):
+        async def lead(self, task: str, context: Any, work: Any) -> Any: ...
+
+        async def run(self, task: str, context: Any = None) -> OrchestratorResult:
+            if len(task) < 2:
+                return OrchestratorResult(task.upper(), {}, [], 0)
+            found = [await self.run(letter, context) for letter in task]
+            return OrchestratorResult("".join(one.final_output for one in found), {}, [], 0)
+
+    seen = Seen()
+    assert (await Halves(behaviors=[seen]).run("ab")).final_output == "AB"
+    assert seen.hooks.count("before") == 3

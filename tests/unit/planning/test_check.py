@@ -95,7 +95,7 @@ MESSAGES = [
                              " one."),
     (plan({**LOCATE, "capability": "Locate"}, RESPOND),
      "[CG-P04] step 1 'place', capability 'Locate': no capability of this name is registered."
-     " Fix: did you mean 'locate'?."),
+     " Fix: use 'locate'."),
     (plan({**LOCATE, "capability": "teleport"}, RESPOND),
      "[CG-P04] step 1 'place', capability 'teleport': no capability of this name is registered."
      " Fix: use a registered capability."),

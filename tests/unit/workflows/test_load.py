@@ -74,7 +74,7 @@ def test_a_state_machine_and_an_event_driven_one(written):
     ("text", "told"),
     [
         ("kind: tree", "kind|tag"),
-        ("{kind: dag, nodes: [{id: a, agent: nobody}]}", "names 'nobody'.*There is count, up"),
+        ("{kind: dag, nodes: [{id: a, agent: nobody}]}", "names 'nobody'.*Use one of: count, up"),
         ("{kind: dag, nodes: [{id: a, agent: up, input: {}}]}", "unknown key"),
         (
             "{kind: dag, nodes: [{id: a, agent: up}], edges: [{source: a, target: b}]}",

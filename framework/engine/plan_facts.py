@@ -1,0 +1,53 @@
+"""Facts about a checked plan: default parameters that nobody chose, unavailable capabilities."""
+
+from __future__ import annotations
+
+from capgraph.base.plan import ExecutionPlan
+from capgraph.base.spec import CapabilitySpec, parameter_names
+from capgraph.engine.services import Services
+from capgraph.state import TurnView
+
+
+def defaults_used(plan: ExecutionPlan, view: TurnView, services: Services) -> list[str]:
+    """Return a sentence for each new step whose parameters keep their defaults.
+
+    A ``once`` effect is left out: a person is asked about it.
+    """
+    notes = []
+    for step in plan["steps"]:
+        spec = services.registry.capabilities.get(step["capability"])
+        if spec is None or spec.parameters is None or step["context_key"] in view.done:
+            continue
+        given = step.get("parameters") or {}
+        fields = spec.parameters.model_fields.values()
+        used = [
+            f"{name}={info.default!r:.80}"
+            for name, info in zip(parameter_names(spec.parameters), fields, strict=True)
+            if name not in given and isinstance(info.default, (str, int, float))
+        ]
+        if used and spec.effect != "once":
+            notes.append(f"{spec.name!r} used default parameters: {', '.join(used)}.")
+    return notes
+
+
+async def unavailable_steps(plan: ExecutionPlan, view: TurnView, services: Services) -> list[str]:
+    """Return a clause for each step to run whose capability is known to be unavailable.
+
+    Optional steps and capabilities with a fallback are left out.
+    """
+    unavailable = await services.runner.unavailable_capabilities()
+    known = services.registry.capabilities
+    return [
+        f"step {step['context_key']!r} needs {name!r}, which is {unavailable[name]}"
+        for step in plan["steps"]
+        if (name := step["capability"]) in unavailable
+        and step["context_key"] not in view.done
+        and not step.get("optional")
+        and not _has_fallback(known[name], services)
+    ]
+
+
+def _has_fallback(spec: CapabilitySpec, services: Services) -> bool:
+    from capgraph.behaviors.fallback import FallbackBehavior  # only where one is unavailable
+
+    return any(isinstance(one, FallbackBehavior) for one in services.runner.behaviors_of(spec))

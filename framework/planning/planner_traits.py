@@ -1,0 +1,48 @@
+"""Properties that a planner declares about itself, each with a default that is safe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from capgraph.base.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerTraits:
+    """Properties of a planner, read from class attributes of the same names.
+
+    Attributes:
+        can_correct: True if the planner can write another plan when it gets the list of problems.
+        chooses_parameters: True if the planner chooses the parameters of a step for the request.
+            Otherwise a person is asked before a ``once`` effect that keeps its defaults.
+        reads_results: True if the planner reads stored results, failures, or earlier messages.
+            Its plans then carry the labels of that data.
+    """
+
+    can_correct: bool = False
+    chooses_parameters: bool = False
+    reads_results: bool = True
+
+
+def planner_traits(planner: Any) -> PlannerTraits:
+    """Return the properties that a planner declares; the defaults stand for those it does not.
+
+    Raises:
+        ConfigurationError: A declared property is not a boolean.
+
+    >>> class Careful:
+    ...     can_correct = True
+    >>> planner_traits(Careful())
+    PlannerTraits(can_correct=True, chooses_parameters=False, reads_results=True)
+    """
+    declared: dict[str, Any] = {
+        one.name: getattr(planner, one.name, one.default) for one in fields(PlannerTraits)
+    }
+    for name, value in declared.items():
+        if not isinstance(value, bool):
+            raise ConfigurationError(
+                f"{type(planner).__name__}.{name} is {value!r:.80}: expected a boolean.",
+                fix=f"Write {name} = True or {name} = False in the class.",
+            )
+    return PlannerTraits(**declared)

@@ -1,0 +1,188 @@
+"""Parameter values that a request names, for plans that are written without a model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
+
+from capgraph.base import BaseCapability, CapabilitySpec, PlanError
+from capgraph.planning.catalog import Catalog, is_harmless
+from capgraph.planning.parameters import required_parameters
+from capgraph.planning.schemas import Shape
+
+_IDENTIFIER = re.compile(r"([A-Za-z]+[-_]?)\d+")
+
+
+class RequestValues:
+    """Parameter values that capabilities read from a request, each read once.
+
+    Args:
+        catalog: The capabilities at hand.
+        task: The request.
+    """
+
+    def __init__(self, catalog: Catalog, task: str) -> None:
+        self.specs = catalog.capabilities
+        self.task = task
+        self._known: dict[str, dict[str, Any] | PlanError] = {}
+        self._by_type: dict[str, list[str]] | None = None
+
+    def read(self, name: str) -> dict[str, Any]:
+        """Return the values of a capability's parameters that the request names.
+
+        Raises:
+            PlanError: See :func:`read_parameters`.
+        """
+        if name not in self._known:
+            try:
+                self._known[name] = read_parameters(self.specs[name], self.task)
+            except PlanError as exc:
+                self._known[name] = exc
+        found = self._known[name]
+        if isinstance(found, PlanError):
+            raise found
+        return found
+
+    def problem(self, name: str) -> PlanError | None:
+        """Return why a harmless capability lacks a value, or ``None``."""
+        if not is_harmless(self.specs[name]):
+            return None
+        try:
+            self.read(name)
+        except PlanError as exc:
+            return exc
+        return None
+
+    def can_pull_in(self, name: str) -> bool:
+        """Return whether a capability may be planned although the request did not select it."""
+        return is_harmless(self.specs[name]) and self.problem(name) is None
+
+    def is_hidden(self, name: str) -> bool:
+        """Return whether a capability's defaults would hide a value that the request names.
+
+        True if it reads nothing from the request, and other producers of each of its types do.
+        """
+        spec = self.specs[name]
+        if spec.effect != "none" or not spec.provides or not _has_defaults(spec):
+            return False
+        if self.problem(name) is not None or self.read(name):
+            return False
+        return all(self._readers(kind, name) for kind in spec.provides)
+
+    def _readers(self, kind: str, name: str) -> list[str]:
+        """Return the other producers of a type that read something from the request."""
+        if self._by_type is None:
+            self._by_type = {}
+            for other, spec in self.specs.items():
+                if self.can_pull_in(other) and self.read(other):
+                    for provided in spec.provides:
+                        self._by_type.setdefault(provided, []).append(other)
+        return [other for other in self._by_type.get(kind, ()) if other != name]
+
+    def without_defaults(self, names: list[str]) -> list[str]:
+        """Replace selected capabilities whose defaults would hide a value of the request."""
+        found: list[str] = []
+        for name in names:
+            kinds = self.specs[name].provides if self.is_hidden(name) else ()
+            instead = [self._readers(kind, name)[0] for kind in kinds]
+            found += instead or [name]
+        return list(dict.fromkeys(found))
+
+
+def _has_defaults(spec: CapabilitySpec) -> bool:
+    return spec.parameters is not None and bool(spec.parameters.model_fields)
+
+
+def read_parameters(spec: CapabilitySpec, task: str) -> dict[str, Any]:
+    """Return the parameters that a request gives a capability where no model chooses them.
+
+    ``parameters_from`` decides where the author wrote one. Otherwise a parameter with a default
+    takes the value that :func:`named_values` finds, except for a ``once`` effect: a person is
+    asked about that one.
+
+    Raises:
+        PlanError: A required parameter is not in the request, the request names several values
+            for one parameter, or ``parameters_from`` fails.
+    """
+    reader = getattr(spec.cls, "parameters_from", BaseCapability.parameters_from)
+    if reader is not BaseCapability.parameters_from:
+        found = _read_by_author(spec, reader, task)
+    elif spec.effect == "once" or spec.parameters is None:
+        found = {}
+    else:
+        found = named_values(spec.parameters, task, spec.name)
+    missing = [name for name in required_parameters(spec.parameters) if name not in found]
+    if missing:
+        raise PlanError(
+            f"{spec.name!r} cannot be planned without a model: it needs the parameters"
+            f" {', '.join(missing)}.",
+            fix="Give them defaults, write parameters_from(task), or configure a chat model.",
+        )
+    return found
+
+
+def _read_by_author(spec: CapabilitySpec, reader: Any, task: str) -> dict[str, Any]:
+    try:
+        return dict(reader(task) or {})
+    except Exception as exc:  # whatever the author's function raises
+        raise PlanError(
+            f"parameters_from of {spec.name!r} failed: {type(exc).__name__}: {exc}.",
+            fix="Return a dictionary of those parameters that the task says.",
+        ) from exc
+
+
+def named_values(model: type[BaseModel], task: str, capability: str = "") -> dict[str, Any]:
+    """Return the values that a request names for parameters with a default.
+
+    Only two forms are certain enough:
+
+    - An identifier of the form of the default: ``T2`` where the default is ``T1``.
+    - A number behind the name of an integer parameter: ``tank 2``.
+
+    Args:
+        model: The capability's ``Parameters``.
+        task: The request.
+        capability: Name of the capability, for the error message.
+
+    Raises:
+        PlanError: The request names several values for one parameter, or one value for several.
+
+    >>> class Options(BaseModel):
+    ...     tank: str = "T1"
+    ...     year: int = 2015
+    >>> named_values(Options, "How full was t2 in the year 2014?")
+    {'tank': 'T2', 'year': 2014}
+    """
+    found = {name: values for name, values in _candidates(model, task) if values}
+    for values in found.values():
+        sharing = [other for other, theirs in found.items() if set(values) & set(theirs)]
+        # The name of a parameter in front of a number says which one is meant.
+        if len(values) > 1 or (len(sharing) > 1 and isinstance(values[0], str)):
+            named = " and ".join(map(str, values))
+            raise PlanError(
+                f"The parameter {' or '.join(sharing)} of {capability!r} is not certain: the"
+                f" request names {named}.",
+                fix="Ask for one at a time, write parameters_from(task), or configure a chat model.",
+            )
+    return {name: values[0] for name, values in found.items()}
+
+
+def _candidates(model: type[BaseModel], task: str) -> Iterator[tuple[str, list[Any]]]:
+    """Yield each parameter with a default and the values that the request may mean by it."""
+    whole = Shape.of(model, "validation")
+    for name, info in model.model_fields.items():
+        default = info.get_default()
+        spelled = info.validation_alias if isinstance(info.validation_alias, str) else name
+        shape = whole.at((spelled,))
+        if isinstance(default, str) and (form := _IDENTIFIER.fullmatch(default)):
+            numbers = re.findall(rf"(?<![\w-]){form[1]}(\d+)(?!\w)", task, re.IGNORECASE)
+            yield spelled, list(dict.fromkeys(form[1] + number for number in numbers))
+        elif type(default) is int and shape is not None and shape.kind == "integer":
+            words = re.escape(name).replace("_", r"[\s_-]")
+            numbers = re.findall(
+                rf"\b{words}\s+(?:number\s+|no\.?\s*|#)?(\d+)\b", task, re.IGNORECASE
+            )
+            yield spelled, list(dict.fromkeys(map(int, numbers)))

@@ -1,0 +1,143 @@
+"""Parameters without a model: a value that the request names is read, and a default never hides it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+import pytest
+from pydantic import BaseModel
+
+from capgraph import BaseCapability, CapabilityContext, build_graph, capability_node
+
+
+class TankLevel(CapabilityContext):
+    """The level of one tank."""
+
+    tank: str
+    metres: float = 2.5
+
+
+class Health(CapabilityContext):
+    """The health of one tank."""
+
+    tank: str
+    healthy: bool = True
+
+
+def named_tank(task: str) -> dict[str, Any]:
+    return {"tank": found.group()} if (found := re.search(r"T\d+", task)) else {}
+
+
+@capability_node(examples=["is the tank healthy?"])
+def judge(level: TankLevel) -> Health:
+    """Judge whether a tank is healthy."""
+    return Health(tank=level.tank)
+
+
+@capability_node(examples=["how full is the tank?"])
+def read_level(tank: str = "T1") -> TankLevel:
+    """Read the level of a tank."""
+    return TankLevel(tank=tank)
+
+
+@capability_node(name="read_level", parameters_from=named_tank)
+def read_level_of_request(tank: str = "T1") -> TankLevel:
+    """Read the level of a tank."""
+    return TankLevel(tank=tank)
+
+
+@capability_node(name="read_level", parameters_from=named_tank)
+def read_named_level(tank: str) -> TankLevel:
+    """Read the level of a tank that the request names."""
+    return TankLevel(tank=tank)
+
+
+class ReadListedLevel(BaseCapability):
+    """Read the level of one of the known tanks."""
+
+    name = "read_level"
+    description = "Reads the level of a tank"
+    provides = (TankLevel,)
+
+    class Parameters(BaseModel):
+        tank: Literal["T1", "T2"] = "T1"
+
+    async def execute(self) -> TankLevel:
+        return TankLevel(tank=self.parameters.tank)
+
+
+def ask(text: str, *capabilities: Any) -> dict[str, Any]:
+    return dict(build_graph(capabilities).invoke({"messages": [("user", text)]}))
+
+
+def tank_judged(out: dict[str, Any]) -> str:
+    assert out["execution_outcome"]["status"] == "completed", out["messages"][-1].content
+    [health] = out["capability_context_data"]["HEALTH"].values()
+    return str(health["tank"])
+
+
+@pytest.mark.parametrize(
+    "reader",
+    [read_level, read_level_of_request, read_named_level, capability_node(ReadListedLevel)],
+    ids=["default", "default and reader", "required and reader", "literal"],
+)
+def test_an_item_that_the_request_names_is_read_before_it_is_judged(reader: Any) -> None:
+    assert tank_judged(ask("Is tank T2 healthy?", reader, judge)) == "T2"
+
+
+def test_the_producer_that_reads_the_request_replaces_the_one_that_keeps_its_default() -> None:
+    @capability_node(examples=["is tank T1 healthy?"])
+    def read_usual_level(station: str = "main") -> TankLevel:
+        """Read the level of the usual tank."""
+        return TankLevel(tank="T1")
+
+    for both in ([read_usual_level, read_named_level], [read_named_level, read_usual_level]):
+        out = ask("Is tank T2 healthy?", *both, judge)
+        assert tank_judged(out) == "T2"
+        assert "read_usual_level" not in str(out["planning_execution_plan"])
+    assert (
+        tank_judged(ask("Is the tank healthy?", read_usual_level, read_named_level, judge)) == "T1"
+    )
+
+
+def test_a_number_behind_the_name_of_a_parameter_is_its_value() -> None:
+    @capability_node
+    def read_numbered_level(tank: int = 1) -> TankLevel:
+        """Read the level of a tank."""
+        return TankLevel(tank=str(tank))
+
+    assert tank_judged(ask("Is tank 2 healthy?", read_numbered_level, judge)) == "2"
+    assert tank_judged(ask("Is the tank healthy?", read_numbered_level, judge)) == "1"
+
+
+def test_of_two_values_neither_is_guessed() -> None:
+    out = ask("Are T2 and T3 healthy?", read_level, judge)
+    assert out["execution_outcome"]["status"] == "failed"
+    assert "T2" in out["messages"][-1].content
+    assert "T3" in out["messages"][-1].content
+    assert not out["capability_context_data"]
+
+
+def test_the_outcome_tells_the_defaults_that_nobody_chose() -> None:
+    out = ask("Is the tank healthy?", read_level, judge)
+    assert tank_judged(out) == "T1"
+    [note] = out["execution_outcome"]["notes"]
+    assert "read_level" in note
+    assert "tank='T1'" in note
+    assert "notes" not in ask("Is tank T2 healthy?", read_level, judge)["execution_outcome"]
+
+
+def test_an_effect_never_takes_a_value_from_the_wording() -> None:
+    @capability_node(effect="once", examples=["open valve V1"])
+    def open_valve(valve: str = "V1") -> Health:
+        """Open a valve."""
+        return Health(tank=valve)
+
+    from langgraph.checkpoint.memory import InMemorySaver
+
+    graph = build_graph([open_valve], checkpointer=InMemorySaver())
+    config: Any = {"configurable": {"thread_id": "1"}}
+    out = graph.invoke({"messages": [("user", "Open valve V2")]}, config)
+    [question] = out["__interrupt__"]
+    assert question.value["steps"][0]["parameters"] == {"valve": "V1"}
