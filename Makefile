@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test browser pictures test-long test-matrix check docs bench bench-selection bench-functions bench-flow bench-serve bench-scale fuzz faults sizes format clean
+.PHONY: demo test browser pictures test-long test-matrix check docs bench bench-selection bench-functions bench-flow bench-serve bench-scale bench-local-model fuzz faults sizes format clean
 
 demo: $(VENV)/.demo
 	@thread=demo-$$(date +%Y%m%d-%H%M%S) && \
@@ -77,6 +77,12 @@ TURNS ?= 2000
 WORKERS ?= 1 2 4
 bench-scale: $(VENV)/.dev
 	$(BIN)/python -m tests.benchmarks.scale --turns $(TURNS) --workers $(WORKERS) --docs docs/guides/scale_out.md
+
+# A small model on this machine, which is fetched and built first: 1.1 GB, 20 minutes on two cores.
+# ARGS for less: ARGS="--set office --system capgraph --only oslo flight --repeat 3".
+ARGS ?= --set office warehouse --docs docs/local_models.md
+bench-local-model: $(VENV)/.bench
+	$(BIN)/python -m tests.benchmarks.local_model.run $(ARGS)
 
 # Ten minutes of requests that are made up from the description of the API.
 fuzz: $(VENV)/.dev $(VENV)/fuzz/bin/schemathesis
