@@ -118,9 +118,12 @@ def test_figures_add_up_over_cases() -> None:
         "recall": 0.5,
         "node_f1": 2 / 3,
         "edge_f1": None,
+        "judged": None,
+        "agreement": None,
         "model_calls": 2,
         "input_tokens": 7,
         "output_tokens": 0,
+        "cost_usd": None,
         "seconds": 1.5,
     }
     assert [failed.case.name for failed in report.failures] == ["a"]
