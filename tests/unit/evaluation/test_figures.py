@@ -107,7 +107,7 @@ def test_figures_add_up_over_cases() -> None:
     report = Report(
         (
             result("a", {"capabilities": ["x", "y"]}, chosen=("x",), nodes=("x",), model_calls=2),
-            result("b", {"capabilities": []}, chosen=("x",), nodes=(), seconds=1.5),
+            result("b", {"capabilities": []}, chosen=("x",), outcome="no_capability", seconds=1.5),
             result("c", {}, chosen=("z",), nodes=("z",), input_tokens=7),
         )
     )
