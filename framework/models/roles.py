@@ -22,6 +22,7 @@ from capgraph.base.ports import AnyBehavior
 from capgraph.base.values import misfits
 from capgraph.configs.logger import mask_secrets
 from capgraph.configs.settings import ModelSettings
+from capgraph.models.local import is_local, local_settings
 
 ROLES = ("extraction", "selection", "planning", "answer", "capability")
 """What a chat model can be for; ``default`` stands for those that are not named."""
@@ -194,7 +195,10 @@ def _initialised(role: str, settings: ModelSettings) -> BaseChatModel:
             f"The model {settings.model!r} of the role {role!r} names no provider.",
             fix=f"Write 'provider:name', such as 'openai:{settings.model}'.",
         )
-    init_chat_model = require_extra("langchain.chat_models", _EXTRA).init_chat_model
+    extra = "local" if is_local(settings.model) else _EXTRA
+    init_chat_model = require_extra("langchain.chat_models", extra).init_chat_model
+    if is_local(settings.model):
+        settings = local_settings(settings)
     arguments: dict[str, Any] = {
         # The router owns retries; a client that retries as well would multiply them.
         "max_retries": 0,

@@ -93,7 +93,7 @@ async def test_a_prompt_past_the_context_is_sent_with_fewer_messages(server: Loc
     state, events = await ask(server.url, *earlier, "What does the sensor say?")
     assert state["messages"][-1].content == ANSWER
     shortened = of(events, "prompt_shortened")
-    assert [event["role"] for event in shortened][0] == "extraction"
+    assert shortened[0]["role"] == "extraction"
     assert {event["messages_kept"] + event["messages_dropped"] for event in shortened} == {8}
     sent = server.asked(TEXT)[-1]["messages"]
     assert sent[0]["role"] == "system"
