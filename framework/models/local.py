@@ -243,7 +243,7 @@ def _start(program: str, file: Path, name: str) -> _Server:
     command += ["-t", threads, "-tb", threads, "--poll", "0"]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: S603  # the program of the cache or the path
             [sys.executable, "-c", _SUPERVISOR, *command],
             stdin=subprocess.PIPE,
             stdout=log,

@@ -105,7 +105,7 @@ def test_a_running_server_is_found(
     with SERVERS[kind]() as server:
         server.models = ("llama3.2:1b", served)
         port = server.url.split(":")[2].removesuffix("/v1")
-        host = "0.0.0.0:" if variable == "OLLAMA_HOST" else ""  # noqa: S104  # as Ollama binds
+        host = "0.0.0.0:" if variable == "OLLAMA_HOST" else ""  # as Ollama binds
         monkeypatch.setenv(variable, f"{host}{port}")
         model: Any = chat_models(NAME)["planning"]
     assert (model.model_name, model.openai_api_base) == (served, server.url)
@@ -165,7 +165,7 @@ def test_what_is_missing_is_told_in_one_line(cache: Path, model: Any, words: str
 
 def test_a_model_without_a_server_names_what_to_install(cache: Path) -> None:
     (cache / "model.gguf").write_bytes(b"GGUF")
-    with pytest.raises(ConfigurationError, match="Install llama.cpp"):
+    with pytest.raises(ConfigurationError, match=r"Install llama\.cpp"):
         chat_models(NAME)
 
 
