@@ -46,6 +46,8 @@ def waiting_progress(role: RoleModel) -> Iterator[None]:
     began = time.monotonic()
     loop = asyncio.get_running_loop()
 
+    timer: asyncio.TimerHandle
+
     def report() -> None:
         nonlocal timer
         seconds = time.monotonic() - began
@@ -69,12 +71,13 @@ async def call_with_shorter_prompt(
     """
     messages: list[BaseMessage] = attempt.inputs["messages"]
     system = [message for message in messages if isinstance(message, SystemMessage)]
-    *earlier, last = [m for m in messages if not isinstance(m, SystemMessage)] or [None]
+    others = [message for message in messages if not isinstance(message, SystemMessage)]
+    earlier, last = others[:-1], others[-1:]
 
-    async def ask(kept: Sequence[BaseMessage | None]) -> T:
+    async def ask(kept: Sequence[BaseMessage]) -> T:
         if len(kept) == len(earlier):
             return await call(attempt)
-        inputs = {**attempt.inputs, "messages": [*system, *kept, last]}
+        inputs = {**attempt.inputs, "messages": [*system, *kept, *last]}
         return await call(replace(attempt, inputs=inputs))
 
     return await ask_with_fewer(replace(role, model=attempt.inputs["model"]), earlier, ask)

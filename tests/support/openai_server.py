@@ -97,7 +97,7 @@ def kind_of(body: dict[str, Any]) -> str:
 @contextmanager
 def openai_server() -> Iterator[OpenAIServer]:
     """Serve until the block ends."""
-    with serve(OpenAIHandler, "/v1", kind_of) as server:
+    with serve(OpenAIHandler, "/v1", kind_of, OpenAIServer) as server:
         yield server
 
 
@@ -106,7 +106,7 @@ def serve(
     handler: type[BaseHTTPRequestHandler],
     path: str,
     kind_of: Callable[[dict[str, Any]], str],
-    script: type[ServerT] = OpenAIServer,  # type: ignore[assignment]
+    script: Callable[[str, Callable[[dict[str, Any]], str]], ServerT],
 ) -> Iterator[ServerT]:
     """Serve one wire format until the block ends."""
     httpd = ThreadingHTTPServer(("127.0.0.1", 0), handler)
