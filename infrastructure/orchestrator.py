@@ -25,6 +25,7 @@ from capgraph.engine.accept_plan import (
     labels_of_words,
     respond_step,
 )
+from capgraph.engine.model_replies import read_reply
 from capgraph.engine.recipes import plan_of_recipe
 from capgraph.engine.routing import LOOKED, due_looks
 from capgraph.pipeline.run_config import current_caller
@@ -182,7 +183,8 @@ async def _plan(
         own_words = view.task == last_request(view.messages)
         return await check(known, view, services, active, None if own_words else labels), 1, ""
     for attempt in range(1, allowed + 1):
-        plan: Any = await services.planner.plan(PlanRequest(**request))
+        asked = PlanRequest(**request)
+        plan: Any = read_reply(await services.planner.plan(asked), asked, services)
         if looks and isinstance(plan, dict) and isinstance(plan.get("steps"), list):
             if not plan["steps"]:
                 return None

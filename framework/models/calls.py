@@ -36,7 +36,7 @@ from capgraph.base.ports import (
     RetryRule,
     TimeLimit,
 )
-from capgraph.base.values import json_in, misfits
+from capgraph.base.values import json_values_in, misfits
 from capgraph.configs.logger import clean_text, mask_secrets
 from capgraph.models.recovery import (
     ModelRefusedError,
@@ -48,7 +48,7 @@ from capgraph.models.recovery import (
 from capgraph.models.roles import RoleModel
 from capgraph.pipeline import hooks
 from capgraph.pipeline.runner import in_order, innermost, is_rule
-from capgraph.telemetry import AnswerToken, Retry, emit
+from capgraph.telemetry import AnswerToken, ReplyRepaired, Retry, emit
 from capgraph.telemetry.audit import note_refusal
 from capgraph.telemetry.metered import role_tag
 
@@ -267,9 +267,14 @@ def _form_of(role: RoleModel, schema: type[BaseModel] | dict[str, Any], result: 
     parsed = result.get("parsed")
     if parsed is None:
         # In parts, and from servers that ignore the form, the JSON comes as it was written.
-        parsed = json_in(_written(raw))
+        # One value only: the first of several would be half of what the model wrote.
+        values = json_values_in(_written(raw))
+        parsed = values[0] if len(values) == 1 else None
     if parsed is None:
         raise _malformed(role, _written(raw), result.get("parsing_error"))
+    text = "" if getattr(raw, "tool_calls", None) else str(getattr(raw, "text", "")).strip()
+    if text and not text.startswith(("{", "[")):
+        emit(ReplyRepaired(role=role.role, repairs={"fenced_json": 1}))
     if isinstance(schema, dict):
         return parsed
     try:

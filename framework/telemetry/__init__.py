@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from capgraph.telemetry.events import PromptShortened as PromptShortened
     from capgraph.telemetry.events import Reclassify as Reclassify
     from capgraph.telemetry.events import Replan as Replan
+    from capgraph.telemetry.events import ReplyRepaired as ReplyRepaired
     from capgraph.telemetry.events import Retry as Retry
     from capgraph.telemetry.events import Status as Status
     from capgraph.telemetry.events import StepFailed as StepFailed
@@ -95,6 +96,7 @@ __getattr__, __dir__ = lazy_exports(
             "PromptShortened",
             "Reclassify",
             "Replan",
+            "ReplyRepaired",
             "Retry",
             "Status",
             "StepFailed",

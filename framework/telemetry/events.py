@@ -75,6 +75,14 @@ class PlanMade(_Event):
     repairs: list[str] = Field(default_factory=list)
 
 
+class ReplyRepaired(_Event):
+    """A model's reply was read after repairs; ``repairs`` counts each by its name in the table."""
+
+    event_type: Literal["reply_repaired"] = "reply_repaired"
+    role: str
+    repairs: dict[str, int]
+
+
 class StepStarted(_StepEvent):
     """An attempt at a step began."""
 
@@ -310,6 +318,7 @@ Event = Annotated[
     Status
     | CapabilitiesSelected
     | PlanMade
+    | ReplyRepaired
     | StepStarted
     | StepProgress
     | StepFinished
