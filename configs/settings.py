@@ -123,12 +123,17 @@ class ApprovalSettings(Section):
         plans: Whether every plan is shown before it runs.
         max_rejections: Rejections after which the turn ends instead of planning again.
         callers_may_disable: Whether a person at the command line may switch approvals off.
+        ungrounded: ``ask`` asks before an effect with a parameter that a model invented: one that
+            stands neither in the conversation, nor in a result that the step reads, nor among
+            declared defaults and choices. ``refuse`` fails the step, ``allow`` runs it. Every
+            approval shows such parameters.
     """
 
     steps: Literal["declared", "all", "none"] = "declared"
     plans: bool = False
     max_rejections: int = Field(3, ge=1)
     callers_may_disable: bool = False
+    ungrounded: Literal["ask", "refuse", "allow"] = "ask"
 
 
 class PersistenceSettings(Section):

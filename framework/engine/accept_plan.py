@@ -273,6 +273,8 @@ async def accept(
         kept=carried.kept,
         outcome={k: "done" if r.get("success") else "failed" for k, r in results.items()},
     )
+    if is_model_written(author, services):
+        version["model_written"] = True
     if words := words_of(plan, view):
         version["labels"] = {key: dict(labels) for key, labels in words.items()}
     moved = carried.context_updates(view.labels)

@@ -31,6 +31,7 @@ class CaseResult:
         output_tokens: Tokens that the models wrote.
         cost_usd: Cost of the model calls in US dollars; ``None`` if a price is unknown.
         seconds: Time of the judged turn.
+        ungrounded: Parameters of effects that the planning model invented.
         results: What the steps of a replay gave, as text.
         recorded: What they gave when the turn was recorded.
         verdict: The judge's verdict on the answer; ``None`` without a judge.
@@ -48,6 +49,7 @@ class CaseResult:
     output_tokens: int = 0
     cost_usd: float | None = None
     seconds: float = 0.0
+    ungrounded: int = 0
     results: tuple[str, ...] = ()
     recorded: tuple[str, ...] = ()
     verdict: Verdict | None = None
@@ -161,9 +163,10 @@ METRICS: Mapping[str, Metric] = {
     "output_tokens": Metric("answer tokens"),
     "cost_usd": Metric("cost in US dollars", ",.4f"),
     "seconds": Metric("seconds", ".2f"),
+    "ungrounded": Metric("invented parameters of effects"),
 }
 """Figures of a report in their order; the first seven are shares."""
-_SUMS = ("model_calls", "input_tokens", "output_tokens", "seconds")
+_SUMS = ("model_calls", "input_tokens", "output_tokens", "seconds", "ungrounded")
 
 
 @dataclass(frozen=True, slots=True)

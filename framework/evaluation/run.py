@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 
+from capgraph.approvals.grounding import ungrounded_steps
 from capgraph.configs.errors import ConfigurationError
 from capgraph.configs.near import nearest
 from capgraph.evaluation.dataset import NO_CAPABILITY, Case, Dataset
@@ -26,6 +27,7 @@ from capgraph.graph.turns import last_answer
 from capgraph.pipeline.run_config import configurable_of, configured_caller
 from capgraph.planning.recipes import work_of
 from capgraph.registry import Registry
+from capgraph.state import TurnView
 
 if TYPE_CHECKING:
     from capgraph.configs.settings import Settings
@@ -173,6 +175,9 @@ async def _run_case(case: Case, graph: Any, caller: Mapping[str, Any]) -> CaseRe
         outcome=outcome,
         reason=reason,
         seconds=seconds,
+        ungrounded=sum(
+            map(len, ungrounded_steps(TurnView(values), graph.services.registry).values())
+        ),
     )
 
 

@@ -94,7 +94,11 @@ async def test_a_malformed_reply_ends_as_the_table_of_repairs_says(case: dict[st
 @pytest.mark.parametrize(
     "plan",
     [
-        {"steps": [{"context_key": "w", "capability": "weather", "parameters": [{"city": "Rome"}]}]},
+        {
+            "steps": [
+                {"context_key": "w", "capability": "weather", "parameters": [{"city": "Rome"}]}
+            ]
+        },
         {"steps": [{"context_key": "w", "name": "weather", "arguments": {"city": "Rome"}}]},
     ],
 )
