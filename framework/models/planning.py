@@ -16,6 +16,7 @@ from capgraph.base.errors import MalformedAnswerError
 from capgraph.base.value_context import ValueContext, value_fields
 from capgraph.base.values import json_in
 from capgraph.models.calls import structured
+from capgraph.models.parameters import ask_for_parameters
 from capgraph.models.prompt import fields_of, prompt_of, split_last
 from capgraph.models.roles import RoleModel
 from capgraph.models.selection import when_needed
@@ -197,6 +198,12 @@ class ModelPlanner:
                     # A step that says nothing of its own is for the whole request.
                     step.setdefault("task_objective", request.task)
         return cast("ExecutionPlan", found)
+
+    async def fill_parameters(
+        self, task: str, steps: Mapping[str, CapabilitySpec]
+    ) -> Mapping[str, Any]:
+        """Return the parameters of steps, by their keys; see :func:`ask_for_parameters`."""
+        return await ask_for_parameters(self.role, task, steps)
 
     def _messages(self, request: PlanRequest) -> list[BaseMessage]:
         if request.chosen:

@@ -113,6 +113,11 @@ MODEL_REPAIRS: tuple[ModelRepair, ...] = (
         "the input, with the step that supplies it",
         (codes.MISSING_INPUT, codes.NO_SUPPLIER, codes.TYPE_MISMATCH),
     ),
+    ModelRepair(
+        "missing_supplier",
+        "no step for an input that one capability alone supplies",
+        "the step; only its parameters are asked for",
+    ),
 )
 """Every repair of a plan that a model wrote, in the order in which they are applied."""
 

@@ -125,6 +125,7 @@ def test_figures_add_up_over_cases() -> None:
         "output_tokens": 0,
         "cost_usd": None,
         "seconds": 1.5,
+        "ungrounded": 0,
     }
     assert [failed.case.name for failed in report.failures] == ["a"]
 
