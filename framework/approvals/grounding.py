@@ -53,7 +53,10 @@ def ungrounded_parameters(
     texts = [str(m.text) for m in view.messages if not isinstance(m, SystemMessage)]
     results = [inputs] if inputs is not None else list(_stored_inputs(planned, view))
     grounds = Grounds(texts, results, possible_today(running_clock().now()))
-    declared = list(_declared_in_recipes(spec.name, registry))
+    declared = [
+        *_declared_in_recipes(spec.name, registry),
+        *_written_by_people(spec.name, view),
+    ]
     parameters: Any = planned.get("parameters") or {}
     found = ungrounded_values(spec, values, parameters, grounds, declared)
     return {one.path: one.value for one in found}
@@ -98,6 +101,14 @@ def _declared_in_recipes(capability: str, registry: Registry) -> Iterator[Any]:
         recipe = recipe_of(spec)
         for step in recipe.steps if recipe is not None else ():
             if step.get("capability") == capability:
+                yield from _scalars(step.get("parameters") or {})
+
+
+def _written_by_people(capability: str, view: TurnView) -> Iterator[Any]:
+    """Yield the values that earlier plans of the turn, not a model's, give to a capability."""
+    for version in view.state.get("planning_history") or []:
+        for step in [] if version.get("model_written") else version["plan"]["steps"]:
+            if step["capability"] == capability:
                 yield from _scalars(step.get("parameters") or {})
 
 

@@ -140,3 +140,13 @@ def test_the_plan_of_a_caller_is_the_word_of_the_caller() -> None:
     plan = {"steps": [{"context_key": "paid", **step("pay", amount=200, to="Grace")}]}
     graph.invoke({"messages": [("user", "Go")], "planning_execution_plan": plan}, CONFIG)
     assert PAID == [(200.0, "Grace")]
+
+
+async def test_what_the_caller_wrote_stays_the_word_of_the_caller_in_a_later_plan() -> None:
+    paid = {"context_key": "paid", **step("pay", amount=200, to="Grace")}
+    found = {"context_key": "found", "capability": "find_account", "look_again": True}
+    graph = agent({k: v for k, v in found.items() if k != "look_again"}, paid)
+    plan = {"steps": [found, {**paid, "inputs": []}]}
+    given = {"messages": [("user", "Go")], "planning_execution_plan": plan}
+    assert "__interrupt__" not in await graph.ainvoke(given, CONFIG)
+    assert PAID == [(200.0, "Grace")]
