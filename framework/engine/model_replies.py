@@ -96,9 +96,9 @@ async def with_suppliers(plan: Any, request: PlanRequest, services: Services) ->
         else step
         for step in found.plan["steps"]
     ]
-    read = read_model_plan({**found.plan, "steps": steps}, request.catalog)
-    report_repairs({**read.repairs, "missing_supplier": len(inserted)})
-    return read.plan
+    filled = read_model_plan({**found.plan, "steps": steps}, request.catalog)
+    report_repairs({**filled.repairs, "missing_supplier": len(inserted)})
+    return filled.plan
 
 
 def _offline(spec: CapabilitySpec, task: str) -> dict[str, Any]:

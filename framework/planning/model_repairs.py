@@ -188,7 +188,7 @@ def read_model_plan(reply: object, catalog: Catalog) -> ReadPlan:
     {'call_wrapper': 1, 'placeholder': 1}
     """
     reader = _Reader(catalog)
-    plan = reader.read_text(reply) if isinstance(reply, str) else reply
+    plan: Any = reader.read_text(reply) if isinstance(reply, str) else reply
     if plan is None or is_too_deep(plan):
         return ReadPlan(reply, {})
     for _ in range(_MAX_ROUNDS):
