@@ -12,6 +12,8 @@ from capgraph import CapabilityContext, build_graph, capability_node
 from capgraph.approvals import question_text
 from capgraph.cli.questions import question_lines
 from capgraph.configs.settings import load_settings
+from capgraph.evaluation import Dataset, evaluate
+from capgraph.registry import Registry
 from capgraph.testing import ModelCall, ScriptedModel
 
 PAID: list[tuple[float, str]] = []
@@ -150,3 +152,17 @@ async def test_what_the_caller_wrote_stays_the_word_of_the_caller_in_a_later_pla
     given = {"messages": [("user", "Go")], "planning_execution_plan": plan}
     assert "__interrupt__" not in await graph.ainvoke(given, CONFIG)
     assert PAID == [(200.0, "Grace")]
+
+
+async def test_an_evaluation_counts_invented_parameters() -> None:
+    def answer(call: ModelCall) -> Any:
+        plan = {"steps": [step("pay", amount=200, to="Grace")]}
+        return plan if call.schema == "ExecutionPlan" else "Done."
+
+    cases: Any = [{"name": "pay", "request": "Pay 200 euros to Ada", "capabilities": ["pay"]}]
+    report = await evaluate(
+        Dataset(version=1, name="tiny", cases=cases),
+        Registry().with_(*ALL),
+        model=ScriptedModel(responses=answer),
+    )
+    assert report.figures["ungrounded"] == 1
