@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from functools import cache
 from importlib import resources
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import yaml
 from pydantic import (
@@ -302,6 +302,25 @@ class McpSettings(Section):
         timeout_seconds: Time limit of one call.
         sends_externally: Whether arguments of the tools leave the organization.
         mode: Protocol mode; ``legacy`` for a server whose tools ask while they run.
+        requires_approval: Approval policy of the tools; or tool name to its policy.
+        max_parallel: Maximum number of concurrent steps of a tool; or tool name to that.
+        max_attempts: Total attempts of a step; or tool name to that.
+        delay_seconds: Delay before the second attempt; or tool name to that.
+        classify_error: Function that classifies errors, as ``"module:attribute"``; or tool name to
+            that.
+        parameters_from: Function that reads parameters from a task, as ``"module:attribute"``; or
+            tool name to that.
+        on_unknown: Policy for steps of unknown outcome; or tool name to that.
+        always_active: Whether the tools are always selected; or tool name to that.
+        effect_key: Parameters that identify an effect; or tool name to them.
+        repeatable: Whether an effect may be repeated; or tool name to that.
+        cost_usd: Cost of one call in US dollars; or tool name to that.
+        behaviors: Middleware of the tools' steps; or tool name to that.
+        gate: Quality gate of the results; or tool name to that.
+        labels: Labels of the results, beside ``untrusted``; or tool name to them.
+        removes_labels: Labels that the results no longer carry; or tool name to them.
+        undo: Capability that reverts a step; or tool name to that.
+        queue: Queue of the workers that run the steps; or tool name to that.
     """
 
     command: list[str] | None = Field(None, min_length=1)
@@ -318,6 +337,23 @@ class McpSettings(Section):
     timeout_seconds: float = Field(60.0, gt=0)
     sends_externally: bool = True
     mode: str = "auto"
+    requires_approval: bool | dict[str, Any] | None = None
+    max_parallel: int | dict[str, int] | None = None
+    max_attempts: int | dict[str, int] | None = None
+    delay_seconds: float | dict[str, float] | None = None
+    classify_error: str | dict[str, str] | None = None
+    parameters_from: str | dict[str, str] | None = None
+    on_unknown: str | dict[str, str] | None = None
+    always_active: bool | dict[str, bool] | None = None
+    effect_key: list[str] | dict[str, list[str]] | None = None
+    repeatable: bool | dict[str, bool] | None = None
+    cost_usd: float | dict[str, float] | None = None
+    behaviors: list[Any] | dict[str, list[Any]] | None = None
+    gate: dict[str, Any] | None = None
+    labels: list[str] | dict[str, list[str]] | None = None
+    removes_labels: list[str] | dict[str, list[str]] | None = None
+    undo: str | dict[str, str] | None = None
+    queue: str | dict[str, str] | None = None
 
     @model_validator(mode="after")
     def _names_one_server(self) -> McpSettings:
@@ -327,6 +363,8 @@ class McpSettings(Section):
             raise ValueError("'headers' needs 'url'; a server over stdio has 'env'")
         if self.command is None and self.env is not None:
             raise ValueError("'env' needs 'command'; a server behind a URL has 'headers'")
+        if {"approve", "requires_approval"} <= self.model_fields_set:
+            raise ValueError("'approve' and 'requires_approval' exclude each other")
         return self
 
 
@@ -471,7 +509,7 @@ class Settings(BaseSettings):
     2
     """
 
-    model_config = SettingsConfigDict(
+    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
         extra="forbid",
         env_prefix=_PREFIX,
         env_nested_delimiter="__",

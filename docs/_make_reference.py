@@ -78,9 +78,10 @@ def settings() -> Iterator[tuple[str, str]]:
 
 def declarations() -> str:
     """Write the table of declarations and the forms that accept them."""
-    columns = ("class", "function", "tool", "graph", "agent", "remote", "mcp", "YAML")
     forms: dict[str, tuple[str, ...]] = {form: accepted(form) for form in FORMS}
-    forms["YAML"] = tuple(name for form in YAML_FORMS for name in accepted(form, data=True))
+    for section, form in YAML_FORMS.items():
+        forms[f"`{section}:`"] = accepted(form, data=True)
+    columns = tuple(forms)
     lines = [f"| declaration | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for name in dict.fromkeys(name for names in forms.values() for name in names):
         cells = ["yes" if name in forms[column] else "" for column in columns]

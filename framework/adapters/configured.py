@@ -6,18 +6,16 @@ Settings give the same declarations as code: each key of an entry is a keyword o
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from capgraph.adapters.declare import declare
 from capgraph.base.approval_policy import ApprovalPolicy
 from capgraph.base.capability import BaseCapability
+from capgraph.base.declarations import YAML_FORMS, accepted, check_names
 from capgraph.base.errors import require_extra
-from capgraph.base.spec import DECLARED
 from capgraph.configs.errors import CapgraphError, ConfigurationError
-from capgraph.configs.near import nearest
 from capgraph.engine.named import imported, named
 from capgraph.registry import Registry
 
@@ -28,6 +26,7 @@ _REFERENCES = frozenset(
     {"classify_error", "input", "output", "parameters_from", "provides", "requires", "undo"}
 )
 """Keys whose values may be ``"module:attribute"`` references."""
+_POLICY = tuple(field.name for field in fields(ApprovalPolicy))
 
 
 @asynccontextmanager
@@ -44,6 +43,7 @@ async def open_registry(
 
     Raises:
         ConfigurationError: An entry of ``tools``, ``graphs``, ``agents`` or ``mcp`` cannot be used.
+        ValidationError: A key of an entry is unknown, or its value does not fit.
         RegistryError: Something named cannot be imported, or does not fit together.
         MissingExtraError: ``mcp`` names a server, and the extra is not installed.
 
@@ -60,7 +60,7 @@ async def open_registry(
         adapted += await asyncio.to_thread(_declared, settings, problems)
         for place, server in enumerate(settings.mcp):
             try:
-                adapted += await _open_server(stack, server)
+                adapted += await _open_server(stack, server, f"mcp[{place}]")
             except CapgraphError as exc:
                 _report(_located(f"mcp[{place}]", exc), problems)
         yield await asyncio.to_thread(Registry.from_settings, settings, problems, adapted)
@@ -90,7 +90,7 @@ def _declared(
         for place, entry in enumerate(getattr(settings, section)):
             where = f"{section}[{place}]"
             try:
-                made.append(_adapted(_adapter_of(section), entry, where))
+                made.append(_adapted(section, entry, where))
             except CapgraphError as exc:
                 told = exc if exc.message.startswith(where) else _located(where, exc)
                 _report(told, problems)
@@ -108,28 +108,20 @@ def _adapter_of(section: str) -> Callable[..., type[BaseCapability]]:
     return graph_capability if section == "graphs" else agent_capability
 
 
-def _adapted(
-    adapter: Callable[..., type[BaseCapability]], entry: Mapping[str, Any], where: str
-) -> type[BaseCapability]:
-    keys = _keys_of(adapter)
-    for key in entry:
-        if key not in keys:
-            near = nearest(key, keys)
-            raise ConfigurationError(
-                f"{where}: unknown key {key!r}.",
-                fix=f"Write {near!r}." if near else f"Use one of: {', '.join(sorted(keys))}.",
-            )
-    needed = [key for key in keys if key in ("import", "input", "output") and key not in entry]
-    if needed:
+def _adapted(section: str, entry: Mapping[str, Any], where: str) -> type[BaseCapability]:
+    check_names(where, entry, accepted(YAML_FORMS[section], data=True))
+    needed = ("import", "input", "output") if section == "graphs" else ("import",)
+    missing = next((key for key in needed if key not in entry), None)
+    if missing is not None:
         raise ConfigurationError(
-            f"{where}: the key {needed[0]!r} is missing.",
-            fix=f"Write {needed[0]}: 'module:attribute'.",
+            f"{where}: the key {missing!r} is missing.",
+            fix=f"Write {missing}: 'module:attribute'.",
         )
     target = _imported(entry["import"], f"{where}.import")
     given = {
         key: _value(key, value, f"{where}.{key}") for key, value in entry.items() if key != "import"
     }
-    return adapter(target, **given)
+    return _adapter_of(section)(target, **given)
 
 
 def _imported(name: Any, where: str) -> Any:
@@ -142,19 +134,6 @@ def _imported(name: Any, where: str) -> Any:
             f"{where}: {name!r} cannot be imported ({type(exc).__name__}: {exc}).",
             fix="Correct the module.",
         ) from exc
-
-
-def _keys_of(adapter: Callable[..., Any]) -> list[str]:
-    """Return the keys that an entry may have: ``import``, and the keywords of its adapter."""
-    own = list(inspect.signature(adapter).parameters.values())[1:]
-    common = list(inspect.signature(declare).parameters.values())[4:]
-    names = [one.name for one in (*own, *common) if one.kind is not one.VAR_KEYWORD]
-    # Services are objects of a program: they have no form in YAML.
-    declared = ["requires", "examples", *DECLARED]
-    return [
-        "import",
-        *(name for name in dict.fromkeys([*names, *declared]) if name != "services"),
-    ]
 
 
 def _value(key: str, value: Any, where: str) -> Any:
@@ -170,8 +149,7 @@ def _value(key: str, value: Any, where: str) -> Any:
         try:
             return ApprovalPolicy(**value)
         except (TypeError, ValueError) as exc:
-            known = ", ".join(inspect.signature(ApprovalPolicy).parameters)
-            raise ConfigurationError(f"{where}: {exc}", fix=f"Use {known}.") from exc
+            raise ConfigurationError(f"{where}: {exc}", fix=f"Use {', '.join(_POLICY)}.") from exc
     return value
 
 
@@ -185,20 +163,16 @@ def _resolved(value: Any, where: str) -> Any:
 
 
 async def _open_server(
-    stack: AsyncExitStack, server: McpSettings
+    stack: AsyncExitStack, server: McpSettings, where: str
 ) -> Sequence[type[BaseCapability]]:
     require_extra("mcp", "mcp")
     from mcp import StdioServerParameters
 
     from capgraph.adapters.mcp import mcp_capabilities
 
-    options = server.model_dump(
-        exclude_unset=True, exclude={"command", "url", "env", "headers", "approve"}
-    )
-    approve = server.approve
-    options["requires_approval"] = (
-        approve if isinstance(approve, bool) else dict.fromkeys(approve, True)
-    )
+    written = server.model_dump(exclude_unset=True, exclude={"command", "url", "env", "headers"})
+    # References are imported here, which reads files.
+    options = await asyncio.to_thread(_server_options, written, where)
     if server.headers:
         options["headers"] = {
             name: value.get_secret_value() for name, value in server.headers.items()
@@ -208,3 +182,28 @@ async def _open_server(
         program, *arguments = server.command
         target = StdioServerParameters(command=program, args=arguments, env=server.env)
     return await stack.enter_async_context(await mcp_capabilities(target, **options))
+
+
+def _server_options(written: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return the keywords of ``mcp_capabilities``: values for all tools, or tool name to value."""
+    approve = written.pop("approve", None)
+    options = {}
+    for key, value in written.items():
+        by_tool = isinstance(value, Mapping) and not _is_described(key, value)
+        options[key] = (
+            {name: _value(key, one, f"{where}.{key}.{name}") for name, one in value.items()}
+            if by_tool
+            else _value(key, value, f"{where}.{key}")
+        )
+    if approve is not None:
+        options["requires_approval"] = (
+            approve if isinstance(approve, bool) else dict.fromkeys(approve, True)
+        )
+    return options
+
+
+def _is_described(key: str, value: Mapping[str, Any]) -> bool:
+    """Tell whether a mapping describes one value for all tools, not a value for each tool."""
+    return (key == "gate" and "use" in value) or (
+        key == "requires_approval" and bool(value) and set(value) <= set(_POLICY)
+    )

@@ -19,14 +19,20 @@ from capgraph.configs.near import misspelled, nearest
 Form = Literal["class", "function", "tool", "graph", "agent", "remote", "mcp"]
 """How a capability is written: a class, an annotated function, or an adapter's call."""
 FORMS: tuple[Form, ...] = get_args(Form)
-YAML_FORMS: tuple[Form, ...] = ("tool", "graph", "agent", "mcp")
-"""The forms that a YAML file may use; ``accepted(form, data=True)`` lists the keys of each."""
+YAML_FORMS: dict[str, Form] = {"tools": "tool", "graphs": "graph", "agents": "agent", "mcp": "mcp"}
+"""Section of a YAML file to its form; ``accepted(form, data=True)`` lists the keys of an entry."""
 
 _TEXTS = ("name", "description")
 _TYPES = ("provides", "requires")
 _RETRIES = ("max_attempts", "delay_seconds")
 _CALLED = ("classify_error", "parameters_from")
-_CODE = frozenset({*_CALLED, "Parameters", "behaviors", "gate", "libraries"})
+_ENTRY_KEYS: dict[Form, tuple[str, ...]] = {
+    "tool": ("import",),
+    "graph": ("import", "input", "output"),
+    "agent": ("import",),
+    "mcp": ("command", "env", "url", "headers", "prefix", "allow", "approve", "pins", "mode"),
+}
+"""Keys of an entry in a YAML file that name what is adapted, beside its declarations."""
 
 _NAMES: dict[Form, tuple[str, ...]] = {
     "class": (*_TEXTS, *_TYPES, "Parameters", "libraries", *_CALLED, *DECLARED),
@@ -44,14 +50,15 @@ def accepted(form: Form, *, data: bool = False) -> tuple[str, ...]:
 
     Args:
         form: The form.
-        data: Whether to leave out names whose values are code, which a YAML file cannot hold.
+        data: Whether to return the keys of an entry in a YAML file. These are the same names, and
+            the keys that name what is adapted.
 
     >>> "requires" in accepted("tool"), "requires" in accepted("function")
     (True, False)
-    >>> sorted(set(accepted("agent")) - set(accepted("agent", data=True)))
-    ['behaviors', 'classify_error', 'gate', 'parameters_from']
+    >>> sorted(set(accepted("graph", data=True)) - set(accepted("graph")))
+    ['import', 'input', 'output']
     """
-    return tuple(name for name in _NAMES[form] if not (data and name in _CODE))
+    return (*_ENTRY_KEYS.get(form, ()), *_NAMES[form]) if data else _NAMES[form]
 
 
 def check_names(owner: str, given: Iterable[str], known: Collection[str]) -> None:

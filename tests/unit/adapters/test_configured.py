@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any, TypedDict
 
 import pytest
@@ -99,7 +101,7 @@ async def test_graphs_and_agents_take_the_keywords_of_their_adapters() -> None:
 @pytest.mark.parametrize(
     ("section", "entry", "words"),
     [
-        ("tools", {"import": f"{HERE}:search", "efect": "once"}, "tools[0]: unknown key 'efect'. Fix: Write 'effect'"),
+        ("tools", {"import": f"{HERE}:search", "efect": "once"}, "tools[0] has the unknown declaration 'efect'. Fix: Write 'effect'"),
         ("tools", {"import": f"{HERE}:search", "exampels": []}, "Fix: Write 'examples'"),
         ("tools", {"imprt": f"{HERE}:search"}, "Fix: Write 'import'"),
         ("tools", {"name": "search"}, "tools[0]: the key 'import' is missing"),
@@ -107,10 +109,10 @@ async def test_graphs_and_agents_take_the_keywords_of_their_adapters() -> None:
         ("tools", {"import": f"{HERE}:GRAPH"}, "tools[0]: "),
         ("tools", {"import": f"{HERE}:search", "effect": "twice"}, "tools[0]: "),
         ("tools", {"import": f"{HERE}:search", "requires_approval": {"aprovers": 2}}, "tools[0].requires_approval"),
-        ("graphs", {**GRAPH, "inputs": "x"}, "graphs[0]: unknown key 'inputs'. Fix: Write 'input'"),
+        ("graphs", {**GRAPH, "inputs": "x"}, "graphs[0] has the unknown declaration 'inputs'. Fix: Write 'input'"),
         ("graphs", {"import": f"{HERE}:pricing"}, "graphs[0]: the key 'input' is missing"),
         ("graphs", {**GRAPH, "output": f"{HERE}:Ordr"}, "graphs[0].output"),
-        ("agents", {"import": f"{HERE}:poet", "services": {}}, "agents[0]: unknown key 'services'"),
+        ("agents", {"import": f"{HERE}:poet", "services": {}}, "agents[0] has the unknown declaration 'services'"),
         ("agents", {"import": f"{HERE}:Order"}, "agents[0]: "),
     ],
 )  # fmt: skip
@@ -132,6 +134,8 @@ async def test_entries_that_do_not_fit_are_refused_by_their_place(
         ({"command": ["x"], "headers": {"a": "b"}}, "'headers' needs 'url'"),
         ({"url": "http://x/mcp", "env": {"a": "b"}}, "'env' needs 'command'"),
         ({"url": "http://x/mcp", "effects": {"pay": "twice"}}, "mcp[0].effects.pay"),
+        ({"url": "http://x/mcp", "lables": ["x"]}, "mcp[0].lables: unknown key. Fix: write 'labels'"),
+        ({"url": "http://x/mcp", "approve": True, "requires_approval": True}, "'approve' and 'requires_approval'"),
     ],
 )  # fmt: skip
 def test_settings_of_mcp_servers_are_checked(entry: dict[str, Any], words: str) -> None:
@@ -190,3 +194,79 @@ async def test_tools_of_a_server_require_the_approval_that_the_caller_asks_for()
     assert await asked(False) == []
     with pytest.raises(ConfigurationError, match="close_gat"):
         await asked({"close_gat": True})
+
+
+SERVER = '''
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("pier")
+
+
+@server.tool()
+def open_gate(gate: str) -> str:
+    """Open the gate."""
+    return "open"
+
+
+@server.tool()
+def close_gate(gate: str) -> str:
+    """Close the gate."""
+    return "closed"
+
+
+server.run("stdio")
+'''
+
+
+@pytest.mark.timeout(120)
+async def test_a_server_takes_in_yaml_each_declaration_that_code_takes(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text(SERVER)
+    server = {
+        "command": [sys.executable, str(tmp_path / "server.py")],
+        "prefix": "pier",
+        "effects": {"open_gate": "idempotent"},
+        "requires_approval": {"close_gate": {"approvers": 2}},
+        "examples": {"open_gate": ["let the ship in"]},
+        "labels": ["harbour"],
+        "removes_labels": {"open_gate": ["secret"]},
+        "behaviors": {"open_gate": [{"use": "retry", "max_retries": 1}]},
+        "classify_error": f"{HERE}:never_again",
+        "gate": {"use": "quality_gate", "check": {"object": f"{HERE}:good"}, "required_level": 2},
+        "effect_key": ["gate"],
+        "undo": {"close_gate": "pier_open_gate"},
+        "max_attempts": {"close_gate": 2},
+        "delay_seconds": 0.5,
+        "max_parallel": 3,
+        "cost_usd": 0.25,
+        "queue": "slow",
+        "on_unknown": "fail",
+        "always_active": True,
+        "permission": {"close_gate": "full_access"},
+    }
+    async with open_registry(load_settings(mcp=[server])) as registry:
+        opened, closed = registry.capabilities.values()
+    assert (opened.effect, closed.effect) == ("idempotent", "once")
+    assert (opened.requires_approval, closed.requires_approval.approvers) == (False, 2)
+    assert (opened.examples, closed.examples) == (("let the ship in",), ())
+    assert {"harbour", "untrusted"} == set(opened.labels) == set(closed.labels)
+    assert (opened.removes_labels, closed.removes_labels) == (("secret",), ())
+    assert "RetryBehavior" in [type(one).__name__ for one in opened.behaviors]
+    assert "RetryBehavior" not in [type(one).__name__ for one in closed.behaviors]
+    assert closed.undo.name == "pier_open_gate"
+    assert closed.cls.get_retry_policy()["max_attempts"] == 2
+    assert str(closed.permission) != str(opened.permission)
+    for made in (opened, closed):
+        assert made.cls.classify_error is never_again
+        assert made.gate.check is good
+        assert (made.effect_key, made.max_parallel, made.cost_usd) == (("gate",), 3, 0.25)
+        assert (made.queue, made.on_unknown, made.always_active) == ("slow", "fail", True)
+
+
+@pytest.mark.timeout(120)
+async def test_an_approval_policy_of_a_server_holds_for_each_tool(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text(SERVER)
+    command = [sys.executable, str(tmp_path / "server.py")]
+    settings = load_settings(mcp=[{"command": command, "requires_approval": {"approvers": 3}}])
+    async with open_registry(settings) as registry:
+        policies = [spec.requires_approval for spec in registry.capabilities.values()]
+    assert [policy.approvers for policy in policies] == [3, 3]

@@ -19,6 +19,7 @@ from capgraph.adapters import (
     agent_capability,
     graph_capability,
     mcp_capabilities,
+    open_registry,
     remote_capability,
     tool_capability,
 )
@@ -35,6 +36,7 @@ from capgraph.base import (
 )
 from capgraph.base.declarations import FORMS, YAML_FORMS, Form, accepted
 from capgraph.base.spec import DECLARED
+from capgraph.configs.settings import McpSettings, load_settings
 
 ROOT = Path(__file__).parents[3]
 
@@ -134,6 +136,26 @@ async def test_a_misspelled_declaration_is_refused_with_the_nearest_name(
     assert repr(name) in (caught.value.fix or "")
 
 
+@pytest.mark.parametrize(
+    ("section", "name"), [(s, n) for s, f in YAML_FORMS.items() for n in accepted(f, data=True)]
+)
+async def test_a_misspelled_key_of_a_yaml_entry_is_refused_with_the_nearest_name(
+    section: str, name: str
+) -> None:
+    wrong = misspelling(name)
+    given = {"url": "http://127.0.0.1:9/mcp"} if section == "mcp" else {}
+    with pytest.raises(CapgraphError) as caught:
+        async with open_registry(load_settings(**{section: [{**given, wrong: "x"}]})):
+            pass
+    assert f"{section}[0]" in str(caught.value)
+    assert wrong in str(caught.value)
+    assert repr(name) in str(caught.value)
+
+
+def test_settings_of_a_server_have_every_declaration_of_its_tools() -> None:
+    assert set(McpSettings.model_fields) == set(accepted("mcp", data=True))
+
+
 _METHODS: dict[str, Any] = {
     "classify_error": staticmethod(lambda exc, context: None),
     "parameters_from": staticmethod(lambda task: {}),
@@ -175,8 +197,8 @@ def test_every_declaration_is_in_the_table_of_every_form() -> None:
     for form in FORMS:
         missing = set(DECLARED) - set(accepted(form))
         assert missing <= ({"effect"} if form == "mcp" else set())
-    for form in YAML_FORMS:
-        assert not {"behaviors", "gate", "classify_error"} & set(accepted(form, data=True))
+    for form in YAML_FORMS.values():
+        assert set(accepted(form)) <= set(accepted(form, data=True))
 
 
 def test_the_documented_table_is_up_to_date() -> None:
