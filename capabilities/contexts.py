@@ -17,7 +17,7 @@ from capgraph.capabilities.query import Query
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
 
 class DataSource(CapabilityContext):

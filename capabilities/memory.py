@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from langgraph.store.base import BaseStore
 from pydantic import BaseModel, ConfigDict, Field
 
 from capgraph.base import CapabilityContext, ValidationError, capability_node
+from capgraph.base.capability import ContextType
 from capgraph.base.ports import now_text
+from capgraph.base.spec import Effect
 from capgraph.capabilities.guided import Guided
 from capgraph.pipeline.run_config import caller_of, configurable
 
@@ -44,7 +47,7 @@ class Fact(BaseModel):
         at: When it was said (UTC, ISO 8601).
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     text: str
     at: str
@@ -94,7 +97,7 @@ class MemoryParameters(BaseModel):
         query: What to recall.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     action: Literal["remember", "recall", "forget"] | None = None
     fact: str | None = Field(None, max_length=2000)
@@ -107,9 +110,9 @@ class MemoryCapability(Guided):
 
     name = "memory"
     description = "Remember facts that the user states about themselves, and recall them later"
-    provides = ["MEMORY"]  # noqa: RUF012
-    effect = "idempotent"
-    Parameters = MemoryParameters
+    provides: Sequence[ContextType] = ["MEMORY"]
+    effect: Effect = "idempotent"
+    Parameters: ClassVar[type[BaseModel] | None] = MemoryParameters
 
     async def execute(self) -> Memory:
         """Remember, recall or forget, as parameters or wording say."""

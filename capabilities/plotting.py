@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from pydantic import BaseModel
 
 from capgraph.base import capability_node
+from capgraph.base.capability import ContextType
+from capgraph.base.classify import ErrorClassification
+from capgraph.base.spec import Effect
 from capgraph.capabilities.contexts import Plot, QueryResult
 from capgraph.capabilities.data.chart import PlottingParameters, draw
 from capgraph.capabilities.data.work import Workers, classify_data_error
@@ -31,17 +37,26 @@ class Plotting(Guided):
     """
 
     name = "plotting"
-    libraries = ("matplotlib.figure", "matplotlib.dates", "matplotlib.backends.backend_agg")
+    libraries: ClassVar[Sequence[str]] = (
+        "matplotlib.figure",
+        "matplotlib.dates",
+        "matplotlib.backends.backend_agg",
+    )
     description = (
         "Draws a chart of measurements over time or by group as a PNG or SVG file, with labels,"
         " units and the extremes marked."
     )
-    provides: list[str] = ["PLOT"]  # noqa: RUF012 - as every capability declares it
-    requires = ["QUERY_RESULT"]  # noqa: RUF012
-    effect = "idempotent"
-    classify_error = staticmethod(classify_data_error)
+    provides: Sequence[ContextType] = ["PLOT"]
+    requires: Sequence[ContextType] = ["QUERY_RESULT"]
+    effect: Effect = "idempotent"
+
+    @staticmethod
+    def classify_error(exc: Exception, context: dict[str, Any]) -> ErrorClassification:
+        """Classify a failure of data work."""
+        return classify_data_error(exc, context)
+
     workers: ClassVar[Workers] = Workers()
-    Parameters = PlottingParameters
+    Parameters: ClassVar[type[BaseModel] | None] = PlottingParameters
 
     async def execute(self) -> Plot:
         """Draw the answer and write the file."""

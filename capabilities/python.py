@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -26,6 +26,8 @@ from capgraph.base import (
     ValidationError,
     capability_node,
 )
+from capgraph.base.capability import ContextType
+from capgraph.base.spec import Effect
 from capgraph.base.values import misfits
 from capgraph.capabilities._sandbox.isolation import IsolationReport, SandboxSettings, sandbox_for
 from capgraph.capabilities._sandbox.limits import MIB, Figure, SandboxLimits, SandboxOutcome
@@ -62,7 +64,7 @@ class Code(CapabilityContext):
 class CodeFigure(BaseModel):
     """A picture that the code drew, checked and written to the output folder."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     name: str
     path: str
@@ -139,7 +141,7 @@ class PythonParameters(BaseModel):
     5.0
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     code: str | None = Field(None, min_length=1, description="Python code that sets `result`.")
     timeout_seconds: float | None = Field(None, gt=0, le=3600)
@@ -195,12 +197,15 @@ class RunPython(Guided):
         "Run Python analysis code over the data of this conversation in a sandbox and return its "
         "result and figures"
     )
-    provides = ["CODE_RESULT"]  # noqa: RUF012 - the base class copies it
-    requires = (("CODE", "optional"), *((data_type, "optional") for data_type in DATA_TYPES))
-    effect = "none"
-    requires_approval = True
-    max_parallel = 2
-    Parameters = PythonParameters
+    provides: Sequence[ContextType] = ["CODE_RESULT"]
+    requires: Sequence[ContextType | tuple[ContextType, str]] = (
+        ("CODE", "optional"),
+        *((data_type, "optional") for data_type in DATA_TYPES),
+    )
+    effect: Effect = "none"
+    requires_approval: bool = True
+    max_parallel: int = 2
+    Parameters: ClassVar[type[BaseModel] | None] = PythonParameters
 
     async def execute(self) -> CodeResult:
         """Run the code and hand back checked data and figures."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -24,7 +24,7 @@ _LONGEST = 500
 class Filter(BaseModel):
     """A test that rows must pass."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     column: str = Field(
         max_length=_LONGEST,
@@ -56,7 +56,7 @@ class Query(BaseModel):
     >>> Query(aggregate="mean", value="temp", group_by=["month"]).limit
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     aggregate: Aggregate = Field(
         description="'values' lists single rows, 'rows' counts them, 'streak' finds the longest"

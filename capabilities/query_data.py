@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 from pydantic import ValidationError as PydanticError
 
 from capgraph.base import capability_node
+from capgraph.base.capability import ContextType
+from capgraph.base.classify import ErrorClassification
 from capgraph.capabilities.contexts import DataSource, QueryResult, TimeRange
 from capgraph.capabilities.data.answer import answer_query, answer_question
 from capgraph.capabilities.data.fresh import made_in_this_plan
@@ -54,17 +56,25 @@ class QueryData(Guided):
     """
 
     name = "query_data"
-    libraries = ("duckdb",)
+    libraries: ClassVar[Sequence[str]] = ("duckdb",)
     description = (
         "Answers a question about measurements and tables in the user's data files: highest and"
         " lowest values with their dates, averages, totals, counts, shares, changes, comparisons,"
         " breakdowns by month or category, correlations."
     )
-    provides: list[str] = ["QUERY_RESULT"]  # noqa: RUF012 - as every capability declares it
-    requires = ["DATA_SOURCE", ("TIME_RANGE", "optional")]  # noqa: RUF012
-    classify_error = staticmethod(classify_data_error)
+    provides: Sequence[ContextType] = ["QUERY_RESULT"]
+    requires: Sequence[ContextType | tuple[ContextType, str]] = [
+        "DATA_SOURCE",
+        ("TIME_RANGE", "optional"),
+    ]
+
+    @staticmethod
+    def classify_error(exc: Exception, context: dict[str, Any]) -> ErrorClassification:
+        """Classify a failure of data work."""
+        return classify_data_error(exc, context)
+
     workers: ClassVar[Workers] = Workers()
-    Parameters = QueryDataParameters
+    Parameters: ClassVar[type[BaseModel] | None] = QueryDataParameters
 
     async def execute(self) -> QueryResult:
         """Compute the query of the parameters, else the one that the task can be read as."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from capgraph.base import ValidationError, capability_node
+from capgraph.base.capability import ContextType
 from capgraph.capabilities.contexts import TimeRange
 from capgraph.capabilities.guided import Guided
 from capgraph.capabilities.periods.reading import MAX_TEXT, read_times
@@ -33,7 +34,7 @@ class TimeRangeParameters(BaseModel):
         time_expression: Words about time to read instead of the whole task.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     time_expression: str | None = Field(
         default=None, description="Words about time, such as 'the summer of 2015' or 'last week'."
@@ -54,9 +55,9 @@ class TimeRangeParsing(Guided):
         "Reads the time period of a request: dates, months, years, quarters, seasons, 'last week',"
         " 'between … and …', 'since …'; several periods for a comparison."
     )
-    provides: list[str] = ["TIME_RANGE"]  # noqa: RUF012 - as every capability declares it
-    requires = []  # noqa: RUF012
-    Parameters = TimeRangeParameters
+    provides: Sequence[ContextType] = ["TIME_RANGE"]
+    requires: Sequence[ContextType] = []
+    Parameters: ClassVar[type[BaseModel] | None] = TimeRangeParameters
 
     async def execute(self) -> TimeRange:
         """Read the times of the task."""

@@ -9,11 +9,14 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from langchain_core.messages import HumanMessage, SystemMessage
 
 from capgraph.base import ErrorSeverity, ModelError, ValidationError, capability_node
+from capgraph.base.capability import ContextType
+from capgraph.base.spec import Effect
 from capgraph.capabilities.guided import Guided
 from capgraph.capabilities.python import DATA_TYPES, Code, collect_inputs
 from capgraph.prompts import get_framework_prompts
@@ -28,9 +31,11 @@ class WritePython(Guided):
 
     name = "write_python"
     description = "Write Python analysis code for a task that no other capability can do"
-    provides = ["CODE"]  # noqa: RUF012 - the base class copies it
-    requires = tuple((data_type, "optional") for data_type in DATA_TYPES)
-    effect = "none"
+    provides: Sequence[ContextType] = ["CODE"]
+    requires: Sequence[ContextType | tuple[ContextType, str]] = tuple(
+        (data_type, "optional") for data_type in DATA_TYPES
+    )
+    effect: Effect = "none"
 
     async def execute(self) -> Code:
         """Describe the data to the model and take the code from its answer."""

@@ -52,15 +52,15 @@ class ComponentLogger(logging.LoggerAdapter[logging.Logger]):
         kwargs["extra"] = {**(kwargs.get("extra") or {}), "kind": kind}
         self.log(level, msg, *args, **kwargs)
 
-    success = partialmethod(_kind, "success", logging.INFO)
+    success: partialmethod[None] = partialmethod(_kind, "success", logging.INFO)
     """Report that something worked."""
-    key_info = partialmethod(_kind, "key_info", logging.INFO)
+    key_info: partialmethod[None] = partialmethod(_kind, "key_info", logging.INFO)
     """Report something that a reader of the log looks for."""
-    timing = partialmethod(_kind, "timing", logging.DEBUG)
+    timing: partialmethod[None] = partialmethod(_kind, "timing", logging.DEBUG)
     """Report how long something took."""
-    approval = partialmethod(_kind, "approval", logging.INFO)
+    approval: partialmethod[None] = partialmethod(_kind, "approval", logging.INFO)
     """Report that a person is asked or has answered."""
-    resume = partialmethod(_kind, "resume", logging.INFO)
+    resume: partialmethod[None] = partialmethod(_kind, "resume", logging.INFO)
     """Report that a run goes on after a pause."""
 
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackManager
@@ -40,6 +40,8 @@ from pydantic import BaseModel
 
 from capgraph.configs.scoped import scoped
 
+Checkpointer: TypeAlias = BaseCheckpointSaver[Any] | bool | None
+"""Argument of ``compile``; LangGraph's own alias leaves out the type of versions."""
 INTERRUPT = "__interrupt__"
 """The channel of a checkpoint's writes that holds open questions."""
 RESUME = "__resume__"

@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -122,7 +122,7 @@ class SandboxSettings(BaseModel):
         10.0
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     isolation: Level | Literal["auto"] = Field("auto", description="A level, or the strongest.")
     allow_weak_isolation: bool = Field(False, description="Run even where a wall is missing.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -19,7 +19,7 @@ class SandboxLimits(BaseModel):
         2048
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     wall_seconds: float = Field(60.0, gt=0, le=3600, description="Time on the clock.")
     cpu_seconds: int = Field(60, ge=1, le=3600, description="Processor time over all threads.")

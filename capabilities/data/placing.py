@@ -18,7 +18,7 @@ from capgraph.capabilities.data.mentions import (
 )
 from capgraph.capabilities.data.profile import Column, TableProfile
 from capgraph.capabilities.data.units import TIMES, is_unit
-from capgraph.capabilities.data.words import blank, fold, name_words, words_of
+from capgraph.capabilities.data.words import Word, blank, fold, name_words, words_of
 from capgraph.capabilities.periods.items import ParsedTime
 from capgraph.capabilities.query import Filter
 
@@ -32,7 +32,7 @@ class Unplaced(Exception):
 
     def __init__(self, words: Sequence[str], error: ValidationError) -> None:
         super().__init__(words, error)
-        self.words = list(words)
+        self.words: list[str] = list(words)
         self.error = error
 
     def __str__(self) -> str:
@@ -95,13 +95,15 @@ class Placing:
     def __init__(
         self, text: str, profile: TableProfile, times: ParsedTime, aspect: str | None = None
     ) -> None:
-        self.profile, self.times, self.aspect = profile, times, aspect
-        self.timed = profile.time is not None
+        self.profile: TableProfile = profile
+        self.times: ParsedTime = times
+        self.aspect: str | None = aspect
+        self.timed: bool = profile.time is not None
         spans = times.spans if self.timed or times.periods or times.window else []
         self.spans = spans
-        self.text = blank(text, spans)
-        self.words = words_of(text)
-        self.free = {
+        self.text: str = blank(text, spans)
+        self.words: list[Word] = words_of(text)
+        self.free: set[int] = {
             place
             for place, word in enumerate(self.words)
             if not any(begin < word.end and word.begin < end for begin, end in spans)
@@ -117,9 +119,9 @@ class Placing:
                 begin = word.begin
         table = profile.table
         name = (table.name or table.label.rsplit(".", 1)[0]).replace("-", " ")
-        self.names = lex.ROWS | {word for word in name_words(name) if len(word) > 2}
+        self.names: frozenset[str] = lex.ROWS | {word for word in name_words(name) if len(word) > 2}
         self.names |= profile.things
-        self.placed = Placed()
+        self.placed: Placed = Placed()
 
     # --- helpers -------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import Any
 from capgraph.base import ErrorSeverity, ValidationError
 from capgraph.capabilities.data.arithmetic import arithmetic_sql
 from capgraph.capabilities.data.profile import Column, TableProfile
-from capgraph.capabilities.data.readings import number_sql, time_sql
+from capgraph.capabilities.data.readings import Time, number_sql, time_sql
 from capgraph.capabilities.data.session import Session, identifier
 from capgraph.capabilities.data.units import conversion
 from capgraph.capabilities.data.words import fold, name_words
@@ -83,19 +83,19 @@ class Scope:
     """
 
     def __init__(self, session: Session, profiles: Sequence[TableProfile], query: Query) -> None:
-        self.profile = choose_table(profiles, query)
-        self.moments = {
+        self.profile: TableProfile = choose_table(profiles, query)
+        self.moments: dict[str, Time] = {
             known.time.columns[0]: known.time for known in self.profile.others if known.time
         }
         self.parameters: dict[str, Any] = {}
         self.used: dict[str, Known] = {}
-        self.source = session.relation(self.profile.table)
-        self.known = _columns_of(self.profile, "a")
+        self.source: str = session.relation(self.profile.table)
+        self.known: dict[str, Known] = _columns_of(self.profile, "a")
         if query.join:
             self._join(session, _named(profiles, query.join))
         else:
             self.source = f"{self.source} AS a"
-        self.moment = time_sql(self.profile.time, "a.") if self.profile.time else None
+        self.moment: str | None = time_sql(self.profile.time, "a.") if self.profile.time else None
 
     def _join(self, session: Session, other: TableProfile) -> None:
         """Join the table whose key the first one holds, so that no row of it is counted twice."""

@@ -14,7 +14,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ClassVar, ParamSpec, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic import ValidationError as PydanticError
@@ -48,7 +48,9 @@ class Bounds(BaseModel):
     10
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        frozen=True, extra="ignore", allow_inf_nan=False
+    )
 
     seconds: float = Field(60.0, gt=0, alias="max_seconds")
     rows: int = Field(50_000_000, gt=0, alias="max_rows")
@@ -113,7 +115,7 @@ class Work:
 
     def __init__(self, bounds: Bounds, kept: Kept | None = None) -> None:
         self.bounds = bounds
-        self.kept = kept or Kept()
+        self.kept: Kept = kept or Kept()
         self._interrupts: list[Callable[[], None]] = []
         self._stopping = threading.Event()
         self._done = threading.Event()

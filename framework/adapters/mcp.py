@@ -75,7 +75,7 @@ class ToolResult(CapabilityContext):
         content: Its blocks (text, images, resources) as the server sent them.
     """
 
-    model_config = ConfigDict(extra="allow")
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
     text: str = ""
     content: list[dict[str, Any]] = Field(default_factory=list)
 
@@ -99,7 +99,7 @@ class McpCapabilities(list[type[BaseCapability]]):
         self, made: Collection[type[BaseCapability]], pins: Mapping[str, str], server: _Server
     ) -> None:
         super().__init__(made)
-        self.pins = dict(pins)
+        self.pins: dict[str, str] = dict(pins)
         self._server = server
 
     async def aclose(self) -> None:
@@ -262,7 +262,7 @@ def _result_type(name: str, schema: Mapping[str, Any] | None) -> type[Capability
 
     class Structured(ValueContext if schema.get("type") != "object" else CapabilityContext):  # type: ignore[misc]
         CONTEXT_TYPE: ClassVar[str] = kind
-        model_config = ConfigDict(extra="allow")
+        model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
 
         @classmethod
         def model_json_schema(cls, *_: Any, **__: Any) -> dict[str, Any]:

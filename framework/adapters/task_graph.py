@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import BaseTool
@@ -30,7 +30,7 @@ from capgraph.planning.parameters import required_parameters
 from capgraph.planning.request_values import read_parameters
 from capgraph.planning.schemas import Shape
 
-TaskGraph = CompiledStateGraph[Any, Any, Any, Any]
+TaskGraph: TypeAlias = CompiledStateGraph[Any, Any, Any, Any]
 Work = Callable[[Any, Runtime[Any]], Awaitable[Mapping[str, Any]]]
 
 

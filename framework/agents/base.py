@@ -13,7 +13,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.config import get_stream_writer
 from langgraph.graph import StateGraph
 from langgraph.runtime import Runtime
-from langgraph.types import Checkpointer, Command, Interrupt
+from langgraph.types import Command, Interrupt
 
 from capgraph.agents.around import around
 from capgraph.agents.kept import behind_step, restored, snapshot
@@ -26,7 +26,7 @@ from capgraph.base.task import TaskInput, TaskOutput
 from capgraph.configs.scoped import scoped
 from capgraph.engine.services import Services
 from capgraph.engine.sync_graph import SyncGraph, compiled, one_node
-from capgraph.langgraph_compat import INTERRUPT
+from capgraph.langgraph_compat import INTERRUPT, Checkpointer
 from capgraph.pipeline.job import hear
 from capgraph.pipeline.run_config import current_runtime
 from capgraph.stores.checkpoints import CheckpointManager

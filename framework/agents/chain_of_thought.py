@@ -44,12 +44,12 @@ class ChainOfThoughtAgent(BaseAgent):
         self, model: Any = None, *, system_prompt: str | None = None, **options: Any
     ) -> None:
         super().__init__(model, **options)
-        self.model = needed_model(self, model)
+        self.model: Any = needed_model(self, model)
         if self.tools:
             raise ConfigurationError(
                 "ChainOfThoughtAgent got tools, and never calls any.", fix="Use ReActAgent."
             )
-        self.system_prompt = system_prompt or _THINK
+        self.system_prompt: str = system_prompt or _THINK
 
     def _build(self) -> StateGraph[Any, Any, Any, Any]:
         asker = Asker(self)

@@ -89,12 +89,12 @@ class PlanExecuteAgent(BaseAgent):
         **options: Any,
     ) -> None:
         super().__init__(model, **options)
-        self.model = needed_model(self, model)
-        self.max_plan_steps = at_least(self, 1, max_plan_steps=max_plan_steps)
-        self.max_tool_calls_per_step = at_least(
+        self.model: Any = needed_model(self, model)
+        self.max_plan_steps: int = at_least(self, 1, max_plan_steps=max_plan_steps)
+        self.max_tool_calls_per_step: int = at_least(
             self, 0, max_tool_calls_per_step=max_tool_calls_per_step
         )
-        self.system_prompt = system_prompt or ""
+        self.system_prompt: str = system_prompt or ""
 
     def _build(self) -> StateGraph[Any, Any, Any, Any]:
         worker = _Worker(self)._build().compile(name=f"{self.agent_id} step")

@@ -91,10 +91,10 @@ class ReActAgent(BaseAgent):
         **options: Any,
     ) -> None:
         super().__init__(model, **options)
-        self.model = needed_model(self, model)
-        self.max_steps = at_least(self, 1, max_steps=max_steps)
+        self.model: Any = needed_model(self, model)
+        self.max_steps: int = at_least(self, 1, max_steps=max_steps)
         self.response_format = response_format
-        self.system_prompt = system_prompt or ""
+        self.system_prompt: str = system_prompt or ""
         self.memory = memory
 
     def _build(self) -> StateGraph[Any, Any, Any, Any]:

@@ -64,8 +64,8 @@ class ReflexionAgent(BaseAgent):
     ) -> None:
         super().__init__(model, **options)
         self.inner_agent = inner_agent
-        self.model = needed_model(self, model or getattr(inner_agent, "model", None))
-        self.max_reflections = at_least(self, 0, max_reflections=max_reflections)
+        self.model: Any = needed_model(self, model or getattr(inner_agent, "model", None))
+        self.max_reflections: int = at_least(self, 0, max_reflections=max_reflections)
 
     def _build(self) -> StateGraph[Any, Any, Any, Any]:
         inner = task_graph(self.inner_agent, services=self.services)

@@ -88,7 +88,7 @@ class SupervisorOrchestrator(BaseOrchestrator):
     ) -> None:
         super().__init__(model, members=agents, router=router, **options)
         needed_model(self, model)
-        self.agent_descriptions = dict(agent_descriptions or {})
+        self.agent_descriptions: dict[str, str] = dict(agent_descriptions or {})
 
     @property
     def agents(self) -> Mapping[str, Any]:
@@ -107,7 +107,8 @@ class SupervisorOrchestrator(BaseOrchestrator):
         """
         if agents:
             SupervisorOrchestrator(self.model, agents, services=self.services).compile()
-        self.members, self.agent_descriptions = dict(agents), dict(descriptions)
+        self.members: dict[str, Any] = dict(agents)
+        self.agent_descriptions = dict(descriptions)
         self._compiled = None
         if self.router is not None and hasattr(self.router, "agent_descriptions"):
             self.router.agent_descriptions = dict(descriptions)

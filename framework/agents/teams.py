@@ -195,7 +195,7 @@ class Work:
         self._graphs = graphs
         self._done: list[_Done] = []
         self._labels: dict[str, str] = {}  # of what members have read
-        self.rounds = 0
+        self.rounds: int = 0
         self.wrong: list[str] = []
 
     async def ask(self, told: str, asked: str, form: type[FormT]) -> FormT:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic import ValidationError as PydanticValidationError
@@ -49,7 +49,7 @@ class Remember(BaseModel):
         until: When the rule ends (ISO time); ``None`` for never.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     scope: Literal["thread", "everywhere"] = "thread"
     until: datetime | None = None
@@ -72,7 +72,7 @@ class Answer(BaseModel):
         remember: Makes a standing rule of ``approve``.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     decision: Literal["approve", "edit", "reject", "respond", "rerun", "skip", "done"]
     parameters: dict[str, Any] | None = None

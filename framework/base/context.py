@@ -37,7 +37,7 @@ class CapabilityContext(BaseModel):
     """
 
     # A figure that is not a number stays one; as JSON it would become "no value".
-    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
     CONTEXT_TYPE: ClassVar[str] = ""
     CONTEXT_CATEGORY: ClassVar[str] = "COMPUTATIONAL_DATA"

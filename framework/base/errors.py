@@ -75,7 +75,7 @@ class AskAgain(CapabilityError):
     """
 
     code = "CG-ASK-AGAIN"
-    severity = ErrorSeverity.REPLANNING
+    severity: ErrorSeverity = ErrorSeverity.REPLANNING
 
 
 class InfrastructureError(CapgraphError):
@@ -109,7 +109,7 @@ class MalformedAnswerError(ModelError):
         text: What the model wrote.
     """
 
-    severity = ErrorSeverity.RETRIABLE
+    severity: ErrorSeverity = ErrorSeverity.RETRIABLE
     text: str = ""
 
 
@@ -163,7 +163,7 @@ class FatalExecutionError(CapgraphError, RuntimeError):
     """A failure of severity FATAL: the run was stopped at once."""
 
     code = "CG-FATAL"
-    severity = ErrorSeverity.FATAL
+    severity: ErrorSeverity = ErrorSeverity.FATAL
 
 
 def require_extra(module: str, extra: str) -> ModuleType:

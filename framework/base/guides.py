@@ -7,7 +7,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -169,7 +169,7 @@ class OrchestratorGuide(BaseModel):
     'When dates are named'
     """
 
-    model_config = ConfigDict(extra="forbid", defer_build=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", defer_build=True)
 
     instructions: str
     examples: list[OrchestratorExample] = Field(default_factory=list)
@@ -207,7 +207,7 @@ class TaskClassifierGuide(BaseModel):
         actions_if_true: What else a match sets off.
     """
 
-    model_config = ConfigDict(extra="forbid", defer_build=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", defer_build=True)
 
     instructions: str
     examples: list[ClassifierExample] = Field(default_factory=list)

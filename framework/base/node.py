@@ -31,17 +31,17 @@ class GraphNode:
 
     def __init__(self, spec: CapabilitySpec | InfrastructureSpec, services: Any = None) -> None:
         self.spec = spec
-        self.name = spec.name
-        self.description = spec.description
-        self.error_classifier = spec.cls.classify_error
-        self.original_class = spec.cls
+        self.name: str = spec.name
+        self.description: str = spec.description
+        self.error_classifier: Any = spec.cls.classify_error
+        self.original_class: type[Any] = spec.cls
         self._services = services
-        self.__name__ = spec.name if services is not None else "langgraph_node"
+        self.__name__: str = spec.name if services is not None else "langgraph_node"
         self.__qualname__ = f"{spec.cls.__qualname__}.langgraph_node"
         self.__module__ = spec.cls.__module__
         self.__doc__ = f"Graph node of {spec.name!r}: {spec.description}"
         if isinstance(spec, CapabilitySpec):
-            self.capability_name = spec.name
+            self.capability_name: str = spec.name
 
     async def __call__(self, state: Any, **kwargs: Any) -> Any:
         """Run the node.

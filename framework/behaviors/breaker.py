@@ -331,7 +331,9 @@ class AsyncCircuitBreaker(_Breaker):
     'closed'
     """
 
-    call = _Breaker.acall
+    async def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function, as :meth:`acall` does."""
+        return await self.acall(fn, *args, **kwargs)
 
     async def state(self) -> CircuitState:
         """Return what it does with calls now."""

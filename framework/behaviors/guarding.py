@@ -50,7 +50,7 @@ class GuardrailBehavior(BaseBehavior):
 
     def __init__(self, rules: Sequence[GuardrailRule] = (), guardrails: Sequence[Any] = ()) -> None:
         self._all = [*rules, *guardrails]
-        self.guards = Guards(self._all)
+        self.guards: Guards = Guards(self._all)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(self.guards.names)})"

@@ -175,7 +175,7 @@ class PatternGuardrail(OneLook):
     False
     """
 
-    name = "pattern"
+    name: str = "pattern"
     _reason = "it matches"
 
     def __init__(

@@ -165,7 +165,7 @@ class GuardrailViolationError(PolicyError):
     """
 
     code = REFUSED_BY_GUARDS
-    severity = ErrorSeverity.CRITICAL
+    severity: ErrorSeverity = ErrorSeverity.CRITICAL
 
     def __init__(
         self,
@@ -175,7 +175,9 @@ class GuardrailViolationError(PolicyError):
         violations: Sequence[GuardrailViolation] = (),
         severity: ErrorSeverity | None = None,
     ) -> None:
-        self.violations = tuple(violations) or (GuardrailViolation(rule_name, message),)
+        self.violations: tuple[GuardrailViolation, ...] = tuple(violations) or (
+            GuardrailViolation(rule_name, message),
+        )
         first = self.violations[0]
         what = {"pre": "what goes into", "post": "what comes out of"}[first.stage]
         about = f"{what} {first.tool!r}" if first.tool else "it"

@@ -16,7 +16,7 @@ class HumanApprovalRequired(PolicyError):
     """A person did not agree to a result."""
 
     code = "CG-NOT-APPROVED"
-    severity = ErrorSeverity.CRITICAL
+    severity: ErrorSeverity = ErrorSeverity.CRITICAL
 
 
 class PendingApproval(PolicyError):
@@ -29,7 +29,7 @@ class PendingApproval(PolicyError):
     """
 
     code = "CG-PENDING-APPROVAL"
-    severity = ErrorSeverity.CRITICAL
+    severity: ErrorSeverity = ErrorSeverity.CRITICAL
 
     def __init__(self, approval_id: str, task: str, result: Any) -> None:
         self.approval_id = approval_id

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar, Literal
 
 from langchain_core.messages import HumanMessage, SystemMessage
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -44,7 +44,7 @@ class SchemaGuardrail(OneLook):
         action: Literal["deny", "ask", "retry"] = "deny",
     ) -> None:
         self._form: TypeAdapter[Any] = TypeAdapter(schema)
-        self.stages = (stage,)
+        self.stages: Collection[GuardrailStage] = (stage,)
         self._action = GuardrailOutcome(False, action=action).action
 
     def _look(self, value: Any) -> GuardrailOutcome:
@@ -63,7 +63,7 @@ class Judgement(BaseModel):
         reason: Why not, in a sentence that does not quote what was judged.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     allowed: bool = Field(description="Whether the rule is kept.")
     reason: str = Field(description="Why not, in one sentence that quotes nothing of the data.")

@@ -45,7 +45,7 @@ class StaticProviderRouter:
     """
 
     def __init__(self, available_providers: Sequence[str]) -> None:
-        self.available_providers = _names(available_providers)
+        self.available_providers: tuple[str, ...] = _names(available_providers)
 
     def select(
         self, *, scenario: Any, attempt: int, current: str | None, exclude: Sequence[str] = ()
@@ -69,7 +69,7 @@ class RoundRobinProviderRouter:
     """
 
     def __init__(self, available_providers: Sequence[str]) -> None:
-        self.available_providers = _names(available_providers)
+        self.available_providers: tuple[str, ...] = _names(available_providers)
         self._next = 0
         self._lock = threading.Lock()
 
@@ -108,7 +108,9 @@ class WeightedProviderRouter:
     def __init__(
         self, providers: Sequence[tuple[str, float]], *, rng: random.Random | None = None
     ) -> None:
-        self.providers = tuple((name, float(weight)) for name, weight in providers)
+        self.providers: tuple[tuple[str, float], ...] = tuple(
+            (name, float(weight)) for name, weight in providers
+        )
         _names([name for name, _ in self.providers])
         for name, weight in self.providers:
             check_number(f"The weight of {name!r}", weight, error=ConfigurationError)

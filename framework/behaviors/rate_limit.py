@@ -28,7 +28,7 @@ class RateLimitExceededError(LimitError):
     """
 
     code = "CG-RATE-LIMIT"
-    severity = ErrorSeverity.RETRIABLE
+    severity: ErrorSeverity = ErrorSeverity.RETRIABLE
     key: str = ""
     retry_after: float | None = None
 
@@ -103,7 +103,7 @@ class RateLimiter:
         # Limiters that share a database and not their numbers count apart.
         numbers = (f"{bucket.name}:{bucket.capacity:g}:{bucket.rate:g}" for bucket in self._buckets)
         self._prefix = f"rate/{'/'.join(numbers)}/"
-        self.counts_tokens = input_tpm is not None or output_tpm is not None
+        self.counts_tokens: bool = input_tpm is not None or output_tpm is not None
         self._given_clock = as_clock(clock) if clock is not None else None
         self._cells = open_cells(store)
 
@@ -309,7 +309,9 @@ class RateLimitBehavior:
         self.per: tuple[str, ...] = (per,) if isinstance(per, str) else tuple(per)
         known = Per.__args__  # type: ignore[attr-defined]
         # What is counted for a model is the model's calls alone.
-        self.applies_to = ("model",) if "model" in self.per else ("step", "effect", "model")
+        self.applies_to: tuple[str, ...] = (
+            ("model",) if "model" in self.per else ("step", "effect", "model")
+        )
         if unknown := sorted(set(self.per) - set(known)):
             raise ConfigurationError(
                 f"Calls cannot be counted per {', '.join(unknown)}.",

@@ -52,11 +52,11 @@ class RetryBehavior:
         check_number("max_delay", max_delay)
         if isinstance(exceptions_to_retry, (str, type)):
             exceptions_to_retry = (exceptions_to_retry,)
-        self.max_retries = int(max_retries)
-        self.base_delay = float(base_delay)
-        self.backoff_factor = float(backoff_factor)
-        self.max_delay = float(max_delay)
-        self.exceptions_to_retry = tuple(exceptions_to_retry)
+        self.max_retries: int = int(max_retries)
+        self.base_delay: float = float(base_delay)
+        self.backoff_factor: float = float(backoff_factor)
+        self.max_delay: float = float(max_delay)
+        self.exceptions_to_retry: tuple[type[BaseException] | str, ...] = tuple(exceptions_to_retry)
         for kind in self.exceptions_to_retry:
             if not isinstance(kind, str) and not (
                 isinstance(kind, type) and issubclass(kind, BaseException)
@@ -129,7 +129,7 @@ class TimeoutBehavior:
 
     def __init__(self, seconds: float) -> None:
         check_number("seconds", seconds, above=0)
-        self.time_limit = float(seconds)
+        self.time_limit: float = float(seconds)
 
     def __repr__(self) -> str:
         return f"TimeoutBehavior({getattr(self, 'time_limit', '?')})"

@@ -25,7 +25,7 @@ from capgraph.configs.errors import CapgraphError
 
 _COLLECT_EVERY = 50_000  # objects
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     name="capgraph",
     help="Ask an agent made of capabilities, and look at what it does.",
     epilog=EXIT_CODES_HELP,

@@ -32,7 +32,7 @@ class RiskUnacceptableError(CapgraphError):
     """A risk stands open that nobody may accept."""
 
     code = "CG-POLICY"
-    severity = ErrorSeverity.CRITICAL
+    severity: ErrorSeverity = ErrorSeverity.CRITICAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,8 @@ class IncidentSink:
     def __init__(
         self, tell: Callable[[IncidentReport], Any] | None = None, *, capacity: int = 1000
     ) -> None:
-        self.tell, self.capacity = tell, capacity
+        self.tell: Callable[[IncidentReport], Any] | None = tell
+        self.capacity: int = capacity
         self.reports: list[IncidentReport] = []
 
     def report(self, incident: IncidentReport) -> None:
@@ -226,7 +227,8 @@ class HumanReviewQueue:
     ) -> None:
         if on_timeout not in ("abort", "proceed"):
             raise ValidationError(f"{on_timeout!r} is neither 'abort' nor 'proceed'.")
-        self.timeout_seconds, self.on_timeout = timeout_seconds, on_timeout
+        self.timeout_seconds: float | None = timeout_seconds
+        self.on_timeout = on_timeout
         self.reviews: dict[str, Review] = {}
         self._answered: dict[str, asyncio.Event] = {}
 

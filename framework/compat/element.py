@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, ClassVar, Generic, TypeVar, overload
 from uuid import UUID, uuid4
 
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
@@ -28,7 +28,9 @@ class ItemNotFoundError(CapgraphError, KeyError):
     """An item that is not in a collection."""
 
     code = "CG-ITEM"
-    __str__ = Exception.__str__
+
+    def __str__(self) -> str:
+        return Exception.__str__(self)  # KeyError writes the repr
 
 
 class ItemExistsError(CapgraphError, ValueError):
@@ -50,7 +52,7 @@ class Element(BaseModel):
     True
     """
 
-    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", validate_assignment=True)
 
     id: UUID = Field(default_factory=uuid4, frozen=True)
     created_at: float = Field(default_factory=lambda: datetime.now(UTC).timestamp(), frozen=True)
@@ -170,7 +172,7 @@ class Progression:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Progression) and other.order == self.order
 
-    __hash__ = None  # type: ignore[assignment]  # it changes
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]  # it changes
 
     @overload
     def __getitem__(self, place: int) -> UUID: ...
@@ -319,7 +321,7 @@ class Pile(Generic[ElementT]):
         self._lock = threading.RLock()
         self._async_lock = asyncio.Lock()
         self._items: dict[UUID, ElementT] = {i.id: i for i in self._checked(collections)}
-        self.progression = Progression(self._items if order is None else order)
+        self.progression: Progression = Progression(self._items if order is None else order)
         if sorted(self.progression.order) != sorted(self._items):
             raise ValidationError(
                 "The order names other ids than those of the items.", fix="Name each item once."
@@ -518,8 +520,8 @@ class Pile(Generic[ElementT]):
     async def __aexit__(self, *_: object) -> None:
         self._async_lock.release()
 
-    ainclude = _in_turn(include)
-    aexclude = _in_turn(exclude)
-    aupdate = _in_turn(update)
-    apop = _in_turn(pop)
-    aget = _in_turn(get)
+    ainclude: ClassVar[Callable[..., Awaitable[Any]]] = _in_turn(include)
+    aexclude: ClassVar[Callable[..., Awaitable[Any]]] = _in_turn(exclude)
+    aupdate: ClassVar[Callable[..., Awaitable[Any]]] = _in_turn(update)
+    apop: ClassVar[Callable[..., Awaitable[Any]]] = _in_turn(pop)
+    aget: ClassVar[Callable[..., Awaitable[Any]]] = _in_turn(get)

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from enum import StrEnum
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_serializer
 from pydantic_core import PydanticSerializationError, to_jsonable_python
@@ -49,7 +49,7 @@ class Execution(BaseModel):
     {'error': 'ValueError', 'message': 'no'}
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(arbitrary_types_allowed=True)
 
     status: EventStatus = EventStatus.PENDING
     duration: float | None = None
@@ -93,7 +93,7 @@ class Event(Element):
     ('Hello you', 'completed')
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(arbitrary_types_allowed=True)
 
     execution: Execution = Field(default_factory=Execution)
     streaming: bool = False

@@ -77,10 +77,10 @@ class Processor:
             raise ConfigurationError("Neither queue size nor concurrency can be less than 0.")
         self.queue_capacity = queue_capacity
         self.capacity_refresh_time = capacity_refresh_time
-        self.concurrency_limit = concurrency_limit or None
+        self.concurrency_limit: int | None = concurrency_limit or None
         self.max_queue_size = max_queue_size
-        self.available_capacity = queue_capacity
-        self.execution_mode = False
+        self.available_capacity: int = queue_capacity
+        self.execution_mode: bool = False
         self.queue: deque[Event] = deque()
         self._clock = clock or SystemClock()
         self._running: dict[UUID, asyncio.Task[None]] = {}
@@ -292,9 +292,9 @@ class Executor:
         processor_config: Mapping[str, Any] | None = None,
         strict_event_type: bool = False,
     ) -> None:
-        self.processor_config = dict(processor_config or {})
+        self.processor_config: dict[str, Any] = dict(processor_config or {})
         self.pile: Pile[Event] = Pile((), self.event_type, strict_type=strict_event_type)
-        self.pending = Progression()
+        self.pending: Progression = Progression()
         self.processor: Processor | None = None
 
     @property
@@ -353,15 +353,15 @@ class Executor:
             self.processor = await self.processor_type.create(**self.processor_config)
         return self.processor
 
-    completed_events = _of(EventStatus.COMPLETED)
+    completed_events: Any = _of(EventStatus.COMPLETED)
     """Those that did what they should."""
-    pending_events = _of(EventStatus.PENDING)
+    pending_events: Any = _of(EventStatus.PENDING)
     """Those that have not begun."""
-    failed_events = _of(EventStatus.FAILED)
+    failed_events: Any = _of(EventStatus.FAILED)
     """Those that failed."""
-    cancelled_events = _of(EventStatus.CANCELLED)
+    cancelled_events: Any = _of(EventStatus.CANCELLED)
     """Those that were cancelled while they ran."""
-    skipped_events = _of(EventStatus.SKIPPED)
+    skipped_events: Any = _of(EventStatus.SKIPPED)
     """Those that were denied."""
 
     @property

@@ -115,7 +115,7 @@ class TurnTimeoutError(CapgraphError, TimeoutError):
     """A turn took longer than it may."""
 
     code = "CG-CAPABILITY"
-    severity = ErrorSeverity.RETRIABLE
+    severity: ErrorSeverity = ErrorSeverity.RETRIABLE
 
 
 class SessionStateError(CapgraphError, RuntimeError):
@@ -326,13 +326,14 @@ class OrchestrationSession:
     """One session: what ``AgentSession.session()`` and ``asession()`` give."""
 
     def __init__(self, agent: AgentSession, thread_id: str | None = None) -> None:
-        self.agent, self.thread_id = agent, thread_id
-        self.worker = agent.registry.create(agent.role, agent.phase, agent.project_id)
-        self.tracker = UsageTracker()
+        self.agent: AgentSession = agent
+        self.thread_id: str | None = thread_id
+        self.worker: Any = agent.registry.create(agent.role, agent.phase, agent.project_id)
+        self.tracker: UsageTracker = UsageTracker()
         self.events: list[AgentEvent] = []
         self.recovery_events: list[Any] = []
-        self.turns = 0
-        self.stream_cancelled = False
+        self.turns: int = 0
+        self.stream_cancelled: bool = False
         self._plane = agent.governance.for_session() if agent.governance is not None else None
         self._recovery = governance.RecoveryContext()
         self._answers: dict[str, Future[Any]] = {}

@@ -36,7 +36,7 @@ class StrategyError(CapgraphError, RuntimeError):
     """A strategy that could not do its work; the first error is its cause."""
 
     code = "CG-CAPABILITY"
-    severity = ErrorSeverity.CRITICAL
+    severity: ErrorSeverity = ErrorSeverity.CRITICAL
 
 
 class StrategyContext(ABC):  # noqa: B024  a name to derive from

@@ -57,7 +57,8 @@ class InvalidTransitionError(CapgraphError):
             if current in TERMINAL
             else "Go by way of the states between.",
         )
-        self.current, self.target = current, target
+        self.current: AgentStatus = current
+        self.target: AgentStatus = target
 
 
 @dataclass(frozen=True, slots=True)

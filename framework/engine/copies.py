@@ -63,7 +63,8 @@ class Copies:
         call: Callable[[int], Awaitable[Envelope | None]],
         merge: Callable[[Mapping[str, Any]], None],
     ) -> None:
-        self.stopped = self.more = False
+        self.stopped: bool = False
+        self.more: bool = False
         self._attempt, self._elements, self._spec, self._view = attempt, elements, spec, view
         self._call, self._merge = call, merge
         self._left: dict[int, Envelope] = {}

@@ -155,7 +155,7 @@ class PlanRun:
         self._running: set[asyncio.Task[Any]] = set()
         self._began = services.clock.monotonic()
         self._used = view.seconds_used
-        self.budget = TurnBudget.from_plain(view.budget)
+        self.budget: TurnBudget = TurnBudget.from_plain(view.budget)
 
     def _runnable(self, view: TurnView) -> list[tuple[int, PlannedStep]]:
         """Return the steps that can end in this pass: nothing undecided stands before them."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from langchain_core.messages import convert_to_messages, messages_from_dict, messages_to_dict
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
@@ -41,7 +41,7 @@ _SCHEMA = StateSchema.of(AgentState)
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
 
 class Cost(_Part):

@@ -176,7 +176,7 @@ def _anew(recording: Recording, registry: Registry, from_step: str | None) -> fr
 class Meter(UsageMetadataCallbackHandler):
     """Counts the calls of models and what they used."""
 
-    calls = 0
+    calls: int = 0
 
     def on_chat_model_start(self, *_args: Any, **_kwargs: Any) -> None:
         """Count a call, whatever becomes of it."""

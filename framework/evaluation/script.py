@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AnyMessage, messages_from_dict
@@ -37,7 +37,7 @@ _OUTSIDE_SETTLE = frozenset({"step", "missing_capability"})
 class NoRecordError(PolicyError):
     """A replay would need what was never recorded, and does not do it anew."""
 
-    severity = ErrorSeverity.CRITICAL
+    severity: ErrorSeverity = ErrorSeverity.CRITICAL
 
 
 class BrokeOffError(FatalExecutionError):
@@ -68,7 +68,7 @@ class Script:
         self._visits: dict[str, deque[RecordedNodeRun]] = defaultdict(deque)
         self._steps: dict[tuple[str, str], deque[dict[str, Any]]] = defaultdict(deque)
         self._asked: list[tuple[frozenset[str], RecordedAnswer]] = []
-        self.now = recording.at
+        self.now: float = recording.at
         self.ruled: set[str] = set()
         self._failures = 0
         self._put_off: Counter[str] = Counter()
@@ -189,7 +189,7 @@ class Announced:
 
     stage = "observe"
     order = 0
-    applies_to = ("step", "effect")
+    applies_to: ClassVar[tuple[str, ...]] = ("step", "effect")
 
     def __init__(self, script: Script) -> None:
         self._script = script
@@ -206,7 +206,7 @@ class HandedBack:
 
     stage = "retry"
     order = 0
-    applies_to = ("step", "effect")
+    applies_to: ClassVar[tuple[str, ...]] = ("step", "effect")
 
     def __init__(self, script: Script) -> None:
         self._script = script

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from langchain_core.messages import BaseMessage, SystemMessage
 
 from capgraph.base.ports import Attempt, CallNext
 from capgraph.governance.recovery import smaller_context_budget
 from capgraph.telemetry.metered import current_budget
+
+if TYPE_CHECKING:
+    from langchain_core.language_models import BaseChatModel
 
 
 class AdjustedCalls:
@@ -30,7 +33,7 @@ class AdjustedCalls:
     def __init__(self, models: Sequence[Any] = ()) -> None:
         from capgraph.models.roles import chat_models  # not before there is a model
 
-        self.models = [chat_models(model)["answer"] for model in models]
+        self.models: list[BaseChatModel] = [chat_models(model)["answer"] for model in models]
 
     async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
         """Change what is sent as the turn's policies want it."""

@@ -132,7 +132,9 @@ class Budget:
             "seconds": seconds,
             "consecutive_failures": consecutive_failures,
         }
-        self.limits = {name: value for name, value in given.items() if value is not None}
+        self.limits: dict[str, float] = {
+            name: value for name, value in given.items() if value is not None
+        }
         self._bounds = amounts(self.limits)
         self.per: Per = per
         self.window: Window | None = window
@@ -144,7 +146,7 @@ class Budget:
         self._own_store = store is not None
         self._leases = Leases(None)
         self._live: set[str] = set()
-        self.flights = Flights()
+        self.flights: Flights = Flights()
 
     @property
     def scope(self) -> str:
@@ -320,7 +322,8 @@ class Reservation:
     """What was taken of a budget, until it is settled or released; each counts once."""
 
     def __init__(self, budget: Budget, place: Place, resumable: str = "", owner: str = "") -> None:
-        self.budget, self.place = budget, place
+        self.budget: Budget = budget
+        self.place: Place = place
         self._resumable = resumable
         self._base = dict.fromkeys(METRICS, 0)  # what is reserved for the whole of it
         self._open = dict.fromkeys(METRICS, 0)  # what is reserved for parts under way
@@ -469,7 +472,8 @@ class Part:
     """What a part of something reserved needs: a model call inside a step."""
 
     def __init__(self, whole: Reservation, asked: Mapping[str, int]) -> None:
-        self._whole, self.asked = whole, asked
+        self._whole = whole
+        self.asked: Mapping[str, int] = asked
         self._over = self.flying = False
 
     @property

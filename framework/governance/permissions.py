@@ -62,7 +62,7 @@ class PermissionDeniedError(PolicyError):
     """
 
     code = "CG-PERMISSION"
-    severity = ErrorSeverity.CRITICAL
+    severity: ErrorSeverity = ErrorSeverity.CRITICAL
 
     def __init__(self, outcome: PermissionOutcome) -> None:
         self.outcome = outcome

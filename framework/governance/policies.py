@@ -347,7 +347,7 @@ class PolicyEngine:
                 f"The rules are called {names}, and each may act {times} times."
                 " Fix: give each a name of its own, and at least one time."
             )
-        self.models = tuple(models)
+        self.models: tuple[Any, ...] = tuple(models)
         self.times = times
 
     @property

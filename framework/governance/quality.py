@@ -26,7 +26,7 @@ class QualityGateError(PolicyError):
     """A result is not as good as its gate asks for; the severity is that of ``below``."""
 
     code = "CG-QUALITY"
-    severity = ErrorSeverity.CRITICAL
+    severity: ErrorSeverity = ErrorSeverity.CRITICAL
 
 
 class QualityLevel(IntEnum):

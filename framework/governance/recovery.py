@@ -181,7 +181,9 @@ class RecoveryContext:
         *,
         recipes: Iterable[RecoveryRecipe] = (),
     ) -> None:
-        self.actions = {RecoveryStep(step): call for step, call in (actions or {}).items()}
+        self.actions: dict[RecoveryStep, Callable[[], Any]] = {
+            RecoveryStep(step): call for step, call in (actions or {}).items()
+        }
         self._recipes = {**_RECIPES, **{recipe.scenario: recipe for recipe in recipes}}
         self._attempts: dict[FailureScenario, int] = {}
         self._events: deque[RecoveryEvent] = deque(maxlen=_KEPT_EVENTS)

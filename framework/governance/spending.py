@@ -202,7 +202,7 @@ class Spending:
         self._paid: set[UUID] = set()  # calls that are settled
         self._late: list[tuple[Reservation, dict[str, float]]] = []
         self._plan: dict[int, Reservation] = {}  # of the plan under way, by its budget
-        self.loop = asyncio.get_running_loop()
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
 
     def draws_on(self, purse: Purse) -> bool:
         """Tell whether it is an account of some purse."""

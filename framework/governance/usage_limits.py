@@ -176,25 +176,29 @@ class SessionLimit:
 class MaxIterationsLimit(SessionLimit):
     """The most turns of a session."""
 
-    counts, called = "turns", "max_iterations"
+    counts: ClassVar[str] = "turns"
+    called: ClassVar[str] = "max_iterations"
 
 
 class MaxBudgetLimit(SessionLimit):
     """The most that a session may cost, in US dollars."""
 
-    counts, called = "cost_usd", "max_budget_usd"
+    counts: ClassVar[str] = "cost_usd"
+    called: ClassVar[str] = "max_budget_usd"
 
 
 class MaxConsecutiveFailuresLimit(SessionLimit):
     """The most failures in a row."""
 
-    counts, called = "consecutive_failures", "max_consecutive_failures"
+    counts: ClassVar[str] = "consecutive_failures"
+    called: ClassVar[str] = "max_consecutive_failures"
 
 
 class MaxToolCallsLimit(SessionLimit):
     """The most calls of tools."""
 
-    counts, called = "tool_calls", "max_tool_calls"
+    counts: ClassVar[str] = "tool_calls"
+    called: ClassVar[str] = "max_tool_calls"
 
 
 @dataclass(frozen=True, slots=True)

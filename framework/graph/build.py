@@ -11,7 +11,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.func import task
 from langgraph.graph import END, START, StateGraph
 from langgraph.store.base import BaseStore
-from langgraph.types import Checkpointer, Command
+from langgraph.types import Command
 from langgraph.typing import ContextT
 from typing_extensions import TypedDict, Unpack
 
@@ -23,7 +23,7 @@ from capgraph.engine.ready_queue import run_step_task
 from capgraph.engine.services import OperatorOptions, Services
 from capgraph.graph.compiled import AgentGraph, AnswerT, agent_graph
 from capgraph.graph.validate import check_persistence, validate, warnings_of
-from capgraph.langgraph_compat import STRICT_RESUME, prepare_task
+from capgraph.langgraph_compat import STRICT_RESUME, Checkpointer, prepare_task
 from capgraph.pipeline.failures import raise_failure, refusal
 from capgraph.planning.planner_traits import planner_traits
 from capgraph.prompts.provider import use_prompts

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from langchain_core.messages import BaseMessage
 from pydantic import BaseModel, ConfigDict, Field, create_model
@@ -26,7 +27,7 @@ _NONE: Mapping[str, str] = {}
 
 class _Choice(BaseModel):
     # Providers that hold a model to the form want every field required.
-    model_config = ConfigDict(
+    model_config: ClassVar[ConfigDict] = ConfigDict(
         extra="forbid",
         json_schema_extra=lambda form: form.update(required=list(form["properties"])),
     )

@@ -131,14 +131,14 @@ class EffectLedger:
         self._claimed = claimed
         turn = view.turn_id or str(view.turn_number)
         safe = turn if _SAFE.fullmatch(turn) else digest_of(turn)
-        self.turn = "/".join(part for part in (journal.room, safe) if part)
+        self.turn: str = "/".join(part for part in (journal.room, safe) if part)
         self.visit = visit
         # A later plan may have another step under the same key.
         self._waiting = f"{self.turn}/waits/{visit or view.plan_id}"
         self._rows: dict[str, dict[str, Any]] = {}
         self._waits: dict[str, Any] | None = None
         self._lock = lock or asyncio.Lock()
-        self.agreements = Agreements(
+        self.agreements: Agreements = Agreements(
             journal,
             self.turn,
             visit or view.plan_id,

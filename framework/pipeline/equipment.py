@@ -47,12 +47,12 @@ class Equipment:
     ) -> None:
         self.registry = registry
         self.settings = settings
-        self.clock = clock or SystemClock()
-        self.capacity = capacity or Capacity.of_process()
+        self.clock: Clock | SystemClock = clock or SystemClock()
+        self.capacity: Capacity = capacity or Capacity.of_process()
         self.chat_model = chat_model
-        self.step_policies = tuple(step_policies)
+        self.step_policies: tuple[StepPolicy, ...] = tuple(step_policies)
         self.flow = flow
-        self.schema = schema or StateSchema.of(AgentState)
+        self.schema: StateSchema = schema or StateSchema.of(AgentState)
         self.sender: StepDispatcher | None = None
 
     @property

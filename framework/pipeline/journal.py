@@ -78,7 +78,7 @@ class Journal:
         checkpoints: Sequence[tuple[str, str]] = (),
         fence: Callable[[bool], Awaitable[None]] | None = None,
     ) -> None:
-        self.checkpoints = tuple(checkpoints)
+        self.checkpoints: tuple[tuple[str, str], ...] = tuple(checkpoints)
         self._saver, self._fence = saver, fence
         self.thread_id = thread_id
         self._checkpoint = checkpoints[-1] if checkpoints else None

@@ -116,7 +116,7 @@ class StepRunner:
         self.equipment = equipment
         registry = equipment.registry
         self._behaviors = tuple(behaviors)
-        self.around_models = around_models(self._behaviors)
+        self.around_models: tuple[AnyBehavior, ...] = around_models(self._behaviors)
         check_middlewares(in_parts(self._behaviors), "behaviors")
         self._own = own_behaviors or {}
         self._where_bounded, self._bounded = tuple(where_bounded), bounded
@@ -139,12 +139,12 @@ class StepRunner:
             ),
         ]
         owned = [item for spec in known.values() for item in self._owned(spec)]
-        self.counts_people = any(
+        self.counts_people: bool = any(
             {"user", "tenant"}.intersection(getattr(item, "per", ()))
             for item in (*self._behaviors, *owned)
         )
         self._chains: dict[tuple[str, bool], tuple[Inner, Inner]] = {}
-        self.queues = {
+        self.queues: dict[str, str] = {
             name: queue
             for name, spec in known.items()
             if (queue := queue_of(spec, equipment.settings)) is not None

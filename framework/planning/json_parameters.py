@@ -59,7 +59,9 @@ class JsonParameters(BaseModel):
             most calls have no other, and need no more than a look.
     """
 
-    model_config = ConfigDict(extra="allow", validate_by_name=True, validate_by_alias=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        extra="allow", validate_by_name=True, validate_by_alias=True
+    )
 
     json_schema: ClassVar[dict[str, Any]] = {}
     defaults: ClassVar[dict[str, Any]] = {}

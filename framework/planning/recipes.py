@@ -60,7 +60,7 @@ _Names = Callable[[str, str], Sequence[str]]
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
 
 class RecipeParameter(_Part):

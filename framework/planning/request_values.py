@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -25,7 +25,7 @@ class RequestValues:
     """
 
     def __init__(self, catalog: Catalog, task: str) -> None:
-        self.specs = catalog.capabilities
+        self.specs: Mapping[str, CapabilitySpec] = catalog.capabilities
         self.task = task
         self._known: dict[str, dict[str, Any] | PlanError] = {}
         self._by_type: dict[str, list[str]] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, SystemMessage
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,7 +18,7 @@ class ExtractedTask(BaseModel):
     """The one task that a conversation comes down to; also the form in which a model gives it."""
 
     # Providers that hold a model to the form want every field required.
-    model_config = ConfigDict(
+    model_config: ClassVar[ConfigDict] = ConfigDict(
         title="Task",
         extra="forbid",
         frozen=True,

@@ -98,7 +98,7 @@ class Runner:
         self._turns: dict[str, Turn] = {}
         self._stopped: set[str] = set()
         self._unread: Counter[str] = Counter()
-        self.draining = False
+        self.draining: bool = False
         self.ended: Counter[str] = Counter()
 
     async def advance(self, order: TurnOrder) -> Report:

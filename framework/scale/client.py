@@ -78,7 +78,9 @@ class Client:
     """
 
     def __init__(self, graph: Any, log: RunLog, engine: Engine) -> None:
-        self.graph, self.log, self.engine = graph, log, engine
+        self.graph: Any = graph
+        self.log: RunLog = log
+        self.engine: Engine = engine
         self._saver = graph.checkpointer
 
     async def submit(

@@ -88,8 +88,8 @@ class Worker:
     """
 
     def __init__(self, client: Client, queues: Collection[str], *, concurrency: int = 10) -> None:
-        self.id = new_worker_id()
-        self.ready = asyncio.Event()
+        self.id: str = new_worker_id()
+        self.ready: asyncio.Event = asyncio.Event()
         self._client, self._queues, self._concurrency = client, tuple(queues), concurrency
         self._runner = Runner(client.graph, client.log)
         self._scale = client.graph.services.settings.scale

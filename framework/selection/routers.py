@@ -345,7 +345,7 @@ class LLMRouter(BaseRouter):
         super().__init__(fallback_target)
         if not callable(model) and not hasattr(model, "ainvoke"):
             raise ConfigurationError(f"{model!r} is no model.", fix="Give a chat model.")
-        self.agent_descriptions = dict(agent_descriptions or {})
+        self.agent_descriptions: dict[str, str] = dict(agent_descriptions or {})
         self._model = model
 
     @checked

@@ -85,12 +85,12 @@ class Logins:
     def __init__(
         self, settings: ServeSettings, tokens: TokenFile | None = None, base_url: str = ""
     ) -> None:
-        self.sessions = Sessions(settings.session_hours * 3600)
+        self.sessions: Sessions = Sessions(settings.session_hours * 3600)
         self.tokens = tokens
         # Where people log in as themselves there is no user 'local' beside them.
         alone = tokens is None and settings.oidc is None and settings.proxy is None
         self.link = secrets.token_urlsafe(32) if alone else None
-        self.secure = base_url.startswith("https:")
+        self.secure: bool = base_url.startswith("https:")
         self._proxy = settings.proxy
 
     async def caller(self, scope: Mapping[str, Any]) -> Caller | None:

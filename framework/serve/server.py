@@ -91,7 +91,7 @@ class Server(uvicorn.Server):
         try:
             await self._app.state.runs.drain()
         finally:
-            self.should_exit = True
+            self.should_exit: bool = True
 
 
 def listen_on(host: str, port: int | None) -> socket.socket:

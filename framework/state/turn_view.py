@@ -43,7 +43,8 @@ class TurnView:
         payer: Caller | None = None,
     ) -> None:
         self.state = state
-        self._opened_by, self.payer = opened_by, payer
+        self._opened_by = opened_by
+        self.payer: Caller | None = payer
         self.thread_id = thread_id
         self.caller = caller
 

@@ -89,7 +89,9 @@ class CheckpointManager:
         *,
         clock: Clock | Callable[[], float] | None = None,
     ) -> None:
-        self.saver = store if isinstance(store, BaseCheckpointSaver) else None
+        self.saver: BaseCheckpointSaver[Any] | None = (
+            store if isinstance(store, BaseCheckpointSaver) else None
+        )
         self._ttl = default_ttl
         if isinstance(store, BaseStateStore):
             self._kept: _InStore | _InSaver = _InStore(store)

@@ -25,7 +25,7 @@ class Ears:
     """
 
     def __init__(self, rows: SqlExecutor | None) -> None:
-        self.hears = False
+        self.hears: bool = False
         self._rows = rows if isinstance(rows, PostgresRows) else None
         # Known for as long as somebody listens.
         self._ears: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()

@@ -147,7 +147,8 @@ class Leases:
     """
 
     def __init__(self, rows: SqlExecutor | None) -> None:
-        self.ttl_seconds, self.heartbeat_seconds = 30.0, 10.0
+        self.ttl_seconds: float = 30.0
+        self.heartbeat_seconds: float = 10.0
         self._rows = rows
         self._held: dict[str, Lease] = {}
         self._lock = threading.Lock()

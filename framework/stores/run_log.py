@@ -206,7 +206,7 @@ class RunLog:
         self._hurry = asyncio.Event()
         self._ears: Ears = kept_with(saver, Ears)
         self._ready = False
-        self.closing = asyncio.Event()
+        self.closing: asyncio.Event = asyncio.Event()
 
     # --- runs -----------------------------------------------------------------------------
 

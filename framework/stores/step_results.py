@@ -150,7 +150,9 @@ class StepResults:
     """
 
     def __init__(self, rows: SqlExecutor, serde: Any, ears: Ears) -> None:
-        self._rows, self._serde, self.ears = rows, serde, ears
+        self._rows = rows
+        self._serde = serde
+        self.ears: Ears = ears
         self._turns: dict[tuple[str, str], str] = {}
 
     # --- who waits ------------------------------------------------------------------------

@@ -68,7 +68,7 @@ class Stops:
         rows: The saver's rows; ``None`` keeps stops in memory.
     """
 
-    look_seconds = 0.5
+    look_seconds: float = 0.5
 
     def __init__(self, rows: SqlExecutor | None) -> None:
         self._cells = MemoryCells() if rows is None else cells_of(rows)

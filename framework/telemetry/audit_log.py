@@ -55,7 +55,7 @@ class AuditLog:
     """
 
     def __init__(self, path: str | Path, *, signing_key: Any = None) -> None:
-        self.path = Path(path)
+        self.path: Path = Path(path)
         self._key = key_bytes(signing_key)
         self._off_loop, self._guard = OffLoop(), threading.Lock()
 

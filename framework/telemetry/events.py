@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
@@ -22,7 +22,7 @@ from capgraph.configs.streaming import is_heard
 
 class _Event(BaseModel):
     # Schemas are built on first use, which keeps the import short.
-    model_config = ConfigDict(extra="allow", defer_build=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", defer_build=True)
 
     timestamp: str = Field(default_factory=now_text)
     seq: int | None = None

@@ -149,7 +149,9 @@ class FileSink(Fed):
 
     def __init__(self, path: str | Path, *, capacity: int = 10_000) -> None:
         super().__init__()
-        self.path, self.lost, self._capacity = Path(path), 0, capacity
+        self.path: Path = Path(path)
+        self.lost: int = 0
+        self._capacity = capacity
         self._waiting: deque[dict[str, Any]] = deque()
 
     def emit(self, event: Any) -> Any:
@@ -293,7 +295,7 @@ class FanoutSink:
     """
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
-        self.sinks = tuple(sinks)
+        self.sinks: tuple[Sink, ...] = tuple(sinks)
 
     def set_upstream_drain(self, wait: Callable[[], None]) -> None:
         """Tell the sinks what waits until the events of a graph have come here."""

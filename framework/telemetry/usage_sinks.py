@@ -41,7 +41,10 @@ class RingBufferUsageSink(RingBufferSink):
     ['b']
     """
 
-    records = RingBufferSink.events
+    @property
+    def records(self) -> list[Any]:
+        """The calls, the oldest first."""
+        return self.events
 
     def record(self, model: str, usage: UsageSnapshot, cost_usd: float | None) -> None:
         """Keep one call; the oldest goes where there is no room."""

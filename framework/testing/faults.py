@@ -23,7 +23,7 @@ class FaultScript:
     def __init__(self, faults: tuple[Fault, ...], *, forever: Fault = None) -> None:
         self._faults = faults
         self._forever = forever
-        self.calls = 0
+        self.calls: int = 0
 
     async def meet(self) -> None:
         """Count a call and do what stands for it."""

@@ -9,7 +9,6 @@ from typing import Any
 
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from langgraph.graph import END, START, StateGraph
-from langgraph.types import Checkpointer
 
 from capgraph.adapters.task_graph import TaskGraph
 from capgraph.base.checked import checked
@@ -17,6 +16,7 @@ from capgraph.base.errors import CapgraphError, ConfigurationError
 from capgraph.engine.envelopes import as_task, hearing, one_signal
 from capgraph.engine.services import Services
 from capgraph.engine.sync_graph import SyncGraph, compiled, graph_of, one_node
+from capgraph.langgraph_compat import Checkpointer
 from capgraph.pipeline.job import hear
 from capgraph.workflows.nodes import (
     BaseWorkflow,

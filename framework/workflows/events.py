@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, NotRequired
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.types import Checkpointer
 from typing_extensions import TypedDict
 
 from capgraph.adapters.request import ENDING
@@ -20,6 +19,7 @@ from capgraph.configs.logger import get_logger
 from capgraph.engine.envelopes import as_task, hearing, side_by_side
 from capgraph.engine.services import Services
 from capgraph.engine.sync_graph import compiled, one_node
+from capgraph.langgraph_compat import Checkpointer
 from capgraph.pipeline.job import hear
 from capgraph.workflows.nodes import (
     BaseWorkflow,

@@ -12,7 +12,6 @@ from uuid import uuid4
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
 from langgraph.errors import GraphBubbleUp
-from langgraph.types import Checkpointer
 from typing_extensions import TypedDict
 
 from capgraph.adapters.request import ENDING
@@ -31,7 +30,7 @@ from capgraph.base.values import short_text
 from capgraph.engine.envelopes import hearing
 from capgraph.engine.services import Services
 from capgraph.engine.sync_graph import SyncGraph
-from capgraph.langgraph_compat import INTERRUPT, keys_of
+from capgraph.langgraph_compat import INTERRUPT, Checkpointer, keys_of
 from capgraph.pipeline.job import hear
 from capgraph.pipeline.run_config import current_runtime
 
@@ -138,7 +137,7 @@ class BaseWorkflow(ABC):
     @checked
     def __init__(self, *, services: Services | None = None, name: str | None = None) -> None:
         self.services = services
-        self.name = name or type(self).__name__
+        self.name: str = name or type(self).__name__
 
     @abstractmethod
     def compile(self, checkpointer: Checkpointer = None, **options: Any) -> WorkflowGraph:

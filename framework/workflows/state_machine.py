@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any, NotRequired
 
 from langgraph.graph import END, START, StateGraph
-from langgraph.types import Checkpointer, Command
+from langgraph.types import Command
 
 from capgraph.base.checked import checked
 from capgraph.base.errors import CapgraphError, ConfigurationError
@@ -15,6 +15,7 @@ from capgraph.base.spec import can_name_a_node
 from capgraph.engine.envelopes import hearing
 from capgraph.engine.services import Services
 from capgraph.engine.sync_graph import compiled
+from capgraph.langgraph_compat import Checkpointer
 from capgraph.pipeline.job import hear
 from capgraph.pipeline.run_config import configurable
 from capgraph.workflows.nodes import (

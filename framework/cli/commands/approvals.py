@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from capgraph.stores import Rule
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     name="approvals",
     help="What waits for people; standing rules: list, make, revoke.",
     invoke_without_command=True,

@@ -15,7 +15,7 @@ from capgraph.configs.errors import ConfigurationError
 if TYPE_CHECKING:
     from capgraph.cli.session import Answers, Session
 
-app = typer.Typer()
+app: typer.Typer = typer.Typer()
 
 
 @app.command("ask", epilog=EXIT_CODES_HELP)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     name="audit", help="Check, export and show the audit of a database.", no_args_is_help=True
 )
 _SHOWN = [

@@ -10,7 +10,7 @@ from capgraph.cli.agent import read_registry
 from capgraph.cli.options import Shared, takes
 from capgraph.cli.terminal import show_rows
 
-app = typer.Typer()
+app: typer.Typer = typer.Typer()
 
 
 @app.command("capabilities")

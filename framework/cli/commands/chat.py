@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from capgraph.cli.session import Session
 
-app = typer.Typer()
+app: typer.Typer = typer.Typer()
 _HISTORY_SHOWN = 6
 _PROMPT = "you> "
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from capgraph.configs.settings import Settings
     from capgraph.graph.findings import Finding
 
-app = typer.Typer()
+app: typer.Typer = typer.Typer()
 MODEL_SECONDS = 20.0
 """How long a model has to answer."""
 

@@ -24,7 +24,7 @@ from capgraph.configs.errors import ConfigurationError
 if TYPE_CHECKING:
     from capgraph.evaluation import CaseResult, Dataset, Report, Thresholds
 
-app = typer.Typer()
+app: typer.Typer = typer.Typer()
 _MISSING = {"cost_usd": "unknown price"}
 
 

@@ -13,7 +13,7 @@ from capgraph.cli.options import Shared, takes
 from capgraph.cli.terminal import say
 from capgraph.configs.errors import ConfigurationError
 
-app = typer.Typer()
+app: typer.Typer = typer.Typer()
 
 
 @app.command("graph")

@@ -18,7 +18,9 @@ import typer
 
 from capgraph.configs.errors import ConfigurationError
 
-app = typer.Typer(name="new", help="Write a new project, capability or node.", no_args_is_help=True)
+app: typer.Typer = typer.Typer(
+    name="new", help="Write a new project, capability or node.", no_args_is_help=True
+)
 _Name = Annotated[str, typer.Argument(help="Its name.")]
 _Project = Annotated[Path, typer.Option("--in", help="Folder of the project.")]
 _TEMPLATES = Path(__file__).parents[1] / "templates"

@@ -15,7 +15,9 @@ from capgraph.configs.errors import ConfigurationError
 if TYPE_CHECKING:
     from capgraph.planning import Recipe
 
-app = typer.Typer(name="recipe", help="Save recipes: plans as capabilities.", no_args_is_help=True)
+app: typer.Typer = typer.Typer(
+    name="recipe", help="Save recipes: plans as capabilities.", no_args_is_help=True
+)
 _FOLDER = "recipes"
 
 

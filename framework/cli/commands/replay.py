@@ -17,7 +17,7 @@ from capgraph.configs.errors import ConfigurationError
 if TYPE_CHECKING:
     from capgraph.evaluation import Cost, Recording, Replay
 
-app = typer.Typer()
+app: typer.Typer = typer.Typer()
 _Turn = Annotated[
     int | None, typer.Option("--turn", min=1, help="Which turn, from 1 (default: the last).")
 ]

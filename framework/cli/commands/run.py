@@ -18,7 +18,7 @@ from capgraph.configs.errors import CapgraphError, ConfigurationError
 if TYPE_CHECKING:
     from capgraph.workflows import WorkflowResult
 
-app = typer.Typer()
+app: typer.Typer = typer.Typer()
 
 
 @app.command("run", epilog=EXIT_CODES_HELP)

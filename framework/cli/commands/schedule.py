@@ -12,7 +12,9 @@ from capgraph.cli.options import Shared, takes
 from capgraph.cli.terminal import say, show_rows
 from capgraph.configs.errors import ConfigurationError
 
-app = typer.Typer(name="schedule", help="Turns that begin by the clock.", no_args_is_help=True)
+app: typer.Typer = typer.Typer(
+    name="schedule", help="Turns that begin by the clock.", no_args_is_help=True
+)
 
 
 @app.command("add")

@@ -16,7 +16,7 @@ from capgraph.cli.options import Shared, takes
 from capgraph.cli.terminal import is_interactive
 from capgraph.configs.errors import ConfigurationError
 
-app = typer.Typer()
+app: typer.Typer = typer.Typer()
 NEEDED = ("starlette", "uvicorn", "prometheus_client", "ag_ui")
 """Modules of the extra ``serve``."""
 

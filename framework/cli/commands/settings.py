@@ -16,7 +16,7 @@ from capgraph.cli.terminal import show_rows
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-app = typer.Typer()
+app: typer.Typer = typer.Typer()
 
 
 @app.command("settings")

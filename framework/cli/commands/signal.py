@@ -11,7 +11,7 @@ from capgraph.cli.exit_codes import EXIT_CODES_HELP, ExitCode
 from capgraph.cli.options import Shared, read_value, takes
 from capgraph.cli.terminal import say
 
-app = typer.Typer()
+app: typer.Typer = typer.Typer()
 
 
 @app.command("signal", epilog=EXIT_CODES_HELP)

@@ -10,7 +10,7 @@ import typer
 from capgraph.cli.options import Shared, takes
 from capgraph.cli.terminal import say, show_rows
 
-app = typer.Typer()
+app: typer.Typer = typer.Typer()
 
 
 @app.command("stop")

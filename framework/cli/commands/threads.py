@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from capgraph.configs.settings import PersistenceSettings
     from capgraph.stores import ThreadSummary
 
-app = typer.Typer(name="threads", help="List, show, prune and fork threads.", no_args_is_help=True)
+app: typer.Typer = typer.Typer(
+    name="threads", help="List, show, prune and fork threads.", no_args_is_help=True
+)
 _Thread = Annotated[str, typer.Argument(help="Thread id.")]
 
 

@@ -9,7 +9,7 @@ import typer
 
 from capgraph.cli.exit_codes import EXIT_CODES_HELP
 
-app = typer.Typer()
+app: typer.Typer = typer.Typer()
 
 
 @app.command("token", epilog=EXIT_CODES_HELP)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from capgraph.telemetry.usage_book import UsageTotal
 
-app = typer.Typer()
+app: typer.Typer = typer.Typer()
 
 
 @app.command("usage")

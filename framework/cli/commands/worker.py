@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from capgraph.configs.settings import Settings
     from capgraph.scale import Worker
 
-app = typer.Typer()
+app: typer.Typer = typer.Typer()
 _GRACE_SECONDS = 5.0
 """So long after its steps have ended, or were to, a worker that was told to end is there at most."""
 
