@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -23,7 +24,7 @@ from capgraph.adapters.mcp import KEY
 from capgraph.adapters.request import request_schema
 from capgraph.adapters.task_graph import TaskGraph, task_graph
 from capgraph.approvals import question_text
-from capgraph.base.checked import checked
+from capgraph.base.checked import check_options, checked
 from capgraph.base.errors import CapgraphError
 from capgraph.base.ports import Caller
 from capgraph.base.spec import CapabilitySpec
@@ -32,6 +33,7 @@ from capgraph.engine.services import Services
 from capgraph.pipeline.effect_ledger import digest_of
 from capgraph.pipeline.run_config import configurable_of
 from capgraph.registry import Registry
+from capgraph.stores.usable import check_saver
 
 WhoAsks = Callable[[ServerRequestContext[Any, Any]], Caller]
 _MAX_OPEN = 1_000
@@ -67,6 +69,10 @@ def as_mcp_server(
             the server's own authentication knows, when not given.
         **options: As ``mcp.server.MCPServer`` takes them, such as ``auth`` and ``instructions``.
 
+    Raises:
+        UnknownOptionError: An option is unknown; the message holds the nearest name.
+        ConfigurationError: The saver is synchronous.
+
     >>> from capgraph import capability_node
     >>> @capability_node
     ... async def double(number: int) -> int:
@@ -75,9 +81,18 @@ def as_mcp_server(
     >>> as_mcp_server([double]).name
     'capgraph'
     """
+    check_options("as_mcp_server", options, [*_OWN_OPTIONS, *_server_options()])
+    check_saver(checkpointer)
     if not isinstance(capabilities, Services):
         capabilities = bind(capabilities, checkpointer=checkpointer)
     return _CapabilityServer(_Offer(capabilities, checkpointer, caller), name=name, **options)
+
+
+_OWN_OPTIONS = ("name", "checkpointer", "caller")
+
+
+def _server_options() -> list[str]:
+    return list(inspect.signature(MCPServer.__init__).parameters)[1:]
 
 
 class _Offer:

@@ -31,6 +31,7 @@ from capgraph.planning.planner_traits import planner_traits
 from capgraph.prompts import get_framework_prompts
 from capgraph.registry import Registry
 from capgraph.state import AgentState, StateSchema
+from capgraph.stores.usable import check_saver
 from capgraph.telemetry.sinks import EventDispatcher
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ def bind(
 
     Raises:
         UnknownOptionError: A keyword is unknown.
-        ConfigurationError: A behaviour, a policy or a model cannot be used.
+        ConfigurationError: A behaviour, a policy or a model cannot be used, or the saver is
+            synchronous.
         RegistryError: Two capabilities share a name.
 
     >>> from capgraph import BaseCapability, capability_node
@@ -157,6 +159,7 @@ def bind(
         bounded=bool(purse.budgets),
         own_behaviors=of_capabilities(registry, settings),
     )
+    check_saver(checkpointer)
     return Services(
         runner=runner,
         journal=lambda: running_journal(checkpointer),

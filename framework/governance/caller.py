@@ -10,10 +10,12 @@ from capgraph.base.ports import Caller, PermissionMode, TurnSnapshot, Verdict
 from capgraph.base.spec import CapabilitySpec
 from capgraph.configs.latest import Latest
 from capgraph.configs.logger import get_logger
+from capgraph.configs.near import use_known
 from capgraph.governance.permissions import (
     PermissionDeniedError,
     PermissionOutcome,
     Permissions,
+    same_name,
 )
 from capgraph.planning.recipes import work_of
 from capgraph.registry import Registry
@@ -40,6 +42,19 @@ class CallerPermissions:
         self._registry = registry
         self._permissions = permissions
         self._cuts: Latest[frozenset[str], Registry] = Latest(_KEPT)
+
+    def unknown_names(self) -> list[str]:
+        """Return a warning if the permissions name capabilities that are not registered."""
+        names = getattr(self._permissions, "capability_names", ())
+        known = {same_name(name) for name in self._registry.capabilities}
+        unknown = [name for name in names if same_name(name) not in known]
+        if not unknown:
+            return []
+        return [
+            f"The permissions name {', '.join(map(repr, unknown))}, and no registered capability"
+            " has this name, so the entry decides nothing here."
+            f" Fix: {use_known(*unknown, known=self._registry.capabilities)}"
+        ]
 
     def outcome(self, name: str, caller: Caller) -> PermissionOutcome:
         """Decide about one capability; what cannot be decided is denied."""

@@ -158,6 +158,9 @@ class PermissionPolicy:
         tool_requirements: The least mode for a capability, beside what it declares itself.
         default_allow_unknown_roles: Whether callers without a configured role may do everything.
 
+    Attributes:
+        capability_names: Names of capabilities in all lists, as they are written.
+
     Raises:
         ValueError: Two entries are for one role and tenant, or a key is not its entry's role.
         TypeError: An entry is no ``RolePermissionConfig``.
@@ -205,6 +208,14 @@ class PermissionPolicy:
             known = self._required.get(same_name(tool), PermissionMode.READ_ONLY)
             self._required[same_name(tool)] = max(known, PermissionMode.of(mode))
         self._allow_unknown = default_allow_unknown_roles is True
+        named = [
+            name
+            for _, config in entries
+            for name in (*(config.allowed_tools or ()), *config.denied_tools)
+        ]
+        self.capability_names: tuple[str, ...] = tuple(
+            dict.fromkeys([*named, *(tool_requirements or ())])
+        )
 
     def authorize(
         self,

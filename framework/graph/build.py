@@ -29,6 +29,7 @@ from capgraph.planning.planner_traits import planner_traits
 from capgraph.prompts.provider import use_prompts
 from capgraph.registry import Registry
 from capgraph.state import AgentState, StateSchema
+from capgraph.stores.usable import check_store
 from capgraph.telemetry.accounts import CASHIER
 from capgraph.telemetry.metered import METER
 
@@ -106,10 +107,12 @@ def build_graph(
         **options,
     )
     check_persistence(checkpointer, settings)
+    check_store(store)
     with use_prompts(services.prompts) if services.prompts is not None else nullcontext():
         validate(known)
     offline = not planner_traits(services.planner).chooses_parameters
-    told = warnings_of(known, offline=offline, saved=checkpointer not in (None, False))
+    saved = checkpointer not in (None, False)
+    told = warnings_of(known, offline=offline, saved=saved, permissions=services.permissions)
     if services.system_prompt and not (
         services.chat_model("planning") or services.chat_model("answer")
     ):

@@ -13,6 +13,7 @@ from capgraph.configs.near import use_known
 
 if TYPE_CHECKING:
     from capgraph.configs.settings import Settings
+    from capgraph.governance.caller import CallerPermissions
     from capgraph.registry import Registry
 
 
@@ -41,7 +42,12 @@ class Finding:
 
 
 def findings_of(
-    registry: Registry, settings: Settings, *, offline: bool, saved: bool
+    registry: Registry,
+    settings: Settings,
+    *,
+    offline: bool,
+    saved: bool,
+    permissions: CallerPermissions | None = None,
 ) -> Iterator[Finding]:
     """Look at what an agent is made of.
 
@@ -50,6 +56,7 @@ def findings_of(
         settings: All settings.
         offline: Whether no model plans.
         saved: Whether threads outlive the process.
+        permissions: The permissions that callers have.
 
     >>> from capgraph.configs.settings import Settings
     >>> from capgraph.registry import Registry
@@ -68,7 +75,7 @@ def findings_of(
         yield Finding("registry", "warning", text, fix)
     for text in problems_of(registry):
         yield _told("error", text)
-    for text in warnings_of(registry, offline=offline, saved=saved):
+    for text in warnings_of(registry, offline=offline, saved=saved, permissions=permissions):
         yield _told("warning", text)
     yield from _check_queues(registry, settings)
     for name in registry.capabilities:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, get_args
 
-from langgraph.checkpoint.base import BaseCheckpointSaver
-
 from capgraph.base.capability import BaseCapability
 from capgraph.base.context import CapabilityContext
 from capgraph.base.errors import ConfigurationError, RegistryError
@@ -20,6 +18,7 @@ from capgraph.registry import Registry
 
 if TYPE_CHECKING:
     from capgraph.configs.settings import Settings
+    from capgraph.governance.caller import CallerPermissions
 
 RESERVED = frozenset({"capabilities", "fatal"})
 _ONLY_WITH_THE_TURN = {
@@ -64,10 +63,10 @@ def problems_of(registry: Registry) -> list[str]:
 
 
 def check_persistence(checkpointer: Any, settings: Settings) -> None:
-    """Refuse a saver that a turn cannot use, and a configured database that nothing opens.
+    """Refuse a configured database that nothing opens.
 
     Raises:
-        ConfigurationError: The saver is synchronous, or ``persistence.url`` is set without a saver.
+        ConfigurationError: ``persistence.url`` is set without a saver.
     """
     if checkpointer is None and settings.persistence.url is not None:
         raise ConfigurationError(
@@ -75,19 +74,6 @@ def check_persistence(checkpointer: Any, settings: Settings) -> None:
             fix="Use 'async with open_graph(...) as graph', which opens and closes it, or pass"
             " checkpointer=. Leave persistence.url out where a server brings its own saver.",
         )
-    if isinstance(checkpointer, BaseCheckpointSaver) and not _is_asynchronous(checkpointer):
-        name = type(checkpointer).__name__
-        raise ConfigurationError(
-            f"The checkpointer is a {name}, which is synchronous, but turns run asynchronously.",
-            fix="Use 'async with open_graph(..., \"sqlite:///file.db\") as graph' (or a"
-            " postgresql:// URL), or pass an asynchronous saver: one of open_saver, or"
-            " LangGraph's AsyncSqliteSaver or AsyncPostgresSaver.",
-        )
-
-
-def _is_asynchronous(saver: BaseCheckpointSaver[Any]) -> bool:
-    # SqliteSaver overrides the other methods only to raise; it inherits aput_writes.
-    return type(saver).aput_writes is not BaseCheckpointSaver.aput_writes
 
 
 def _elements(registry: Registry) -> set[str]:
@@ -103,15 +89,23 @@ def _elements(registry: Registry) -> set[str]:
     }
 
 
-def warnings_of(registry: Registry, *, offline: bool, saved: bool) -> list[str]:
+def warnings_of(
+    registry: Registry,
+    *,
+    offline: bool,
+    saved: bool,
+    permissions: CallerPermissions | None = None,
+) -> list[str]:
     """Return what works, but not as one may think; each with its fix.
 
     Args:
         registry: The capabilities.
         offline: Whether no model plans.
         saved: Whether there is a saver.
+        permissions: The permissions that callers have.
     """
-    told = []
+    # A policy may serve several graphs, so names that one of them lacks are no error.
+    told = [] if permissions is None else permissions.unknown_names()
     for name, spec in registry.capabilities.items():
         missing = required_parameters(spec.parameters)
         reads = getattr(spec.cls, "parameters_from", BaseCapability.parameters_from)

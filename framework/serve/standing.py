@@ -133,7 +133,13 @@ class Standing:
         services = self._services
         offline = services.chat_model("planning") is None
         saved = rows_of(self._graph.checkpointer) is not None
-        found = findings_of(services.registry, services.settings, offline=offline, saved=saved)
+        found = findings_of(
+            services.registry,
+            services.settings,
+            offline=offline,
+            saved=saved,
+            permissions=services.permissions,
+        )
         return [asdict(one) for one in found]
 
     async def workers(self, caller: Caller) -> list[dict[str, Any]]:

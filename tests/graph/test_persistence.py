@@ -15,9 +15,13 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+from langgraph.store.memory import InMemoryStore
+from langgraph.store.sqlite import SqliteStore
+from langgraph.store.sqlite.aio import AsyncSqliteStore
 from langgraph.types import Command
 
-from capgraph import BaseCapability, CapabilityContext, Registry, capability_node
+from capgraph import BaseCapability, CapabilityContext, Registry, bind, capability_node
+from capgraph.adapters import as_mcp_server
 from capgraph.base import (
     CapabilityError,
     ConfigurationError,
@@ -461,6 +465,20 @@ def test_synchronous_savers_are_refused_when_the_graph_is_built() -> None:
         for saver in (SqliteSaver(connection), PostgresSaver(cast("Any", None))):
             with pytest.raises(ConfigurationError, match="open_graph"):
                 build_graph(Registry(), checkpointer=saver)
+            with pytest.raises(ConfigurationError, match="open_graph"):
+                bind(Registry(), checkpointer=saver)
+            with pytest.raises(ConfigurationError, match="open_graph"):
+                as_mcp_server(bind(Registry()), checkpointer=saver)
+
+
+async def test_synchronous_stores_are_refused_when_the_graph_is_built(tmp_path: Path) -> None:
+    with SqliteStore.from_conn_string(":memory:") as store:
+        store.setup()
+        with pytest.raises(ConfigurationError, match=r"SqliteStore.*AsyncSqliteStore"):
+            build_graph(Registry(), store=store)
+    async with AsyncSqliteStore.from_conn_string(str(tmp_path / "own.db")) as opened:
+        build_graph(Registry(), store=opened)
+    build_graph(Registry(), store=InMemoryStore())
 
 
 async def test_asynchronous_savers_of_langgraph_are_accepted(tmp_path: Path) -> None:

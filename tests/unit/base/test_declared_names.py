@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from capgraph import BaseCapability, CapabilityContext, Registry, bind, build_graph, open_graph
 from capgraph.adapters import (
     agent_capability,
+    as_mcp_server,
     graph_capability,
     mcp_capabilities,
     open_registry,
@@ -449,6 +450,10 @@ async def test_a_misspelled_keyword_of_a_graph_is_refused_with_the_nearest_name(
             pass
     with pytest.raises(CapgraphError, match=r"'descripton'.*Write 'description'"):
         declared_graph(descripton="x")
+    with pytest.raises(ConfigurationError, match=r"as_mcp_server.*'nam'.*Write 'name'"):
+        as_mcp_server([declared_function()], nam="desk")
+    with pytest.raises(ConfigurationError, match=r"'instructons'.*Write 'instructions'"):
+        as_mcp_server([declared_function()], instructons="Ask first.")
 
 
 def test_a_misspelled_keyword_of_an_initializer_names_the_class_that_was_made() -> None:

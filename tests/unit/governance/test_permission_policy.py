@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from capgraph import bind, build_graph, capability_node
 from capgraph.base import CapgraphError, ConfigurationError, ErrorSeverity, PolicyError
 from capgraph.governance import (
     CedarPermissions,
@@ -20,6 +21,7 @@ from capgraph.governance import (
     PermissionPolicy,
     RolePermissionConfig,
 )
+from capgraph.graph.findings import findings_of
 
 READ, WRITE, FULL = PermissionMode
 
@@ -213,3 +215,36 @@ def test_a_cedar_policy_that_fails_denies() -> None:
         CedarPermissions("permit (")
     with pytest.raises(ConfigurationError, match="do not fit"):
         CedarPermissions(CEDAR, schema="entity Nobody;")
+
+
+def test_a_policy_that_names_no_registered_capability_is_reported_where_a_graph_is_built(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    @capability_node
+    def send_mail() -> str:
+        """Send a mail."""
+        return "sent"
+
+    shared = PermissionPolicy(
+        [RolePermissionConfig("clerk", PermissionMode.READ_ONLY, denied_tools=["send_mial"])],
+        {" Send_Mail": PermissionMode.FULL_ACCESS},
+    )
+    build_graph([send_mail], permissions=shared)
+    assert "'send_mial'" in caplog.text
+    assert "Use 'send_mail'" in caplog.text
+    assert "Send_Mail'," not in caplog.text
+    services = bind([send_mail], permissions=shared)
+    found = findings_of(
+        services.registry,
+        services.settings,
+        offline=True,
+        saved=True,
+        permissions=services.permissions,
+    )
+    [finding] = [one for one in found if "send_mial" in one.text]
+    assert (finding.level, finding.fix) == ("warning", "Use 'send_mail'.")
+    caplog.clear()
+    build_graph(
+        [send_mail], permissions=PermissionPolicy(None, {"SEND_MAIL": PermissionMode.FULL_ACCESS})
+    )
+    assert "permissions" not in caplog.text
