@@ -121,6 +121,7 @@ $(VENV)/.wheel: $(VENV)/.dev
 	$(VENV)/wheel/bin/python -m pip install --quiet --disable-pip-version-check \
 	  --constraint constraints.txt '.[offline,data,sqlite,serve,mcp,models,tools]' pytest
 	$(VENV)/wheel/bin/python -m pip uninstall --quiet --yes capgraph
+	PYRIGHT_PYTHON_CACHE_DIR=$(CURDIR)/$(VENV)/pyright $(BIN)/python -m pyright --version >/dev/null || true
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.dev
