@@ -85,6 +85,7 @@ def make(cls: type[BaseException]) -> BaseException:
         for base in cls.__mro__
         if issubclass(base, CapgraphError) and base is not CapgraphError
         for name in vars(base).get("__annotations__", ())
+        if name != "severity"  # each error has one, which its class may set
     }
     return cls("The value 3 is odd.", fix="Use 4.", severity=ErrorSeverity.REPLANNING, **fields)
 
