@@ -23,6 +23,8 @@ class CapgraphError(Exception):
 
     code = "CG-000"
     severity: Enum | None = None
+    person_message: str = ""
+    """A sentence for the person who asked; empty where the message itself says it."""
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackManager
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 from langgraph._internal._config import ensure_config
@@ -30,6 +30,7 @@ from langgraph.checkpoint.serde.jsonplus import EXT_DELTA_SNAPSHOT, EXT_PYDANTIC
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.config import get_stream_writer
 from langgraph.constants import TAG_NOSTREAM
+from langgraph.graph.message import push_message
 from langgraph.pregel._call import CACHE, get_runnable_for_task
 from langgraph.pregel._checkpoint import LATEST_VERSION as LATEST_VERSION
 from langgraph.pregel._checkpoint import achannels_from_checkpoint
@@ -300,6 +301,19 @@ def held_back() -> Iterator[None]:
     told: RunnableConfig | None = {**config, "callbacks": quiet}
     with scoped(var_child_runnable_config, told):
         yield
+
+
+def write_message(message: AnyMessage) -> None:
+    """Write a message or a piece of one to the ``messages`` stream of the current run.
+
+    Nothing happens outside of a run, inside of :func:`held_back`, and for a message without an id.
+    """
+    config = var_child_runnable_config.get() or {}
+    manager = config.get("callbacks")
+    if not isinstance(manager, BaseCallbackManager) or TAG_NOSTREAM in manager.tags:
+        return
+    if message.id is not None:
+        push_message(message, state_key=None)
 
 
 class _Counter:

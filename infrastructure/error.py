@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from capgraph.base import BaseInfrastructureNode, infrastructure_node
 from capgraph.engine import Services
 from capgraph.engine.turn_outcome import outcome_of
 from capgraph.infrastructure.respond import finished
+from capgraph.models.echo import remove_echo
+from capgraph.planning.person_message import describe_failure, readable
 from capgraph.planning.summaries import step_summaries
-from capgraph.state import AgentState
+from capgraph.state import AgentState, TurnView
 from capgraph.telemetry import AnswerToken, emit
 
 
@@ -28,43 +31,64 @@ class ErrorNode(BaseInfrastructureNode):
         return finished(text, state, services)
 
 
-def _undone(state: AgentState) -> list[str]:
+def report(state: AgentState, services: Services) -> str:
+    """Tell a person why a turn failed, and what was done.
+
+    Codes, keys of steps, names of models, and fixes stay in the outcome, in events, and in the logs.
+    """
+    info = state.get("control_error_info") or {}
+    objectives = _objectives(state)
+    lines = [_reason(state, info, objectives)]
+    origin = info.get("context_key") or info.get("capability_name") or info.get("node_name")
+    attempts = (state.get("control_attempts") or {}).get(origin, 0)
+    if attempts > 1 and not state.get("control_is_killed"):
+        lines.append(f"It was tried {attempts} times.")
+    for other in info.get("other_failures") or []:
+        told = describe_failure(other, objectives.get(other.get("context_key"), ""))
+        lines.append(f"Another step failed too: {told}")
+    plans = state.get("control_plans_created_count") or 0
+    if plans > 1:
+        lines.append(f"{plans} plans were tried.")
+    lines += _undone(state, objectives)
+    done = step_summaries(state, services.registry.context_types)
+    if done:
+        lines.append("What was done before:")
+        lines += [f"- {remove_echo(result.summary)}" for result in done]
+    return "\n".join(lines)
+
+
+def _reason(
+    state: AgentState, info: Mapping[str, Any], objectives: Mapping[str | None, str]
+) -> str:
+    if info:
+        return describe_failure(info, objectives.get(info.get("context_key"), ""))
+    verb = "was stopped" if state.get("control_is_killed") else "failed"
+    told = readable(str(state.get("control_kill_reason") or ""))
+    return told or f"The turn {verb}, and no reason was recorded."
+
+
+def _objectives(state: AgentState) -> dict[str | None, str]:
+    """Return the name of each step for a person: its objective, else its capability in words."""
+    return {
+        key: str(step.get("task_objective") or step["capability"].replace("_", " "))
+        for key, step in TurnView(state).planned.items()
+    }
+
+
+def _undone(state: AgentState, objectives: Mapping[str | None, str]) -> list[str]:
     """Say which effects were taken back, and which were not."""
     undo = state.get("control_undo") or {}
     effects = undo.get("effects") or []
     undone = outcome_of(state).get("undone") or []
     left = [key for key in effects if key not in undone]
-    lines = [f"Undone: {', '.join(undone)}."] if undone else []
+    lines = [f"Undone: {_listed(undone, objectives)}."] if undone else []
     if left:
-        why = f" ({undo['problem']})" if undo.get("problem") else ""
-        lines.append(f"Done and not undone: {', '.join(left)}{why}.")
+        why = readable(str(undo.get("problem") or ""))
+        lines.append(
+            f"Done and not undone: {_listed(left, objectives)}{f' ({why})' if why else ''}."
+        )
     return lines
 
 
-def report(state: AgentState, services: Services) -> str:
-    """Say in words why a turn failed."""
-    info = state.get("control_error_info") or {}
-    reason = info.get("user_message") or state.get("control_kill_reason")
-    verb = "was stopped" if state.get("control_is_killed") else "failed"
-    lines = [str(reason or f"The turn {verb}, and no reason was recorded.")]
-    origin = info.get("capability_name") or info.get("node_name")
-    key = info.get("context_key")
-    attempts = (state.get("control_attempts") or {}).get(key or origin or "", 0)
-    if origin and origin != "begin_turn":
-        where = f"step {key!r} ({origin})" if key else f"the {origin} node"
-        tries = f" after {attempts} attempts" if attempts > 1 else ""
-        killed = state.get("control_is_killed")
-        lines.append(f"It was stopped at {where}." if killed else f"It failed in {where}{tries}.")
-    lines += [
-        f"Step {other['context_key']!r} failed too: {other['user_message']}"
-        for other in info.get("other_failures") or []
-    ]
-    plans = state.get("control_plans_created_count") or 0
-    if plans > 1:
-        lines.append(f"{plans} plans were tried.")
-    lines += _undone(state)
-    done = step_summaries(state, services.registry.context_types)
-    if done:
-        lines.append("What was done before:")
-        lines += [f"- {result.context_key}: {result.summary}" for result in done]
-    return "\n".join(lines)
+def _listed(keys: Sequence[str], objectives: Mapping[str | None, str]) -> str:
+    return "; ".join(objectives.get(key, key.replace("_", " ")).rstrip(".") for key in keys)

@@ -30,8 +30,12 @@ from capgraph.engine.model_replies import find_overlooked, is_refusal, read_repl
 from capgraph.engine.recipes import plan_of_recipe
 from capgraph.engine.routing import LOOKED, due_looks
 from capgraph.infrastructure.respond import list_abilities
+from capgraph.models.calls import reply_remedy
+from capgraph.models.echo import remove_echo
+from capgraph.models.roles import RoleModel
 from capgraph.pipeline.run_config import current_caller
 from capgraph.planning import CLOSING, RESPOND
+from capgraph.planning.person_message import FORM, PLAN
 from capgraph.planning.planner_traits import planner_traits
 from capgraph.planning.problems import INACTIVE_CAPABILITY
 from capgraph.planning.reach import stand_ins
@@ -212,15 +216,39 @@ async def _plan(
             if not planner_traits(services.planner).can_correct:
                 break
     assert problem is not None
-    raise problem
+    raise _of_model(problem, request["refused"], services)
+
+
+def _of_model(problem: PlanError, refused: Any, services: Services) -> PlanError:
+    """Return the error of a refused plan; of a model's it names the model and the remedy."""
+    role = getattr(services.planner, "role", None)
+    if not isinstance(role, RoleModel) or problem.person_message:
+        return problem
+    is_empty = refused in ("", None, "{}", {})
+    if is_empty or isinstance(refused, str):
+        read, fix = "cannot be read", reply_remedy("" if is_empty else refused)
+    else:
+        read, fix = "was refused", "Use a model that plans better, or ask in other words."
+    return PlanProblemsError(
+        f"The plan of the model {role.name!r} ({role.role}) {read}. {problem.message}",
+        fix=fix,
+        severity=ErrorSeverity.CRITICAL,
+        problems=getattr(problem, "problems", ()),
+        person_message=f"{PLAN} {FORM}",
+    )
 
 
 def _answer(answer: Any, checked: Checked, view: TurnView) -> str:
-    """Return the reply that came with a plan without work, where nothing was done before."""
+    """Return the reply that came with a plan without work, where nothing was done before.
+
+    A planner does not see the conversation: a request that refers to it is answered from it.
+    """
     works = any(step["capability"] != RESPOND for step in checked.plan["steps"])
     if works or view.results or view.last_failure:
         return ""
-    return answer.strip() if isinstance(answer, str) else ""
+    if view.state.get("task_depends_on_chat_history"):
+        return ""
+    return remove_echo(answer).strip() if isinstance(answer, str) else ""
 
 
 def _refusal(view: TurnView, services: Services) -> str:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 
-from capgraph.agents.text_protocol import instructions, read_text, unreadable, written
+from capgraph.agents.text_protocol import (
+    STOP,
+    calls_in,
+    holds_call,
+    instructions,
+    read_text,
+    unreadable,
+    written,
+)
 from capgraph.base.errors import ConfigurationError
 from capgraph.base.ports import Attempt
 from capgraph.models.calls import call_model, check_end
@@ -75,19 +83,31 @@ class Asker:
         async def send(attempt: Attempt) -> Any:
             model = attempt.inputs["model"]  # another one where something stands in for it
             bound = self._bound if model is self._role.model else self._with_tools(model)
-            return await bound.ainvoke(attempt.inputs["messages"], _CONFIG)
+            stop = {"stop": list(STOP)} if self._texts and isinstance(bound, BaseChatModel) else {}
+            return await bound.ainvoke(attempt.inputs["messages"], _CONFIG, **stop)
 
         def read(message: AIMessage) -> AIMessage:
             check_end(self._role, message)
-            return read_text(message, self._tools) if self._texts else _checked(message)
+            return (
+                read_text(message, self._tools) if self._texts else _checked(message, self._tools)
+            )
 
         return await call_model(self._role, told, send, read)
 
 
-def _checked(message: AIMessage) -> AIMessage:
-    if message.tool_calls or message.invalid_tool_calls or str(message.text).strip():
+def _checked(message: AIMessage, tools: Sequence[Any]) -> AIMessage:
+    text = str(message.text)
+    if message.tool_calls or message.invalid_tool_calls:
         return message
-    return unreadable(message, "It was empty.")
+    if not text.strip():
+        return unreadable(message, "It was empty.")
+    if calls := calls_in(text, tools):
+        return message.model_copy(update={"content": "", "tool_calls": calls})
+    if holds_call(text, tools):
+        return unreadable(
+            message, "It holds a tool call as text among other words; only real calls are run."
+        )
+    return message
 
 
 def needed_model(agent: BaseAgent, model: Any) -> Any:

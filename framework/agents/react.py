@@ -53,7 +53,9 @@ class ReActAgent(BaseAgent):
 
     The calls of one message run side by side, each a LangGraph task of its own: what has ended is
     not repeated after a kill. What goes wrong in a tool, an unknown tool and arguments that do not fit its
-    schema are observations. A model that cannot be given tools calls them by a protocol in text.
+    schema are observations; a call that fails twice with the same arguments ends the run. A model that
+    cannot be given tools calls them by a protocol in text, and a call that a model wrote as JSON text is
+    read as a call.
 
     Args:
         model: A chat model.
@@ -150,9 +152,28 @@ class ReActAgent(BaseAgent):
 
     def _over(self, state: Mapping[str, Any], calls: int | None = None) -> str | None:
         """Say which limit is reached, before the model is asked or when it has asked for calls."""
+        if calls is None and (failed := self._failed_twice(state["messages"])) is not None:
+            return failed
         if calls is not None or state["turns"] < self.max_steps:
             return None
         return f"Reached max_steps={self.max_steps} without a final answer."
+
+    def _failed_twice(self, messages: Sequence[BaseMessage]) -> str | None:
+        """Return an error if one call of a tool failed in two messages with the same arguments."""
+        form = self.response_format.__name__ if self.response_format is not None else None
+        failed: set[str] = set()
+        for _, pairs in _turns(messages):
+            wrong = {
+                json.dumps([call["name"], call["args"]], sort_keys=True, default=str): answer
+                for call, answer in pairs
+                if answer is not None and answer.status == "error" and call["name"] != form
+            }
+            for call, answer in wrong.items():
+                if call in failed:
+                    said = str(answer.text)
+                    return f"{answer.name} failed twice with the same arguments. {said}"
+            failed |= wrong.keys()
+        return None
 
     def _read(self, state: Mapping[str, Any], message: AIMessage) -> dict[str, Any]:
         """Return what a message of the model means for the state."""
@@ -184,6 +205,11 @@ class ReActAgent(BaseAgent):
         if told > _UNREADABLE:
             name = form.__name__ if form is not None else "an action or an answer"
             error = f"The model gave {told} answers that are not of the form of {name}: {why}"
+            if self.tools:
+                error += (
+                    " The model may not be able to call tools."
+                    " Fix: Use a model that supports tool calls."
+                )
             return self._ended(state, [message], None, error)
         back: list[BaseMessage] = [_refused(call, str(why)) for call in calls]
         wanted = (

@@ -30,12 +30,24 @@ You are then told the observation. These are the tools:
 """
 _STEP = re.compile(
     r"(?:Thought:\s*(?P<thought>.*?)\s*)?^\s*Action:\s*(?P<action>[^\n]+?)\s*"
-    r"^\s*Action Input:\s*(?P<input>.*?)\s*(?=^\s*(?:Observation|Thought|Action):|\Z)",
+    r"^\s*Action Input:\s*(?P<input>.*?)\s*"
+    r"(?=^\s*(?:Observation|Thought|Action|Final Answer)\s*:|\Z)",
     re.DOTALL | re.MULTILINE | re.IGNORECASE,
 )
 _FINAL = re.compile(
-    r"^\s*Final Answer:\s*(?P<answer>.+)\Z", re.DOTALL | re.MULTILINE | re.IGNORECASE
+    r"^\s*Final Answer:\s*(?P<answer>.+?)\s*(?=^\s*(?:Observation|Thought|Action)\s*:|\Z)",
+    re.DOTALL | re.MULTILINE | re.IGNORECASE,
 )
+STOP = ("\nObservation:",)
+"""Stop sequences of the form.
+
+``Final Answer:`` is not one of them: at the end of a thought it begins the answer. Behind an action
+it is cut off when the text is read.
+"""
+_FENCED = re.compile(
+    r"```\w*\s*(?P<fence>.*?)\s*```|<tool_call>\s*(?P<tag>.*?)\s*</tool_call>", re.DOTALL
+)
+_ARGUMENTS = ("arguments", "parameters", "args")
 
 
 def instructions(tools: Sequence[Any]) -> str:
@@ -74,23 +86,88 @@ def read_text(message: AIMessage, tools: Sequence[Any]) -> AIMessage:
     'It has neither an action nor a final answer.'
     """
     text = str(message.text)
-    found = _STEP.search(text)
-    if found is None:
-        answer = _FINAL.search(text)
-        if answer is None:
-            why = "It has neither an action nor a final answer."
-            return unreadable(message, why)
-        return _made(message, _answer(answer["answer"]), text)
+    found, answer = _STEP.search(text), _FINAL.search(text)
+    if found is None or (answer is not None and answer.start() < found.start()):
+        if answer is not None:
+            return _made(message, _answer(answer["answer"]), text[: answer.end()].strip())
+        calls = calls_in(text, tools)
+        if calls:
+            return _made(message, "", text, calls)
+        return unreadable(message, "It has neither an action nor a final answer.")
     if found["action"].strip().lower() == FINAL.lower():
         return _made(message, _answer(found["input"]), text)
-    call = {
-        "name": found["action"].strip(),
-        "args": _arguments(found["action"].strip(), found["input"], tools),
-        "id": uuid4().hex,
-        "type": "tool_call",
-    }
+    name = _tool_name(found["action"], tools)
+    args = _arguments(name, found["input"], tools)
+    if tools and any(mark in name for mark in '{}"\n'):
+        names = ", ".join(_names(tools))
+        return unreadable(message, f"Action must be the name of one tool: {names}.")
+    if args is None:
+        return unreadable(message, f"The Action Input of {name} must be a JSON object.")
     # What it made up as an observation is not shown to it as its own words.
-    return _made(message, found["thought"] or "", text[: found.end()].strip(), [call])
+    told = text[: found.end()].strip()
+    return _made(message, found["thought"] or "", told, [_call(name, args)])
+
+
+def calls_in(text: str, tools: Sequence[Any]) -> list[dict[str, Any]]:
+    r"""Return the calls of tools that a model wrote as JSON, if the text holds nothing else.
+
+    Models without a working template for tools write a call as JSON, fenced or in a tag.
+
+    >>> from types import SimpleNamespace
+    >>> add = SimpleNamespace(name="add")
+    >>> [found] = calls_in('```json\n{"name": "add", "arguments": {"a": 1}}\n```', [add])
+    >>> found["name"], found["args"]
+    ('add', {'a': 1})
+    >>> calls_in('{"name": "Ada", "arguments": {}}', [add])
+    []
+    """
+    found = [match["fence"] or match["tag"] or "" for match in _FENCED.finditer(text)]
+    if _FENCED.sub("", text).strip():
+        found = [text]
+    calls = [_written_call(part, tools) for part in found]
+    return [call for call in calls if call is not None] if None not in calls else []
+
+
+def holds_call(text: str, tools: Sequence[Any]) -> bool:
+    """Return True if a text holds a call of a tool in JSON, be it among other words."""
+    found = (match["fence"] or match["tag"] or "" for match in _FENCED.finditer(text))
+    return any(_written_call(part, tools) is not None for part in (text, *found))
+
+
+def _written_call(text: str, tools: Sequence[Any]) -> dict[str, Any] | None:
+    found = as_json(text)
+    if not isinstance(found, dict):
+        return None
+    function = found.get("function")
+    if isinstance(function, dict):
+        found = function
+    name = found.get("name")
+    given = [key for key in _ARGUMENTS if key in found]
+    if not isinstance(name, str) or not given or _tool_name(name, tools) not in _names(tools):
+        return None
+    args = found[given[0]]
+    args = as_json(args) if isinstance(args, str) else args
+    return _call(_tool_name(name, tools), args) if isinstance(args, dict) else None
+
+
+def _call(name: str, args: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "args": args, "id": uuid4().hex, "type": "tool_call"}
+
+
+def _names(tools: Sequence[Any]) -> list[str]:
+    return [
+        convert_to_openai_tool(tool)["function"]["name"]
+        if isinstance(tool, type)
+        else str(tool.name)
+        for tool in tools
+    ]
+
+
+def _tool_name(written_name: str, tools: Sequence[Any]) -> str:
+    """Return a tool's name as it is registered; models add quotes and change the case."""
+    name = written_name.strip().strip("`'\"*").removesuffix("()")
+    plain = name.casefold().replace(" ", "_")
+    return next((known for known in _names(tools) if known.casefold() == plain), name)
 
 
 def _made(message: AIMessage, text: str, told: str, calls: Sequence[Any] = ()) -> AIMessage:
@@ -113,16 +190,34 @@ def as_json(text: str) -> Any:
         return text
 
 
-def _arguments(name: str, text: str, tools: Sequence[Any]) -> dict[str, Any]:
-    """Return a call's arguments; what is no object is the one argument of a tool that has one."""
+def _arguments(name: str, text: str, tools: Sequence[Any]) -> dict[str, Any] | None:
+    """Return a call's arguments, or None if they cannot be read.
+
+    A value that is not an object is the argument of a tool that has only one. Text that is not JSON
+    counts as such a value if it is one line and does not look like an object.
+    """
     given = as_json(text)
-    if isinstance(given, dict):
+    if isinstance(given, str) and text.strip()[:1] in ("{", "[", "`"):
+        given = _leading_object(text)
+    if isinstance(given, dict) or given is None:
         return given
+    if isinstance(given, str) and given == text.strip() and ("\n" in given or "{" in given):
+        return None
     for tool in tools:
         properties = list(getattr(tool, "args", None) or ())
         if getattr(tool, "name", None) == name and len(properties) == 1:
             return {properties[0]: given}
-    return {"raw": given}
+    return None
+
+
+def _leading_object(text: str) -> dict[str, Any] | None:
+    """Return the JSON object with which a text begins; what follows it is not a part of the call."""
+    start = re.sub(r"^```\w*\s*", "", text.strip())
+    try:
+        found, _ = json.JSONDecoder().raw_decode(start)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _answer(text: str) -> str:

@@ -193,6 +193,9 @@ def classify_exception(
     metadata: dict[str, Any] = {"technical_details": str(exc), "category": found.category}
     if found.retry_after is not None:
         metadata["retry_after_seconds"] = found.retry_after
+    told = (getattr(error, "person_message", "") for error in cause_chain(exc))
+    if sentence := next((text for text in told if isinstance(text, str) and text), None):
+        metadata["person_message"] = sentence
     if found.category == "declared" and isinstance(found.cause, CapgraphError):
         severity = ErrorSeverity(found.cause.severity or ErrorSeverity.CRITICAL)
         if effect == "once" and severity is ErrorSeverity.RETRIABLE and found.cause is not exc:

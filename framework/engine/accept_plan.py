@@ -42,6 +42,7 @@ from capgraph.planning import (
     repair_plan,
 )
 from capgraph.planning.model_repairs import count_repairs
+from capgraph.planning.person_message import for_author
 from capgraph.planning.planner_traits import planner_traits
 from capgraph.planning.problems import SHAPE, make_problem
 from capgraph.state import TurnView
@@ -126,7 +127,9 @@ async def check(
     _refuse_rejected(mended, view)
     if author == "caller" and (unavailable := await unavailable_steps(mended, view, services)):
         raise _problems(
-            f"The plan was not started: {'; '.join(unavailable)}.", "Send the plan again then."
+            f"The plan was not started: {'; '.join(unavailable)}.",
+            "Send the plan again then.",
+            person_message=f"The plan was not started: {'; '.join(unavailable)}.",
         )
     verdict = await _judged(mended, view, services)
     await _priced(mended, view, services)
@@ -170,6 +173,8 @@ def _repaired(
             f"The plan has {len(repaired.problems)} problem(s): {listed}",
             "Correct the plan, or ask in other words.",
             repaired.problems,
+            # Whoever wrote the plan reads what is wrong with it; who only asked does not.
+            person_message=for_author(repaired.problems) if additions_only else "",
         )
     return repaired
 
@@ -215,9 +220,16 @@ def held_for(view: TurnView, services: Services) -> AbstractAsyncContextManager[
     return spending.planned(here, services.registry.capabilities)
 
 
-def _problems(message: str, fix: str, problems: Sequence[Problem] = ()) -> PlanProblemsError:
-    severity = ErrorSeverity.CRITICAL
-    return PlanProblemsError(message, fix=fix, severity=severity, problems=tuple(problems))
+def _problems(
+    message: str, fix: str, problems: Sequence[Problem] = (), *, person_message: str = ""
+) -> PlanProblemsError:
+    return PlanProblemsError(
+        message,
+        fix=fix,
+        severity=ErrorSeverity.CRITICAL,
+        problems=tuple(problems),
+        person_message=person_message,
+    )
 
 
 async def _judged(plan: ExecutionPlan, view: TurnView, services: Services) -> Verdict:
@@ -446,8 +458,9 @@ def _refuse_rejected(plan: ExecutionPlan, view: TurnView) -> None:
         given = entry.get("fingerprints") or []
         if prints == given if key == PLAN else set(given) & set(prints):
             what = "the plan" if key == PLAN else f"step {key!r}"
-            raise _problems(
+            told = (
                 f"A person rejected {what} ({entry.get('reason') or 'no reason was given'}), and"
-                " the new plan has it again.",
-                "Ask in other words, or agree to the step.",
+                " the new plan has it again."
             )
+            fix = "Ask in other words, or agree to the step."
+            raise _problems(told, fix, person_message=f"{told} {fix}")

@@ -6,6 +6,7 @@ from langchain_core.messages import AIMessage
 from pydantic import BaseModel
 
 from capgraph.models.calls import streamed, structured
+from capgraph.models.echo import has_marks
 from capgraph.models.prompt import fields_of, prompt_of, split_last
 from capgraph.models.roles import RoleModel
 from capgraph.planning.strategies import AnswerRequest, StepSummary
@@ -24,6 +25,8 @@ class ModelAnswerer:
     async def answer(self, request: AnswerRequest) -> AIMessage | BaseModel:
         """Return the message; its id is that of the streamed pieces. With a form, return that.
 
+        Marks of the prompt that the model repeats are removed, unless the request is about them.
+
         Raises:
             ModelError: The model failed, wrote nothing, or kept to no form.
         """
@@ -36,7 +39,8 @@ class ModelAnswerer:
             messages=request.messages,
         )
         if request.form is None:
-            return await streamed(self._role, messages)
+            marks = has_marks(request.task)
+            return await streamed(self._role, messages, may_hold_marks=marks)
         found: BaseModel = await structured(
             self._role, request.form, messages, part=lambda value: emit(AnswerPart(value=value))
         )

@@ -38,6 +38,8 @@ from capgraph.base.ports import (
 )
 from capgraph.base.values import json_values_in, misfits
 from capgraph.configs.logger import clean_text, mask_secrets
+from capgraph.langgraph_compat import write_message
+from capgraph.models.echo import EchoFilter, remove_echo
 from capgraph.models.recovery import (
     ModelRefusedError,
     TruncatedAnswerError,
@@ -58,6 +60,7 @@ _CUT_OFF = frozenset({"length", "max_tokens", "model_length", "model_context_win
 _REFUSED = frozenset(
     ["content_filter", "refusal", "safety", "prohibited_content", "blocklist", "recitation", "spii"]
 )
+REWORD = "Please ask in other words."
 _SAY_WHY = frozenset({"anthropic", "google_genai"})
 _FIXES = {
     "rate_limit": "Wait, or ask the provider for a higher rate.",
@@ -270,7 +273,7 @@ def _form_of(role: RoleModel, schema: type[BaseModel] | dict[str, Any], result: 
         # One value only: the first of several would be half of what the model wrote.
         values = json_values_in(_written(raw))
         parsed = values[0] if len(values) == 1 else None
-    if parsed is None:
+    if parsed is None or _breaks_off(raw):
         raise _malformed(role, _written(raw), result.get("parsing_error"))
     text = "" if getattr(raw, "tool_calls", None) else str(getattr(raw, "text", "")).strip()
     if text and not text.startswith(("{", "[")):
@@ -281,6 +284,18 @@ def _form_of(role: RoleModel, schema: type[BaseModel] | dict[str, Any], result: 
         return schema.model_validate(parsed)
     except PydanticValidationError as exc:
         raise _malformed(role, _written(raw), exc) from exc
+
+
+def _breaks_off(raw: Any) -> bool:
+    """Return True if a reply is JSON without an end, which LangChain's parser would complete."""
+    text = str(raw.text).strip()
+    if not text.startswith("{") or raw.tool_calls:
+        return False
+    try:
+        json.JSONDecoder().raw_decode(text)
+    except ValueError:
+        return True
+    return False
 
 
 async def _in_parts(
@@ -298,30 +313,49 @@ async def _in_parts(
     return whole
 
 
-async def streamed(role: RoleModel, messages: Sequence[BaseMessage]) -> AIMessage:
+async def streamed(
+    role: RoleModel, messages: Sequence[BaseMessage], *, may_hold_marks: bool = False
+) -> AIMessage:
     """Ask for text; each piece is emitted as ``AnswerToken`` when it comes.
+
+    Args:
+        role: The model.
+        messages: The prompt.
+        may_hold_marks: True if the marks of a prompt may belong to the answer. Else they are
+            removed, from the stream as from the message.
 
     Raises:
         ModelError: The call failed, or brought no text; the cause is chained.
     """
-    config: Any = {"tags": [role_tag(role.role)], "run_name": role.role}
+    # The pieces go to the ``messages`` stream from here, after the marks are removed.
+    config: Any = {"tags": [TAG_NOSTREAM, role_tag(role.role)], "run_name": role.role}
 
     async def send(attempt: Attempt) -> AIMessageChunk | None:
         whole: AIMessageChunk | None = None
+        echo = None if may_hold_marks else EchoFilter()
         try:
             async for chunk in attempt.inputs["model"].astream(attempt.inputs["messages"], config):
-                if chunk.text:
-                    emit(AnswerToken(text=str(chunk.text)))
                 whole = chunk if whole is None else whole + chunk
+                text = str(chunk.text)
+                _show_piece(chunk, text if echo is None else echo.feed(text))
             if whole is not None and _broke_off(whole):
                 raise ConnectionError("The stream ended before the answer did.")
+            if echo is not None and whole is not None and (rest := echo.close()):
+                _show_piece(AIMessageChunk(content="", id=whole.id), rest)
         except BaseException:
             if whole is not None and whole.text:
                 emit(AnswerToken(text="", resets=True))
             raise
         return whole
 
-    return await call_model(role, messages, send, partial(_text_of, role))
+    return await call_model(role, messages, send, partial(_text_of, role, may_hold_marks))
+
+
+def _show_piece(chunk: AIMessageChunk, text: str) -> None:
+    """Emit a piece of the answer, and write it to the ``messages`` stream."""
+    if text:
+        emit(AnswerToken(text=text))
+    write_message(chunk if text == str(chunk.text) else chunk.model_copy(update={"content": text}))
 
 
 def _broke_off(message: BaseMessage) -> bool:
@@ -330,13 +364,14 @@ def _broke_off(message: BaseMessage) -> bool:
     return provider in _SAY_WHY and bool(str(message.text).strip()) and not _reason(message)
 
 
-def _text_of(role: RoleModel, whole: AIMessage | None) -> AIMessage:
+def _text_of(role: RoleModel, may_hold_marks: bool, whole: AIMessage | None) -> AIMessage:
     if whole is None:
         raise _malformed(role, "", None)
-    text = str(whole.text)
+    written = str(whole.text)
+    text = written if may_hold_marks else remove_echo(written)
     if not text.strip():
         check_end(role, whole)
-        raise _malformed(role, "", None)
+        raise _malformed(role, written, None)
     if _reason(whole) in _CUT_OFF:
         note = "\n\n(The answer was cut off at the model's length limit.)"
         emit(AnswerToken(text=note))
@@ -360,6 +395,7 @@ async def _errors(role: RoleModel) -> AsyncIterator[None]:
             raise role.failed(
                 f"gave no answer within {role.limit_seconds:g} s.",
                 "Raise limits.step_timeout_seconds (or its TimeoutBehavior), or use a faster model.",
+                person_message="The model did not answer in time. Please try again later.",
             ) from exc
         told = f"failed: {_shown(str(exc) or type(exc).__name__)}"
         raise role.failed(told, _FIXES.get(diagnose(exc).category)) from exc
@@ -372,11 +408,31 @@ def _malformed(role: RoleModel, text: str, cause: BaseException | None) -> Malfo
         told += f": {_shown('; '.join(misfits(cause)))}"
     error = MalformedAnswerError(
         f"{told}.",
-        fix="Use a model that supports structured output.",
+        fix=reply_remedy(text),
         text=text,
+        person_message=f"The model's reply did not have the expected form. {REWORD}",
     )
     error.__cause__ = cause
     return error
+
+
+def reply_remedy(text: str) -> str:
+    """Return what an operator can do about a reply that cannot be read.
+
+    >>> reply_remedy("<!DOCTYPE html><title>Proxy</title>")
+    "Check the model's base_url: it answers with a web page."
+    """
+    start = text.strip().lower()
+    if not start:
+        return (
+            "Raise max_tokens in the model's options, or check the server's chat template: the reply"
+            " was empty."
+        )
+    if start.startswith(("<!doctype", "<html", "<head", "<?xml")):
+        return "Check the model's base_url: it answers with a web page."
+    if start.removeprefix("```json").strip().startswith("{") and not start.endswith(("}", "```")):
+        return "Raise max_tokens in the model's options: the reply breaks off."
+    return "Use a model that supports structured output."
 
 
 def check_end(role: RoleModel, message: Any) -> None:
@@ -392,6 +448,7 @@ def check_end(role: RoleModel, message: Any) -> None:
             "Ask in other words, or use another model.",
             ErrorSeverity.CRITICAL,
             ModelRefusedError,
+            person_message=f"The model refused to do this. {REWORD}",
         )
     if reason in _CUT_OFF:
         raise role.failed(
@@ -399,6 +456,8 @@ def check_end(role: RoleModel, message: Any) -> None:
             "Raise max_tokens in the model's options, or ask for less at once.",
             ErrorSeverity.CRITICAL,
             TruncatedAnswerError,
+            person_message="The model's reply was too long and was cut off. Please ask for less"
+            " at once.",
         )
 
 

@@ -17,7 +17,7 @@ from capgraph.base.value_context import ValueContext, value_fields
 from capgraph.base.values import json_in
 from capgraph.models.calls import structured
 from capgraph.models.parameters import ask_for_parameters
-from capgraph.models.prompt import fields_of, prompt_of, split_last
+from capgraph.models.prompt import fields_of, prompt_of
 from capgraph.models.roles import RoleModel
 from capgraph.models.selection import when_needed
 from capgraph.planning.recipes import once_each, recipe_of
@@ -221,8 +221,7 @@ class ModelPlanner:
             self.prompt,
             {**fields_of(request), **own},
             instructions=request.instructions,
-            # The task is complete in itself, unless it asks about the conversation.
-            earlier=split_last(request.messages)[0] if request.refers_back else (),
+            # Without the conversation: small models copy an earlier answer in place of a step.
             messages=request.messages,
         )
 

@@ -64,9 +64,16 @@ class RoleModel:
         fix: str | None = None,
         severity: ErrorSeverity | None = None,
         kind: type[ModelError] = ModelError,
+        *,
+        person_message: str = "",
     ) -> ModelError:
         """Return the error that says what happened to a call; a severity of ``None`` is the cause's."""
-        return kind(f"The model {self.name!r} ({self.role}) {told}", fix=fix, severity=severity)
+        return kind(
+            f"The model {self.name!r} ({self.role}) {told}",
+            fix=fix,
+            severity=severity,
+            person_message=person_message,
+        )
 
 
 def model_name(model: Any) -> str:

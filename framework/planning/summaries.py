@@ -9,6 +9,7 @@ from capgraph.base.context import CapabilityContext
 from capgraph.base.errors import ValidationError
 from capgraph.base.value_context import LISTED
 from capgraph.planning import CLOSING
+from capgraph.planning.person_message import is_for_people, readable
 from capgraph.planning.references import FROM, reads_of
 from capgraph.state import ContextTypes, summarize
 
@@ -85,7 +86,8 @@ def missing_steps(state: Mapping[str, Any]) -> tuple[str, ...]:
     missing = []
     if all(step["capability"] in CLOSING for step in steps):
         missing += [
-            f"{name}: {why}" for name, why in (state.get("planning_excluded") or {}).items()
+            _missing_line(name.replace("_", " "), why)
+            for name, why in (state.get("planning_excluded") or {}).items()
         ]
     for step in steps:
         record = results.get(step.get("context_key", "")) or {}
@@ -93,11 +95,23 @@ def missing_steps(state: Mapping[str, Any]) -> tuple[str, ...]:
             continue
         for copy in (record.get("missing") or ())[:_MAX_COPIES]:
             why = results[copy].get("error")
-            missing.append(f"{copy} ({step['capability']}): {why}")
+            missing.append(_missing_line(_named(step, copy), why))
         if record.get("success"):
             continue
         reason = record.get("error") or "it did not run because an earlier step is missing."
         if "not_needed" in record:
             reason = f"not needed: {record['not_needed']}"
-        missing.append(f"{step['context_key']} ({step['capability']}): {reason}")
+        missing.append(_missing_line(_named(step), reason))
     return tuple(missing)
+
+
+def _named(step: Mapping[str, Any], copy: str = "") -> str:
+    """Return the name of a step for a person: what it is for, else its capability in words."""
+    objective = str(step.get("task_objective") or "")
+    name = objective if is_for_people(objective) else step["capability"].replace("_", " ")
+    number = copy.removeprefix(str(step.get("context_key", ""))).strip("[]#")
+    return f"{name.rstrip('.')}{f' ({number})' if number else ''}"
+
+
+def _missing_line(name: str, reason: Any) -> str:
+    return f"{name}: {readable(str(reason)) or 'it failed.'}"

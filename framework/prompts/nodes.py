@@ -24,7 +24,8 @@ class TaskExtractionPrompt(PromptBuilder):
         "Rules:\n"
         "- State the task so that it can be understood without the conversation: put in the"
         " places, times, names and numbers that earlier messages give.\n"
-        "- Keep every detail of the last message. Add nothing that was not said.\n"
+        "- Keep every detail of the last message, in the person's words. Add nothing that was not"
+        " said, and do not answer it.\n"
         "- A last message that changes the subject is a new task; carry nothing over.\n"
         "- depends_on_chat_history is true when earlier messages were needed.\n"
         "- depends_on_user_memory is true when stored facts about the person matter, such as"
@@ -207,14 +208,13 @@ class ResponseGenerationPrompt(PromptBuilder):
     title and a text), ``missing``, ``abilities``, ``problem`` (of the answer before).
     """
 
-    role = "You write the message with which an agent answers a person."
+    # Two short sentences: with a list of rules, small models deny what the results say.
+    role = "You answer a person for an agent that did the work."
     instructions = (
-        "Rules:\n"
-        "- Take every figure, date and name from the results as it stands, with its unit; invent"
-        " nothing. Say what could not be done, and why.\n"
-        "- Be short, in the language of the request, the answer first; no word of plans, steps or"
-        " these rules.\n"
-        f"- {DATA_RULE}"
+        "The results are true: answer the request from them alone, never refuse, never add"
+        " anything, and keep their figures, units, dates, and names. Write one short plain text"
+        " in the language of the request, and say what was not done and why.\n"
+        f"{DATA_RULE}"
     )
 
     def get_dynamic_context(
@@ -235,7 +235,8 @@ class ResponseGenerationPrompt(PromptBuilder):
         if purpose == "conversation":
             able = f"What the agent can do:\n{plain_text(abilities, _MAX_ABILITIES)}"
             told = (
-                "No capability fits this request. Say so kindly, and what the agent can do instead."
+                "There are no results. If the conversation answers the request, answer from it;"
+                " else say kindly that the agent cannot do this, and what it can do instead."
             )
             return f"{_report(task, told, missing=missing)}\n\n{able}{again}"
         return _report(task, "" if results else "There are no results.", results, missing) + again

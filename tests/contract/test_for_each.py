@@ -735,7 +735,7 @@ async def test_what_takes_one_is_not_given_several_and_says_so() -> None:
     given: Any = {"messages": [("user", "go")], "planning_execution_plan": {"steps": steps}}
     graph = build_graph([given_hours, tool_capability(fetch, "FETCHED"), agent])
     out = await graph.ainvoke(given)
-    assert "supplies several FETCHED, not one" in out["messages"][-1].text
+    assert "supplies several FETCHED, not one" in out["execution_outcome"]["reason"]
 
 
 class Typed(CapabilityContext):

@@ -98,7 +98,7 @@ async def test_a_plan_of_a_caller() -> None:
     for key in ("storm", "after"):
         assert "not_needed" in json.dumps(results[key]) or "not needed" in json.dumps(results[key])
     assert out["execution_outcome"]["status"] == "partial"
-    assert "extra" in out["messages"][-1].content
+    assert "extra" in out["execution_outcome"]["missing"]
 
 
 async def test_a_plan_with_a_bound_a_letter_off_does_not_run_without_it() -> None:

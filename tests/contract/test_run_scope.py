@@ -218,7 +218,7 @@ async def test_what_a_node_of_ones_own_cannot_keep_is_named() -> None:
     registry.register(Monitoring)
     out = await soon(build_graph(registry).ainvoke(SAY))
     assert status(out) == "failed"
-    assert "planning_selection" in out["messages"][-1].content
+    assert "planning_selection" in out["execution_outcome"]["reason"]
 
 
 async def test_the_last_result_says_what_a_failure_means(agent: Any, step: Any) -> None:
@@ -268,7 +268,7 @@ async def test_what_does_not_fit_its_key_fails_the_node_that_wrote_it(
     out = await soon(agent(Gauge, _watcher(update)).ask())
     assert status(out) == "failed"
     assert out["control_error_info"]["node_name"] == "monitoring"
-    assert next(iter(update)) in out["messages"][-1].content
+    assert next(iter(update)) in out["execution_outcome"]["reason"]
 
 
 @pytest.mark.parametrize("update", NONSENSE)

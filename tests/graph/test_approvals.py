@@ -235,7 +235,7 @@ async def test_without_a_saver_the_turn_ends_with_the_reason(
 ) -> None:
     out = await desk(checkpointer=None).ask()
     assert out["execution_outcome"]["status"] == "failed"
-    assert "checkpointer" in out["messages"][-1].content
+    assert "checkpointer" in out["execution_outcome"]["reason"]
     assert work["paid"] == []
 
 

@@ -277,9 +277,9 @@ async def test_a_service_that_stays_down_ends_in_an_error_after_a_bounded_number
     assert len(server.asked()) == 4
     assert asked.nodes[-1] == "error"
     assert state["execution_outcome"]["status"] == "failed"
-    text = state["messages"][-1].content
+    text = state["execution_outcome"]["reason"]
     assert "'gpt-test' (selection) failed" in text
-    assert "after 4 attempts" in text
+    assert "4 times" in state["messages"][-1].content
     assert "Nothing here can do that" not in text
 
 
@@ -308,7 +308,7 @@ async def test_an_address_where_nobody_answers_is_a_network_fault(
     assert len(asked.of("retry")) == 3
     info = state["control_error_info"]["classification"]
     assert info["metadata"]["category"] == "network"
-    assert "base_url" in state["messages"][-1].content
+    assert "base_url" in state["execution_outcome"]["reason"]
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ async def test_what_cannot_pass_is_not_tried_again(
     )
     assert asked.nodes[-1] == "error"
     assert "sk-test-0123456789" not in str(state)
-    assert "Fix:" in state["messages"][-1].content
+    assert "Fix:" in state["execution_outcome"]["reason"]
 
 
 @pytest.mark.parametrize("code", [None, "server_error"])
@@ -377,7 +377,7 @@ async def test_malformed_json_for_ever_is_an_error_and_never_no_capability(
     state = await asked.ask("What does the sensor say?")
     assert len(server.asked()) == 4
     assert asked.nodes[-1] == "error"
-    assert "certainly! here you go" in state["messages"][-1].content
+    assert "certainly! here you go" in state["execution_outcome"]["reason"]
     assert state.get("planning_active_capabilities") is None
 
 
@@ -414,7 +414,7 @@ async def test_plans_that_cannot_be_read_end_in_the_error_node_with_the_list(
     state = await asked.ask("What does the sensor say?")
     assert len(server.asked("ExecutionPlan")) == 2
     assert asked.nodes[-1] == "error"
-    assert "CG-P01" in state["messages"][-1].content
+    assert "CG-P01" in state["execution_outcome"]["reason"]
     assert state["execution_step_results"] == {}
 
 
@@ -437,7 +437,7 @@ async def test_nothing_but_inventions_is_an_error(
     asked = client()
     state = await asked.ask("What does the sensor say?")
     assert len(server.asked()) == 4
-    assert "'teleport'" in state["messages"][-1].content
+    assert "'teleport'" in state["execution_outcome"]["reason"]
     assert asked.nodes[-1] == "error"
 
 
@@ -463,7 +463,7 @@ async def test_a_plan_that_contradicts_its_own_correction_is_bounded(
     state = await asked.ask("Add up the readings")
     assert len(server.asked("ExecutionPlan")) == 2
     assert asked.nodes[-1] == "error"
-    text = state["messages"][-1].content
+    text = state["execution_outcome"]["reason"]
     assert "'fly'" in text
     assert "CG-P04" in text
     assert state["execution_step_results"] == {}
@@ -480,7 +480,7 @@ async def test_a_refusal_is_an_error_at_once(
     state = await asked.ask("What does the sensor say?")
     assert len(server.asked()) == calls
     assert asked.nodes[-1] == "error"
-    assert "refused: I will not help with that." in state["messages"][-1].content
+    assert "refused: I will not help with that." in state["execution_outcome"]["reason"]
     assert state["execution_outcome"]["status"] == "failed"
 
 
@@ -491,7 +491,7 @@ async def test_a_plan_cut_off_at_the_length_limit_never_starts(
     server.on("ExecutionPlan", give({"steps": [READ]}, finish="length"))
     asked = client()
     state = await asked.ask("What does the sensor say?")
-    assert "cut off" in state["messages"][-1].content
+    assert "cut off" in state["execution_outcome"]["reason"]
     assert not asked.of("step_started")
 
 
@@ -558,7 +558,7 @@ async def test_a_model_that_obeys_an_attack_still_cannot_run_what_was_not_chosen
     asked = client()
     state = await asked.ask("What does the sensor say?")
     assert Wipe.wiped == []
-    assert "CG-P05" in state["messages"][-1].content
+    assert "CG-P05" in state["execution_outcome"]["reason"]
     assert not asked.of("step_started")
 
 

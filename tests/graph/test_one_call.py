@@ -124,7 +124,7 @@ async def test_choosing_again_plans_again_without_what_was_refused_and_costs_one
     model = ScriptedModel(responses=[guess, *[guess] * 20])
     out = await graph_of(model, registry, limits={"max_planning_attempts": 3}).ainvoke(ASKED)
     assert asked(model) == ["ExecutionPlan"] * 3
-    assert "CG-P05" in out["messages"][-1].content
+    assert "CG-P05" in out["execution_outcome"]["reason"]
 
 
 async def test_a_new_plan_may_use_what_the_first_did_not() -> None:

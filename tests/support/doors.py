@@ -126,8 +126,10 @@ def status(out: Mapping[str, Any]) -> str:
 
 
 def last_words(out: Mapping[str, Any]) -> str:
-    """Return the message that ended a turn, in lower case."""
-    return str(out["messages"][-1].content).lower()
+    """Return the message that ended a turn and the operator's reason, in lower case."""
+    reason = (out.get("execution_outcome") or {}).get("reason")
+    message = str(out["messages"][-1].content)
+    return (f"{message}\n{reason}" if reason else message).lower()
 
 
 def question(out: Mapping[str, Any]) -> dict[str, Any]:

@@ -296,3 +296,106 @@ async def test_a_model_without_tools_answers_a_form_in_json() -> None:
 
     result = await ReActAgent(model, tools=[add], response_format=Sum).execute("2 + 2?")
     assert (result.output, result.success) == (Sum(total=4), True)
+
+
+async def test_text_behind_the_arguments_never_becomes_one() -> None:
+    found: list[str] = []
+
+    @tool
+    def find_customer(name: str) -> str:
+        """Find a customer."""
+        found.append(name)
+        return "Ada Lovelace is customer C1."
+
+    asked = (
+        "Thought: I look Ada up.\nAction: find_customer\n"
+        'Action Input: {"name": "Ada"}\nFinal Answer: {"customer_id": "12345"}\n'
+        "Thought: Now I know.\nAction: find_customer\nAction Input: {}"
+    )
+    model = Plain(answers=[asked, "Final Answer: It is C1."], asked=[])
+    result = await ReActAgent(model, tools=[find_customer]).execute("Find Ada.")
+    assert found == ["Ada"]
+    assert result.output == "It is C1."
+    assert "12345" not in "".join(m.text for m in model.asked[1][1:])
+
+
+@pytest.mark.parametrize(
+    "given", ['{"text": "hel', '{"text": "a"', "one\ntwo", 'call {"text": "a"}', "```\nhello"]
+)
+async def test_arguments_that_cannot_be_read_are_told_and_never_run(given: str) -> None:
+    ran: list[str] = []
+
+    @tool
+    def shout(text: str) -> str:
+        """Shout."""
+        ran.append(text)
+        return text.upper()
+
+    asked = f"Action: shout\nAction Input: {given}"
+    model = Plain(answers=[asked, "Final Answer: I cannot."], asked=[])
+    result = await ReActAgent(model, tools=[shout]).execute("Shout.")
+    assert ran == []
+    assert result.output == "I cannot."
+    assert "must be a JSON object" in model.asked[1][-1].text
+
+
+async def test_an_action_that_is_no_name_is_told_the_names() -> None:
+    asked = 'Action: {"a": 1, "b": 2}\nAction Input: {"a": 1, "b": 2}\nFinal Answer: 3'
+    model = Plain(answers=[asked, "Final Answer: 3"], asked=[])
+    result = await ReActAgent(model, tools=[add]).execute("1 + 2?")
+    assert result.output == "3"
+    assert "add" in model.asked[1][-1].text
+
+
+FENCED = '```json\n{\n  "name": "add",\n  "arguments": {"a": 2, "b": 2}\n}\n```'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        FENCED,
+        '{"name": "add", "parameters": {"a": 2, "b": 2}}',
+        '<tool_call>\n{"name": "add", "arguments": "{\\"a\\": 2, \\"b\\": 2}"}\n</tool_call>',
+    ],
+)
+@pytest.mark.parametrize("knows_tools", [True, False])
+async def test_a_call_written_as_json_is_a_call(text: str, knows_tools: bool) -> None:
+    answers = [text, "It is 4." if knows_tools else "Final Answer: It is 4."]
+    model: Any = scripted(*answers) if knows_tools else Plain(answers=answers, asked=[])
+    result = await ReActAgent(model, tools=[add]).execute("2 + 2?")
+    assert [(s.action, s.observation) for s in result.steps[:1]] == [("add", "4")]
+    assert result.output == "It is 4."
+
+
+async def test_a_call_among_other_words_is_not_run_and_the_error_says_so() -> None:
+    text = f"I will call this:\n{FENCED}\nThe result is 5."
+    result = await ReActAgent(scripted(*[text] * 3), tools=[add]).execute("2 + 2?")
+    assert not result.success
+    assert result.steps == []
+    assert "call tools" in str(result.error)
+
+
+@pytest.mark.parametrize("knows_tools", [True, False])
+async def test_a_call_that_fails_twice_ends_the_run(knows_tools: bool) -> None:
+    if knows_tools:
+        model: Any = scripted(*[call("fail") for _ in range(5)])
+    else:
+        model = Plain(answers=["Action: fail\nAction Input: {}"] * 5, asked=[])
+    result = await ReActAgent(model, tools=[fail]).execute("Go.")
+    assert not result.success
+    assert len(result.steps) == 2
+    assert "fail" in str(result.error)
+
+
+async def test_a_model_without_tools_is_stopped_where_it_makes_up_an_observation() -> None:
+    stops: list[Any] = []
+
+    class Stopped(Plain):
+        def _generate(self, messages: Any, stop: Any = None, *args: Any, **more: Any) -> Any:
+            stops.append(stop)
+            return super()._generate(messages, stop, *args, **more)
+
+    model = Stopped(answers=["Thought: easy\nFinal Answer: 4"], asked=[])
+    result = await ReActAgent(model, tools=[add]).execute("2 + 2?")
+    assert result.output == "4"
+    assert "\nObservation:" in stops[0]

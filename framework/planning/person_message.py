@@ -1,0 +1,121 @@
+"""Sentences about failures for the person who asked.
+
+Operators and developers find the whole failure, with its code, the model, and the fix, in the
+outcome's ``reason``, in events, and in the logs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_INTERNAL = re.compile(
+    r"[{}]|\[\s*[\"'\[]|CG-[A-Z0-9]|</?\w+[^>]*>|```|Traceback|\bobject at 0x|\b\w+Error\b"
+)
+_FIX = re.compile(r"\s*\bFix: .*\Z", re.DOTALL)
+_PROBLEM_CODE = re.compile(r"\[CG-P\d+\]\s*")
+_OBJECT = re.compile(r"\{[^{}]*\}")
+_PREFIX = re.compile(r"\A(?:Unhandled error|Infrastructure error) in [^:]*:\s*")
+
+PLAN = "I could not work out a plan for this."
+FORM = "The model's reply did not have the expected form."
+_LATER = "Please try again later."
+_BY_CATEGORY = {
+    "network": f"The model or a service that is needed cannot be reached. {_LATER}",
+    "timeout": f"The model or a service that is needed did not answer in time. {_LATER}",
+    "rate_limit": f"The model or a service that is needed gets too many requests. {_LATER}",
+    "overloaded": f"The model or a service that is needed is not available. {_LATER}",
+    "authentication": "The model or a service that is needed does not accept the agent's access.",
+    "context_too_long": "The request or the conversation is too long for the model.",
+}
+_BY_CODE = {
+    "CG-PLAN": PLAN,
+    "CG-MODEL": "The model could not do its part.",
+    "CG-EXTRA": "A part of the agent is not installed.",
+    "CG-CONFIGURATION": "The agent is not set up correctly.",
+    "CG-REGISTRY": "The agent is not set up correctly.",
+    "CG-PERSISTENCE": "The agent's storage cannot be used.",
+}
+_BY_NODE = {
+    "task_extraction": "I could not work out what you asked for.",
+    "classifier": "I could not work out what can do this.",
+    "orchestrator": PLAN,
+    "respond": "I could not write the answer.",
+    "clarify": "I could not write my question.",
+}
+GENERIC = "Something went wrong, and I could not finish this."
+
+
+def describe_failure(info: Mapping[str, Any], objective: str = "") -> str:
+    """Return one or two sentences that tell a person what a failure means.
+
+    Words of capabilities, limits, and policies are kept where a person can read them. Plans, replies
+    of models, and internal errors are described in words of our own.
+
+    Args:
+        info: A failure as the state holds it.
+        objective: What the failed step was for.
+
+    >>> describe_failure({"capability_name": "read", "user_message": "The valve is stuck."})
+    'The valve is stuck.'
+    >>> describe_failure({
+    ...     "node_name": "orchestrator",
+    ...     "user_message": "The plan has 1 problem(s): [CG-P01] the plan is a str.",
+    ...     "classification": {"metadata": {"code": "CG-PLAN"}},
+    ... })
+    'I could not work out a plan for this.'
+    """
+    metadata = (info.get("classification") or {}).get("metadata") or {}
+    if isinstance(told := metadata.get("person_message"), str) and told:
+        return told
+    code, category = metadata.get("code"), metadata.get("category")
+    text = str(info.get("user_message") or "")
+    if info.get("capability_name"):
+        if _PREFIX.match(text) is None and is_for_people(text):
+            return text
+        said = "" if category == "programming_error" else readable(text)
+        return f"{_of_step(objective)} ({said})" if said else _of_step(objective)
+    known = _BY_CODE.get(str(code)) or _BY_CATEGORY.get(str(category))
+    if code == "CG-PLAN":
+        return PLAN
+    if known and category != "declared":
+        return known
+    if known is not None:
+        node = _BY_NODE.get(str(info.get("node_name")))
+        return f"{node} {known}" if node and node != known else known
+    if category in ("programming_error", "unknown", "bad_input"):
+        return _BY_NODE.get(str(info.get("node_name")), GENERIC)
+    return readable(text) or _BY_NODE.get(str(info.get("node_name")), GENERIC)
+
+
+def readable(text: str) -> str:
+    r"""Return a text without its fix and its prefix, or nothing if a person cannot read it.
+
+    >>> readable("The turn reached its budget. Fix: Raise limits.max_cost.")
+    'The turn reached its budget.'
+    >>> readable("The model answered '{\"steps\": []}'.")
+    ''
+    """
+    told = _PREFIX.sub("", _FIX.sub("", text)).strip()
+    return told if told and is_for_people(told) else ""
+
+
+def for_author(problems: Sequence[Any]) -> str:
+    """Return what is wrong with a plan, for the person who wrote it.
+
+    >>> for_author(["[CG-P04] step 1 'a': no capability of this name is registered."])
+    "The plan cannot be run: step 1 'a': no capability of this name is registered."
+    """
+    found = [_OBJECT.sub("…", _PROBLEM_CODE.sub("", str(problem))) for problem in problems]
+    told = "; ".join(text for text in found if is_for_people(text))
+    return f"The plan cannot be run: {told}" if told else "The plan cannot be run."
+
+
+def is_for_people(text: str) -> bool:
+    """Return True if a text holds no code, no data, and no markup."""
+    return bool(text) and _INTERNAL.search(text) is None
+
+
+def _of_step(objective: str) -> str:
+    return f"This could not be done: {objective}" if is_for_people(objective) else GENERIC
