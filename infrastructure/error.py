@@ -40,7 +40,7 @@ def report(state: AgentState, services: Services) -> str:
     objectives = _objectives(state)
     lines = [_reason(state, info, objectives)]
     origin = info.get("context_key") or info.get("capability_name") or info.get("node_name")
-    attempts = (state.get("control_attempts") or {}).get(origin, 0)
+    attempts = (state.get("control_attempts") or {}).get(str(origin), 0)
     if attempts > 1 and not state.get("control_is_killed"):
         lines.append(f"It was tried {attempts} times.")
     for other in info.get("other_failures") or []:
