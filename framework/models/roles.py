@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from langchain_core.language_models import BaseChatModel
 from pydantic import ValidationError as PydanticValidationError
@@ -21,13 +21,17 @@ from capgraph.base.clock import Clock
 from capgraph.base.ports import AnyBehavior
 from capgraph.base.values import misfits
 from capgraph.configs.logger import mask_secrets
-from capgraph.configs.settings import ModelSettings
+from capgraph.configs.settings import ModelSettings, StructuredMethod
+
+if TYPE_CHECKING:
+    from capgraph.models.plan_schema import Rendering
 
 ROLES = ("extraction", "selection", "planning", "answer", "capability")
 """What a chat model can be for; ``default`` stands for those that are not named."""
 
 DEFAULT = "default"
 _EXTRA = "models"
+_OPENAI_HOST = "api.openai.com"
 _ENVIRONMENT_NAME = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)*_(?:KEY|TOKEN)\b")
 
 
@@ -41,6 +45,7 @@ class RoleModel:
         limit_seconds: Time limit of one call, beside the model's own; ``None`` for none.
         around: What stands around each call.
         clock: The graph's clock; ``None`` for the machine's.
+        structured: How the model is made to keep a form; see ``ModelSettings.structured``.
     """
 
     role: str
@@ -48,6 +53,21 @@ class RoleModel:
     limit_seconds: float | None = None
     around: Sequence[AnyBehavior] = ()
     clock: Clock | None = None
+    structured: StructuredMethod = "auto"
+
+    @property
+    def method(self) -> StructuredMethod:
+        """How the model is made to keep a form; never ``auto``."""
+        return structured_method(self.model, self.structured)
+
+    @property
+    def rendering(self) -> Rendering:
+        """Rendering of a JSON schema that the model's server honors."""
+        if self.method != "json_schema":
+            return "open"
+        if serves_grammar(self.model):
+            return "grammar"
+        return "strict" if _is_openai(self.model) else "optional"
 
     @property
     def name(self) -> str:
@@ -61,6 +81,48 @@ class RoleModel:
         return ModelError(
             f"The model {self.name!r} ({self.role}) {told}", fix=fix, severity=severity
         )
+
+
+def _is_openai(model: Any) -> bool:
+    return hasattr(model, "openai_api_base")
+
+
+def serves_grammar(model: Any) -> bool:
+    """Return True for the plain OpenAI client of another server, such as llama.cpp or vLLM."""
+    address = getattr(model, "openai_api_base", None)
+    is_elsewhere = isinstance(address, str) and _OPENAI_HOST not in address
+    return is_elsewhere and type(model).__name__ == "ChatOpenAI"
+
+
+def can_keep_form(model: Any) -> bool:
+    """Return True if a model accepts a form for its answer."""
+    if not isinstance(model, BaseChatModel):
+        return True
+    own, base = type(model), BaseChatModel
+    given = (own.with_structured_output, own.bind_tools)
+    return given != (base.with_structured_output, base.bind_tools)
+
+
+def structured_method(model: Any, wanted: StructuredMethod = "auto") -> StructuredMethod:
+    """Return how a model is made to keep a form.
+
+    ``auto`` means ``json_schema`` for the OpenAI client of another server and for OpenAI models
+    whose profile has structured output, ``text`` for a model that accepts no form, and otherwise
+    ``function_calling``.
+
+    >>> from capgraph.testing import ScriptedModel
+    >>> structured_method(ScriptedModel(responses=[]))
+    'function_calling'
+    """
+    if wanted != "auto":
+        return wanted
+    if not can_keep_form(model):
+        return "text"
+    if serves_grammar(model):
+        return "json_schema"
+    profile = getattr(model, "profile", None) or {}
+    knows = _is_openai(model) and isinstance(profile, Mapping) and profile.get("structured_output")
+    return "json_schema" if knows else "function_calling"
 
 
 def model_name(model: Any) -> str:
@@ -134,6 +196,31 @@ def role_behaviors(configured: Any) -> dict[str, Sequence[Any]]:
     return {role: of(wanted[role]) if wanted.get(role) else default for role in ROLES}
 
 
+def structured_methods(configured: Any) -> dict[str, StructuredMethod]:
+    """Return how the model of each role is made to keep a form, as a description says.
+
+    >>> structured_methods({"default": {"model": "openai:local", "structured": "text"}})["planning"]
+    'text'
+    """
+    wanted = configured if isinstance(configured, Mapping) else {DEFAULT: configured}
+
+    def of(role: str) -> StructuredMethod:
+        value = wanted.get(role) or wanted.get(DEFAULT)
+        found = value.get("structured") if isinstance(value, Mapping) else None
+        if found is None and isinstance(value, ModelSettings):
+            found = value.structured
+        known = get_args(StructuredMethod)
+        if found is not None and found not in known:
+            raise ConfigurationError(
+                f"Invalid structured {found!r} of the role {role!r}: expected one of"
+                f" {', '.join(known)}.",
+                fix="Write one of these, or leave it out.",
+            )
+        return found or "auto"
+
+    return {role: of(role) for role in ROLES}
+
+
 def _made(role: str, value: Any, made: dict[str, BaseChatModel]) -> BaseChatModel:
     if isinstance(value, Mapping) and hasattr(value.get("model"), "with_structured_output"):
         value = value["model"]
@@ -142,7 +229,7 @@ def _made(role: str, value: Any, made: dict[str, BaseChatModel]) -> BaseChatMode
         model: BaseChatModel = value
         return model
     settings = _settings(role, value)
-    settings = settings.model_copy(update={"behaviors": []})
+    settings = settings.model_copy(update={"behaviors": [], "structured": "auto"})
     key = repr((settings, settings.api_key and settings.api_key.get_secret_value()))
     if key not in made:
         made[key] = _initialised(role, settings)
