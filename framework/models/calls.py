@@ -288,6 +288,11 @@ def _form_of(role: RoleModel, schema: type[BaseModel] | dict[str, Any], result: 
     raw = result["raw"]
     check_end(role, raw)
     parsed = result.get("parsed")
+    if isinstance(schema, dict) and (text := str(raw.text).strip()):
+        # LangChain completes JSON that breaks off: half a plan would come out as a plan.
+        with suppress(ValueError):
+            parsed = None
+            parsed = json.loads(text)
     if parsed is None:
         # In parts, and from servers that ignore the form, the JSON comes as it was written.
         parsed = json_in(_written(raw))

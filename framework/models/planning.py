@@ -28,6 +28,7 @@ from capgraph.planning.recipes import once_each, recipe_of
 from capgraph.planning.strategies import PlanRequest
 from capgraph.prompts import PromptBuilder
 from capgraph.prompts.data import plain_text
+from capgraph.prompts.nodes import NO_FUNCTION
 from capgraph.registry import Candidate, Registry
 from capgraph.selection import Selection, Selector
 from capgraph.selection.protocols import NOTHING_EXCLUDED
@@ -189,6 +190,8 @@ class ModelPlanner:
             return cast("ExecutionPlan", exc.text)
         if isinstance(found, dict) and not found.keys() & {"steps", "answer"}:
             return cast("ExecutionPlan", json.dumps(found, default=str))
+        if isinstance(found, dict) and _says_no_function(found.get("answer")):
+            del found["answer"]  # the reply is written by who knows what the agent can do
         if isinstance(found, dict) and isinstance(found.get("steps"), list):
             for step in found["steps"]:
                 if isinstance(step, dict):
@@ -265,6 +268,10 @@ class ModelPlanner:
             earlier=split_last(request.messages)[0] if request.refers_back else (),
             messages=request.messages,
         )
+
+
+def _says_no_function(answer: object) -> bool:
+    return isinstance(answer, str) and answer.strip().rstrip(".") == NO_FUNCTION.rstrip(".")
 
 
 def _for_model(problem: Problem) -> Problem:

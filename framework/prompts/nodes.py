@@ -14,8 +14,11 @@ _MAX_ABILITIES = 8_000
 _MAX_KEYS = 20
 _MAX_PROBLEMS = 30
 _MAX_REFUSED = 20_000
+NO_FUNCTION = "No function can do this."
+"""Answer of a planner that finds no function; the person gets a reply of the agent's own."""
+
 _PLAN_EXAMPLES = """\
-EXAMPLES (of another agent, with the functions find_book(title), reserve() and tell_time(city)):
+EXAMPLES of an agent with find_book(title), reserve() and tell_time(city):
 Request: Reserve Moby Dick for me.
 {"steps": [{"capability": "find_book", "parameters": {"title": "Moby Dick"}}, {"capability": "reserve"}]}
 Request: What time is it in Cairo and in Lima?
@@ -23,7 +26,7 @@ Request: What time is it in Cairo and in Lima?
 Request: Good morning!
 {"steps": [], "answer": "Good morning! How can I help?"}
 Request: Bake me a cake.
-{"steps": []}"""
+{"steps": [], "answer": "No function can do this."}"""
 
 
 class TaskExtractionPrompt(PromptBuilder):
@@ -97,12 +100,12 @@ class OrchestratorPrompt(PromptBuilder):
     role = "You plan how an agent answers a request. Choose from the functions below."
     instructions = (
         'Answer with JSON: {"steps": [{"capability": NAME, "parameters": {…}}, …]}.\n'
-        "- One step for each thing that is asked for. Two cities are two steps.\n"
+        "- One step for each thing asked for; two cities are two steps.\n"
         "- Copy values for parameters from the request.\n"
         "- A function that needs a result comes after the step that gives it.\n"
-        "- Greeting, thanks or small talk: no steps, and your reply in answer.\n"
-        "- If no function does what is asked, no steps. Never take another function instead.\n"
-        "- To ask back: the step clarify, with the question in task_objective."
+        '- If the request is only a greeting or thanks: {"steps": [], "answer": "your reply"}.\n'
+        f'- If no function can do it: {{"steps": [], "answer": "{NO_FUNCTION}"}}.\n'
+        "- To ask back: one step clarify, the question in task_objective."
     )
 
     def get_reference(
