@@ -50,8 +50,8 @@ _MORE = {
     "wait_until": "wait_until delays a step: a duration, or a moment with offset.",
 }
 _RESULTS_BY_NAME = (
-    "Results reach later steps by type. Only where several fit, inputs names them: numbers of"
-    " earlier steps (from 1) or keys of stored results."
+    "Only where several earlier results fit, inputs names them: step numbers (from 1) or keys of"
+    " stored results."
 )
 
 
