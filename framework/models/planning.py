@@ -50,7 +50,7 @@ _MORE = {
     "wait_until": "wait_until delays a step: a duration, or a moment with offset.",
 }
 _RESULTS_BY_NAME = (
-    "Only where several earlier results fit, inputs names them: step numbers (from 1) or keys of"
+    "If several earlier results fit, inputs names them: step numbers (from 1) or keys of"
     " stored results."
 )
 

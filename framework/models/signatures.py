@@ -44,7 +44,7 @@ def describe_capability(
 
 
 def _need(need: Any, producers: Mapping[str, Collection[str]]) -> str:
-    found = sorted(producers.get(need.type, ()))
+    found = [] if need.role else sorted(producers.get(need.type, ()))
     return f"{need} from {' or '.join(found)}" if 0 < len(found) <= 2 else str(need)
 
 

@@ -22,7 +22,7 @@ def forecast(city: str, days: int = 1) -> str:
     return f"{city}: rain for {days} days"
 
 
-def settings_of(server: OpenAIServer, **more: Any) -> ModelSettings:
+def settings_of(server: OpenAIServer, **more: Any) -> Any:
     return ModelSettings(model="openai:local", base_url=server.url, api_key="none", **more)
 
 
