@@ -14,7 +14,14 @@ from importlib import resources
 from typing import Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -30,6 +37,7 @@ from capgraph.configs.scoped import scoped
 from capgraph.configs.yaml_files import deep_merge, explained, read_yaml
 
 _PREFIX = "CAPGRAPH_"
+_OWN_SERVER_TIMEOUT_SECONDS = 300.0
 _FILE_VARIABLE = "CAPGRAPH_CONFIG"
 _UPLOADED = ".csv .tsv .txt .tab .dat .json .jsonl .ndjson .parquet .pq .sqlite .sqlite3 .db"
 _file_values: ContextVar[Mapping[str, Any]] = ContextVar("capgraph_settings_files")
@@ -55,9 +63,12 @@ class ModelSettings(Section):
         temperature: Sampling temperature; the provider's default when not given.
         base_url: Address of an OpenAI-compatible endpoint.
         api_key: Key; the provider's environment variable when not given.
-        timeout_seconds: Time limit of one call.
+        timeout_seconds: Time limit of one call; by default 60, and 300 for a local model or one
+            with a ``base_url``, where a first call may read its prompt for minutes.
         options: Further arguments of the model's class.
         behaviors: What stands around its calls: ``{use: retry, max_retries: 2}``.
+        fallbacks: Models that are asked in order when this one cannot be reached, is over its rate
+            limit, refuses, or answers in another form: names, or these same fields.
         structured: How the model is made to keep a form: ``json_schema`` (a schema that the server
             enforces), ``function_calling``, ``json_mode`` (any JSON) or ``text`` (the prompt asks
             for JSON). ``auto`` decides by the model's profile, and takes ``json_schema`` for an
@@ -71,6 +82,27 @@ class ModelSettings(Section):
     timeout_seconds: float | None = Field(60.0, gt=0)
     options: dict[str, Any] = Field(default_factory=dict)
     behaviors: list[Any] = Field(default_factory=list)
+    fallbacks: list[str | ModelSettings] = Field(default_factory=list)
+
+    @property
+    def call_timeout_seconds(self) -> float | None:
+        """Time limit of one call, with the default that fits where the model runs.
+
+        >>> ModelSettings(model="openai:m", base_url="http://localhost/v1").call_timeout_seconds
+        300.0
+        """
+        if "timeout_seconds" in self.model_fields_set:
+            return self.timeout_seconds
+        is_own_server = self.base_url is not None or self.model.startswith("local:")
+        return _OWN_SERVER_TIMEOUT_SECONDS if is_own_server else self.timeout_seconds
+
+    @field_validator("fallbacks")
+    @classmethod
+    def _refuse_chains(cls, value: list[Any]) -> list[Any]:
+        if any(isinstance(item, ModelSettings) and item.fallbacks for item in value):
+            raise ValueError("a fallback has 'fallbacks' of its own; list all of them here")
+        return value
+
     structured: StructuredMethod = "auto"
 
 
@@ -114,12 +146,17 @@ class ApprovalSettings(Section):
         plans: Whether every plan is shown before it runs.
         max_rejections: Rejections after which the turn ends instead of planning again.
         callers_may_disable: Whether a person at the command line may switch approvals off.
+        ungrounded: ``ask`` asks before an effect with a parameter that a model invented: one that
+            stands neither in the conversation, nor in a result that the step reads, nor among
+            declared defaults and choices. ``refuse`` fails the step, ``allow`` runs it. Every
+            approval shows such parameters.
     """
 
     steps: Literal["declared", "all", "none"] = "declared"
     plans: bool = False
     max_rejections: int = Field(3, ge=1)
     callers_may_disable: bool = False
+    ungrounded: Literal["ask", "refuse", "allow"] = "ask"
 
 
 class PersistenceSettings(Section):

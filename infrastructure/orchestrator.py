@@ -25,14 +25,17 @@ from capgraph.engine.accept_plan import (
     labels_of_words,
     respond_step,
 )
+from capgraph.engine.default_strategies import SummaryAnswerer
+from capgraph.engine.model_replies import find_overlooked, is_refusal, read_reply, with_suppliers
 from capgraph.engine.recipes import plan_of_recipe
 from capgraph.engine.routing import LOOKED, due_looks
+from capgraph.infrastructure.respond import list_abilities
 from capgraph.pipeline.run_config import current_caller
 from capgraph.planning import CLOSING, RESPOND
 from capgraph.planning.planner_traits import planner_traits
 from capgraph.planning.problems import INACTIVE_CAPABILITY
 from capgraph.planning.reach import stand_ins
-from capgraph.planning.strategies import PlanRequest, last_request
+from capgraph.planning.strategies import AnswerRequest, PlanRequest, last_request
 from capgraph.state import AgentState, TurnView
 from capgraph.telemetry import CapabilitiesSelected, emit
 
@@ -182,7 +185,13 @@ async def _plan(
         own_words = view.task == last_request(view.messages)
         return await check(known, view, services, active, None if own_words else labels), 1, ""
     for attempt in range(1, allowed + 1):
-        plan: Any = await services.planner.plan(PlanRequest(**request))
+        asked = PlanRequest(**request)
+        plan: Any = read_reply(await services.planner.plan(asked), asked, services)
+        if attempt < allowed and not looks:
+            overlooked = await find_overlooked(plan, asked, services)
+            if overlooked is not None:
+                request |= {"problems": (overlooked,), "refused": plan}
+                continue
         if looks and isinstance(plan, dict) and isinstance(plan.get("steps"), list):
             if not plan["steps"]:
                 return None
@@ -190,10 +199,12 @@ async def _plan(
         answer = None
         if isinstance(plan, dict) and "answer" in plan:  # the planner's reply, no part of the plan
             answer, plan = plan["answer"], {k: v for k, v in plan.items() if k != "answer"}
+        plan = await with_suppliers(plan, asked, services)
         try:
             checked = await check(plan, view, services, active, labels)
             typed = services.answer_type is not None
-            return checked, attempt, "" if typed else _answer(answer, checked, view)
+            text = "" if typed else _answer(answer, checked, view)
+            return checked, attempt, _refusal(view, services) if is_refusal(text) else text
         except PlanProblemsError as exc:
             _reclassify(exc, deferred)
             problem = exc
@@ -210,6 +221,13 @@ def _answer(answer: Any, checked: Checked, view: TurnView) -> str:
     if works or view.results or view.last_failure:
         return ""
     return answer.strip() if isinstance(answer, str) else ""
+
+
+def _refusal(view: TurnView, services: Services) -> str:
+    """Return the answer to what no capability does, in the agent's words in place of the model's."""
+    abilities = list_abilities(services, view)
+    task = view.task or last_request(view.messages)
+    return SummaryAnswerer().compose(AnswerRequest(task, "conversation", abilities=abilities))
 
 
 def _reclassify(problem: PlanProblemsError, deferred: bool) -> None:

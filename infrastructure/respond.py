@@ -60,7 +60,7 @@ class RespondNode(BaseInfrastructureNode):
         return {"max_attempts": 3, "delay_seconds": 1.0, "backoff_factor": 2.0}
 
 
-def _abilities(services: Services, view: TurnView) -> str:
+def list_abilities(services: Services, view: TurnView) -> str:
     """Return the capabilities that the caller may use, as a list for people."""
     usable = services.registry_of(view).describe()
     if usable or not services.registry.capabilities:
@@ -92,7 +92,7 @@ async def answer(
             purpose=purpose,
             results=step_summaries(state, services.registry.context_types),
             missing=missing_steps(state),
-            abilities=_abilities(services, view),
+            abilities=list_abilities(services, view),
             messages=view.messages,
             question=question,
             instructions=instructions,

@@ -169,6 +169,7 @@ class ListedPlanner:
     faults: list[BaseException | None] = field(default_factory=list)
     calls: list[PlanRequest] = field(default_factory=list)
     chooses_parameters: ClassVar[bool] = True
+    writes_with_model: ClassVar[bool] = False
 
     async def plan(self, request: PlanRequest) -> Any:
         self.calls.append(request)

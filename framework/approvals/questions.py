@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from capgraph.approvals.grounding import ungrounded_steps
 from capgraph.base.errors import ValidationError
 from capgraph.base.plan import PlannedStep, bounds_of
 from capgraph.base.value_context import LISTED, item_types
@@ -106,6 +107,8 @@ def question_entry(
         entry["parameters_schema"] = spec.parameters.model_json_schema(mode="validation")
     if "element" in shown:
         entry["element"] = shown["element"]
+    if shown.get("ungrounded"):
+        entry["ungrounded"] = shown["ungrounded"]
     if "result" in shown:
         entry["result"] = shown["result"]
     if asked.get("idempotency_key"):
@@ -209,7 +212,11 @@ def _step_text(step: Mapping[str, Any]) -> str:
         str(step.get("reason") or ""),
         f"Parameters: {json.dumps(step.get('parameters') or {}, ensure_ascii=False)}.",
     ]
-    for name, title in (("input_values", "Inputs"), ("result", "Result")):
+    for name, title in (
+        ("ungrounded", "Ungrounded parameters"),
+        ("input_values", "Inputs"),
+        ("result", "Result"),
+    ):
         if step.get(name):
             parts.append(f"{title}: {json.dumps(step[name], ensure_ascii=False, default=str)}.")
     return " ".join(part for part in parts if part)
@@ -286,10 +293,12 @@ def plan_question(view: TurnView, registry: Registry) -> dict[str, Any]:
     problems = (view.state.get("control_validation_context") or {}).get("problems") or []
     twins = _twins(steps, registry)
     undoes = (view.state.get("control_undo") or {}).get("open")
+    ungrounded = ungrounded_steps(view, registry)
     notes = [
         f"{len(steps)} steps",
         f"with effects or risks: {', '.join(asked)}" if asked else "",
         f"the same effect more than once: {', '.join(twins)}" if twins else "",
+        f"with ungrounded parameters: {', '.join(ungrounded)}" if ungrounded else "",
     ]
     entry = {
         "context_key": PLAN,
@@ -305,6 +314,7 @@ def plan_question(view: TurnView, registry: Registry) -> dict[str, Any]:
         "kind": PLAN,
         "reason": " ".join(problems) or None,
         "decisions": ["approve", "reject"] if undoes else _DECISIONS[PLAN],
+        **({"ungrounded": ungrounded} if ungrounded else {}),
     }
     return question_of(view.plan, [_whole_or_refused({**entry, "input_summaries": {}})])
 

@@ -134,7 +134,10 @@ _CODES: dict[str, Category] = {
     "rate_limit_exceeded": "rate_limit",
 }
 _MOST_MISFITS = 5
-_CONTEXT_MARKERS = ("context_length_exceeded", "maximum context length", "context window")
+# Servers agree neither on a status nor on a code: llama.cpp sends 400 "exceeds the available
+# context size" or 500 "Context size has been exceeded", Ollama "exceeds the context length".
+_CONTEXT = re.compile(r"context[ _](?:length|size|window)", re.IGNORECASE)
+_EXCEEDED = re.compile(r"exceed|overflow|longer|greater|too long|only", re.IGNORECASE)
 _KEY_MARKERS = ("API key not valid", "API_KEY_INVALID")
 _RETRY_INFO = re.compile(r"retryDelay\W+([\d.]+)s")
 
@@ -261,17 +264,21 @@ def category_of(error: BaseException) -> Category:
 
 def _named(error: BaseException) -> Category | None:
     """Return what a service says about its own failure: by type, by status, by code."""
+    status = _status(error)
+    codes = [getattr(error, name, None) for name in ("code", "type")]
+    is_of_service = status is not None or any(isinstance(code, str) for code in codes)
+    if is_of_service and status != 429 and _is_about_context(str(error)):
+        return "context_too_long"
     for base in type(error).__mro__:
         if base.__name__ in _LANGCHAIN:
             return _LANGCHAIN[base.__name__]
-    status = _status(error)
     if status is not None:
         return _status_category(status, str(error))
-    for name in ("code", "type"):
-        value = getattr(error, name, None)
-        if isinstance(value, str) and value in _CODES:
-            return _CODES[value]
-    return None
+    return next((_CODES[code] for code in codes if isinstance(code, str) and code in _CODES), None)
+
+
+def _is_about_context(text: str) -> bool:
+    return bool(_CONTEXT.search(text) and _EXCEEDED.search(text))
 
 
 def _status(error: BaseException) -> int | None:
@@ -292,7 +299,7 @@ def _status_category(status: int, text: str) -> Category:
         return "timeout"
     if status >= 500:
         return "overloaded"
-    if status == 413 or any(marker in text for marker in _CONTEXT_MARKERS):
+    if status == 413 or _CONTEXT.search(text):
         return "context_too_long"
     if any(marker in text for marker in _KEY_MARKERS):
         return "authentication"

@@ -8,6 +8,7 @@ import datetime
 import decimal
 import json
 import pathlib
+import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import suppress
@@ -270,6 +271,9 @@ def _refuse(value: Any, where: str, lenient: bool) -> str:
     )
 
 
+_JSON_START = re.compile(r"\{|\[(?=\s*[{\]])")
+
+
 def json_in(text: str) -> Any:
     """Return the first JSON object of a text; ``None`` where there is no whole one.
 
@@ -285,6 +289,28 @@ def json_in(text: str) -> Any:
         return json.JSONDecoder().raw_decode(text, start)[0]
     except (ValueError, RecursionError):
         return None
+
+
+def json_values_in(text: str) -> list[Any]:
+    r"""Return the JSON objects and lists of a text, in order; none where one of them is cut off.
+
+    Text around them is passed over, such as the marks of a code fence. A list counts if it is empty
+    or begins with an object: a sentence may have other brackets.
+
+    >>> json_values_in('```json\n[{"a": 1}]\n```')
+    [[{'a': 1}]]
+    >>> json_values_in('{"a": 1} {"b": ')
+    []
+    """
+    found: list[Any] = []
+    place = 0
+    while (start := _JSON_START.search(text, place)) is not None:
+        try:
+            value, place = json.JSONDecoder().raw_decode(text, start.start())
+        except (ValueError, RecursionError):
+            return []
+        found.append(value)
+    return found
 
 
 def _kind(value: Any) -> str:

@@ -111,7 +111,9 @@ def _step_lines(step: Mapping[str, Any]) -> list[str]:
         steps = (step.get("parameters") or {}).get("steps") or []
         for number, planned in enumerate(steps, start=1):
             text = f"{number}. {planned.get('context_key')} = {planned.get('capability')}"
-            lines += [f"  {one_line(text, None)}", *(f"  {line}" for line in _details(planned))]
+            invented = (step.get("ungrounded") or {}).get(planned.get("context_key"))
+            details = _details({**planned, "ungrounded": invented})
+            lines += [f"  {one_line(text, None)}", *(f"  {line}" for line in details)]
         return lines
     if step.get("kind") in {None, "step"}:
         head = f"May step {name} run? {about}"
@@ -135,6 +137,7 @@ def _details(step: Mapping[str, Any]) -> list[str]:
     shown = dict(step.get("input_summaries") or {})
     for name in (
         "parameters",
+        "ungrounded",
         "result",
         "when",
         "for_each",

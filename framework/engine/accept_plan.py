@@ -19,6 +19,7 @@ from capgraph.base.ports import Verdict, now_text
 from capgraph.base.values import copied
 from capgraph.engine.caller_plan import Accepted, plan_digest
 from capgraph.engine.default_strategies import LastMessageExtractor
+from capgraph.engine.model_replies import is_model_written, report_repairs
 from capgraph.engine.plan_facts import defaults_used, unavailable_steps
 from capgraph.engine.routing import LOOKED
 from capgraph.engine.services import Services
@@ -40,6 +41,7 @@ from capgraph.planning import (
     fingerprints,
     repair_plan,
 )
+from capgraph.planning.model_repairs import count_repairs
 from capgraph.planning.planner_traits import planner_traits
 from capgraph.planning.problems import SHAPE, make_problem
 from capgraph.state import TurnView
@@ -103,6 +105,8 @@ async def check(
     """
     written_by_person = author in ("caller", "approval")
     repaired = _repaired(plan, view, services, active, additions_only=written_by_person)
+    if is_model_written(author, services):
+        report_repairs(count_repairs(repaired.repairs))
     repairs = [str(repair) for repair in repaired.repairs]
     limit = services.limits.max_steps
     try:
@@ -269,6 +273,8 @@ async def accept(
         kept=carried.kept,
         outcome={k: "done" if r.get("success") else "failed" for k, r in results.items()},
     )
+    if is_model_written(author, services):
+        version["model_written"] = True
     if words := words_of(plan, view):
         version["labels"] = {key: dict(labels) for key, labels in words.items()}
     moved = carried.context_updates(view.labels)

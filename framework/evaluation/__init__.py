@@ -19,10 +19,13 @@ if TYPE_CHECKING:
     from capgraph.evaluation.dataset import AnswerCheck as AnswerCheck
     from capgraph.evaluation.dataset import Case as Case
     from capgraph.evaluation.dataset import Dataset as Dataset
+    from capgraph.evaluation.dataset import JudgeLabel as JudgeLabel
+    from capgraph.evaluation.dataset import JudgeSettings as JudgeSettings
     from capgraph.evaluation.dataset import Thresholds as Thresholds
     from capgraph.evaluation.dataset import load_dataset as load_dataset
     from capgraph.evaluation.from_threads import dataset_of_threads as dataset_of_threads
     from capgraph.evaluation.from_threads import write_dataset as write_dataset
+    from capgraph.evaluation.judge import Verdict as Verdict
     from capgraph.evaluation.metrics import Counts as Counts
     from capgraph.evaluation.recording import Cost as Cost
     from capgraph.evaluation.recording import RecordedAnswer as RecordedAnswer
@@ -52,10 +55,13 @@ __getattr__, __dir__ = lazy_exports(
             "AnswerCheck",
             "Case",
             "Dataset",
+            "JudgeLabel",
+            "JudgeSettings",
             "Thresholds",
             "load_dataset",
         ),
         "capgraph.evaluation.from_threads": ("dataset_of_threads", "write_dataset"),
+        "capgraph.evaluation.judge": ("Verdict",),
         "capgraph.evaluation.metrics": ("Counts",),
         "capgraph.evaluation.recording": (
             "Cost",

@@ -15,6 +15,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
@@ -23,6 +24,8 @@ from capgraph.configs.yaml_files import explained, read_yaml
 from capgraph.registry import load_recipe
 
 _NUMBER = re.compile(r"(?<![\w.])[-+−]?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?")
+NO_CAPABILITY: Literal["no_capability"] = "no_capability"
+"""Outcome of a case whose turn ended without a step and without a failure."""
 Share = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(min_length=1)]
 
@@ -125,7 +128,9 @@ class Case(_Part):
         edges: ``"producer -> consumer"``: whose output whose step takes.
         answer: Checks of the answer.
         outcome: How the turn must end; ``waiting`` for a person's answer, ``raised`` when the
-            run ends with an exception.
+            run ends with an exception, ``no_capability`` when the turn ends without a step and
+            without a failure. With ``capabilities: []``, ``completed`` and ``failed`` are read as
+            ``no_capability``.
         recording: File of a recorded turn, beside the set's file: the case is that turn, replayed,
             and its steps must give what they gave.
     """
@@ -138,8 +143,17 @@ class Case(_Part):
     optional: list[Name] = Field(default_factory=list)
     edges: list[Edge] | None = None
     answer: list[AnswerCheck] = Field(default_factory=list)
-    outcome: Literal["completed", "partial", "failed", "stopped", "waiting", "raised"] = "completed"
+    outcome: Literal[
+        "completed", "partial", "failed", "stopped", "waiting", "raised", "no_capability"
+    ] = "completed"
     recording: Name | None = None
+
+    @model_validator(mode="after")
+    def _read_outcome_without_a_step(self) -> Case:
+        # Offline the same turn fails, and with a model it completes: the set serves both.
+        if self.capabilities == [] and self.outcome in ("completed", "failed"):
+            self.outcome = NO_CAPABILITY
+        return self
 
     @model_validator(mode="after")
     def _edges_join_what_is_expected(self) -> Case:
@@ -163,6 +177,8 @@ class Thresholds(_Part):
         recall: Of the expected capabilities, the share that was chosen.
         node_f1: Agreement of the plans' steps.
         edge_f1: Agreement of the plans' data flow.
+        judged: Share of judged answers that the judge accepts.
+        agreement: Share of labels with which the judge agrees.
     """
 
     passed: Share = 1.0
@@ -170,6 +186,43 @@ class Thresholds(_Part):
     recall: Share | None = None
     node_f1: Share | None = None
     edge_f1: Share | None = None
+    judged: Share | None = None
+    agreement: Share | None = None
+
+
+class JudgeLabel(_Part):
+    """A person's verdict on an answer, against which the judge is measured.
+
+    Attributes:
+        request: Request that was answered.
+        answer: The answer.
+        accepted: True if the person accepts it.
+    """
+
+    request: Name
+    answer: str
+    accepted: bool
+
+
+class JudgeSettings(_Part):
+    """A chat model that judges every answer of a set.
+
+    Attributes:
+        model: ``"provider:name"``, the fields of ``ModelSettings``, or a chat model.
+        rubric: Rule by which an answer is accepted.
+        labels: Answers with a person's verdict. Cases with checks of the answer are labels as well.
+    """
+
+    model: Any
+    rubric: Name
+    labels: list[JudgeLabel] = Field(default_factory=list)
+
+    @field_validator("model")
+    @classmethod
+    def _require_model(cls, value: Any) -> Any:
+        if value is None or value in ("", {}):
+            raise ValueError("a model is required; write 'provider:name'")
+        return value
 
 
 class Dataset(_Part):
@@ -180,6 +233,7 @@ class Dataset(_Part):
         name: Name of the set.
         config: Configuration file of the agent, beside the set's file.
         thresholds: Least values.
+        judge: Chat model that judges the answers; none by default.
         cases: The requests.
 
     >>> Dataset(version=1, name="tiny", cases=[{"name": "a", "request": "Hi"}]).cases[0].outcome
@@ -190,6 +244,7 @@ class Dataset(_Part):
     name: Name
     config: Name | None = None
     thresholds: Thresholds = Field(default_factory=Thresholds)
+    judge: JudgeSettings | None = None
     cases: list[Case] = Field(min_length=1)
 
     @model_validator(mode="after")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import reduce
 from operator import add
 from typing import Any, NamedTuple
 
 from capgraph.evaluation.dataset import Case, Thresholds
+from capgraph.evaluation.judge import Verdict, agreement
 from capgraph.evaluation.metrics import Counts, count_edges, count_items
 
 
@@ -28,9 +29,12 @@ class CaseResult:
         model_calls: Calls of chat models.
         input_tokens: Tokens of the prompts, as the models report them.
         output_tokens: Tokens that the models wrote.
+        cost_usd: Cost of the model calls in US dollars; ``None`` if a price is unknown.
         seconds: Time of the judged turn.
+        ungrounded: Parameters of effects that the planning model invented.
         results: What the steps of a replay gave, as text.
         recorded: What they gave when the turn was recorded.
+        verdict: The judge's verdict on the answer; ``None`` without a judge.
     """
 
     case: Case
@@ -43,9 +47,19 @@ class CaseResult:
     model_calls: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
+    cost_usd: float | None = None
     seconds: float = 0.0
+    ungrounded: int = 0
     results: tuple[str, ...] = ()
     recorded: tuple[str, ...] = ()
+    verdict: Verdict | None = None
+
+    @property
+    def label(self) -> tuple[bool, Verdict] | None:
+        """The checks of the answer as a label of the verdict; ``None`` without checks or verdict."""
+        if self.verdict is None or not self.case.answer:
+            return None
+        return not any(check.problem(self.answer) for check in self.case.answer), self.verdict
 
     @property
     def choice_counts(self) -> Counts | None:
@@ -105,6 +119,7 @@ class CaseResult:
             **told,
             "edges": [" -> ".join(edge) for edge in self.edges],
             "seconds": round(self.seconds, 4),
+            "verdict": asdict(self.verdict) if self.verdict is not None else None,
         }
 
 
@@ -141,13 +156,17 @@ METRICS: Mapping[str, Metric] = {
     "recall": Metric("recall of the choice", ".3f"),
     "node_f1": Metric("node F1 of the plans", ".3f"),
     "edge_f1": Metric("edge F1 of the plans", ".3f"),
+    "judged": Metric("answers that the judge accepts", ".3f"),
+    "agreement": Metric("agreement of the judge with labels", ".3f"),
     "model_calls": Metric("model calls"),
     "input_tokens": Metric("prompt tokens"),
     "output_tokens": Metric("answer tokens"),
+    "cost_usd": Metric("cost in US dollars", ",.4f"),
     "seconds": Metric("seconds", ".2f"),
+    "ungrounded": Metric("invented parameters of effects"),
 }
-"""Figures of a report in their order; the first five are shares."""
-_SUMS = ("model_calls", "input_tokens", "output_tokens", "seconds")
+"""Figures of a report in their order; the first seven are shares."""
+_SUMS = ("model_calls", "input_tokens", "output_tokens", "seconds", "ungrounded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +176,12 @@ class Report:
     Attributes:
         results: One for each case, in the set's order.
         label: Name of the configuration.
+        labels: Labels of the set, each with the judge's verdict.
     """
 
     results: tuple[CaseResult, ...] = ()
     label: str = field(default="")
+    labels: tuple[tuple[bool, Verdict], ...] = ()
 
     @property
     def figures(self) -> dict[str, float | None]:
@@ -169,14 +190,22 @@ class Report:
         nodes = _total([result.node_counts for result in self.results])
         edges = _total([result.edge_counts for result in self.results])
         passed = sum(result.passed for result in self.results)
-        return {
+        verdicts = [result.verdict for result in self.results if result.verdict is not None]
+        accepted = [item.accepted for item in verdicts if item.accepted is not None]
+        checked = [result.label for result in self.results if result.label is not None]
+        costs = [result.cost_usd if result.model_calls else 0.0 for result in self.results]
+        found: dict[str, float | None] = {
             "passed": passed / len(self.results) if self.results else None,
             "precision": choice.precision if choice else None,
             "recall": choice.recall if choice else None,
             "node_f1": nodes.f1 if nodes else None,
             "edge_f1": edges.f1 if edges else None,
+            "judged": sum(accepted) / len(accepted) if accepted else None,
+            "agreement": agreement([*self.labels, *checked]),
+            "cost_usd": None if None in costs else sum(cost or 0.0 for cost in costs),
             **{name: sum(getattr(result, name) for result in self.results) for name in _SUMS},
         }
+        return {name: found[name] for name in METRICS}
 
     @property
     def failures(self) -> list[CaseResult]:

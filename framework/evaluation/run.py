@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 
+from capgraph.approvals.grounding import ungrounded_steps
 from capgraph.configs.errors import ConfigurationError
 from capgraph.configs.near import nearest
-from capgraph.evaluation.dataset import Case, Dataset
+from capgraph.evaluation.dataset import NO_CAPABILITY, Case, Dataset
+from capgraph.evaluation.judge import AnswerJudge
 from capgraph.evaluation.metrics import plan_edges, plan_nodes
 from capgraph.evaluation.recording import Cost, TurnEnd, load_recording
 from capgraph.evaluation.replay_turn import Meter, replay
@@ -25,6 +27,7 @@ from capgraph.graph.turns import last_answer
 from capgraph.pipeline.run_config import configurable_of, configured_caller
 from capgraph.planning.recipes import work_of
 from capgraph.registry import Registry
+from capgraph.state import TurnView
 
 if TYPE_CHECKING:
     from capgraph.configs.settings import Settings
@@ -63,7 +66,7 @@ async def evaluate(
 
     >>> import asyncio
     >>> from capgraph import Registry
-    >>> cases = [{"name": "song", "request": "Sing", "capabilities": [], "outcome": "failed"}]
+    >>> cases = [{"name": "song", "request": "Sing", "capabilities": []}]
     >>> report = asyncio.run(
     ...     evaluate(Dataset(version=1, name="tiny", cases=cases), Registry())
     ... )
@@ -75,6 +78,7 @@ async def evaluate(
     build: Any = build_graph if live else lambda *_, **__: None
     graph = build(registry, model=model, checkpointer=InMemorySaver(), settings=settings, **options)
     gate = asyncio.Semaphore(jobs)
+    judge = AnswerJudge(dataset.judge) if dataset.judge is not None else None
     caller = configurable_of(configured_caller(graph.services.settings)) if live else {}
 
     def written_out(names: Iterable[str] | None) -> list[str] | None:
@@ -91,13 +95,16 @@ async def evaluate(
                     case, graph.copy(update={"store": InMemoryStore()}), caller
                 )
             result = replace(result, chosen=tuple(written_out(result.chosen) or ()))
+            if judge is not None and result.answer:
+                result = replace(result, verdict=await judge.judge(case.request, result.answer))
         if on_case is not None:
             on_case(result)
         return result
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(case)) for case in dataset.cases]
-    return Report(tuple(task.result() for task in tasks), label)
+    labels = await judge.judge_labels(jobs) if judge is not None else ()
+    return Report(tuple(task.result() for task in tasks), label, tuple(labels))
 
 
 async def _replayed(
@@ -108,12 +115,15 @@ async def _replayed(
     found = await replay(recording, registry, settings=settings, model=model, **options)
     end = found.replayed
     told = _told({"steps": end.plan}, end.cost)
+    status = end.status
+    if case.outcome == NO_CAPABILITY and not told["nodes"] and status in ("completed", "failed"):
+        status = NO_CAPABILITY
     return CaseResult(
         case,
         **told,
         chosen=tuple(dict.fromkeys(told["nodes"])),
         answer=end.answer,
-        outcome=end.status,
+        outcome=status,
         reason=end.reason,
         seconds=time.perf_counter() - started,
         results=_gave(end),
@@ -122,8 +132,11 @@ async def _replayed(
 
 
 def _told(plan: Mapping[str, Any] | None, cost: Cost) -> dict[str, Any]:
-    used = cost.model_dump(exclude={"cost_usd"})
-    return {"nodes": tuple(plan_nodes(plan)), "edges": tuple(plan_edges(plan)), **used}
+    return {
+        "nodes": tuple(plan_nodes(plan)),
+        "edges": tuple(plan_edges(plan)),
+        **cost.model_dump(),
+    }
 
 
 def _gave(end: TurnEnd) -> tuple[str, ...]:
@@ -149,7 +162,7 @@ async def _run_case(case: Case, graph: Any, caller: Mapping[str, Any]) -> CaseRe
             {"messages": [("user", case.request)], **given},
             {"configurable": configurable, "callbacks": [meter]},
         )
-        outcome, reason = _outcome(values)
+        outcome, reason = _outcome(values, case)
     except Exception as exc:
         # A case that raises is a finding like any other; the rest of the set still runs.
         outcome, reason = "raised", f"{type(exc).__name__}: {exc}"
@@ -162,14 +175,23 @@ async def _run_case(case: Case, graph: Any, caller: Mapping[str, Any]) -> CaseRe
         outcome=outcome,
         reason=reason,
         seconds=seconds,
+        ungrounded=sum(
+            map(len, ungrounded_steps(TurnView(values), graph.services.registry).values())
+        ),
     )
 
 
-def _outcome(values: dict[str, Any]) -> tuple[str, str]:
+def _outcome(values: dict[str, Any], case: Case) -> tuple[str, str]:
     if values.get("__interrupt__"):
         return "waiting", "A person is asked."
     outcome = values.get("execution_outcome") or {}
-    return outcome.get("status", "failed"), outcome.get("reason") or ""
+    status, reason = outcome.get("status", "failed"), outcome.get("reason") or ""
+    if case.outcome == NO_CAPABILITY and not plan_nodes(values.get("planning_execution_plan")):
+        # A model answers such a request itself; offline the agent reports that nothing fits.
+        code = outcome.get("code")
+        if status == "completed" or (status == "failed" and code in (None, NO_CAPABILITY)):
+            status = NO_CAPABILITY
+    return status, reason
 
 
 def check_names(dataset: Dataset, registry: Registry) -> None:

@@ -97,7 +97,6 @@ def build_graph(
         from capgraph.configs.settings import load_settings
 
         settings = load_settings()
-    check_persistence(checkpointer, settings)
     services = bind(
         known,
         model=model,
@@ -106,6 +105,7 @@ def build_graph(
         answer_type=answer_type,
         **options,
     )
+    check_persistence(checkpointer, settings)
     with use_prompts(services.prompts) if services.prompts is not None else nullcontext():
         validate(known)
     offline = not planner_traits(services.planner).chooses_parameters

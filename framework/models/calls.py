@@ -35,13 +35,20 @@ from capgraph.base.ports import (
     RetryRule,
     TimeLimit,
 )
-from capgraph.base.values import json_in, misfits
+from capgraph.base.values import json_values_in, misfits
 from capgraph.configs.logger import clean_text, mask_secrets
 from capgraph.configs.settings import StructuredMethod
+from capgraph.models.recovery import (
+    ModelRefusedError,
+    TruncatedAnswerError,
+    call_with_fallbacks,
+    call_with_shorter_prompt,
+    waiting_progress,
+)
 from capgraph.models.roles import RoleModel, structured_method
 from capgraph.pipeline import hooks
 from capgraph.pipeline.runner import in_order, innermost, is_rule
-from capgraph.telemetry import AnswerToken, Retry, emit
+from capgraph.telemetry import AnswerToken, ReplyRepaired, Retry, emit
 from capgraph.telemetry.audit import note_refusal
 from capgraph.telemetry.metered import role_tag
 
@@ -58,7 +65,8 @@ _FIXES = {
     "timeout": "Try again, or raise timeout_seconds of the model.",
     "network": "Check the network and the model's base_url.",
     "authentication": "Check the API key and its permissions.",
-    "context_too_long": "Ask for less at once, or use a model with a longer context.",
+    "context_too_long": "Ask for less at once, or use a longer context (llama-server: -c;"
+    " Ollama: OLLAMA_CONTEXT_LENGTH).",
     "bad_input": "Check the model's name and options.",
 }
 
@@ -89,12 +97,14 @@ async def call_model(
     seconds = limit.time_limit if limit is not None else role.limit_seconds
 
     async def sent(attempt: Attempt) -> Any:
-        async with _errors(replace(role, model=attempt.inputs["model"], limit_seconds=seconds)):
-            return await send(attempt)
+        used = replace(role, model=attempt.inputs["model"], limit_seconds=seconds)
+        async with _errors(used):
+            with waiting_progress(used):
+                return await send(attempt)
 
     async def called(attempt: Attempt) -> Any:
         async with _errors(replace(role, limit_seconds=None)):  # of what stands around
-            return await _within(role, _CALL, sent)(attempt)
+            return await call_with_shorter_prompt(role, _within(role, _CALL, sent), attempt)
 
     async def settled(attempt: Attempt) -> ResultT:
         try:
@@ -106,6 +116,8 @@ async def call_model(
     once = _within(role, _SETTLE, settled)
     rule: RetryRule | None = innermost(role.around, RetryRule)
     tried = once if rule is None else partial(_tried, role, rule, once)
+    if role.fallbacks:
+        tried = partial(call_with_fallbacks, role, tried)
     inner = _within(role, _ABOVE, tried)
     if hooked := [item for item in role.around if isinstance(item, Behavior) and not _stage(item)]:
         inner = partial(_hooked, hooked, inner)
@@ -295,9 +307,14 @@ def _form_of(role: RoleModel, schema: type[BaseModel] | dict[str, Any], result: 
             parsed = json.loads(text)
     if parsed is None:
         # In parts, and from servers that ignore the form, the JSON comes as it was written.
-        parsed = json_in(_written(raw))
+        # One value only: the first of several would be half of what the model wrote.
+        values = json_values_in(_written(raw))
+        parsed = values[0] if len(values) == 1 else None
     if parsed is None:
         raise _malformed(role, _written(raw), result.get("parsing_error"))
+    text = "" if getattr(raw, "tool_calls", None) else str(getattr(raw, "text", "")).strip()
+    if text and not text.startswith(("{", "[")):
+        emit(ReplyRepaired(role=role.role, repairs={"fenced_json": 1}))
     if isinstance(schema, dict):
         return parsed
     try:
@@ -422,12 +439,14 @@ def check_end(role: RoleModel, message: Any) -> None:
 
 def _refused(role: RoleModel, why: str) -> ModelError:
     fix = "Ask in other words, or use another model."
-    return role.failed(f"refused: {_shown(why)}.", fix, ErrorSeverity.CRITICAL)
+    return role.failed(f"refused: {_shown(why)}.", fix, ErrorSeverity.CRITICAL, ModelRefusedError)
 
 
 def _cut_off(role: RoleModel) -> ModelError:
     fix = "Raise max_tokens in the model's options, or ask for less at once."
-    return role.failed("was cut off at its length limit.", fix, ErrorSeverity.CRITICAL)
+    return role.failed(
+        "was cut off at its length limit.", fix, ErrorSeverity.CRITICAL, TruncatedAnswerError
+    )
 
 
 def _reason(message: Any) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from langchain_core.messages import AnyMessage
+from langchain_core.messages import AnyMessage, BaseMessage
 
 from capgraph.models.calls import structured
 from capgraph.models.prompt import prompt_of, split_last, transcript
+from capgraph.models.recovery import ask_with_fewer
 from capgraph.models.roles import RoleModel
 from capgraph.planning.strategies import ExtractedTask, last_request
 from capgraph.prompts import PromptBuilder
@@ -35,7 +36,13 @@ class ModelExtractor:
         earlier, _ = split_last(messages)
         if not earlier:
             return ExtractedTask(task=request)
-        context = {"history": transcript(earlier), "message": request}
-        prompt = prompt_of(self.prompt, context, messages=messages)
-        found: ExtractedTask = await structured(self.role, ExtractedTask, prompt)
+
+        async def ask(kept: Sequence[BaseMessage]) -> ExtractedTask:
+            # The conversation is one text here, so it is shortened before it is written.
+            context = {"history": transcript(kept), "message": request}
+            prompt = prompt_of(self.prompt, context, messages=messages)
+            answer: ExtractedTask = await structured(self.role, ExtractedTask, prompt)
+            return answer
+
+        found = await ask_with_fewer(self.role, earlier, ask)
         return found if found.task.strip() else found.model_copy(update={"task": request})

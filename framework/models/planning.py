@@ -17,6 +17,7 @@ from capgraph.base.errors import MalformedAnswerError
 from capgraph.base.values import json_in
 from capgraph.langgraph_compat import lent_saver
 from capgraph.models.calls import structured
+from capgraph.models.parameters import ask_for_parameters
 from capgraph.models.plan_schema import FEATURES, plan_schema, usable_features, without_nulls
 from capgraph.models.prompt import fields_of, prompt_of, split_last
 from capgraph.models.roles import RoleModel
@@ -200,6 +201,12 @@ class ModelPlanner:
                     # A step that says nothing of its own is for the whole request.
                     step.setdefault("task_objective", request.task)
         return cast("ExecutionPlan", found)
+
+    async def fill_parameters(
+        self, task: str, steps: Mapping[str, CapabilitySpec]
+    ) -> Mapping[str, Any]:
+        """Return the parameters of steps, by their keys; see :func:`ask_for_parameters`."""
+        return await ask_for_parameters(self.role, task, steps)
 
     def _shown(self, request: PlanRequest) -> list[CapabilitySpec]:
         """Return the capabilities that schema and prompt list, in alphabetical order."""

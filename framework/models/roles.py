@@ -22,6 +22,7 @@ from capgraph.base.ports import AnyBehavior
 from capgraph.base.values import misfits
 from capgraph.configs.logger import mask_secrets
 from capgraph.configs.settings import ModelSettings, StructuredMethod
+from capgraph.models.local import is_local, local_settings
 
 if TYPE_CHECKING:
     from capgraph.models.plan_schema import Rendering
@@ -45,6 +46,8 @@ class RoleModel:
         limit_seconds: Time limit of one call, beside the model's own; ``None`` for none.
         around: What stands around each call.
         clock: The graph's clock; ``None`` for the machine's.
+        fallbacks: Models that are asked in order when the model fails, refuses, or answers in
+            another form.
         structured: How the model is made to keep a form; see ``ModelSettings.structured``.
     """
 
@@ -53,6 +56,7 @@ class RoleModel:
     limit_seconds: float | None = None
     around: Sequence[AnyBehavior] = ()
     clock: Clock | None = None
+    fallbacks: Sequence[BaseChatModel] = ()
     structured: StructuredMethod = "auto"
 
     @property
@@ -67,7 +71,7 @@ class RoleModel:
             return "open"
         if serves_grammar(self.model):
             return "grammar"
-        return "strict" if _is_openai(self.model) else "optional"
+        return "strict" if _uses_openai_client(self.model) else "optional"
 
     @property
     def name(self) -> str:
@@ -75,15 +79,17 @@ class RoleModel:
         return model_name(self.model)
 
     def failed(
-        self, told: str, fix: str | None = None, severity: ErrorSeverity | None = None
+        self,
+        told: str,
+        fix: str | None = None,
+        severity: ErrorSeverity | None = None,
+        kind: type[ModelError] = ModelError,
     ) -> ModelError:
         """Return the error that says what happened to a call; a severity of ``None`` is the cause's."""
-        return ModelError(
-            f"The model {self.name!r} ({self.role}) {told}", fix=fix, severity=severity
-        )
+        return kind(f"The model {self.name!r} ({self.role}) {told}", fix=fix, severity=severity)
 
 
-def _is_openai(model: Any) -> bool:
+def _uses_openai_client(model: Any) -> bool:
     return hasattr(model, "openai_api_base")
 
 
@@ -121,7 +127,11 @@ def structured_method(model: Any, wanted: StructuredMethod = "auto") -> Structur
     if serves_grammar(model):
         return "json_schema"
     profile = getattr(model, "profile", None) or {}
-    knows = _is_openai(model) and isinstance(profile, Mapping) and profile.get("structured_output")
+    knows = (
+        _uses_openai_client(model)
+        and isinstance(profile, Mapping)
+        and profile.get("structured_output")
+    )
     return "json_schema" if knows else "function_calling"
 
 
@@ -196,6 +206,29 @@ def role_behaviors(configured: Any) -> dict[str, Sequence[Any]]:
     return {role: of(wanted[role]) if wanted.get(role) else default for role in ROLES}
 
 
+def fallback_models(configured: Any) -> dict[str, list[BaseChatModel]]:
+    """Make the fallback models of each role, in their order.
+
+    Args:
+        configured: As for :func:`chat_models`, with ``fallbacks`` in a role's entry.
+
+    >>> from capgraph.testing import ScriptedModel
+    >>> role = {"model": ScriptedModel(responses=[]), "fallbacks": [ScriptedModel(responses=[])]}
+    >>> {name: len(models) for name, models in fallback_models({"answer": role}).items() if models}
+    {'answer': 1}
+    """
+    wanted = configured if isinstance(configured, Mapping) else {DEFAULT: configured}
+    made: dict[str, BaseChatModel] = {}
+
+    def of(role: str) -> list[BaseChatModel]:
+        value = wanted.get(role) or wanted.get(DEFAULT)
+        given = value.get("fallbacks") if isinstance(value, Mapping) else None
+        given = given or getattr(value, "fallbacks", None) or ()
+        return [_made(role, item, made) for item in given]
+
+    return {role: of(role) for role in ROLES}
+
+
 def structured_methods(configured: Any) -> dict[str, StructuredMethod]:
     """Return how the model of each role is made to keep a form, as a description says.
 
@@ -229,7 +262,7 @@ def _made(role: str, value: Any, made: dict[str, BaseChatModel]) -> BaseChatMode
         model: BaseChatModel = value
         return model
     settings = _settings(role, value)
-    settings = settings.model_copy(update={"behaviors": [], "structured": "auto"})
+    settings = settings.model_copy(update={"behaviors": [], "fallbacks": [], "structured": "auto"})
     key = repr((settings, settings.api_key and settings.api_key.get_secret_value()))
     if key not in made:
         made[key] = _initialised(role, settings)
@@ -253,15 +286,20 @@ def _initialised(role: str, settings: ModelSettings) -> BaseChatModel:
             f"The model {settings.model!r} of the role {role!r} names no provider.",
             fix=f"Write 'provider:name', such as 'openai:{settings.model}'.",
         )
-    init_chat_model = require_extra("langchain.chat_models", _EXTRA).init_chat_model
+    extra = "local" if is_local(settings.model) else _EXTRA
+    init_chat_model = require_extra("langchain.chat_models", extra).init_chat_model
+    if is_local(settings.model):
+        settings = local_settings(settings)
     arguments: dict[str, Any] = {
         # The router owns retries; a client that retries as well would multiply them.
         "max_retries": 0,
-        "timeout": settings.timeout_seconds,
+        "timeout": settings.call_timeout_seconds,
         "temperature": settings.temperature,
         "base_url": settings.base_url,
         "api_key": settings.api_key.get_secret_value() if settings.api_key else None,
     }
+    if settings.base_url is not None and _is_openai(settings):
+        arguments["stream_usage"] = True  # LangChain leaves it off for other addresses
     arguments = {name: value for name, value in arguments.items() if value is not None}
     try:
         model: BaseChatModel = init_chat_model(settings.model, **{**arguments, **settings.options})
@@ -280,6 +318,11 @@ def _initialised(role: str, settings: ModelSettings) -> BaseChatModel:
             fix=_key_fix(missing, role),
         )
     return model
+
+
+def _is_openai(settings: ModelSettings) -> bool:
+    provider = settings.options.get("model_provider") or settings.model.partition(":")[0]
+    return bool(provider == "openai")
 
 
 def _unusable(role: str, settings: ModelSettings, exc: Exception) -> ConfigurationError:

@@ -14,7 +14,14 @@ from capgraph.configs.settings import Settings
 from capgraph.models.answering import ModelAnswerer
 from capgraph.models.extraction import ModelExtractor
 from capgraph.models.planning import Catalogue, DeferringSelector, ModelPlanner
-from capgraph.models.roles import DEFAULT, RoleModel, chat_models, structured_methods, unstreamed
+from capgraph.models.roles import (
+    DEFAULT,
+    RoleModel,
+    chat_models,
+    fallback_models,
+    structured_methods,
+    unstreamed,
+)
 from capgraph.models.selection import ModelSelector, PerCapabilitySelector
 from capgraph.models.surrounded import surrounded
 from capgraph.pipeline.runner import around_models
@@ -58,7 +65,7 @@ def model_strategies(
     """
     if isinstance(configured, str) and configured == settings.model and settings.models:
         configured = {DEFAULT: configured, **settings.models}
-    models = chat_models(configured)
+    models, fallbacks = chat_models(configured), fallback_models(configured)
     prompts: PromptProvider = get_framework_prompts(getattr(settings, "prompts", None))
     limit = settings.limits.step_timeout_seconds
     shared = around_models(behaviors)
@@ -71,11 +78,15 @@ def model_strategies(
             limit,
             (*shared, *own.get(role, ())),
             clock,
+            [unstreamed(model, role) for model in fallbacks[role]],
             methods[role],
         )
         for role, model in models.items()
     }
-    around = {role: surrounded(replace(roles[role], model=models[role])) for role in models}
+    around = {
+        role: surrounded(replace(roles[role], model=models[role], fallbacks=fallbacks[role]))
+        for role in models
+    }
     chosen: dict[str, Any] = {"chat_model": around.get}
     if "extraction" in roles:
         builder = prompts.get_task_extraction_prompt_builder()

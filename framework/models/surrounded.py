@@ -35,7 +35,7 @@ def surrounded(role: RoleModel) -> BaseChatModel:
     'Hello.'
     """
     model = role.model
-    if not role.around or not isinstance(model, BaseChatModel):
+    if not (role.around or role.fallbacks) or not isinstance(model, BaseChatModel):
         return model
 
     async def called(given: Any, config: Any, options: dict[str, Any]) -> AIMessage:

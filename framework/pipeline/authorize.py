@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from capgraph.approvals import PLAN, STEP
+from capgraph.approvals.grounding import ungrounded_parameters, ungrounded_text
 from capgraph.base.approval_policy import ApprovalPolicy
 from capgraph.base.awaiting import awaited
 from capgraph.base.errors import ErrorSeverity, PlanError, PolicyError
@@ -46,8 +47,14 @@ async def authorize(
             return await failed_record(job, attempt, exc)
         if verdict.decision == "ask":
             reasons += verdict.problems or ["A policy asks for a person's agreement."]
+    ungrounded = _ungrounded(job, attempt)
+    try:
+        reasons += await _ungrounded_reasons(job, attempt, ungrounded)
+    except PolicyError as exc:
+        return await failed_record(job, attempt, exc)
     if reasons or needs_approval(job.spec, job.view.switches, job.equipment.settings):
         shown = shown_of(attempt, job.view.plan)
+        shown |= {"ungrounded": ungrounded} if ungrounded else {}
         digest = agreement_digest(attempt.capability, shown)
         ask = Question(STEP, attempt.capability, " ".join(reasons), digest=digest, shown=shown)
         question = await agreement(job, attempt, ask)
@@ -58,6 +65,40 @@ async def authorize(
     if job.agreed and done and job.spec.effect != "once":  # what acts once is never repeated on it
         await job.door.ledger.agreements.use(job.agreed.digest, attempt.key)
     return result
+
+
+def _ungrounded(job: Job, attempt: Attempt) -> dict[str, Any]:
+    """Return the parameters of a planned step that a model invented, by their paths."""
+    if job.outer is not None:
+        return {}  # a capability chose them, not the plan
+    step, values = step_of(attempt), dict(attempt.values)
+    inputs = plain_inputs(attempt.inputs)
+    return ungrounded_parameters(step, values, job.view, job.equipment.registry, inputs)
+
+
+async def _ungrounded_reasons(job: Job, attempt: Attempt, found: Mapping[str, Any]) -> list[str]:
+    """Say why a person has to agree to ungrounded parameters.
+
+    Raises:
+        PolicyError: The settings refuse them, and nobody agreed to them.
+    """
+    setting = job.equipment.settings.approvals.ungrounded
+    if not found or setting == "allow":
+        return []
+    agreements, keys = job.door.ledger.agreements, list(job.door.plan_keys)
+    # Whoever agreed to the plan has seen which of its values are ungrounded.
+    if await agreements.agreed(digest_of(job.view.steps), PLAN, ()):
+        return []
+    if setting == "refuse":
+        digest = agreement_digest(attempt.capability, shown_of(attempt, job.view.plan))
+        if await agreements.agreed(digest, attempt.key, keys):
+            return []
+        raise PolicyError(
+            f"The step {attempt.key!r} ({attempt.capability}) is refused. {ungrounded_text(found)}",
+            fix="State the values in the request, or set approvals.ungrounded to 'ask'.",
+            severity=ErrorSeverity.CRITICAL,
+        )
+    return [ungrounded_text(found)]
 
 
 async def _labels_in_the_way(job: Job, attempt: Attempt, flow: FlowPolicy) -> Sequence[str]:

@@ -453,6 +453,6 @@ def check_middlewares(given: Sequence[Any], where: str, kind: Kind | None = None
             )
         if not (callable(getattr(item, "wrap_step", None)) or is_rule(item)):
             raise ConfigurationError(
-                f"{item!r} in {where} has no method 'around'.",
+                f"{item!r} in {where} has no method 'wrap_step'.",
                 fix="Write 'async def wrap_step(self, attempt, call_next)'.",
             )

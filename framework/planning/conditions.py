@@ -121,7 +121,7 @@ def holds(condition: Mapping[str, Any], value_of: Callable[[str], Any]) -> bool 
         ValidationError: Two values cannot be compared; the severity is REPLANNING.
 
     >>> rule = {"or": [{"of": "a", "is": ">", "than": 3}, {"of": "b", "is": "==", "than": "x"}]}
-    >>> holds(rule, {"a": 4, "b": "y"}.get), holds(rule, {"a": 1, "b": ABSENT}.get)
+    >>> holds(rule, {"a": 4, "b": "y"}.get), holds(rule, {"a": 1, "b": MISSING}.get)
     (True, None)
     """
     if "not" in condition:

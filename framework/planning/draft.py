@@ -63,11 +63,13 @@ class RepairedPlan:
         plan: The plan after the repairs.
         repairs: What was done, in order.
         problems: What is still wrong; a plan with a problem must not start.
+        inserted: Keys of the steps that were added because another step needs their result.
     """
 
     plan: ExecutionPlan
     repairs: tuple[Repair, ...] = ()
     problems: list[Problem] = field(default_factory=list)
+    inserted: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -79,7 +81,8 @@ class RepairedPlan:
 class Draft:
     """The steps being repaired; they are the draft's own copies.
 
-    With ``additions_only``, names, keys, and inputs that the author wrote are never replaced.
+    With ``additions_only``, names, keys, and inputs that the author wrote are never replaced. With
+    ``open_suppliers``, a supplier is inserted even if its parameters have yet to be given.
     """
 
     steps: list[dict[str, Any]]
@@ -87,7 +90,9 @@ class Draft:
     available: Available
     max_steps: int
     additions_only: bool = False
+    open_suppliers: bool = False
     repairs: list[Repair] = field(default_factory=list)
+    inserted: list[str] = field(default_factory=list)
 
     def keys(self) -> set[str]:
         """Return every context key that a new step must not take."""

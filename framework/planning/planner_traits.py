@@ -18,11 +18,14 @@ class PlannerTraits:
             Otherwise a person is asked before a ``once`` effect that keeps its defaults.
         reads_results: True if the planner reads stored results, failures, or earlier messages.
             Its plans then carry the labels of that data.
+        writes_with_model: True if a model writes the plans. Their forms are then repaired, and the
+            parameters that the planner chooses for effects must be grounded, or a person is asked.
     """
 
     can_correct: bool = False
     chooses_parameters: bool = False
     reads_results: bool = True
+    writes_with_model: bool = True
 
 
 def planner_traits(planner: Any) -> PlannerTraits:
@@ -34,7 +37,7 @@ def planner_traits(planner: Any) -> PlannerTraits:
     >>> class Careful:
     ...     can_correct = True
     >>> planner_traits(Careful())
-    PlannerTraits(can_correct=True, chooses_parameters=False, reads_results=True)
+    PlannerTraits(can_correct=True, chooses_parameters=False, reads_results=True, writes_with_model=True)
     """
     declared: dict[str, Any] = {
         one.name: getattr(planner, one.name, one.default) for one in fields(PlannerTraits)

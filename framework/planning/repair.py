@@ -30,6 +30,7 @@ def repair_plan(
     active: Collection[str] | None = None,
     max_steps: int = DEFAULT_MAX_STEPS,
     additions_only: bool = False,
+    open_suppliers: bool = False,
 ) -> RepairedPlan:
     """Apply every repair that has exactly one right answer, and report which.
 
@@ -44,6 +45,8 @@ def repair_plan(
         max_steps: The longest plan that is accepted.
         additions_only: Keep every name, key, and input that the author wrote. Only what is missing
             is added, values are written in the declared form, and steps are put in order.
+        open_suppliers: Insert the only supplier of a missing input even if it has required
+            parameters, which the caller of this function then has to give.
 
     >>> from capgraph.base import CapabilitySpec, Requirement
     >>> from capgraph.planning import StaticCatalog
@@ -66,7 +69,12 @@ def repair_plan(
         kept = plan if isinstance(plan, dict) else {"steps": []}
         return RepairedPlan(cast("ExecutionPlan", kept), (), problems)
     draft = Draft(
-        [dict(step) for step in steps], catalog, available or {}, max_steps, additions_only
+        [dict(step) for step in steps],
+        catalog,
+        available or {},
+        max_steps,
+        additions_only,
+        open_suppliers,
     )
     if wrapped is not plan:
         draft.note(codes.SHAPE, None, ("steps",), "a list", "a plan", "its items are steps")
@@ -81,7 +89,8 @@ def repair_plan(
             break
     else:
         problems = check_plan(mended, catalog, available, active=active, max_steps=max_steps)
-    return RepairedPlan(cast("ExecutionPlan", mended), tuple(draft.repairs), problems)
+    found = cast("ExecutionPlan", mended)
+    return RepairedPlan(found, tuple(draft.repairs), problems, tuple(draft.inserted))
 
 
 def _steps(problems: list[Problem], *wanted: str) -> list[int]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from capgraph.base import CapabilitySpec
 from capgraph.base.value_context import item_types
 from capgraph.planning import problems as codes
-from capgraph.planning.catalog import CLOSING, MANY, may_pull_in, supplied, wanted
+from capgraph.planning.catalog import CLOSING, MANY, is_harmless, may_pull_in, supplied, wanted
 from capgraph.planning.closing import planned_step
 from capgraph.planning.draft import Draft
 from capgraph.planning.graphs import stable_order
@@ -144,7 +146,8 @@ def insert_producer(draft: Draft, view: PlanView, problems: list[Problem]) -> bo
         named = problem.code == codes.NO_SUPPLIER and is_key(problem.value)
         key = str(problem.value) if named and problem.value not in taken else None
         new: dict[str, dict[str, Any]] = {}
-        if not _supply(view, index, need, key, taken, new, ()):
+        allowed = is_harmless if draft.open_suppliers else may_pull_in
+        if not _supply(view, index, need, key, taken, new, (), allowed):
             continue
         if len(draft.steps) + len(new) > draft.max_steps:
             continue
@@ -154,6 +157,7 @@ def insert_producer(draft: Draft, view: PlanView, problems: list[Problem]) -> bo
         after, reason = f"{label}: {key}, from {names}", "the only capability that supplies it"
         draft.note(problem.code, index, ("inputs",), f"no {label}", after, reason)
         draft.steps[index:index] = new.values()
+        draft.inserted += [step["context_key"] for step in new.values()]
         return True
     return False
 
@@ -166,6 +170,7 @@ def _supply(
     taken: set[str],
     new: dict[str, dict[str, Any]],
     above: tuple[str, ...],
+    allowed: Callable[[CapabilitySpec], bool],
 ) -> bool:
     """Add the steps that meet a need, by need; ``False`` when that is not certain or possible."""
     asker = capability_of(view.steps[index])
@@ -173,7 +178,7 @@ def _supply(
     if len(makers) != 1 or makers[0] in above or len(above) > _MAX_DEPTH:
         return False
     spec = view.catalog.capabilities[makers[0]]
-    if not may_pull_in(spec) or len({n.type for n in spec.requires}) < len(spec.requires):
+    if not allowed(spec) or len({n.type for n in spec.requires}) < len(spec.requires):
         return False
     items = item_types(spec.context_types)
     output = next(kind for kind in spec.provides if need in supplied([kind], items))
@@ -189,7 +194,7 @@ def _supply(
         ):
             source = view.only_supplier(index, wants)
         elif source is None and not optional:
-            if not _supply(view, index, wants, None, taken, new, (*above, spec.name)):
+            if not _supply(view, index, wants, None, taken, new, (*above, spec.name), allowed):
                 return False
             source = new[wants]["context_key"]
         if source is not None:

@@ -202,6 +202,7 @@ class PlanVersion(TypedDict):
         outcome: What the steps of the version before had come to, by key.
         labels: Labels of what its author had before him, each with its source, by the key of the
             steps whose words carry them.
+        model_written: True if a planner wrote it that chooses parameters for the request.
     """
 
     version: int
@@ -212,6 +213,7 @@ class PlanVersion(TypedDict):
     kept: dict[str, str]
     outcome: dict[str, str]
     labels: NotRequired[dict[str, dict[str, str]]]
+    model_written: NotRequired[bool]
 
 
 def _by_key(plan: ExecutionPlan | None) -> dict[str, dict[str, Any]]:

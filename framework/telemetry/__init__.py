@@ -21,10 +21,13 @@ if TYPE_CHECKING:
     from capgraph.telemetry.events import Event as Event
     from capgraph.telemetry.events import EventsDropped as EventsDropped
     from capgraph.telemetry.events import ModelCalled as ModelCalled
+    from capgraph.telemetry.events import ModelFallback as ModelFallback
     from capgraph.telemetry.events import PlanMade as PlanMade
     from capgraph.telemetry.events import PolicyActionApplied as PolicyActionApplied
+    from capgraph.telemetry.events import PromptShortened as PromptShortened
     from capgraph.telemetry.events import Reclassify as Reclassify
     from capgraph.telemetry.events import Replan as Replan
+    from capgraph.telemetry.events import ReplyRepaired as ReplyRepaired
     from capgraph.telemetry.events import Retry as Retry
     from capgraph.telemetry.events import Status as Status
     from capgraph.telemetry.events import StepFailed as StepFailed
@@ -87,10 +90,13 @@ __getattr__, __dir__ = lazy_exports(
             "Event",
             "EventsDropped",
             "ModelCalled",
+            "ModelFallback",
             "PlanMade",
             "PolicyActionApplied",
+            "PromptShortened",
             "Reclassify",
             "Replan",
+            "ReplyRepaired",
             "Retry",
             "Status",
             "StepFailed",

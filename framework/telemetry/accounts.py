@@ -102,7 +102,7 @@ class ModelCashier(AsyncCallbackHandler):
     ) -> None:
         """Reserve for a call before it is sent."""
         for account in _here():
-            call = _call(run_id, serialized, messages, more)
+            call = estimate_call(run_id, serialized, messages, more)
             await account.asked(call._replace(task=asyncio.current_task()))
 
     async def on_llm_start(
@@ -131,7 +131,7 @@ def pay_from_thread(
     """Reserve for a call that a thread without an event loop is about to send."""
     if not _on_a_loop():
         for account in _paying.get():
-            _wait(account, account.asked(_call(run_id, serialized, messages, more)))
+            _wait(account, account.asked(estimate_call(run_id, serialized, messages, more)))
 
 
 def note_use(run_id: UUID, model: str, role: str, usage: UsageSnapshot | None) -> None:
@@ -167,7 +167,7 @@ def _wait(account: Account, work: Coroutine[Any, Any, None]) -> None:
     asyncio.run_coroutine_threadsafe(work, account.loop).result()
 
 
-def _call(
+def estimate_call(
     run_id: UUID, serialized: Any, messages: Sequence[Sequence[Any]], more: Mapping[str, Any]
 ) -> ModelCall:
     """Estimate a call: four letters of the Latin alphabet make a token, of others one."""
@@ -176,16 +176,17 @@ def _call(
     options = {**(more.get("invocation_params") or {}), **(more.get("options") or {})}
     caps = [options[name] for name in _CAPS if isinstance(options.get(name), int)]
     caps += [cap for cap in [metadata.get("ls_max_tokens")] if isinstance(cap, int)]
-    tokens = _tokens(str(options["tools"])) if options.get("tools") else 0
+    tokens = estimate_tokens(str(options["tools"])) if options.get("tools") else 0
     for message in (item for row in messages for item in row):
         text = message if isinstance(message, str) else str(message.text)
         content = getattr(message, "content", "")
         blocks = content if isinstance(content, list) else []
         others = sum(isinstance(b, dict) and b.get("type") != "text" for b in blocks)
-        tokens += 4 + _tokens(text) + others * _TOKENS_OF_A_BLOCK
+        tokens += 4 + estimate_tokens(text) + others * _TOKENS_OF_A_BLOCK
     return ModelCall(run_id, str(name), tokens, min(caps) if caps else None)
 
 
-def _tokens(text: str) -> int:
+def estimate_tokens(text: str) -> int:
+    """Return about how many tokens a text has."""
     latin = len(text.encode("ascii", "ignore"))
     return latin // 4 + len(text) - latin

@@ -75,6 +75,14 @@ class PlanMade(_Event):
     repairs: list[str] = Field(default_factory=list)
 
 
+class ReplyRepaired(_Event):
+    """A model's reply was read after repairs; ``repairs`` counts each by its name in the table."""
+
+    event_type: Literal["reply_repaired"] = "reply_repaired"
+    role: str
+    repairs: dict[str, int]
+
+
 class StepStarted(_StepEvent):
     """An attempt at a step began."""
 
@@ -194,7 +202,11 @@ class AnswerPart(_Event):
 
 
 class Usage(_Event):
-    """What a model call cost, in tokens."""
+    """Tokens of a model call.
+
+    Attributes:
+        estimated: True if the model reported no usage and the tokens are an estimate.
+    """
 
     event_type: Literal["usage"] = "usage"
     role: str
@@ -204,10 +216,47 @@ class Usage(_Event):
     cached_tokens: int = 0
     provider: str = ""
     duration: float | None = None
+    estimated: bool = False
+
+
+class ModelFallback(_Event):
+    """A model call failed, and the role's next model is asked.
+
+    Attributes:
+        role: Role of the call.
+        model: The model that failed.
+        fallback: The model that is asked next.
+        reason: Kind of the failure: ``network``, ``rate_limit``, ``refused``, ``malformed``, …
+        message: The error.
+    """
+
+    event_type: Literal["model_fallback"] = "model_fallback"
+    role: str
+    model: str = ""
+    fallback: str = ""
+    reason: str = ""
+    message: str = ""
+
+
+class PromptShortened(_Event):
+    """A prompt exceeded the model's context, and is sent again with fewer earlier messages.
+
+    Attributes:
+        role: Role of the call.
+        model: The model.
+        messages_kept: Earlier messages that are sent again.
+        messages_dropped: Earlier messages that are left out.
+    """
+
+    event_type: Literal["prompt_shortened"] = "prompt_shortened"
+    role: str
+    model: str = ""
+    messages_kept: int = 0
+    messages_dropped: int = 0
 
 
 class ModelCalled(_Event):
-    """A call of a chat model ended without usage: it failed, or the model does not say.
+    """A call of a chat model failed, or ended without an answer.
 
     Attributes:
         error: Type of what was raised.
@@ -269,6 +318,7 @@ Event = Annotated[
     Status
     | CapabilitiesSelected
     | PlanMade
+    | ReplyRepaired
     | StepStarted
     | StepProgress
     | StepFinished
@@ -286,6 +336,8 @@ Event = Annotated[
     | Usage
     | CircuitChanged
     | ModelCalled
+    | ModelFallback
+    | PromptShortened
     | ToolCalled
     | EventsDropped
     | PolicyActionApplied

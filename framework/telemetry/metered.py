@@ -26,7 +26,14 @@ from capgraph.base import LimitError
 from capgraph.base.budget import TurnBudget
 from capgraph.configs.scoped import scoped
 from capgraph.configs.streaming import stream_writer
-from capgraph.telemetry.accounts import note_failure, note_use, pay_from_thread, used_by
+from capgraph.telemetry.accounts import (
+    estimate_call,
+    estimate_tokens,
+    note_failure,
+    note_use,
+    pay_from_thread,
+    used_by,
+)
 from capgraph.telemetry.audit import current_audit, digest, note
 
 _ROLE = "role:"
@@ -51,6 +58,7 @@ class _Call:
     name: str
     provider: str = ""
     prompt: str | None = None  # its digest, where an audit is kept
+    prompt_tokens: int = 0  # an estimate
     began: float = field(default_factory=time.perf_counter)
 
     def seconds(self) -> float:
@@ -135,7 +143,8 @@ class ModelMeter(BaseCallbackHandler):
         prompt = None
         if current_audit() is not None:
             prompt = digest([[m.type, m.content] for asked in messages for m in asked])
-        _count(run_id, _Call(str(name or ""), provider, prompt))
+        asked = estimate_call(run_id, serialized, messages, {**more, "metadata": metadata})
+        _count(run_id, _Call(str(name or ""), provider, prompt, asked.prompt_tokens))
         pay_from_thread(run_id, serialized, messages, {**more, "metadata": metadata})
 
     def on_llm_start(
@@ -176,7 +185,13 @@ class ModelMeter(BaseCallbackHandler):
                 usage.duration, usage.provider = call.seconds(), call.provider
             _report(usage)
         elif call is not None:
-            _report(_ended(call, tags))
+            usage = telemetry.Usage(role=_role(tags), model=model, estimated=True)
+            usage.input_tokens = call.prompt_tokens
+            usage.output_tokens = sum(
+                estimate_tokens(item.text) for row in response.generations for item in row
+            )
+            usage.duration, usage.provider = call.seconds(), call.provider
+            _report(usage)
 
     def on_llm_error(
         self, error: BaseException, *, run_id: UUID, tags: list[str] | None = None, **_: Any
@@ -238,7 +253,7 @@ def _done(run_id: UUID) -> _Call | None:
     return turn.calls.pop(run_id, None) if turn is not None else None
 
 
-def _ended(call: _Call, tags: list[str] | None, error: str | None = None) -> telemetry.ModelCalled:
+def _ended(call: _Call, tags: list[str] | None, error: str) -> telemetry.ModelCalled:
     about = {"role": _role(tags), "model": call.name, "provider": call.provider}
     return telemetry.ModelCalled(**about, duration=call.seconds(), error=error)
 

@@ -363,10 +363,11 @@ class OpenTelemetrySink(Fed):
             if event.get("duration") is not None:
                 self._seconds.record(event["duration"], about)
             for side in ("input", "output"):
-                if kind == "usage":
+                if kind == "usage" and not event.get("estimated"):
                     tokens = int(event.get(f"{side}_tokens") or 0)
                     self._tokens.record(tokens, {**about, "gen_ai.token.type": side})
-            if kind == "usage" and (cost := self._price(event)) is not None:
+            is_reported = kind == "usage" and not event.get("estimated")
+            if is_reported and (cost := self._price(event)) is not None:
                 self._cost.add(cost, about)
         elif kind in ("step_finished", "step_failed"):
             about = {"capgraph.capability": str(event.get("capability"))}
@@ -418,15 +419,17 @@ def _sending_to(endpoint: str) -> TracerProvider:
 
 
 def _model(event: Mapping[str, Any]) -> dict[str, Any]:
+    # The conventions know reported tokens only.
+    used = {} if event.get("estimated") else event
     return {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": event.get("provider") or "unknown",
         "gen_ai.request.model": event.get("model"),
         "gen_ai.response.model": event.get("model"),
         "capgraph.role": event.get("role"),
-        "gen_ai.usage.input_tokens": event.get("input_tokens"),
-        "gen_ai.usage.output_tokens": event.get("output_tokens"),
-        "gen_ai.usage.cache_read.input_tokens": event.get("cached_tokens") or None,
+        "gen_ai.usage.input_tokens": used.get("input_tokens"),
+        "gen_ai.usage.output_tokens": used.get("output_tokens"),
+        "gen_ai.usage.cache_read.input_tokens": used.get("cached_tokens") or None,
     }
 
 

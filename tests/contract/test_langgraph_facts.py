@@ -207,6 +207,7 @@ async def report(reading: Reading) -> Reading:
 class Planner:
     can_correct = False
     chooses_parameters = True
+    writes_with_model = False
     async def plan(self, request):
         return {"steps": [{"context_key": "a", "capability": "measure"},
                           {"context_key": "b", "capability": "report",

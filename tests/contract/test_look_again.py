@@ -79,7 +79,9 @@ async def test_the_rest_is_changed_and_what_is_done_stays() -> None:
         {"context_key": "act", "capability": "act", "parameters": {"how": "hard"}},
     ]
     model = answering({"steps": [*changed, ANSWER]})
-    graph = build_graph(registered(*world.capabilities()), model, InMemorySaver())
+    allowing = load_settings(approvals={"ungrounded": "allow"})
+    made = registered(*world.capabilities())
+    graph = build_graph(made, model, InMemorySaver(), settings=allowing)
     out = await graph.ainvoke(planned(*steps()), THREAD)
     assert world.runs == ["slow begins", "look", "slow ends", "act hard"]
     assert status(out) == "completed"

@@ -13,6 +13,7 @@ from langgraph.types import Command
 
 from capgraph import BaseCapability, build_graph, capability_node
 from capgraph.base import CapabilityError, ErrorSeverity
+from capgraph.configs.settings import load_settings
 from capgraph.stores import open_saver
 from capgraph.testing import ScriptedModel
 from tests.support.one_door import Reading, Receipt, payer, refused, registered, said, status
@@ -302,6 +303,7 @@ async def test_what_was_done_is_shown_to_a_model_that_plans_again(step: Any) -> 
         registered(Receipt, payer(paid), after_payment("replanning")),
         model=ScriptedModel(responses=reply),
         checkpointer=InMemorySaver(),
+        settings=load_settings(approvals={"ungrounded": "allow"}),
     )
     thread = {"configurable": {"thread_id": "1"}}
     out = await made.ainvoke({"messages": [("user", "Pay")]}, thread)

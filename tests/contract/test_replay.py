@@ -105,6 +105,7 @@ class Plans:
 
     can_correct = False
     chooses_parameters = True
+    writes_with_model = False
 
     def __init__(self, *plans: Any) -> None:
         self.plans = list(plans)

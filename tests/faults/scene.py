@@ -190,6 +190,7 @@ class Planner:
 
     can_correct = False
     chooses_parameters = True
+    writes_with_model = False
 
     async def plan(self, request: Any) -> Any:
         """Write the plan."""

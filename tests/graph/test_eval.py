@@ -18,6 +18,7 @@ from capgraph.cli.commands.eval import evaluate as command
 from capgraph.configs.settings import load_settings
 from capgraph.evaluation import evaluate, load_dataset
 from tests.support import totals
+from tests.support.openai_server import openai_server
 
 DEMO = Path(configs.__file__).with_name("demo_eval.yml")
 
@@ -35,7 +36,6 @@ cases:
   - name: song
     request: Sing a love song
     capabilities: []
-    outcome: failed
 """
 
 Command = Callable[..., Result]
@@ -116,6 +116,32 @@ def test_two_configurations_side_by_side(run: Command, folder: Path) -> None:
     data = json.loads((folder / "out" / "figures.json").read_text("utf-8"))
     assert data["ok"] is True
     assert [report["figures"]["passed"] for report in data["reports"]] == [1.0, 0.5]
+
+
+def test_models_side_by_side_and_the_run_is_stored(
+    run: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    with openai_server() as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        result = run("set.yml", "--model", "openai:a", "--model", "openai:b", "--case", "total")
+    lines = [line.split("\t") for line in result.stdout.splitlines() if "\t" in line]
+    assert lines[0] == ["figure", "openai:a", "openai:b", "at least"]
+    assert any(line[0] == "cost in US dollars" for line in lines)
+    [stored] = (folder / "set_runs").glob("*.json")
+    data = json.loads(stored.read_text("utf-8"))
+    assert [report["label"] for report in data["reports"]] == ["openai:a", "openai:b"]
+    assert data["reports"][0]["figures"]["model_calls"] >= 1
+
+
+def test_runs_are_stored_where_the_server_shows_them(run: Command, folder: Path) -> None:
+    agent = json.loads((folder / "agent.yml").read_text("utf-8"))
+    agent["serve"] = {"evaluations": str(folder / "kept")}
+    (folder / "agent.yml").write_text(json.dumps(agent), "utf-8")
+    assert run("set.yml").exit_code == 0
+    assert len(list((folder / "kept").glob("*.json"))) == 1
+    assert run("set.yml", "--runs", "mine").exit_code == 0
+    assert len(list((folder / "mine").glob("*.json"))) == 1
 
 
 def test_figures_on_standard_output_are_json_alone(run: Command) -> None:

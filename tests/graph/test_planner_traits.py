@@ -25,6 +25,7 @@ class Wrapper:
 
 class ChoosingPlanner(Wrapper):
     chooses_parameters = True
+    writes_with_model = False
 
 
 class BrokenPlanner:

@@ -292,7 +292,7 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> object:
     folder = tmp_path_factory.mktemp("plots")
     settings = load_settings(
         modules=MODULES,
-        given=["DATA_SOURCE"],
+        provided_types=["DATA_SOURCE"],
         capabilities={"plotting": {"output_dir": str(folder)}},
     )
     return build_graph(Registry.from_settings(settings), settings=settings)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeVar
 
 TEXT = "text"
 
@@ -82,6 +82,9 @@ class OpenAIServer:
             return waiting.pop(0)
 
 
+ServerT = TypeVar("ServerT", bound=OpenAIServer)
+
+
 def kind_of(body: dict[str, Any]) -> str:
     form = body.get("response_format") or {}
     if form.get("type") == "json_schema":
@@ -94,18 +97,21 @@ def kind_of(body: dict[str, Any]) -> str:
 @contextmanager
 def openai_server() -> Iterator[OpenAIServer]:
     """Serve until the block ends."""
-    with serve(_Handler, "/v1", kind_of) as server:
+    with serve(OpenAIHandler, "/v1", kind_of, OpenAIServer) as server:
         yield server
 
 
 @contextmanager
 def serve(
-    handler: type[BaseHTTPRequestHandler], path: str, kind_of: Callable[[dict[str, Any]], str]
-) -> Iterator[OpenAIServer]:
+    handler: type[BaseHTTPRequestHandler],
+    path: str,
+    kind_of: Callable[[dict[str, Any]], str],
+    script: Callable[[str, Callable[[dict[str, Any]], str]], ServerT],
+) -> Iterator[ServerT]:
     """Serve one wire format until the block ends."""
     httpd = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     httpd.daemon_threads = True
-    server = OpenAIServer(f"http://127.0.0.1:{httpd.server_address[1]}{path}", kind_of)
+    server = script(f"http://127.0.0.1:{httpd.server_address[1]}{path}", kind_of)
     httpd.script = server  # type: ignore[attr-defined]
     thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
@@ -203,7 +209,7 @@ class WireHandler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
 
-class _Handler(WireHandler):
+class OpenAIHandler(WireHandler):
     def serves(self) -> bool:
         return self.path.endswith("/chat/completions")
 

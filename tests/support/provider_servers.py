@@ -16,12 +16,12 @@ CACHED = 7
 
 def anthropic_server() -> AbstractContextManager[OpenAIServer]:
     """Serve the Messages API until the block ends."""
-    return serve(_Anthropic, "", _anthropic_kind)
+    return serve(_Anthropic, "", _anthropic_kind, OpenAIServer)
 
 
 def google_server() -> AbstractContextManager[OpenAIServer]:
     """Serve ``generateContent`` and ``streamGenerateContent`` until the block ends."""
-    return serve(_Google, "", _google_kind)
+    return serve(_Google, "", _google_kind, OpenAIServer)
 
 
 def _tokens(body: dict[str, Any], reply: Reply) -> tuple[int, int]:

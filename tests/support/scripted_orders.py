@@ -17,7 +17,7 @@ from capgraph.base.errors import ThreadBusyError
 from capgraph.scale.order import StepOrder, TurnOrder
 from capgraph.scale.temporal import TemporalEngine
 
-LEASE_SECONDS = 2.0
+LEASE_SECONDS = 3.0
 
 
 class Scripted:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,13 +25,20 @@ if TYPE_CHECKING:
     from capgraph.evaluation import CaseResult, Dataset, Report, Thresholds
 
 app = typer.Typer()
+_MISSING = {"cost_usd": "unknown price"}
 
 
 @app.command("eval", epilog=EXIT_CODES_HELP)
-@takes("config", "model", "db")
+@takes("config", "db")
 def evaluate(
     shared: Shared,
     dataset: Annotated[Path, typer.Argument(help="Evaluation set, a YAML file.")],
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model", "-m", help="Chat model as provider:name; repeat it to compare models."
+        ),
+    ] = None,
     compare: Annotated[
         Path | None,
         typer.Option("--compare", help="A second configuration, shown beside the first."),
@@ -40,6 +49,14 @@ def evaluate(
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Cases at once.")] = 1,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write all figures here; '-' prints them.")
+    ] = None,
+    runs: Annotated[
+        Path | None,
+        typer.Option(
+            "--runs",
+            help="Folder that stores the figures of each run (default: serve.evaluations; with"
+            " several models 'NAME_runs' beside the set).",
+        ),
     ] = None,
     from_threads: Annotated[
         bool,
@@ -55,7 +72,8 @@ def evaluate(
     """Run a set of requests and compare choice, plan and answer with what is expected.
 
     The exit code is 0 when every least value of the set is reached (without any: when every case
-    passes), 1 when not, 2 when the set or the configuration cannot be used. It is about --config alone.
+    passes), 1 when not, 2 when the set or the configuration cannot be used. It is about --config and
+    the first --model alone.
     """
     from capgraph.evaluation import load_dataset
 
@@ -67,10 +85,14 @@ def evaluate(
     if config is None and loaded.config is not None:
         config = dataset.parent / loaded.config
     configs = [config, *([compare] if compare else [])]
-    reports = asyncio.run(_run(loaded, configs, shared.model, jobs))
+    reports, folder = asyncio.run(_run(loaded, configs, model or [None], jobs))
+    if runs is None and len(model or []) > 1 and folder is None:
+        folder = dataset.with_name(f"{dataset.stem}_runs")
     short = reports[0].below(loaded.thresholds)
+    now = datetime.now(UTC)
     data = {
         "dataset": loaded.name,
+        "created_at": now.isoformat(timespec="seconds"),
         "ok": not short,
         "below": [str(item) for item in short],
         "thresholds": loaded.thresholds.model_dump(exclude_none=True),
@@ -83,6 +105,11 @@ def evaluate(
         if json_file is not None:
             write_file(json_file, text + "\n")
         _print(reports, loaded.thresholds)
+    if (kept := runs or folder) is not None:
+        name = re.sub(r"[^\w.-]+", "_", loaded.name)
+        file = kept.expanduser() / f"{now:%Y%m%dT%H%M%S%f}_{name}.json"
+        write_file(file, text + "\n")
+        typer.echo(f"Run stored in {file}", err=True)
     raise typer.Exit(ExitCode.FAILED if short else ExitCode.ANSWERED)
 
 
@@ -113,8 +140,9 @@ def _picked(dataset: Dataset, names: Sequence[str]) -> Dataset:
 
 
 async def _run(
-    dataset: Dataset, configs: Sequence[Path | None], model: str | None, jobs: int
-) -> list[Report]:
+    dataset: Dataset, configs: Sequence[Path | None], models: Sequence[str | None], jobs: int
+) -> tuple[list[Report], Path | None]:
+    """Return a report for each configuration with each model, and the folder of stored runs."""
     from capgraph.adapters import open_registry
     from capgraph.evaluation import check_names, evaluate
 
@@ -126,18 +154,29 @@ async def _run(
             registry = await stack.enter_async_context(open_registry(settings))
             check_names(dataset, registry)
             agents.append((settings, registry))
-        return [
+        reports = [
             await evaluate(
                 dataset,
                 registry,
                 settings=settings,
                 model=model,
                 jobs=jobs,
-                label=config.stem if config else settings.name,
+                label=_label(config.stem if config else settings.name, model, configs, models),
                 on_case=_tell if sys.stderr.isatty() else None,
             )
             for config, (settings, registry) in zip(configs, agents, strict=True)
+            for model in models
         ]
+    folder = agents[0][0].serve.evaluations
+    return reports, Path(folder) if folder else None
+
+
+def _label(
+    name: str, model: str | None, configs: Sequence[Path | None], models: Sequence[str | None]
+) -> str:
+    if model is None or len(models) == 1:
+        return name
+    return model if len(configs) == 1 else f"{name} {model}"
 
 
 def _tell(result: CaseResult) -> None:
@@ -176,7 +215,9 @@ def _rows(reports: Sequence[Report], thresholds: Thresholds) -> Iterator[tuple[s
     for name, metric in METRICS.items():
         least = getattr(thresholds, name, None)
         cells = [
-            "not judged" if (value := found[name]) is None else f"{value:{metric.form}}"
+            _MISSING.get(name, "not judged")
+            if (value := found[name]) is None
+            else f"{value:{metric.form}}"
             for found in figures
         ]
         if name == "passed":

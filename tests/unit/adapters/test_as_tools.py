@@ -251,6 +251,7 @@ class Plans:
 
     can_correct = False
     chooses_parameters = True
+    writes_with_model = False
 
     def __init__(self) -> None:
         self.count = 0

@@ -107,7 +107,7 @@ def test_figures_add_up_over_cases() -> None:
     report = Report(
         (
             result("a", {"capabilities": ["x", "y"]}, chosen=("x",), nodes=("x",), model_calls=2),
-            result("b", {"capabilities": []}, chosen=("x",), nodes=(), seconds=1.5),
+            result("b", {"capabilities": []}, chosen=("x",), outcome="no_capability", seconds=1.5),
             result("c", {}, chosen=("z",), nodes=("z",), input_tokens=7),
         )
     )
@@ -118,10 +118,14 @@ def test_figures_add_up_over_cases() -> None:
         "recall": 0.5,
         "node_f1": 2 / 3,
         "edge_f1": None,
+        "judged": None,
+        "agreement": None,
         "model_calls": 2,
         "input_tokens": 7,
         "output_tokens": 0,
+        "cost_usd": None,
         "seconds": 1.5,
+        "ungrounded": 0,
     }
     assert [failed.case.name for failed in report.failures] == ["a"]
 

@@ -12,7 +12,14 @@ from capgraph import BaseCapability, Registry, capability_node
 from capgraph.base import ConfigurationError, ErrorSeverity
 from capgraph.base.errors import CapabilityError
 from capgraph.configs.settings import load_settings
-from capgraph.evaluation import CaseResult, Dataset, Report, evaluate
+from capgraph.evaluation import (
+    CaseResult,
+    Dataset,
+    JudgeSettings,
+    Report,
+    Thresholds,
+    evaluate,
+)
 from capgraph.testing import ModelCall, ScriptedModel
 from tests.support.totals import Numbers, Total, add, read
 
@@ -219,3 +226,68 @@ async def test_settings_are_those_of_the_configuration() -> None:
     case = {**TOTAL, "capabilities": ["add"], "edges": [], "answer": [{"number": 5}]}
     report = await run(case, settings=settings, registry=without_reading())
     assert report.results[0].problems == []
+
+
+@pytest.mark.parametrize("outcome", ["completed", "failed", "no_capability"])
+async def test_a_request_that_nothing_fits_is_the_same_fact_with_and_without_a_model(
+    outcome: str,
+) -> None:
+    case = {"request": "Sing a love song", "capabilities": [], "outcome": outcome}
+    model = ScriptedModel(responses=[{"steps": []}, "I cannot sing."] * 2)
+    offline, with_model = await run(case), await run(case, model=model)
+    assert model.calls
+    assert [r.results[0].outcome for r in (offline, with_model)] == ["no_capability"] * 2
+    assert [r.figures["passed"] for r in (offline, with_model)] == [1.0, 1.0]
+
+
+async def test_a_model_that_fails_is_not_taken_for_nothing_fits() -> None:
+    case = {"request": "Sing a love song", "capabilities": []}
+    report = await run(case, model=ScriptedModel(responses=[PermissionError("no key")] * 9))
+    assert report.results[0].outcome == "failed"
+    assert not report.results[0].passed
+
+
+async def test_a_judge_reports_beside_the_checks_and_is_measured_by_labels() -> None:
+    verdicts = [
+        {"reason": "It names the total.", "accepted": True},
+        {"reason": "It names none.", "accepted": False},
+        {"reason": "It is friendly.", "accepted": True},
+        {"reason": "It is rude.", "accepted": True},
+    ]
+    judge = {
+        "model": ScriptedModel(responses=verdicts),
+        "rubric": "The answer names the total.",
+        "labels": [
+            {"request": "Total?", "answer": "It is 3, dear.", "accepted": True},
+            {"request": "Total?", "answer": "Ask somebody else.", "accepted": False},
+        ],
+    }
+    cases = [{**TOTAL, "name": "total"}, {**TOTAL, "name": "again"}]
+    dataset = Dataset.model_validate({"version": 1, "name": "t", "cases": cases, "judge": judge})
+    report = await evaluate(dataset, registry_of())
+    assert report.figures["passed"] == 1.0, "a verdict decides about no case"
+    assert report.figures["judged"] == 0.5
+    assert report.figures["agreement"] == 0.5, "two labels and two checked answers"
+    [below] = report.below(Thresholds(passed=1, judged=0.9))
+    assert below.metric == "judged"
+    assert report.as_data()["cases"][1]["verdict"] == {
+        "accepted": False,
+        "reason": "It names none.",
+    }
+
+
+async def test_a_judge_that_fails_gives_no_verdict() -> None:
+    judge = {"model": ScriptedModel(responses=[TimeoutError("late")]), "rubric": "It is short."}
+    dataset = dataset_of(TOTAL).model_copy(update={"judge": JudgeSettings.model_validate(judge)})
+    report = await evaluate(dataset, registry_of())
+    assert report.figures["judged"] is None
+    assert report.figures["agreement"] == 0.0
+    verdict = report.results[0].verdict
+    assert verdict is not None
+    assert verdict.accepted is None
+    assert "late" in verdict.reason
+
+
+async def test_without_a_judge_nothing_is_judged() -> None:
+    report = await run(TOTAL)
+    assert (report.figures["judged"], report.figures["agreement"]) == (None, None)

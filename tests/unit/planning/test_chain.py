@@ -31,7 +31,7 @@ DATA = StaticCatalog.of(
     capability("statistics", "STATISTICS", "DATASET"),
     capability("plotting", "PLOT", "DATASET STATISTICS?"),
     capability("memory", "MEMORY"),
-    given={"SOURCE"},
+    provided_types={"SOURCE"},
 )
 FILES = {"SOURCE": ["a.csv", "b.csv"]}
 
@@ -203,7 +203,7 @@ def test_messages(names: str, stored: Any, message: str) -> None:
         *DATA.capabilities.values(),
         capability("orphan", "", "NOTHING"),
         capability("needy", "N", parameters=Needy),
-        given={"SOURCE"},
+        provided_types={"SOURCE"},
     )
     with pytest.raises(PlanError) as caught:
         chain_plan("t", names.split(), catalog, stored)

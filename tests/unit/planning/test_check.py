@@ -56,7 +56,7 @@ CATALOG = StaticCatalog.of(
     CapabilitySpec("notify", "Tell somebody."),
     CapabilitySpec("remember", "Remember.", provides=("MEMORY",), always_active=True),
     infrastructure={"router", "classifier", "respond", "clarify"},
-    given={"FILES"},
+    provided_types={"FILES"},
 )
 LOCATE = {"context_key": "place", "capability": "locate", "expected_output": "PLACE"}
 FETCH = {

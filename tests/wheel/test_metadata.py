@@ -30,14 +30,6 @@ def run(*command: str, folder: Path = ROOT) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dist")
-    run("-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT))
-    [found] = folder.glob("*.whl")
-    return found
-
-
-@pytest.fixture(scope="module")
 def metadata(wheel: Path) -> Message:
     [found] = importlib.metadata.distributions(name="capgraph", path=[str(wheel)])
     return found.metadata  # type: ignore[return-value]
@@ -53,10 +45,9 @@ def links(text: str) -> Iterator[str]:
 # --- version ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", ["capgraph"])
-def test_the_command_names_the_version_of_the_project(module: str) -> None:
+def test_the_command_names_the_version_of_the_project() -> None:
     assert importlib.metadata.version("capgraph") == VERSION
-    assert run("-m", module, "--version").strip() == f"capgraph {VERSION}"
+    assert run("-m", "capgraph", "--version").strip() == f"capgraph {VERSION}"
 
 
 def test_the_documentation_names_the_version_of_the_project() -> None:
@@ -102,8 +93,7 @@ def test_addresses_of_the_repository_have_one_prefix() -> None:
     assert all(url.startswith(SOURCE) for url in urls.values())
 
 
-def test_an_index_accepts_the_wheel(wheel: Path, metadata: Message) -> None:
-    assert "PASSED" in run("-m", "twine", "check", "--strict", str(wheel))
+def test_the_metadata_is_what_an_index_accepts(metadata: Message) -> None:
     classifiers = metadata.get_all("Classifier") or []
     assert "Typing :: Typed" in classifiers
     assert any(one.startswith("Operating System ::") for one in classifiers)

@@ -1,0 +1,123 @@
+"""Ungrounded parameters of a turn's steps: values that a model invented, shown to who approves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from langchain_core.messages import SystemMessage
+
+from capgraph.base.clock import running_clock
+from capgraph.base.errors import ValidationError
+from capgraph.base.plan import plan_key
+from capgraph.planning import recipe_of
+from capgraph.planning.grounding import Grounds, possible_today, ungrounded_values
+from capgraph.planning.parameters import validated_parameters
+from capgraph.planning.references import reads_of
+from capgraph.registry import Registry
+from capgraph.state import TurnView
+
+
+def is_model_plan(view: TurnView) -> bool:
+    """Return True if a model wrote the plan in force."""
+    history = view.state.get("planning_history") or []
+    return bool(history and history[-1].get("model_written"))
+
+
+def ungrounded_parameters(
+    step: Mapping[str, Any],
+    values: Mapping[str, Any],
+    view: TurnView,
+    registry: Registry,
+    inputs: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the ungrounded parameter values of an effect in a model's plan, by their paths.
+
+    The plan of a caller, or of a person who edited it, is that person's word: nothing in it is
+    ungrounded.
+
+    Args:
+        step: The step; its key names the planned step.
+        values: Its validated parameters.
+        view: The turn.
+        registry: What is registered.
+        inputs: Plain data of the step's inputs; the stored results that it names when not given.
+    """
+    spec = registry.capabilities.get(step["capability"])
+    planned = view.planned.get(plan_key(step["context_key"]))
+    if spec is None or spec.effect == "none" or planned is None or not is_model_plan(view):
+        return {}
+    if planned["capability"] != spec.name:
+        return {}
+    texts = [str(m.text) for m in view.messages if not isinstance(m, SystemMessage)]
+    results = [inputs] if inputs is not None else list(_stored_inputs(planned, view))
+    grounds = Grounds(texts, results, possible_today(running_clock().now()))
+    declared = [
+        *_declared_in_recipes(spec.name, registry),
+        *_written_by_people(spec.name, view),
+    ]
+    parameters: Any = planned.get("parameters") or {}
+    found = ungrounded_values(spec, values, parameters, grounds, declared)
+    return {one.path: one.value for one in found}
+
+
+def ungrounded_steps(view: TurnView, registry: Registry) -> dict[str, dict[str, Any]]:
+    """Return the ungrounded parameters of the plan in force, by the keys of its steps."""
+    found = {}
+    for step in view.steps:
+        spec = registry.capabilities.get(step["capability"])
+        values: Any = step.get("parameters") or {}
+        with suppress(ValidationError):  # references have no values yet
+            values = validated_parameters(spec, values)[1] if spec is not None else values
+        if ungrounded := ungrounded_parameters(step, values, view, registry):
+            found[step["context_key"]] = ungrounded
+    return found
+
+
+def ungrounded_text(values: Mapping[str, Any]) -> str:
+    """Return the sentence that names ungrounded parameters to a person.
+
+    >>> ungrounded_text({"to": "Ada"})
+    "Ungrounded: to='Ada'. Neither the conversation nor a result that the step reads contains it."
+    """
+    listed = ", ".join(f"{path}={value!r:.200}" for path, value in values.items())
+    it = "it" if len(values) == 1 else "them"
+    return (
+        f"Ungrounded: {listed}. Neither the conversation nor a result that the step reads contains"
+        f" {it}."
+    )
+
+
+def _stored_inputs(step: Mapping[str, Any], view: TurnView) -> Iterator[Any]:
+    keys = {read.key for read in reads_of(step)}
+    for entries in view.contexts.values():
+        yield from (data for key, data in entries.items() if key in keys)
+
+
+def _declared_in_recipes(capability: str, registry: Registry) -> Iterator[Any]:
+    """Yield the values that recipes give to a capability: their author declared them."""
+    for spec in registry.capabilities.values():
+        recipe = recipe_of(spec)
+        for step in recipe.steps if recipe is not None else ():
+            if step.get("capability") == capability:
+                yield from _scalars(step.get("parameters") or {})
+
+
+def _written_by_people(capability: str, view: TurnView) -> Iterator[Any]:
+    """Yield the values that earlier plans of the turn, not a model's, give to a capability."""
+    for version in view.state.get("planning_history") or []:
+        for step in [] if version.get("model_written") else version["plan"]["steps"]:
+            if step["capability"] == capability:
+                yield from _scalars(step.get("parameters") or {})
+
+
+def _scalars(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        for item in value.values():
+            yield from _scalars(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _scalars(item)
+    else:
+        yield value

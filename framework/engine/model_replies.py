@@ -1,0 +1,149 @@
+"""Replies of a planning model: read, counted, and completed before the plan is checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from capgraph.base import CapabilitySpec, PlanError
+from capgraph.engine.services import Services
+from capgraph.planning import repair_plan
+from capgraph.planning.model_repairs import read_model_plan
+from capgraph.planning.parameters import required_parameters
+from capgraph.planning.planner_traits import planner_traits
+from capgraph.planning.problems import EMPTY, Problem, make_problem
+from capgraph.planning.request_values import read_parameters
+from capgraph.planning.strategies import PlanRequest
+from capgraph.registry import Registry
+from capgraph.telemetry import ReplyRepaired, emit
+
+PLANNING = "planning"
+CLEAR_SCORE = 0.6
+"""Score from which the offline selector names a capability clearly; 0.5 is where one starts to fit."""
+_REFUSAL = re.compile(
+    r"(?:i'?m |i am )?(?:sorry|unfortunately|apologies)?[,.]?\s*(?:but )?"
+    r"(?:as an ai[^,]*, )?i(?: can ?not| can't| am unable| am not able|'m unable|'m not able)\b"
+)
+
+
+def is_model_written(author: str, services: Services) -> bool:
+    """Return True if a plan of this author comes from a model that chooses parameters."""
+    traits = planner_traits(services.planner)
+    return author == "orchestrator" and traits.chooses_parameters and traits.writes_with_model
+
+
+def report_repairs(repairs: Mapping[str, int]) -> None:
+    """Emit the repairs of a plan that a model wrote, if there are any."""
+    if repairs:
+        emit(ReplyRepaired(role=PLANNING, repairs=dict(repairs)))
+
+
+def read_reply(reply: Any, request: PlanRequest, services: Services) -> Any:
+    """Return the plan that a planner replied with, in the form that the check expects."""
+    if not is_model_written("orchestrator", services):
+        return reply
+    found = read_model_plan(reply, request.catalog)
+    report_repairs(found.repairs)
+    if not found.repairs:
+        return found.plan
+    # A step that says nothing of its own is for the whole request.
+    steps = [
+        {"task_objective": request.task, **step} if isinstance(step, dict) else step
+        for step in found.plan["steps"]
+    ]
+    return {**found.plan, "steps": steps}
+
+
+async def with_suppliers(plan: Any, request: PlanRequest, services: Services) -> Any:
+    """Insert the only supplier of a missing input, and ask for nothing but its parameters.
+
+    The author's ``parameters_from`` and the offline reader come first; what they do not find is
+    asked of the planner in one small call. A plan that stays incomplete comes back as it was, so
+    that the planner gets the whole list of problems.
+
+    Raises:
+        ModelError: The call failed.
+    """
+    ask = getattr(services.planner, "fill_parameters", None)
+    if ask is None or not is_model_written("orchestrator", services):
+        return plan
+    found = repair_plan(
+        plan,
+        request.catalog,
+        request.available,
+        active=request.active,
+        max_steps=services.limits.max_steps,
+        open_suppliers=True,
+    )
+    specs = request.catalog.capabilities
+    inserted = {
+        step["context_key"]: specs[step["capability"]]
+        for step in found.plan["steps"]
+        if step["context_key"] in found.inserted
+        and required_parameters(specs[step["capability"]].parameters)
+    }
+    if not inserted:
+        return plan
+    known = {key: read for key, spec in inserted.items() if (read := _offline(spec, request.task))}
+    if left := {key: spec for key, spec in inserted.items() if key not in known}:
+        known |= await ask(request.task, left)
+    if known.keys() != inserted.keys():
+        return plan
+    steps = [
+        {**step, "parameters": known[step["context_key"]]}
+        if step["context_key"] in inserted
+        else step
+        for step in found.plan["steps"]
+    ]
+    filled = read_model_plan({**found.plan, "steps": steps}, request.catalog)
+    report_repairs({**filled.repairs, "missing_supplier": len(inserted)})
+    return filled.plan
+
+
+def _offline(spec: CapabilitySpec, task: str) -> dict[str, Any]:
+    """Return the parameters that need no model; empty if one is missing or not certain."""
+    try:
+        return read_parameters(spec, task)
+    except PlanError:
+        return {}
+
+
+async def find_overlooked(plan: Any, request: PlanRequest, services: Services) -> Problem | None:
+    """Return the problem of a plan without steps for a request that a capability clearly serves.
+
+    The planner is asked once more with the capability named. Only the first plan of a turn is
+    looked at: what was tried in vain is no oversight.
+    """
+    offline = getattr(services.selector, "offline", None)
+    catalog = request.catalog
+    is_first = not (request.failure or request.previous or request.finished or request.problems)
+    empty = isinstance(plan, dict) and plan.get("steps") == []
+    if not (empty and is_first and offline is not None and isinstance(catalog, Registry)):
+        return None
+    if not planner_traits(services.planner).can_correct:
+        return None
+    found = await offline.select(request.task, catalog.candidates(), excluded=request.excluded)
+    if not found.names or found.best < CLEAR_SCORE:
+        return None
+    name = found.names[0]
+    return make_problem(
+        EMPTY,
+        None,
+        None,
+        None,
+        f"has no steps, and {name!r} fits the request",
+        f"plan a step of {name!r}, or no steps if it does not do what is asked",
+    )
+
+
+def is_refusal(answer: str) -> bool:
+    """Return True if an answer begins by saying that the agent cannot do something.
+
+    A small model copies its refusals from the examples of its prompt, with what they can do.
+
+    >>> is_refusal("Sorry, I can't book flights."), is_refusal("Sorry to hear that.")
+    (True, False)
+    """
+    plain = " ".join(answer.casefold().replace("’", "'").split())
+    return _REFUSAL.match(plain) is not None

@@ -1,0 +1,284 @@
+"""Models on this machine: find a running llama.cpp or Ollama server, or start ``llama-server``.
+
+``model="local:qwen2.5-coder-1.5b"`` needs no key and no address. A server that is started here ends
+with the process, even with a killed one: a supervisor ends it when the pipe to the process closes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import http.client
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+
+from pydantic import SecretStr
+
+from capgraph.base import ConfigurationError
+from capgraph.configs.logger import get_logger
+from capgraph.configs.settings import ModelSettings
+
+PREFIX = "local:"
+CACHED_MODEL = "qwen2.5-coder-1.5b-instruct"
+"""Name of the cached ``model.gguf``; other files of the cache are named by their stem."""
+
+_OLLAMA_PORT, _LLAMA_PORT = 11434, 8080
+_PROBE_SECONDS, _START_SECONDS, _STOP_SECONDS = 1.0, 180.0, 15.0
+_MAX_TOKENS = 1024  # a small model may repeat itself without end
+_CONTEXT = ("-c", "16384", "-np", "2")
+_SUPERVISOR = """
+import os, subprocess, sys, threading
+child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
+threading.Thread(target=lambda: os._exit(child.wait() or 0), daemon=True).start()
+sys.stdin.buffer.read()
+child.terminate()
+try:
+    child.wait(10)
+except subprocess.TimeoutExpired:
+    child.kill()
+    child.wait()
+"""
+
+
+class Endpoint(NamedTuple):
+    """A model that a server on loopback serves.
+
+    Attributes:
+        url: URL of the OpenAI endpoints.
+        model: The model's name there.
+    """
+
+    url: str
+    model: str
+
+
+@dataclass(slots=True)
+class _Server:
+    process: subprocess.Popen[bytes]
+    endpoint: Endpoint
+
+
+_started: dict[str, _Server] = {}  # by the file of the model; one server serves all graphs
+_lock = Lock()
+
+
+def is_local(model: str) -> bool:
+    """Return True if a model's name asks for a model on this machine.
+
+    >>> is_local("local:qwen2.5-coder-1.5b"), is_local("openai:gpt-5")
+    (True, False)
+    """
+    return model.startswith(PREFIX)
+
+
+def local_settings(settings: ModelSettings) -> ModelSettings:
+    """Return the settings with the address of a server on loopback that serves the model.
+
+    Raises:
+        ConfigurationError: No server serves the model, and none can be started.
+    """
+    if settings.base_url is not None:
+        raise ConfigurationError(
+            f"The model {settings.model!r} has base_url {settings.base_url!r}: 'local:' finds the"
+            " server itself.",
+            fix="Write 'openai:NAME' with base_url, or leave base_url out.",
+        )
+    found = find_or_start(settings.model.removeprefix(PREFIX))
+    options = dict(settings.options)
+    if not options.keys() & {"max_tokens", "max_completion_tokens"}:
+        options["max_tokens"] = _MAX_TOKENS
+    own: dict[str, Any] = {
+        "model": f"openai:{found.model}",
+        "base_url": found.url,
+        "api_key": settings.api_key or SecretStr("none"),
+        "temperature": 0.0 if settings.temperature is None else settings.temperature,
+        "options": options,
+    }
+    return settings.model_copy(update=own)
+
+
+def find_or_start(name: str) -> Endpoint:
+    """Return a server that serves a model; start ``llama-server`` if none does.
+
+    Args:
+        name: Name of the model, such as ``qwen2.5-coder-1.5b``, or a GGUF file.
+
+    Raises:
+        ConfigurationError: No server serves the model, and none can be started.
+    """
+    if not name:
+        raise ConfigurationError(
+            "The model 'local:' has no name.", fix="Write 'local:qwen2.5-coder-1.5b'."
+        )
+    served = [] if name.endswith(".gguf") else list(_served())
+    for endpoint in sorted(served, key=lambda found: len(found.model)):
+        if names_model(name, endpoint.model):
+            return endpoint
+    file = model_file(name)
+    program = _program()
+    if file is None or program is None:
+        raise _unavailable(name, file, served)
+    with _lock:
+        running = _started.get(str(file))
+        if running is None or running.process.poll() is not None:
+            running = _started[str(file)] = _start(program, file, name)
+        return running.endpoint
+
+
+def names_model(name: str, served: str) -> bool:
+    """Return True if a name means a served model; quantization and path need not be named.
+
+    >>> names_model("qwen2.5-coder-1.5b", "qwen2.5-coder:1.5b-instruct-q4_K_M")
+    True
+    >>> names_model("qwen2.5-coder-1.5b", "qwen2.5-coder:14b")
+    False
+    """
+    wanted, found = _words(name), _words(Path(served).name.removesuffix(".gguf"))
+    return bool(wanted) and found[: len(wanted)] == wanted
+
+
+def cache_folder() -> Path:
+    """Return the folder of cached models and of ``llama-server``; it may not exist."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "capgraph" / "local_model"
+
+
+def model_file(name: str) -> Path | None:
+    """Return the GGUF file of a model: the named file, or one of the cache."""
+    if name.endswith(".gguf"):
+        file = Path(name).expanduser().resolve()
+        return file if file.is_file() else None
+    files = {CACHED_MODEL: cache_folder() / "model.gguf"}
+    files |= {file.stem: file for file in sorted(cache_folder().glob("*.gguf"))}
+    found = (file for own, file in files.items() if names_model(name, own) and file.is_file())
+    return next(found, None)
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"[a-z0-9.]+", name.lower().removesuffix(":latest"))
+
+
+def _program() -> str | None:
+    cached = cache_folder() / "llama-server"
+    return str(cached) if os.access(cached, os.X_OK) else shutil.which("llama-server")
+
+
+def _unavailable(name: str, file: Path | None, served: Sequence[Endpoint]) -> ConfigurationError:
+    if file is not None:
+        return ConfigurationError(
+            f"The local model {name!r} cannot be started: there is no llama-server.",
+            fix="Install llama.cpp, so that 'llama-server' is on the path.",
+        )
+    if name.endswith(".gguf"):
+        return ConfigurationError(
+            f"The local model {name!r} does not exist: it names a file.", fix="Check its path."
+        )
+    others = ", ".join(sorted({endpoint.model for endpoint in served}))
+    return ConfigurationError(
+        f"The local model {name!r} is not available: no llama.cpp or Ollama server on this machine"
+        f" serves it{f' (served: {others})' if others else ''}.",
+        fix=f"Install Ollama and run 'ollama pull {_ollama_name(name)}', or install llama.cpp and"
+        " write 'local:FILE.gguf'.",
+    )
+
+
+def _ollama_name(name: str) -> str:
+    """Return a name as Ollama writes it: the size after a colon.
+
+    >>> _ollama_name("qwen2.5-coder-1.5b")
+    'qwen2.5-coder:1.5b'
+    """
+    return re.sub(r"-(\d[\d.]*b\b)", r":\1", name, count=1)
+
+
+def _served() -> Iterator[Endpoint]:
+    """Yield the models of the servers that run on this machine."""
+    for port in _ports():
+        url = f"http://127.0.0.1:{port}/v1"
+        listed = (_get(port, "/v1/models") or {}).get("data")
+        for entry in listed if isinstance(listed, list) else ():
+            if isinstance(entry, dict) and isinstance(entry.get("id"), str):
+                yield Endpoint(url, entry["id"])
+
+
+def _ports() -> list[int]:
+    """Return the ports of Ollama and llama.cpp, as their own environment variables set them."""
+    _, _, ollama = os.environ.get("OLLAMA_HOST", "").rstrip("/").rpartition(":")
+    llama = os.environ.get("LLAMA_ARG_PORT", "")
+    given = ((ollama, _OLLAMA_PORT), (llama, _LLAMA_PORT))
+    return [int(text) if text.isdecimal() else default for text, default in given]
+
+
+def _get(port: int, path: str) -> dict[str, Any] | None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PROBE_SECONDS)
+    with contextlib.closing(connection):
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            found = json.loads(response.read()) if response.status == 200 else None
+        except (OSError, http.client.HTTPException, ValueError):
+            return None  # nothing answers there, or something that is no model server
+    return found if isinstance(found, dict) else None
+
+
+def _start(program: str, file: Path, name: str) -> _Server:
+    get_logger("framework", "models").info("Starting llama-server with %s", file)
+    port = _free_port()
+    # Threads of llama.cpp spin: more of them than idle cores make it many times slower.
+    threads = str(max(1, (os.cpu_count() or 2) // 2))
+    alias = CACHED_MODEL if file.name == "model.gguf" else file.stem
+    command = [program, "-m", str(file), "--alias", alias, *_CONTEXT, "--jinja"]
+    command += ["-t", threads, "-tb", threads, "--poll", "0"]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(  # noqa: S603  # the program of the cache or the path
+            [sys.executable, "-c", _SUPERVISOR, *command],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # an interrupt at the terminal ends the server last
+        )
+        atexit.register(_stop, process)
+        end = time.monotonic() + _START_SECONDS
+        while _get(port, "/health") is None:
+            if process.poll() is not None or time.monotonic() > end:
+                _stop(process)
+                log.seek(0)
+                told = log.read().decode(errors="replace").strip()[-500:]
+                raise ConfigurationError(
+                    f"The local model {name!r} cannot be started: llama-server ended or was not"
+                    f" ready within {_START_SECONDS:g} s: {told}",
+                    fix=f"Run '{program} -m {file}', and read its output.",
+                )
+            time.sleep(0.1)
+    return _Server(process, Endpoint(f"http://127.0.0.1:{port}/v1", alias))
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End a server and its supervisor."""
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+    try:
+        process.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

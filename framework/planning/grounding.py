@@ -1,0 +1,348 @@
+"""Grounded values: parameters that stand in the conversation, in a result, or in a declaration.
+
+A model that is asked for something that no capability does may plan an effect with invented values.
+The comparison is by normalized form: numbers by value, dates and times by moment, names and other text
+by their words. Relative dates are English.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Any, NamedTuple
+
+from capgraph.base import CapabilitySpec
+from capgraph.planning.problems import Path, render_path
+from capgraph.planning.references import references_of
+from capgraph.planning.schemas import Shape
+
+_LONGEST = 100_000  # characters of conversation and results that are compared
+_MONTHS = "january february march april may june july august september october november december"
+_MONTH = {name[:3]: number for number, name in enumerate(_MONTHS.split(), 1)}
+_DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+_UNITS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
+    " sixteen seventeen eighteen nineteen"
+)
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+_NUMBER_WORDS = {word: number for number, word in enumerate(_UNITS.split())} | {
+    word: 10 * number for number, word in enumerate(_TENS.split(), 2)
+}
+_FACTORS = {"k": 1e3, "thousand": 1e3, "m": 1e6, "million": 1e6, "hundred": 100.0, "dozen": 12.0}
+_ARTICLES = frozenset({"a", "an", "the"})
+# Words that carry no value of their own; "not" and "no" do.
+_FILLERS = _ARTICLES | frozenset(
+    [
+        "is",
+        "are",
+        "was",
+        "were",
+        "be",
+        "been",
+        "has",
+        "have",
+        "had",
+        "to",
+        "of",
+        "on",
+        "in",
+        "at",
+        "for",
+        "by",
+        "with",
+        "and",
+        "or",
+        "that",
+        "this",
+        "it",
+        "i",
+        "you",
+        "we",
+        "my",
+        "your",
+        "our",
+        "me",
+        "us",
+        "please",
+        "will",
+        "s",
+        "t",
+    ]
+)
+_WORD = re.compile(r"\d+(?:[.,]\d+)*|[^\W\d_]+")
+_NUMBER = re.compile(
+    r"(?P<sign>[-−]|\bminus )?(?P<digits>\d+(?:[.,'\u00a0\u202f]\d+)*)\s?(?P<factor>[a-z%]+)?"
+)
+_ISO = re.compile(r"\b(\d{4})[-/](\d{1,2})[-/](\d{1,2})(?=\D|$|t)")
+_DOTTED = re.compile(r"\b(\d{1,2})[./](\d{1,2})[./](\d{4}|\d{2})\b")
+_NAMED = "|".join(f"{name[:3]}(?:{name[3:]})?" for name in _MONTHS.split())
+_DAY_MONTH = re.compile(
+    rf"\b(\d{{1,2}})(?:st|nd|rd|th|\.)?(?: of)? ({_NAMED})\b\.?,?(?: (\d{{4}}))?"
+)
+_MONTH_DAY = re.compile(rf"\b({_NAMED})\.? (\d{{1,2}})(?:st|nd|rd|th)?\b(?:,? (\d{{4}}))?")
+_TIME = re.compile(
+    r"(?:\b|(?<=t))(\d{1,2})(?:[:.h](\d{2}))?(?::\d{2}(?:\.\d+)?)?\s?([ap])\.?m\b\.?"
+)
+_CLOCK = re.compile(r"(?:\b|(?<=t))(\d{1,2}):(\d{2})(?::\d{2}(?:\.\d+)?)?(?:z|[+-]\d{2}:?\d{2})?\b")
+_IN_DAYS = re.compile(r"\bin (\w+) (day|week)s?\b")
+
+
+class Ungrounded(NamedTuple):
+    """A parameter value that nothing supports.
+
+    Attributes:
+        path: The parameter, with its place inside.
+        value: The value.
+    """
+
+    path: str
+    value: Any
+
+
+@dataclass
+class Grounds:
+    """Everything that a value may rest on, in normalized form.
+
+    Args:
+        texts: The conversation.
+        results: Plain data of the results that the step refers to.
+        today: Dates that "today" may mean.
+
+    >>> grounds = Grounds(["Pay Ada 1,200 euros tomorrow"], today=[date(2026, 3, 4)])
+    >>> [grounds.holds(value) for value in (1200, "2026-03-05", "ada", 1300, "Grace")]
+    [True, True, True, False, False]
+    """
+
+    texts: Sequence[str]
+    results: Sequence[Any] = ()
+    today: Sequence[date] = ()
+    _words: list[str] = field(init=False)
+    _found: _Parts = field(init=False)
+    _relative: set[date] = field(init=False)
+
+    def __post_init__(self) -> None:
+        scalars = (str(value) for _, value in _leaves(list(self.results), ()))
+        whole = _normal("\n".join([*self.texts, *scalars]))[-_LONGEST:]
+        self._words = [word for word in _WORD.findall(whole) if word not in _ARTICLES]
+        self._found = _parts_of(whole, self.today)
+        self._relative = set(_relative_dates(whole, self.today))
+        # "Monday at 9" may become 9:00, in the morning or in the evening.
+        for number in self._found.numbers:
+            if number in range(25):
+                hour = int(number) % 24
+                self._found.times.add(time(hour))
+                self._found.times |= {time(hour + 12)} if 1 <= hour < 12 else set()
+
+    def holds(self, value: object) -> bool:
+        """Return True if a scalar value stands here in some form."""
+        if value is None or isinstance(value, bool):
+            return True
+        if isinstance(value, (int, float)):
+            return any(_same(value, number) for number in self._found.numbers)
+        text = _normal(str(value))
+        return not text.strip() or self._has_phrase(text) or self._has_parts(text)
+
+    def _has_phrase(self, text: str) -> bool:
+        """Return True if the words of a text follow one another here, whatever separates them."""
+        wanted = "".join(word for word in _WORD.findall(text) if word not in _ARTICLES)
+        if not wanted:
+            return True
+        for start in range(len(self._words)):
+            joined = ""
+            for word in self._words[start:]:
+                joined += word
+                if joined == wanted:
+                    return True
+                if not wanted.startswith(joined):
+                    break
+        return False
+
+    def _has_parts(self, text: str) -> bool:
+        """Return True if dates, times, numbers, and words of a text each stand here."""
+        parts = _parts_of(text, self.today)
+        known_dates = self._found.dates | self._relative
+        implied = set(self.today) if parts.times and not known_dates else set()
+        if any(day not in known_dates | implied for day in parts.dates):
+            return False
+        midnight = {time()} if parts.dates else set()
+        if any(moment not in self._found.times | midnight for moment in parts.times):
+            return False
+        if any(not any(_same(n, known) for known in self._found.numbers) for n in parts.numbers):
+            return False
+        words = [word for word in parts.words if word not in _FILLERS and word not in _NUMBER_WORDS]
+        if not words or (parts.is_compound and not re.search(r"\s", text.strip())):
+            return not words and bool(parts.dates or parts.times or parts.numbers)
+        if len(words) <= 2:
+            return any(
+                sorted(words) == sorted(self._words[n : n + len(words)])
+                for n in range(len(self._words))
+            )
+        return set(words) <= set(self._words)
+
+
+@dataclass
+class _Parts:
+    dates: set[date]
+    times: set[time]
+    numbers: set[float]
+    words: list[str]
+    is_compound: bool
+
+
+def ungrounded_values(
+    spec: CapabilitySpec,
+    values: Mapping[str, Any],
+    planned: Mapping[str, Any],
+    grounds: Grounds,
+    declared: Sequence[Any] = (),
+) -> list[Ungrounded]:
+    """Return the parameter values of a step that stand in nothing that the model was given.
+
+    Args:
+        spec: The capability.
+        values: The validated parameters, as plain data.
+        planned: The parameters as planned; what is a reference there comes from a result.
+        grounds: The conversation, and the results that the step refers to.
+        declared: Values that the author of a recipe wrote for this capability.
+    """
+    shape = Shape.of(spec.parameters, "validation") if spec.parameters is not None else None
+    fields = shape.schema.get("properties", {}) if shape is not None else {}
+    references = [path for path, _ in references_of(planned)]
+    found = []
+    for name, whole in values.items():
+        if "default" in fields.get(name, {}) and _equal(fields[name]["default"], whole):
+            continue
+        for path, value in _leaves(whole, (name,)):
+            referred = any(path[: len(one)] == one for one in references)
+            chosen = shape is not None and _is_choice(shape.at(path), value)
+            written = any(_equal(value, one) for one in declared)
+            if not (referred or chosen or written or grounds.holds(value)):
+                found.append(Ungrounded(render_path(path), value))
+    return found
+
+
+def _leaves(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    """Yield the scalars of plain data with their places."""
+    inside: list[tuple[Path, Any]] = [(path, value)]
+    while inside:
+        place, item = inside.pop(0)
+        if isinstance(item, Mapping):
+            inside[:0] = [((*place, str(key)), one) for key, one in item.items()]
+        elif isinstance(item, (list, tuple)):
+            inside[:0] = [((*place, number), one) for number, one in enumerate(item)]
+        else:
+            yield place, item
+
+
+def _is_choice(shape: Shape | None, value: object) -> bool:
+    """Return True if a value is one of those that its declaration lists."""
+    for form in shape.forms() if shape is not None else ():
+        listed = [*form.schema.get("enum", ())]
+        listed += [form.schema["const"]] if "const" in form.schema else []
+        if any(_equal(value, one) for one in listed):
+            return True
+    return False
+
+
+def _equal(one: object, other: object) -> bool:
+    return isinstance(one, bool) == isinstance(other, bool) and one == other
+
+
+def _same(one: float, other: float) -> bool:
+    return abs(one - other) <= 1e-9 * max(1.0, abs(one), abs(other))
+
+
+def _normal(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def _parts_of(text: str, today: Sequence[date]) -> _Parts:
+    """Take a normalized text apart; a number inside of a date or a time is no number besides."""
+    dates: set[date] = set()
+    times: set[time] = set()
+
+    def take(pattern: re.Pattern[str], rest: str, read: Any, into: set[Any]) -> str:
+        for match in pattern.finditer(rest):
+            into.update(read(*match.groups()))
+        return pattern.sub(" ", rest)
+
+    rest = take(_ISO, text, lambda y, m, d: _dates((y, m, d)), dates)
+    rest = take(_DOTTED, rest, lambda a, b, y: _dates((y, b, a), (y, a, b)), dates)
+    rest = take(_DAY_MONTH, rest, lambda d, m, y: _in_years(d, m, y, today), dates)
+    rest = take(_MONTH_DAY, rest, lambda m, d, y: _in_years(d, m, y, today), dates)
+    rest = take(_TIME, rest, lambda h, m, half: _times(h, m, half), times)
+    rest = take(_CLOCK, rest, lambda h, m: _times(h, m, ""), times)
+    for word, hour in (("noon", 12), ("midnight", 0)):
+        times |= {time(hour)} if re.search(rf"\b{word}\b", rest) else set()
+    words = _WORD.findall(rest)
+    numbers = set(_numbers(rest)) | {float(_NUMBER_WORDS[w]) for w in words if w in _NUMBER_WORDS}
+    letters = [word for word in words if not word[0].isdigit()]
+    letters = [w for w in letters if w not in _FACTORS and not (w == "t" and dates)]
+    compound = bool(re.search(r"[^\W\d_]", rest)) and bool(re.search(r"[\d@./_:-]", rest))
+    return _Parts(dates, times, numbers, letters, compound)
+
+
+def _numbers(text: str) -> Iterator[float]:
+    """Yield every reading of every number: 1,200 may be 1200 or 1.2."""
+    for match in _NUMBER.finditer(text):
+        digits = re.sub(r"['\u00a0\u202f]", "", match["digits"])
+        readings = {digits.replace(",", ""), digits.replace(".", "").replace(",", ".")}
+        readings |= {digits.replace(",", ".")}
+        for reading in readings:
+            if reading.count(".") > 1 or len(reading) > 40:
+                continue
+            number = float(reading)
+            factor = match["factor"] or ""
+            scaled = number / 100 if factor == "%" else number * _FACTORS.get(factor, 1.0)
+            yield from (number, scaled)
+            if match["sign"]:
+                yield from (-number, -scaled)
+
+
+def _dates(*candidates: tuple[str, str, str]) -> Iterator[date]:
+    for year, month, day in candidates:
+        full = int(year) + (2000 if len(year) == 2 else 0)
+        try:
+            yield date(full, int(month), int(day))
+        except ValueError:
+            continue
+
+
+def _in_years(day: str, month: str, year: str | None, today: Iterable[date]) -> Iterator[date]:
+    years = [year] if year else [f"{one.year + n:04}" for one in today for n in (-1, 0, 1)]
+    for one in years:
+        yield from _dates((one, str(_MONTH[month[:3]]), day))
+
+
+def _times(hour: str, minute: str | None, half: str) -> Iterator[time]:
+    number = int(hour) % 12 + (12 if half == "p" else 0) if half else int(hour)
+    if number < 24 and int(minute or 0) < 60:
+        yield time(number, int(minute or 0))
+
+
+def _relative_dates(text: str, today: Sequence[date]) -> Iterator[date]:
+    """Yield the dates that words such as "tomorrow", "next Friday", or "in 3 days" may mean."""
+    days = {"today": 0, "tonight": 0, "yesterday": -1, "tomorrow": 1, "next week": 7}
+    offsets = [n for word, n in days.items() if re.search(rf"\b{word}\b", text)]
+    offsets += [2] if "day after tomorrow" in text else []
+    for count, unit in _IN_DAYS.findall(text):
+        number = _NUMBER_WORDS.get(count, int(count) if count.isdecimal() and len(count) < 5 else 1)
+        offsets.append(number * (7 if unit == "week" else 1))
+    for base in today:
+        for number, name in enumerate(_DAYS):
+            if re.search(rf"\b{name}\b", text):
+                ahead = (number - base.weekday()) % 7
+                offsets += [ahead, ahead + 7, ahead - 7]
+        yield from (base + timedelta(days=n) for n in offsets)
+
+
+def possible_today(now: float) -> list[date]:
+    """Return the dates that "today" may mean at a moment: the machine's and that of UTC.
+
+    >>> len(possible_today(0.0)) >= 1
+    True
+    """
+    return sorted({datetime.fromtimestamp(now).date(), datetime.fromtimestamp(now, UTC).date()})

@@ -1,0 +1,438 @@
+"""Repairs of the forms in which models write plans, applied before a plan is checked.
+
+Only plans that a model wrote pass here. A caller's plan keeps every word of its author.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from capgraph.base import CapabilitySpec
+from capgraph.base.values import json_values_in
+from capgraph.planning import problems as codes
+from capgraph.planning.catalog import Catalog
+from capgraph.planning.draft import Repair
+from capgraph.planning.names import closest_name, plain_name
+from capgraph.planning.reading import is_too_deep
+from capgraph.planning.schemas import Shape
+
+_MAX_ROUNDS = 40  # above the depth that a plan may have
+_MAX_STEPS_READ = 1000
+
+
+class ModelRepair(NamedTuple):
+    """One row of the table of repairs.
+
+    Attributes:
+        name: Name under which the event counts the repair.
+        written: A form that models write.
+        read_as: The form that the plan has after the repair.
+        codes: Problem codes whose repair it is; empty when it is applied before the check.
+    """
+
+    name: str
+    written: str
+    read_as: str
+    codes: tuple[str, ...] = ()
+
+
+MODEL_REPAIRS: tuple[ModelRepair, ...] = (
+    ModelRepair("fenced_json", "JSON inside a code fence or a sentence", "the JSON alone"),
+    ModelRepair(
+        "call_wrapper",
+        '{"name": "ExecutionPlan", "arguments": {"steps": [...]}}',
+        '{"steps": [...]}',
+    ),
+    ModelRepair(
+        "call_as_step",
+        '{"name": "weather", "arguments": {"city": "Oslo"}}',
+        '{"capability": "weather", "parameters": {"city": "Oslo"}}',
+    ),
+    ModelRepair("list_as_plan", '[{"capability": "weather"}]', '{"steps": [...]}'),
+    ModelRepair("step_as_plan", '{"capability": "weather"}', '{"steps": [{...}]}'),
+    ModelRepair("step_as_list", '"steps": {"capability": "weather"}', '"steps": [{...}]'),
+    ModelRepair("text_as_json", '"steps": "[{...}]", "when": "{...}"', "the list, the object"),
+    ModelRepair("list_as_object", '"when": [{...}], "parameters": [{...}]', "its only element"),
+    ModelRepair(
+        "placeholder",
+        '"when": {}, "for_each": [], "wait_until": "", "wait_for": "none"',
+        "the field is left out",
+    ),
+    ModelRepair(
+        "schema_wrapper",
+        '"parameters": {"properties": {"city": "Oslo"}, "required": ["city"]}',
+        '"parameters": {"city": "Oslo"}',
+    ),
+    ModelRepair(
+        "schema_as_value",
+        '"city": {"type": "string", "default": "Oslo"}',
+        '"city": "Oslo"; without a default, the parameter is left out',
+    ),
+    ModelRepair("parameter_name", '"From Unit": "kg"', '"from_unit": "kg"'),
+    ModelRepair(
+        "choice_form", '"day": "Tomorrow", of the choices today and tomorrow', '"tomorrow"'
+    ),
+    ModelRepair(
+        "null_parameter",
+        '"day": null, where the type has no null and the parameter has a default',
+        "the parameter is left out",
+    ),
+    ModelRepair(
+        "needless_inputs",
+        '"inputs": ["42 kilometers"] of a capability that takes no input',
+        "the texts are left out",
+    ),
+    ModelRepair(
+        "capability_name",
+        '"Find Customer", "find-customer"',
+        '"find_customer"',
+        (codes.UNKNOWN_CAPABILITY,),
+    ),
+    ModelRepair("parameter_form", '"value": "42"', '"value": 42', (codes.PARAMETER,)),
+    ModelRepair(
+        "step_order",
+        "a step before the step that it reads",
+        "the steps in order",
+        (codes.LATER_STEP,),
+    ),
+    ModelRepair(
+        "input_form",
+        '"inputs": {"CUSTOMER": "ada"}, "inputs": ["ada"]',
+        '"inputs": [{"CUSTOMER": "ada"}]',
+        (codes.MALFORMED_INPUT,),
+    ),
+    ModelRepair(
+        "missing_input",
+        "a step without the one input that can be meant",
+        "the input, with the step that supplies it",
+        (codes.MISSING_INPUT, codes.NO_SUPPLIER, codes.TYPE_MISMATCH),
+    ),
+    ModelRepair(
+        "missing_supplier",
+        "no step for an input that one capability alone supplies",
+        "the step; only its parameters are asked for",
+    ),
+)
+"""Every repair of a plan that a model wrote, in the order in which they are applied."""
+
+_BY_CODE = MappingProxyType({code: row.name for row in MODEL_REPAIRS for code in row.codes})
+_PLAN_FIELDS = ("steps", "answer")
+_CALL_NAMES = ("name", "tool", "function", "capability")
+_CALL_ARGUMENTS = ("arguments", "args", "parameters")
+_OBJECTS = ("when", "for_each", "parameters")
+_EMPTY_MEANS_ABSENT = (
+    "when",
+    "for_each",
+    "wait_until",
+    "wait_for",
+    "timeout",
+    "optional",
+    "look_again",
+)
+_FLAGS = ("optional", "look_again")
+_NO_TEXT = ("", "none", "null")
+_SCHEMA_WORDS = frozenset(
+    ["type", "default", "const", "enum", "title", "description", "minimum", "maximum", "format"]
+)
+_OF_SCHEMAS = frozenset(
+    ["properties", "required", "type", "additionalProperties", "title", "description"]
+)
+
+
+class ReadPlan(NamedTuple):
+    """A model's reply after the repairs.
+
+    Attributes:
+        plan: The plan, or the reply itself where no plan can be read in it.
+        repairs: How often each repair was applied, by its name.
+    """
+
+    plan: Any
+    repairs: Mapping[str, int]
+
+
+def count_repairs(repairs: Iterable[Repair]) -> Counter[str]:
+    """Count repairs of the check by their names in the table.
+
+    >>> dict(count_repairs([Repair("CG-P14", None, "steps", "a > b", "b > a", "order")]))
+    {'step_order': 1}
+    """
+    return Counter(_BY_CODE[repair.code] for repair in repairs if repair.code in _BY_CODE)
+
+
+def read_model_plan(reply: object, catalog: Catalog) -> ReadPlan:
+    """Read a plan out of a model's reply; a plan in the right form comes back unchanged.
+
+    The argument is not changed. Half a reply is never completed: it would run half a plan.
+
+    Args:
+        reply: The reply, as text or as plain data.
+        catalog: The capabilities that the plan may use.
+
+    >>> from capgraph.base import CapabilitySpec
+    >>> from capgraph.planning import StaticCatalog
+    >>> catalog = StaticCatalog.of(CapabilitySpec("weather", "Tell the weather."))
+    >>> found = read_model_plan(
+    ...     '{"name": "ExecutionPlan", "arguments": {"steps": [{"capability": "weather", "when": {}}]}}',
+    ...     catalog,
+    ... )
+    >>> found.plan
+    {'steps': [{'capability': 'weather'}]}
+    >>> dict(found.repairs)
+    {'call_wrapper': 1, 'placeholder': 1}
+    """
+    reader = _Reader(catalog)
+    plan: Any = reader.read_text(reply) if isinstance(reply, str) else reply
+    if plan is None or is_too_deep(plan):
+        return ReadPlan(reply, {})
+    for _ in range(_MAX_ROUNDS):
+        before = reader.repairs.total()
+        plan = reader.read_plan(plan)
+        if reader.repairs.total() == before:
+            break
+    steps = plan.get("steps") if isinstance(plan, dict) else None
+    if not isinstance(steps, list):
+        # A reply that is no plan after all is shown to the model as it was written.
+        keeps = isinstance(plan, dict) and "answer" in plan
+        return ReadPlan(plan if keeps else reply, {})
+    written = [*map(reader.read_whole_step, steps[:_MAX_STEPS_READ]), *steps[_MAX_STEPS_READ:]]
+    changed = any(new is not old for new, old in zip(written, steps, strict=True))
+    return ReadPlan({**plan, "steps": written} if changed else plan, reader.repairs)
+
+
+@dataclass
+class _Reader:
+    """One reading of a reply; counts the repairs that it applies."""
+
+    catalog: Catalog
+    repairs: Counter[str] = field(default_factory=Counter)
+
+    def read_text(self, reply: str) -> Any:
+        """Return the JSON of a text: one value, or several calls as a list of steps."""
+        values = json_values_in(reply)
+        calls = [value for value in values if self._as_step(value) is not None]
+        if not values or (len(values) > 1 and len(calls) < len(values)):
+            return None  # two plans, and no telling which is meant
+        if not reply.lstrip().startswith(("{", "[")) or not reply.rstrip().endswith(("}", "]")):
+            self.repairs["fenced_json"] += 1
+        return values[0] if len(values) == 1 else values
+
+    def read_plan(self, plan: Any) -> Any:
+        """Unwrap a plan by one layer."""
+        if isinstance(plan, list) and all(isinstance(step, dict) for step in plan):
+            if len(plan) == 1 and isinstance(plan[0].get("steps"), list):
+                self.repairs["list_as_object"] += 1
+                return plan[0]
+            self.repairs["list_as_plan"] += 1
+            return {"steps": plan}
+        if not isinstance(plan, dict):
+            return plan
+        if "steps" in plan:
+            return self._read_steps(plan)
+        if (inner := _unwrapped(plan)) is not None:
+            self.repairs["call_wrapper"] += 1
+            return inner
+        if self._as_step(plan) is not None:
+            self.repairs["step_as_plan"] += 1
+            return {"steps": [plan]}
+        return plan
+
+    def _read_steps(self, plan: dict[str, Any]) -> dict[str, Any]:
+        steps = plan["steps"]
+        if isinstance(steps, str):
+            values = json_values_in(steps)
+            if len(values) == 1 and steps.strip()[:1] in ("[", "{"):
+                self.repairs["text_as_json"] += 1
+                return {**plan, "steps": values[0]}
+        elif isinstance(steps, dict) and self._as_step(steps) is not None:
+            self.repairs["step_as_list"] += 1
+            return {**plan, "steps": [steps]}
+        return plan
+
+    def _as_step(self, value: Any) -> dict[str, Any] | None:
+        """Return an object as a step: with its capability's name, or a call of a capability."""
+        if not isinstance(value, dict) or not value.keys().isdisjoint(_PLAN_FIELDS):
+            return None
+        if isinstance(value.get("capability"), str) and not value.keys() & {"arguments", "args"}:
+            return value
+        named = [key for key in _CALL_NAMES if isinstance(value.get(key), str)]
+        held = [key for key in _CALL_ARGUMENTS if key in value]
+        if len(named) != 1 or len(held) != 1:
+            return None
+        name, arguments = value[named[0]], value[held[0]]
+        if closest_name(name, self.catalog.capabilities) is None:
+            return None
+        rest = {key: item for key, item in value.items() if key not in (named[0], held[0])}
+        rest = {key: item for key, item in rest.items() if (key, item) != ("type", "function")}
+        return {"capability": name, "parameters": arguments, **rest}
+
+    def read_whole_step(self, step: Any) -> Any:
+        """Return a step in the form of a planned step; the same object when it has that form."""
+        for _ in range(_MAX_ROUNDS):
+            before = self.repairs.total()
+            step = self._read_step(step)
+            if self.repairs.total() == before:
+                break
+        return step
+
+    def _read_step(self, step: Any) -> Any:
+        found = self._as_step(step)
+        if found is None:
+            return step
+        if found is not step:
+            self.repairs["call_as_step"] += 1
+        new = dict(found)
+        for name in _OBJECTS:
+            if name in new:
+                new[name] = self._object(new[name])
+        for name in _EMPTY_MEANS_ABSENT:
+            if name in new and (
+                _is_placeholder(new[name]) or (name in _FLAGS and new[name] is None)
+            ):
+                self.repairs["placeholder"] += 1
+                del new[name]
+        if self._has_needless_inputs(new):
+            self.repairs["needless_inputs"] += 1
+            new["inputs"] = [entry for entry in new["inputs"] if not isinstance(entry, str)]
+        if isinstance(new.get("parameters"), dict):
+            new["parameters"] = self._parameters(new)
+        return step if new == step and _same_types(new, step) else new
+
+    def _spec(self, step: Mapping[str, Any]) -> CapabilitySpec | None:
+        name = step.get("capability")
+        near = closest_name(name, self.catalog.capabilities) if isinstance(name, str) else None
+        return None if near is None else self.catalog.capabilities[near]
+
+    def _has_needless_inputs(self, step: Mapping[str, Any]) -> bool:
+        """Return True if a step has texts as inputs, and its capability takes no input."""
+        spec, inputs = self._spec(step), step.get("inputs")
+        if spec is None or spec.requires or not isinstance(inputs, list):
+            return False
+        return any(isinstance(entry, str) for entry in inputs)
+
+    def _object(self, value: Any) -> Any:
+        """Return the object that stands in a text or alone in a list."""
+        if isinstance(value, str) and value.lstrip().startswith("{"):
+            values = json_values_in(value)
+            if len(values) == 1 and isinstance(values[0], dict):
+                self.repairs["text_as_json"] += 1
+                value = values[0]
+        if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
+            self.repairs["list_as_object"] += 1
+            value = value[0]
+        return value
+
+    def _parameters(self, step: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of parameters that are wrapped in the words of a schema."""
+        values = dict(step["parameters"])
+        spec = self._spec(step)
+        model = spec.parameters if spec is not None else None
+        if model is None:
+            return values
+        shape = Shape.of(model, "validation")
+        inner = values.get("properties")
+        if (
+            isinstance(inner, dict)
+            and values.keys() <= _OF_SCHEMAS
+            and shape.at(("properties",)) is None
+        ):
+            self.repairs["schema_wrapper"] += 1
+            values = dict(inner)
+        values = self._named(values, shape)
+        for key, value in list(values.items()):
+            if (choice := _choice(shape, key, value)) is not None:
+                self.repairs["choice_form"] += 1
+                values[key] = choice
+            elif _is_schema(value) and not _takes_objects(shape, key):
+                self.repairs["schema_as_value"] += 1
+                known = [value[word] for word in ("const", "default") if word in value]
+                values = {k: v for k, v in values.items() if k != key}
+                values |= {key: known[0]} if known else {}
+            elif value is None and _is_needless_null(model, shape, key):
+                self.repairs["null_parameter"] += 1
+                del values[key]
+        return values
+
+    def _named(self, values: dict[str, Any], shape: Shape) -> dict[str, Any]:
+        """Return parameters under their declared names."""
+        named: dict[str, Any] = {}
+        for key, value in values.items():
+            plain = plain_name(str(key))
+            known = [name for name in shape.fields if plain_name(name) == plain]
+            free = len(known) == 1 and known[0] not in values and known[0] not in named
+            if free and plain and shape.at((key,)) is None:
+                self.repairs["parameter_name"] += 1
+                key = known[0]
+            named[key] = value
+        return named
+
+
+def _choice(shape: Shape, name: str, value: Any) -> str | None:
+    """Return the one declared choice that a text means in other case or with other separators."""
+    found = shape.at((name,)) if isinstance(value, str) and plain_name(value) else None
+    forms = found.forms() if found is not None else []
+    if not forms or any(not {"enum", "const"} & form.schema.keys() for form in forms):
+        return None
+    choices = [c for f in forms for c in [*f.schema.get("enum", ()), f.schema.get("const")]]
+    texts = [choice for choice in choices if isinstance(choice, str)]
+    near = [choice for choice in texts if plain_name(choice) == plain_name(value)]
+    return near[0] if len(near) == 1 and value not in texts else None
+
+
+def _unwrapped(plan: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the plan inside of an object that names it or calls a function with it."""
+    held = [key for key in ("arguments", "args", "parameters") if key in plan]
+    names = [key for key in ("name", "tool", "function") if isinstance(plan.get(key), str)]
+    if len(held) == 1 and len(names) == 1 and plan.keys() <= {*held, *names, "type", "id"}:
+        inner = plan[held[0]]
+    elif len(plan) == 1:
+        [inner] = plan.values()
+    else:
+        return None
+    if isinstance(inner, str):
+        values = json_values_in(inner)
+        inner = values[0] if len(values) == 1 else None
+    is_plan = isinstance(inner, dict) and isinstance(inner.get("steps"), (list, dict))
+    return inner if is_plan else None
+
+
+def _is_placeholder(value: Any) -> bool:
+    if isinstance(value, str):
+        return value.strip().casefold() in _NO_TEXT
+    return isinstance(value, (dict, list)) and not value
+
+
+def _is_schema(value: Any) -> bool:
+    """Return True for an object that describes a value in place of being one."""
+    return (
+        isinstance(value, dict)
+        and bool(value.keys() & {"type", "enum", "const", "default"})
+        and value.keys() <= _SCHEMA_WORDS
+    )
+
+
+def _takes_objects(shape: Shape, name: str) -> bool:
+    found = shape.at((name,))
+    return found is not None and any(form.kind in ("object", None) for form in found.forms())
+
+
+def _is_needless_null(model: type[BaseModel], shape: Shape, name: str) -> bool:
+    """Return True if a parameter has a default and its type does not include null."""
+    for own, info in model.model_fields.items():
+        if name in (own, info.alias, info.validation_alias):
+            found = shape.at((name,)) or shape.at((own,))
+            forms = [] if found is None else list(found.forms())
+            kinds = {form.kind for form in forms}
+            return not info.is_required() and bool(kinds) and kinds.isdisjoint({"null", None})
+    return False
+
+
+def _same_types(new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
+    """Tell equal steps apart that Python's equality does not, such as 1 and True."""
+    return all(type(new[key]) is type(old[key]) for key in new)

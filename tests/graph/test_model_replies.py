@@ -1,0 +1,215 @@
+"""Replies of a planning model in the forms that models write, from the reply to the calls."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import pytest
+from pydantic import BaseModel
+
+from capgraph import BaseCapability, CapabilityContext, build_graph, capability_node
+from capgraph.telemetry import AnswerToken, ReplyRepaired, TurnFinished, parse_event
+from capgraph.testing import ModelCall, ScriptedModel
+
+REPLIES = json.loads(
+    (Path(__file__).parents[1] / "fixtures/model_replies/planning.json").read_text()
+)
+CALLS: list[list[Any]] = []
+Unit = Literal["kilometers", "miles", "kg", "pounds"]
+
+
+class Customer(CapabilityContext):
+    """A customer."""
+
+    number: str
+
+
+@capability_node(examples=["how many miles are 5 kilometers?"])
+def convert_units(value: float, from_unit: Unit, to_unit: Unit) -> str:
+    """Convert a length or a weight from one unit to another."""
+    CALLS.append(["convert_units", {"value": value, "from_unit": from_unit, "to_unit": to_unit}])
+    return "Converted."
+
+
+@capability_node(examples=["will it rain in Paris tomorrow?"])
+def weather(city: str, day: Literal["today", "tomorrow"] = "today") -> str:
+    """Tell the weather of a city, today or tomorrow."""
+    CALLS.append(["weather", {"city": city, "day": day}])
+    return f"{city}: light rain."
+
+
+@capability_node(examples=["what is the customer number of Ada?"])
+def find_customer(name: str) -> Customer:
+    """Look up a customer by name."""
+    CALLS.append(["find_customer", {"name": name}])
+    return Customer(number="C1")
+
+
+@capability_node(examples=["show the open orders of Ada"])
+def list_orders(customer: Customer, status: Literal["open", "shipped", "all"] = "all") -> str:
+    """List the orders of a customer."""
+    CALLS.append(["list_orders", {"status": status}])
+    return f"Orders of {customer.number}."
+
+
+OFFICE = [convert_units, weather, find_customer, list_orders]
+
+
+async def run(request: str, answers: Any) -> tuple[ScriptedModel, list[Any], dict[str, Any]]:
+    """Return the model, the events, and the outcome of one turn."""
+    CALLS.clear()
+    model = ScriptedModel(responses=answers)
+    graph = build_graph(OFFICE, model=model)
+    inputs: Any = {"messages": [("user", request)]}
+    raw = [data async for data in graph.astream(inputs, stream_mode="custom")]
+    events = [parse_event(data) for data in raw if "event_type" in data]
+    return model, events, next(e.outcome for e in events if isinstance(e, TurnFinished))
+
+
+def repaired(events: list[Any]) -> set[str]:
+    return {name for event in events if isinstance(event, ReplyRepaired) for name in event.repairs}
+
+
+@pytest.mark.parametrize("case", REPLIES, ids=[case["name"] for case in REPLIES])
+async def test_a_malformed_reply_ends_as_the_table_of_repairs_says(case: dict[str, Any]) -> None:
+    replies = iter([case["reply"], {"steps": [], "answer": "Once more."}])
+
+    def answer(call: ModelCall) -> Any:
+        return next(replies) if call.schema == "ExecutionPlan" else "Done."
+
+    model, events, _ = await run(case["request"], answer)
+    asked = [call for call in model.calls if call.schema == "ExecutionPlan"]
+    assert (
+        case["calls"] or [],
+        set(case["repairs"]),
+        1 if case["calls"] else 2,
+    ) == (
+        sorted(CALLS, key=case["calls"].index) if case["calls"] else CALLS,
+        repaired(events),
+        len(asked),
+    )
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {
+            "steps": [
+                {"context_key": "w", "capability": "weather", "parameters": [{"city": "Rome"}]}
+            ]
+        },
+        {"steps": [{"context_key": "w", "name": "weather", "arguments": {"city": "Rome"}}]},
+    ],
+)
+async def test_a_plan_of_the_caller_is_never_read_in_another_form(plan: dict[str, Any]) -> None:
+    CALLS.clear()
+    graph = build_graph(OFFICE, model=ScriptedModel(responses=[]))
+    inputs: Any = {"messages": [("user", "Go")], "planning_execution_plan": plan}
+    raw = [data async for data in graph.astream(inputs, stream_mode="custom")]
+    events = [parse_event(data) for data in raw if "event_type" in data]
+    assert (CALLS, repaired(events)) == ([], set())
+
+
+async def test_a_missing_supplier_is_inserted_and_only_its_parameters_are_asked_for() -> None:
+    def answer(call: ModelCall) -> Any:
+        if call.schema == "ExecutionPlan":
+            return {"steps": [{"capability": "list_orders", "parameters": {"status": "open"}}]}
+        return {"customer": {"name": "Ada"}} if call.schema == "Parameters" else "Done."
+
+    model, events, outcome = await run("Show me the open orders of Ada.", answer)
+    assert CALLS == [["find_customer", {"name": "Ada"}], ["list_orders", {"status": "open"}]]
+    assert outcome["status"] == "completed"
+    assert [call.schema for call in model.calls][:2] == ["ExecutionPlan", "Parameters"]
+    [small] = [call for call in model.calls if call.schema == "Parameters"]
+    assert len(small.prompt) // 4 <= 105
+    assert "missing_supplier" in repaired(events)
+
+
+@pytest.mark.parametrize("reply", ["I do not know.", {"customer": {"age": 3}}])
+async def test_a_supplier_without_parameters_sends_the_plan_back(reply: Any) -> None:
+    plans = iter(
+        [
+            {"steps": [{"capability": "list_orders"}]},
+            {"steps": [{"capability": "weather", "parameters": {"city": "Oslo"}}]},
+        ]
+    )
+
+    def answer(call: ModelCall) -> Any:
+        if call.schema == "ExecutionPlan":
+            return next(plans)
+        return reply if call.schema == "Parameters" else "Done."
+
+    await run("Show me the orders.", answer)
+    assert CALLS == [["weather", {"city": "Oslo", "day": "today"}]]
+
+
+async def test_parameters_that_the_author_reads_from_the_request_cost_no_call() -> None:
+    @capability_node
+    class FindUser(BaseCapability):
+        """Look up a user by name."""
+
+        name = "find_user"
+        description = "Look up a user by name."
+        provides: ClassVar[list[str]] = ["CUSTOMER"]
+
+        class Parameters(BaseModel):
+            name: str
+
+        @classmethod
+        def parameters_from(cls, task: str) -> dict[str, Any]:
+            """Read the last word."""
+            return {"name": task.split()[-1]}
+
+        async def execute(self) -> Customer:
+            """Find it."""
+            CALLS.append(["find_user", {"name": self.parameters.name}])
+            return Customer(number="C1")
+
+    CALLS.clear()
+
+    def answer(call: ModelCall) -> Any:
+        assert call.schema != "Parameters"
+        return {"steps": [{"capability": "list_orders"}]} if call.schema else "Done."
+
+    graph = build_graph([FindUser, list_orders], model=ScriptedModel(responses=answer))
+    await graph.ainvoke({"messages": [("user", "Show the orders of Ada")]})
+    assert CALLS == [["find_user", {"name": "Ada"}], ["list_orders", {"status": "all"}]]
+
+
+async def test_a_model_that_overlooks_a_capability_is_asked_once_more_with_its_name() -> None:
+    plans = iter(
+        [
+            {"steps": [], "answer": "I cannot convert units."},
+            {
+                "steps": [
+                    {"capability": "weather", "parameters": {"city": "Oslo", "day": "tomorrow"}}
+                ]
+            },
+        ]
+    )
+
+    def answer(call: ModelCall) -> Any:
+        return next(plans) if call.schema == "ExecutionPlan" else "Rain."
+
+    model, _, _ = await run("Will it rain in Paris tomorrow?", answer)
+    assert CALLS == [["weather", {"city": "Oslo", "day": "tomorrow"}]]
+    assert "'weather' fits the request" in model.calls[1].prompt
+
+
+async def test_a_refusal_names_what_this_agent_can_do_and_not_what_the_model_says() -> None:
+    model, events, _ = await run(
+        "Book me a flight to Tokyo.",
+        [{"steps": [], "answer": "I cannot book a flight. I can find and reserve books."}],
+    )
+    text = "".join(event.text for event in events if isinstance(event, AnswerToken))
+    assert len(model.calls) == 1
+    assert "reserve books" not in text
+    assert "weather" in text
+
+
+async def test_small_talk_is_answered_as_the_model_wrote_it() -> None:
+    model, events, _ = await run("Hello!", [{"steps": [], "answer": "Hello! How can I help?"}])
+    text = "".join(event.text for event in events if isinstance(event, AnswerToken))
+    assert (len(model.calls), text) == (1, "Hello! How can I help?")

@@ -1,0 +1,99 @@
+"""Values that stand in the conversation, compared in normalized form."""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from capgraph.base import CapabilitySpec
+from capgraph.planning.grounding import Grounds, Ungrounded, ungrounded_values
+from tests.support.sweeps import examples
+
+TODAY = [date(2026, 3, 4)]  # a Wednesday
+
+
+@pytest.mark.parametrize(
+    ("said", "value"),
+    [
+        ("Transfer 1,200 euros", 1200),
+        ("Transfer 1.200,50 euros", 1200.5),
+        ("Transfer 5k", 5000),
+        ("Give 15 % off", 0.15),
+        ("Order twenty chairs", 20),
+        ("It is -5 degrees", -5),
+        ("mail bob@example.org", "bob@example.org"),
+        ("mail Bob@Example.org", "bob@example.org"),
+        ("call Grace Hopper", "grace hopper"),
+        ("call Grace Hopper", "Hopper, Grace"),
+        ("to DE89 3704 0044", "DE8937040044"),
+        ("remind me to call the dentist", "Call dentist"),
+        ("mail her that the meeting is moved to Friday", "Meeting moved to Friday"),
+        ("on Friday", "2026-03-06"),
+        ("tomorrow", "2026-03-05"),
+        ("in two weeks", "2026-03-18"),
+        ("on 5 March", "2026-03-05"),
+        ("on March 5th, 2027", "2027-03-05"),
+        ("on 5.3.2026", "2026-03-05"),
+        ("tomorrow at 6 pm", "2026-03-05T18:00:00"),
+        ("remind me at 6pm", "2026-03-04T18:00"),
+        ("on Monday at 9", "Monday at 9:00"),
+        ("at noon", "12:00"),
+        ("anything", ""),
+        ("anything", None),
+        ("anything", True),
+    ],
+)
+def test_a_value_that_was_said_in_any_form_is_grounded(said: str, value: Any) -> None:
+    assert Grounds([said], today=TODAY).holds(value)
+
+
+@pytest.mark.parametrize(
+    ("said", "value"),
+    [
+        ("Transfer 200 euros", 2000),
+        ("Transfer 200 euros", "2026-03-05"),
+        ("Transfer 200 euros to Ada", "Grace"),
+        ("It is 5 degrees", -5),
+        ("mail bob@example.org and eve@other.com", "bob@other.com"),
+        ("Ada Lovelace and Grace Hopper", "Grace Lovelace"),
+        ("on Friday", "2026-03-05"),
+        ("tomorrow at 6 pm", "2026-03-05T19:00:00"),
+        ("on 5 March", "2026-03-06"),
+        ("Send it", "Do not send it"),
+        ("Say hello", "Hello, please let me know about your questions"),
+        ("order O-11", "O-12"),
+    ],
+)
+def test_a_value_that_nobody_said_is_not_grounded(said: str, value: Any) -> None:
+    assert not Grounds([said], today=TODAY).holds(value)
+
+
+class Booking(BaseModel):
+    room: str
+    seats: int = 4
+    kind: Literal["day", "night"] = "day"
+    guests: list[str] = []
+
+
+SPEC = CapabilitySpec("book", "Book it.", parameters=Booking, effect="once")
+
+
+def test_defaults_choices_results_and_references_are_grounds() -> None:
+    values = {"room": "Blue", "seats": 4, "kind": "night", "guests": ["Ada", "Grace", "Alan"]}
+    planned = {"room": {"$from": "found.room"}, "kind": "night", "guests": ["Ada", "Grace", "Alan"]}
+    grounds = Grounds(["Book it for Ada"], [{"GUEST": {"names": ["Grace Hopper"]}}])
+    assert ungrounded_values(SPEC, values, planned, grounds) == [Ungrounded("guests[2]", "Alan")]
+    assert ungrounded_values(SPEC, values, planned, grounds, ["Alan"]) == []
+
+
+@given(st.text() | st.integers() | st.floats(allow_nan=False, allow_infinity=False), st.text())
+@settings(max_examples=examples(150))
+def test_any_value_can_be_compared_and_is_grounded_by_itself(value: Any, more: str) -> None:
+    Grounds([more], today=TODAY).holds(value)
+    if isinstance(value, (int, str)) and len(str(value)) < 15:
+        assert Grounds([f"{more}\n{value}\n"], [value], today=TODAY).holds(value)

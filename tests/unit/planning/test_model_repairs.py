@@ -1,0 +1,186 @@
+"""Plans as models write them: each repair alone, and what holds for all of them."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict
+
+from capgraph.base import CapabilitySpec, Requirement
+from capgraph.planning import StaticCatalog, check_plan, repair_plan
+from capgraph.planning.model_repairs import MODEL_REPAIRS, read_model_plan
+from tests.support.sweeps import examples
+
+
+class Place(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    city: str
+    day: Literal["today", "tomorrow"] = "today"
+    days: int = 1
+    wind: dict[str, float] = {}
+
+
+CATALOG = StaticCatalog.of(
+    CapabilitySpec("read_weather", "Read it.", provides=("WEATHER",), parameters=Place),
+    CapabilitySpec("show", "Show it.", requires=(Requirement("WEATHER"),)),
+)
+STEP = {"capability": "read_weather", "parameters": {"city": "Oslo"}}
+PLAN = {"steps": [STEP]}
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        f"```json\n{json.dumps(PLAN)}\n```",
+        f"Here it is: {json.dumps(PLAN)} I hope it helps.",
+        json.dumps(PLAN),
+        {"name": "ExecutionPlan", "arguments": PLAN},
+        {"name": "plan", "arguments": json.dumps(PLAN)},
+        {"ExecutionPlan": PLAN},
+        [PLAN],
+        [STEP],
+        STEP,
+        {"steps": STEP},
+        {"steps": json.dumps([STEP])},
+        {"name": "read_weather", "arguments": {"city": "Oslo"}},
+        {"steps": [{"tool": "read_weather", "args": '{"city": "Oslo"}'}]},
+        {"steps": [{**STEP, "when": {}, "for_each": [], "wait_until": " ", "optional": None}]},
+        {"steps": [{**STEP, "parameters": {"properties": {"city": "Oslo"}}}]},
+        {"steps": [{**STEP, "parameters": {"city": {"type": "string", "default": "Oslo"}}}]},
+        {"steps": [{**STEP, "parameters": {"City": "Oslo", "day": None}}]},
+        {"steps": [{**STEP, "parameters": [{"city": "Oslo"}]}]},
+    ],
+)
+def test_a_reply_in_another_form_is_read_as_the_plan(reply: Any) -> None:
+    before = copy.deepcopy(reply)
+    assert read_model_plan(reply, CATALOG).plan == PLAN
+    assert reply == before
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        json.dumps([STEP, STEP])[:-30],
+        f"{json.dumps(STEP)} and {json.dumps(STEP)[:-5]}",
+        f"{json.dumps(PLAN)} or rather {json.dumps({'steps': []})}",
+        "I cannot do that.",
+        "<steps><step/></steps>",
+        {"plan": []},
+        {"name": "nothing_of_this_name", "arguments": {"city": "Oslo"}},
+        None,
+        7,
+    ],
+)
+def test_what_is_no_plan_or_half_a_plan_comes_back_as_it_was(reply: Any) -> None:
+    assert read_model_plan(reply, CATALOG) == (reply, {})
+
+
+def test_an_object_stays_where_the_parameter_takes_objects() -> None:
+    wind = {"type": 1.0, "default": 2.0}
+    plan = {"steps": [{**STEP, "parameters": {"city": "Oslo", "wind": wind}}]}
+    assert read_model_plan(plan, CATALOG).plan is plan
+
+
+def test_every_repair_has_a_name_of_its_own_and_a_row_in_the_guide() -> None:
+    guide = Path(__file__).parents[3] / "docs/guides/use_a_model.md"
+    rows = [
+        f"| `{row.name}` | {_cell(row.written)} | {_cell(row.read_as)} |" for row in MODEL_REPAIRS
+    ]
+    lines = guide.read_text().splitlines()
+    first = lines.index(rows[0])
+    assert lines[first : first + len(rows)] == rows
+    assert len({row.name for row in MODEL_REPAIRS}) == len(rows)
+
+
+def _cell(text: str) -> str:
+    return (
+        f"`{text}`" if text.startswith(('"', "{", "[")) and text.endswith(('"', "}", "]")) else text
+    )
+
+
+WORDS = st.sampled_from(
+    [
+        "capability",
+        "parameters",
+        "steps",
+        "name",
+        "arguments",
+        "properties",
+        "when",
+        "for_each",
+        "city",
+        "day",
+        "days",
+        "City",
+        "default",
+        "type",
+        "inputs",
+        "wait_until",
+        "wind",
+        "answer",
+    ]
+)
+JSON: Any = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 3)
+    | st.sampled_from(
+        ["read_weather", "Read Weather", "show", "", "none", "Oslo", "Tomorrow", "{}"]
+    )
+    | st.sampled_from([json.dumps(PLAN), json.dumps(STEP), "[{}]", '{"city": "Oslo"}']),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(JSON)
+@settings(max_examples=examples(300))
+def test_reading_any_json_twice_changes_nothing_more(reply: Any) -> None:
+    before = copy.deepcopy(reply)
+    once = read_model_plan(reply, CATALOG)
+    assert reply == before
+    if not isinstance(once.plan, str):
+        assert read_model_plan(once.plan, CATALOG) == (once.plan, {})
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {
+                "parameters": st.fixed_dictionaries(
+                    {"city": st.text()}, optional={"days": st.just(2)}
+                )
+            },
+            optional={
+                "optional": st.booleans(),
+                "look_again": st.booleans(),
+                "when": st.none(),
+                "for_each": st.none(),
+                "inputs": st.none() | st.just([]),
+                "task_objective": st.text(),
+                "wait_until": st.just("2h"),
+            },
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+@settings(max_examples=examples(100))
+def test_a_right_plan_comes_back_as_the_same_object(steps: list[dict[str, Any]]) -> None:
+    plan = {
+        "steps": [
+            {"context_key": f"k{n}", "capability": "read_weather", **step}
+            for n, step in enumerate(steps)
+        ]
+    }
+    right: Any = repair_plan(plan, CATALOG).plan
+    assert check_plan(right, CATALOG) == []
+    assert read_model_plan(right, CATALOG) == (right, {})
+    assert read_model_plan(right, CATALOG).plan is right
