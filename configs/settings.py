@@ -51,6 +51,10 @@ def packaged_defaults() -> dict[str, Any]:
     return values
 
 
+StructuredMethod = Literal["auto", "json_schema", "function_calling", "json_mode", "text"]
+PlanFeature = Literal["references", "for_each", "when", "look_again", "wait_until"]
+
+
 class ModelSettings(Section):
     """One chat model.
 
@@ -65,6 +69,10 @@ class ModelSettings(Section):
         behaviors: What stands around its calls: ``{use: retry, max_retries: 2}``.
         fallbacks: Models that are asked in order when this one cannot be reached, is over its rate
             limit, refuses, or answers in another form: names, or these same fields.
+        structured: How the model is made to keep a form: ``json_schema`` (a schema that the server
+            enforces), ``function_calling``, ``json_mode`` (any JSON) or ``text`` (the prompt asks
+            for JSON). ``auto`` decides by the model's profile, and takes ``json_schema`` for an
+            OpenAI-compatible ``base_url``.
     """
 
     model: str
@@ -94,6 +102,21 @@ class ModelSettings(Section):
         if any(isinstance(item, ModelSettings) and item.fallbacks for item in value):
             raise ValueError("a fallback has 'fallbacks' of its own; list all of them here")
         return value
+
+    structured: StructuredMethod = "auto"
+
+
+class PlanningSettings(Section):
+    """How a model plans.
+
+    Attributes:
+        features: Features of plans beside capabilities and parameters that the model may use:
+            ``references`` to earlier results, ``for_each``, ``when``, ``look_again``,
+            ``wait_until``. ``auto`` takes references and ``for_each`` if outputs fit parameters,
+            and the others if planning guides use them.
+    """
+
+    features: Literal["auto", "all"] | list[PlanFeature] = "auto"
 
 
 class SelectionSettings(Section):
@@ -476,6 +499,7 @@ class Settings(BaseSettings):
         prompts: ``"module:provider"`` of an application's prompts; the built-in ones otherwise.
         limits: Bounds of a run.
         selection: How capabilities are chosen.
+        planning: How a model plans.
         approvals: When a person is asked.
         persistence: Where threads live.
         behaviors: What stands around each step and model call: ``{use: retry, max_retries: 2}``,
@@ -536,6 +560,7 @@ class Settings(BaseSettings):
     prompts: str | None = None
     limits: Limits = Field(default_factory=lambda: Limits())
     selection: SelectionSettings = Field(default_factory=lambda: SelectionSettings())
+    planning: PlanningSettings = Field(default_factory=lambda: PlanningSettings())
     approvals: ApprovalSettings = Field(default_factory=lambda: ApprovalSettings())
     persistence: PersistenceSettings = Field(default_factory=lambda: PersistenceSettings())
     behaviors: list[dict[str, Any]] = Field(default_factory=list)

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from langchain_core.exceptions import OutputParserException
-from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableSequence
 from langchain_core.utils.json import parse_partial_json
@@ -22,7 +21,7 @@ from langgraph.errors import GraphBubbleUp
 from pydantic import BaseModel
 from pydantic import ValidationError as PydanticValidationError
 
-from capgraph.base import CapgraphError, ErrorSeverity, FatalExecutionError
+from capgraph.base import CapgraphError, ErrorSeverity, FatalExecutionError, ModelError
 from capgraph.base.classify import classify_exception, diagnose, speaks_for_itself
 from capgraph.base.clock import running_clock, use_clock
 from capgraph.base.errors import MalformedAnswerError
@@ -38,6 +37,7 @@ from capgraph.base.ports import (
 )
 from capgraph.base.values import json_values_in, misfits
 from capgraph.configs.logger import clean_text, mask_secrets
+from capgraph.configs.settings import StructuredMethod
 from capgraph.langgraph_compat import write_message
 from capgraph.models.echo import EchoFilter, remove_echo
 from capgraph.models.recovery import (
@@ -47,7 +47,7 @@ from capgraph.models.recovery import (
     call_with_shorter_prompt,
     waiting_progress,
 )
-from capgraph.models.roles import RoleModel
+from capgraph.models.roles import RoleModel, structured_method
 from capgraph.pipeline import hooks
 from capgraph.pipeline.runner import in_order, innermost, is_rule
 from capgraph.telemetry import AnswerToken, ReplyRepaired, Retry, emit
@@ -208,7 +208,7 @@ async def structured(
     schema: type[BaseModel] | dict[str, Any],
     messages: Sequence[BaseMessage],
     *,
-    method: str | None = None,
+    strict: bool = False,
     part: Callable[[dict[str, Any]], None] | None = None,
 ) -> Any:
     """Ask for an answer of a given form.
@@ -217,7 +217,8 @@ async def structured(
         role: The model.
         schema: A pydantic class, or a JSON schema with a title.
         messages: The prompt.
-        method: How the provider is made to keep the form, where the model lets one choose.
+        strict: True if a JSON schema follows the rules of the provider's strict mode. A pydantic
+            class always does.
         part: Takes up what there is of the answer so far, when the model streams it.
 
     Returns:
@@ -233,33 +234,67 @@ async def structured(
 
     async def send(attempt: Attempt) -> Any:
         model = attempt.inputs["model"]
-        # Models differ in which of these they know; the form is checked here, so none is needed.
-        known = inspect.signature(model.with_structured_output).parameters
-        # A form of the application's may be one that a provider does not hold a model to.
-        wished = {"method": method, "strict": isinstance(schema, type) and part is None}
-        options: Any = {name: value for name, value in wished.items() if value and name in known}
         asked = attempt.inputs["messages"]
-        if isinstance(model, BaseChatModel) and not can_keep_form(model):
-            told = (
-                f"Answer with one JSON object of this schema and nothing else:\n{json.dumps(form)}"
-            )
-            return {"raw": await model.ainvoke([*asked, HumanMessage(told)], config)}
+        method = structured_method(model, role.structured)
+        if method in ("text", "json_mode"):
+            told = f"Answer with one JSON object of this schema and nothing else:\n{_json(form)}"
+            asked = [*asked, HumanMessage(told)]
+        if method == "text":
+            return {"raw": await model.ainvoke(asked, config)}
+        # A form of the application's may be one that a provider does not hold a model to.
+        is_strict = strict if isinstance(schema, dict) else part is None
+        # The client's own default is best for a class; parameters of a plan may be an open object.
+        chosen = role.structured != "auto" or isinstance(schema, dict)
+        options = _options(model, method, is_strict, chosen=chosen)
         if part is not None:
             runnable = model.with_structured_output(form, **options)
             if isinstance(runnable, RunnableSequence):
                 # What comes before the parser is the model, made to keep the form.
                 return {"raw": await _in_parts(runnable.first, asked, config, part)}
-        runnable = model.with_structured_output(form, include_raw=True, **options)
+        if isinstance(schema, dict) and options.get("method") == "json_schema":
+            form_sent, options = _response_format(model, form, is_strict, options)
+        else:
+            form_sent = form
+        runnable = model.with_structured_output(form_sent, include_raw=True, **options)
         return await runnable.ainvoke(asked, config)
 
     return await call_model(role, messages, send, partial(_form_of, role, schema))
 
 
-def can_keep_form(model: BaseChatModel) -> bool:
-    """Tell whether a model can be given a form for its answer."""
-    own, base = type(model), BaseChatModel
-    given = (own.with_structured_output, own.bind_tools)
-    return given != (base.with_structured_output, base.bind_tools)
+def _options(
+    model: Any, method: StructuredMethod, is_strict: bool, *, chosen: bool
+) -> dict[str, Any]:
+    """Return the arguments of ``with_structured_output``, as far as the client knows them."""
+    known = inspect.signature(model.with_structured_output).parameters
+    wished: dict[str, Any] = {}
+    if chosen or method != "function_calling":
+        wished["method"] = method
+    if is_strict and method != "json_mode":
+        wished["strict"] = True
+    return {name: value for name, value in wished.items() if name in known}
+
+
+def _response_format(
+    model: Any, form: dict[str, Any], is_strict: bool, options: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a JSON schema as OpenAI's clients send it unchanged, with ``strict`` written out.
+
+    Given ``strict``, LangChain requires all properties of a schema that it converts itself.
+    """
+    if not hasattr(model, "openai_api_base"):
+        return form, options
+    schema = {name: value for name, value in form.items() if name not in ("title", "description")}
+    sent = {
+        "name": form["title"],
+        "description": form.get("description", ""),
+        "strict": is_strict,
+        "schema": schema,
+    }
+    return sent, {name: value for name, value in options.items() if name != "strict"}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _form_of(role: RoleModel, schema: type[BaseModel] | dict[str, Any], result: Any) -> Any:
@@ -268,6 +303,11 @@ def _form_of(role: RoleModel, schema: type[BaseModel] | dict[str, Any], result: 
     raw = result["raw"]
     check_end(role, raw)
     parsed = result.get("parsed")
+    if isinstance(schema, dict) and (text := str(raw.text).strip()):
+        # LangChain completes JSON that breaks off: half a plan would come out as a plan.
+        with suppress(ValueError):
+            parsed = None
+            parsed = json.loads(text)
     if parsed is None:
         # In parts, and from servers that ignore the form, the JSON comes as it was written.
         # One value only: the first of several would be half of what the model wrote.
@@ -397,6 +437,11 @@ async def _errors(role: RoleModel) -> AsyncIterator[None]:
                 "Raise limits.step_timeout_seconds (or its TimeoutBehavior), or use a faster model.",
                 person_message="The model did not answer in time. Please try again later.",
             ) from exc
+        # OpenAI's client raises these instead of returning an answer of the form.
+        if type(exc).__name__ == "LengthFinishReasonError":
+            raise _cut_off(role) from exc
+        if type(exc).__name__ == "ContentFilterFinishReasonError":
+            raise _refused(role, "content_filter") from exc
         told = f"failed: {_shown(str(exc) or type(exc).__name__)}"
         raise role.failed(told, _FIXES.get(diagnose(exc).category)) from exc
 
@@ -443,22 +488,29 @@ def check_end(role: RoleModel, message: Any) -> None:
     if blocked := feedback.get("block_reason"):
         refusal = f"the prompt was blocked, {getattr(blocked, 'value', blocked)}"
     if refusal or reason in _REFUSED:
-        raise role.failed(
-            f"refused: {_shown(str(refusal or reason))}.",
-            "Ask in other words, or use another model.",
-            ErrorSeverity.CRITICAL,
-            ModelRefusedError,
-            person_message=f"The model refused to do this. {REWORD}",
-        )
+        raise _refused(role, str(refusal or reason))
     if reason in _CUT_OFF:
-        raise role.failed(
-            "was cut off at its length limit.",
-            "Raise max_tokens in the model's options, or ask for less at once.",
-            ErrorSeverity.CRITICAL,
-            TruncatedAnswerError,
-            person_message="The model's reply was too long and was cut off. Please ask for less"
-            " at once.",
-        )
+        raise _cut_off(role)
+
+
+def _refused(role: RoleModel, why: str) -> ModelError:
+    return role.failed(
+        f"refused: {_shown(why)}.",
+        "Ask in other words, or use another model.",
+        ErrorSeverity.CRITICAL,
+        ModelRefusedError,
+        person_message=f"The model refused to do this. {REWORD}",
+    )
+
+
+def _cut_off(role: RoleModel) -> ModelError:
+    return role.failed(
+        "was cut off at its length limit.",
+        "Raise max_tokens in the model's options, or ask for less at once.",
+        ErrorSeverity.CRITICAL,
+        TruncatedAnswerError,
+        person_message="The model's reply was too long and was cut off. Please ask for less at once.",
+    )
 
 
 def _reason(message: Any) -> str:

@@ -3,76 +3,66 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 from langchain_core.messages import BaseMessage
+from langgraph.config import get_config
 
 from capgraph.base import CapabilitySpec, ExecutionPlan
 from capgraph.base.errors import MalformedAnswerError
-from capgraph.base.value_context import ValueContext, value_fields
 from capgraph.base.values import json_in
+from capgraph.langgraph_compat import lent_saver
 from capgraph.models.calls import structured
 from capgraph.models.parameters import ask_for_parameters
+from capgraph.models.plan_schema import FEATURES, plan_schema, usable_features, without_nulls
 from capgraph.models.prompt import fields_of, prompt_of
 from capgraph.models.roles import RoleModel
 from capgraph.models.selection import when_needed
+from capgraph.models.signatures import describe_capability
+from capgraph.planning import CLOSING
+from capgraph.planning.problems import EMPTY, MALFORMED_INPUT, MISSING_INPUT, Problem
 from capgraph.planning.recipes import once_each, recipe_of
 from capgraph.planning.strategies import PlanRequest
 from capgraph.prompts import PromptBuilder
 from capgraph.prompts.data import plain_text
+from capgraph.prompts.nodes import NO_FUNCTION
 from capgraph.registry import Candidate, Registry
 from capgraph.selection import Selection, Selector
 from capgraph.selection.protocols import NOTHING_EXCLUDED
 
-_TEXT = {"type": "string"}
-_OBJECT = {"type": "object"}
-_FLAG = {"type": "boolean"}
-PLAN_SCHEMA: dict[str, Any] = {
-    "title": "ExecutionPlan",
-    "description": "The plan.",
-    "type": "object",
-    "properties": {
-        "steps": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {
-                    "capability": _TEXT,
-                    "parameters": {"type": "object", "additionalProperties": True},
-                    "inputs": {"type": "array", "items": _TEXT},
-                    "task_objective": _TEXT,
-                    "expected_output": _TEXT,
-                    "context_key": _TEXT,
-                    "when": _OBJECT,
-                    "for_each": _OBJECT,
-                    "optional": _FLAG,
-                    "look_again": _FLAG,
-                    "wait_until": _TEXT,
-                },
-                "required": ["capability"],
-            },
-        },
-        "answer": _TEXT,
-    },
-    "required": ["steps"],
-}
-"""``ExecutionPlan`` as the model is shown it. It is the same for every request, since providers
-put it before the prompt; whether names and types are right is checked afterwards. What has one
-right answer (keys, inputs, outputs, the closing step) the model leaves out, and the check fills in."""
-
-_FIELDS: dict[str, Any] = PLAN_SCHEMA["properties"]["steps"]["items"]["properties"]
 _SHOWN_EXAMPLES = 2
+_OBJECTS = frozenset({"parameters", "when", "for_each"})
+_SCHEMAS_KEPT = 64
 _REFERENCES = (
-    'A parameter may be {"$from":"key.field"}, the result of the step with that context_key or a'
-    " field of it. Only if the request calls for it, a step has when"
-    ' {"of":"key.field","is":">","than":5}, for_each {"of":"key.list"} (parameters:'
-    ' {"$from":"item"}), optional, look_again (then replan), wait_until "2h" (or a moment with'
-    " offset)."
+    'A parameter may be {"$from": "key.field"}: the result, or a field of it, of the earlier step'
+    " with that context_key."
 )
+_MORE = {
+    "references": _REFERENCES,
+    "for_each": 'A step with for_each {"of": "key.list"} runs for each element; its parameters use'
+    ' {"$from": "item"}.',
+    "when": 'A step with when {"of": "key.field", "is": OPERATOR, "than": VALUE} runs only if this'
+    " holds.",
+    "look_again": "After a step with look_again, you plan again.",
+    "wait_until": "wait_until delays a step: a duration, or a moment with offset.",
+}
+_RESULTS_BY_NAME = (
+    "If several earlier results fit, inputs names them: step numbers (from 1) or keys of"
+    " stored results."
+)
+
+
+_BY_NUMBER = "list in inputs the number of the earlier step, or the key of a stored result"
+_REMEDIES = {
+    EMPTY: "plan a step, or write your reply in answer",
+    MALFORMED_INPUT: _BY_NUMBER,
+    MISSING_INPUT: _BY_NUMBER,
+}
+"""Remedies for a model, which writes a smaller form of a plan than a caller does."""
 
 
 class Catalogue:
@@ -99,7 +89,11 @@ class Catalogue:
     @cached_property
     def text(self) -> str:
         """What each one does, needs and gives, and when it is wanted, in alphabetical order."""
-        hints = {c.name: when_needed(c, _SHOWN_EXAMPLES) for c in self._registry.candidates()}
+        # Positive examples repeat what a description says; the others draw a line.
+        hints = {
+            c.name: when_needed(replace(c, positives=()), _SHOWN_EXAMPLES)
+            for c in self._registry.candidates()
+        }
         specs = self._registry.capabilities
         return _listing([specs[name] for name in sorted(specs)], hints)
 
@@ -172,6 +166,10 @@ class ModelPlanner:
     role: RoleModel
     prompt: PromptBuilder
     catalogue: Catalogue
+    features: str | Sequence[str] = "auto"
+    _schemas: dict[Any, tuple[dict[str, Any], bool]] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     async def plan(self, request: PlanRequest) -> ExecutionPlan:
         """Return what the model proposes, right or wrong.
@@ -182,19 +180,24 @@ class ModelPlanner:
         Raises:
             ModelError: The call failed or the model refused.
         """
+        specs = self._shown(request)
+        features = self._features(request, specs)
+        schema, is_typed = self._schema(specs, features)
+        messages = self._messages(request, specs, features)
+        is_strict = is_typed and self.role.rendering == "strict"
         try:
-            # Parameters are an open object, which only function calling leaves open everywhere.
-            found = await structured(
-                self.role, PLAN_SCHEMA, self._messages(request), method="function_calling"
-            )
+            found = await structured(self.role, schema, messages, strict=is_strict)
         except MalformedAnswerError as exc:
             return cast("ExecutionPlan", exc.text)
         if isinstance(found, dict) and not found.keys() & {"steps", "answer"}:
             return cast("ExecutionPlan", json.dumps(found, default=str))
+        if isinstance(found, dict) and _says_no_function(found.get("answer")):
+            del found["answer"]  # the reply is written by who knows what the agent can do
         if isinstance(found, dict) and isinstance(found.get("steps"), list):
             for step in found["steps"]:
                 if isinstance(step, dict):
                     _read_fields(step)
+                    without_nulls(step, _named(request, step))
                     # A step that says nothing of its own is for the whole request.
                     step.setdefault("task_objective", request.task)
         return cast("ExecutionPlan", found)
@@ -205,18 +208,65 @@ class ModelPlanner:
         """Return the parameters of steps, by their keys; see :func:`ask_for_parameters`."""
         return await ask_for_parameters(self.role, task, steps)
 
-    def _messages(self, request: PlanRequest) -> list[BaseMessage]:
+    def _shown(self, request: PlanRequest) -> list[CapabilitySpec]:
+        """Return the capabilities that schema and prompt list, in alphabetical order."""
+        specs = request.catalog.capabilities
+        names = request.active if request.chosen else specs
+        return [specs[name] for name in sorted(names) if name in specs and name not in CLOSING]
+
+    def _features(self, request: PlanRequest, specs: Sequence[CapabilitySpec]) -> frozenset[str]:
+        if self.features == "all":
+            found = {*FEATURES, "inputs"}
+        elif self.features == "auto":
+            # Text fits any text, which is too little for the models that a grammar serves.
+            found = {*usable_features(specs, by_name=self.role.rendering == "grammar")}
+            guides = self._guides(request)
+            found |= {name for name in FEATURES if f'"{name}"' in guides}
+        else:
+            found = {*self.features, "inputs"}
+        if request.problems or request.available or request.finished:
+            found.add("inputs")  # stored results are named by their keys
+        if not _has_checkpointer():
+            found.discard("wait_until")
+        return frozenset(found)
+
+    def _schema(
+        self, specs: Sequence[CapabilitySpec], features: frozenset[str]
+    ) -> tuple[dict[str, Any], bool]:
+        """Return the schema of a plan, the same object for the same capabilities."""
+        key = (tuple(map(id, specs)), features, self.role.rendering)
+        if key not in self._schemas:
+            if len(self._schemas) >= _SCHEMAS_KEPT:
+                del self._schemas[next(iter(self._schemas))]
+            self._schemas[key] = plan_schema(specs, self.role.rendering, features)
+        return self._schemas[key]
+
+    def _guides(self, request: PlanRequest) -> str:
+        return request.guides if request.chosen else self.catalogue.of(request.catalog).guides
+
+    def _messages(
+        self,
+        request: PlanRequest,
+        specs: Sequence[CapabilitySpec],
+        features: Collection[str],
+    ) -> list[BaseMessage]:
         if request.chosen:
-            specs = request.catalog.capabilities
-            active = [specs[name] for name in sorted(request.active) if name in specs]
-            shown = _listing(active, {}), request.guides
-            notes = request.notes
+            shown, notes = _listing(specs, {}), request.notes
         else:
             # All of them each time, what was excluded too: the beginning stays the same.
             catalogue = self.catalogue.of(request.catalog)
-            shown = catalogue.text, catalogue.guides
-            notes = catalogue.noted(request.notes)
-        own = {"capabilities": shown[0], "guides": shown[1], "notes": notes}
+            shown, notes = catalogue.text, catalogue.noted(request.notes)
+        rules = [_MORE[name] for name in FEATURES if name in features]
+        if "inputs" in features:
+            rules.append(_RESULTS_BY_NAME)
+        own = {
+            "capabilities": "\n".join([shown, *rules]),
+            "guides": self._guides(request),
+            "notes": notes,
+            # A function's schema shows a model what a plan is; text needs to be seen once.
+            "shows_examples": self.role.method != "function_calling",
+            "problems": [_for_model(problem) for problem in request.problems],
+        }
         return prompt_of(
             self.prompt,
             {**fields_of(request), **own},
@@ -226,73 +276,48 @@ class ModelPlanner:
         )
 
 
+def _says_no_function(answer: object) -> bool:
+    return isinstance(answer, str) and answer.strip().rstrip(".") == NO_FUNCTION.rstrip(".")
+
+
+def _for_model(problem: Problem) -> Problem:
+    """Return a problem with a remedy in the form that the model's schema allows."""
+    remedy = _REMEDIES.get(problem.code)
+    if problem.code == MISSING_INPUT and not problem.remedy.startswith("name one"):
+        return problem
+    return replace(problem, remedy=remedy) if remedy else problem
+
+
+def _has_checkpointer() -> bool:
+    try:
+        return lent_saver(get_config()) is not None
+    except RuntimeError:  # outside of a graph
+        return False
+
+
+def _named(request: PlanRequest, step: Mapping[str, Any]) -> CapabilitySpec | None:
+    name = step.get("capability")
+    return request.catalog.capabilities.get(name) if isinstance(name, str) else None
+
+
+def _listing(specs: Sequence[CapabilitySpec], hints: Mapping[str, Sequence[str]]) -> str:
+    producers: dict[str, list[str]] = {}
+    for spec in specs:
+        for kind in spec.provides:
+            producers.setdefault(kind, []).append(spec.name)
+    lines = []
+    for spec in specs:
+        lines += [describe_capability(spec, producers), *hints.get(spec.name, ())]
+    return "\n".join(lines)
+
+
 def _read_fields(step: dict[str, Any]) -> None:
-    """Leave out what is empty, and read objects where they came as text.
+    """Remove empty fields, and read objects that came as text.
 
     Google's client knows no objects of unknown fields: it has the model write them as text.
     """
     for name, value in list(step.items()):
         if value in ("", None):
             del step[name]
-        elif isinstance(value, str) and _FIELDS.get(name, _TEXT)["type"] == "object":
+        elif isinstance(value, str) and name in _OBJECTS:
             step[name] = json_in(value) or value
-
-
-def _listing(specs: Sequence[CapabilitySpec], hints: Mapping[str, Sequence[str]]) -> str:
-    lines = []
-    for spec in specs:
-        lines += [describe_capability(spec), *hints.get(spec.name, ())]
-    if any(issubclass(kind, ValueContext) for spec in specs for kind in spec.context_types):
-        lines.append(_REFERENCES)
-    return "\n".join(lines)
-
-
-def describe_capability(spec: CapabilitySpec) -> str:
-    """Write down what a planner must know about a capability.
-
-    >>> print(describe_capability(CapabilitySpec("fetch", "Fetches it.", provides=("DATA",))))
-    - fetch: Fetches it. Gives DATA.
-    """
-    needs = ", ".join(map(str, spec.requires))
-    line = f"- {spec.name}: {' '.join(spec.description.split())}"
-    if needs:
-        line += f" Needs {needs}."
-    if spec.provides:
-        line += f" Gives {', '.join(_gives(spec))}."
-    if len(spec.provides) > 1:
-        line += " Name the wanted one in expected_output."
-    if spec.effect == "once":
-        line += " Acts on the world, and cannot be undone."
-    if spec.parameters is not None and spec.parameters.model_fields:
-        schema = _bare(spec.parameters.model_json_schema())
-        schema.pop("description", None)  # the docstring says again what the fields say
-        schema.pop("type", None)
-        written = json.dumps(schema, ensure_ascii=False, default=str, separators=(",", ":"))
-        line += f"\n  parameters: {written}"
-    return line
-
-
-def _gives(spec: CapabilitySpec) -> list[str]:
-    """Name the outputs, and of a plain value its fields, which parameters may refer to."""
-    fields = {kind.CONTEXT_TYPE: value_fields(kind) for kind in spec.context_types}
-    return [
-        f"{kind} ({', '.join(fields[kind])})" if fields.get(kind) else kind
-        for kind in spec.provides
-    ]
-
-
-def _bare(schema: dict[str, Any]) -> dict[str, Any]:
-    """Leave out of a JSON schema what a reader does not need."""
-    kept: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in {"properties", "$defs"} and isinstance(value, dict):
-            kept[key] = {name: _bare(part) for name, part in value.items()}
-        elif key == "anyOf" and isinstance(value, list):
-            # Leaving a parameter out is simpler than writing null.
-            forms = [_bare(form) for form in value if form != {"type": "null"}]
-            kept |= forms[0] if len(forms) == 1 else {key: forms}
-        elif key in {"items", "additionalProperties"} and isinstance(value, dict):
-            kept[key] = _bare(value)
-        elif key not in {"title", "additionalProperties"} and (key, value) != ("default", None):
-            kept[key] = value
-    return kept

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from langchain_core.language_models import BaseChatModel
 from pydantic import ValidationError as PydanticValidationError
@@ -21,14 +21,18 @@ from capgraph.base.clock import Clock
 from capgraph.base.ports import AnyBehavior
 from capgraph.base.values import misfits
 from capgraph.configs.logger import mask_secrets
-from capgraph.configs.settings import ModelSettings
+from capgraph.configs.settings import ModelSettings, StructuredMethod
 from capgraph.models.local import is_local, local_settings
+
+if TYPE_CHECKING:
+    from capgraph.models.plan_schema import Rendering
 
 ROLES = ("extraction", "selection", "planning", "answer", "capability")
 """What a chat model can be for; ``default`` stands for those that are not named."""
 
 DEFAULT = "default"
 _EXTRA = "models"
+_OPENAI_HOST = "api.openai.com"
 _ENVIRONMENT_NAME = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)*_(?:KEY|TOKEN)\b")
 
 
@@ -44,6 +48,7 @@ class RoleModel:
         clock: The graph's clock; ``None`` for the machine's.
         fallbacks: Models that are asked in order when the model fails, refuses, or answers in
             another form.
+        structured: How the model is made to keep a form; see ``ModelSettings.structured``.
     """
 
     role: str
@@ -52,6 +57,21 @@ class RoleModel:
     around: Sequence[AnyBehavior] = ()
     clock: Clock | None = None
     fallbacks: Sequence[BaseChatModel] = ()
+    structured: StructuredMethod = "auto"
+
+    @property
+    def method(self) -> StructuredMethod:
+        """How the model is made to keep a form; never ``auto``."""
+        return structured_method(self.model, self.structured)
+
+    @property
+    def rendering(self) -> Rendering:
+        """Rendering of a JSON schema that the model's server honors."""
+        if self.method != "json_schema":
+            return "open"
+        if serves_grammar(self.model):
+            return "grammar"
+        return "strict" if _uses_openai_client(self.model) else "optional"
 
     @property
     def name(self) -> str:
@@ -74,6 +94,52 @@ class RoleModel:
             severity=severity,
             person_message=person_message,
         )
+
+
+def _uses_openai_client(model: Any) -> bool:
+    return hasattr(model, "openai_api_base")
+
+
+def serves_grammar(model: Any) -> bool:
+    """Return True for the plain OpenAI client of another server, such as llama.cpp or vLLM."""
+    address = getattr(model, "openai_api_base", None)
+    is_elsewhere = isinstance(address, str) and _OPENAI_HOST not in address
+    return is_elsewhere and type(model).__name__ == "ChatOpenAI"
+
+
+def can_keep_form(model: Any) -> bool:
+    """Return True if a model accepts a form for its answer."""
+    if not isinstance(model, BaseChatModel):
+        return True
+    own, base = type(model), BaseChatModel
+    given = (own.with_structured_output, own.bind_tools)
+    return given != (base.with_structured_output, base.bind_tools)
+
+
+def structured_method(model: Any, wanted: StructuredMethod = "auto") -> StructuredMethod:
+    """Return how a model is made to keep a form.
+
+    ``auto`` means ``json_schema`` for the OpenAI client of another server and for OpenAI models
+    whose profile has structured output, ``text`` for a model that accepts no form, and otherwise
+    ``function_calling``.
+
+    >>> from capgraph.testing import ScriptedModel
+    >>> structured_method(ScriptedModel(responses=[]))
+    'function_calling'
+    """
+    if wanted != "auto":
+        return wanted
+    if not can_keep_form(model):
+        return "text"
+    if serves_grammar(model):
+        return "json_schema"
+    profile = getattr(model, "profile", None) or {}
+    knows = (
+        _uses_openai_client(model)
+        and isinstance(profile, Mapping)
+        and profile.get("structured_output")
+    )
+    return "json_schema" if knows else "function_calling"
 
 
 def model_name(model: Any) -> str:
@@ -170,6 +236,31 @@ def fallback_models(configured: Any) -> dict[str, list[BaseChatModel]]:
     return {role: of(role) for role in ROLES}
 
 
+def structured_methods(configured: Any) -> dict[str, StructuredMethod]:
+    """Return how the model of each role is made to keep a form, as a description says.
+
+    >>> structured_methods({"default": {"model": "openai:local", "structured": "text"}})["planning"]
+    'text'
+    """
+    wanted = configured if isinstance(configured, Mapping) else {DEFAULT: configured}
+
+    def of(role: str) -> StructuredMethod:
+        value = wanted.get(role) or wanted.get(DEFAULT)
+        found = value.get("structured") if isinstance(value, Mapping) else None
+        if found is None and isinstance(value, ModelSettings):
+            found = value.structured
+        known = get_args(StructuredMethod)
+        if found is not None and found not in known:
+            raise ConfigurationError(
+                f"Invalid structured {found!r} of the role {role!r}: expected one of"
+                f" {', '.join(known)}.",
+                fix="Write one of these, or leave it out.",
+            )
+        return found or "auto"
+
+    return {role: of(role) for role in ROLES}
+
+
 def _made(role: str, value: Any, made: dict[str, BaseChatModel]) -> BaseChatModel:
     if isinstance(value, Mapping) and hasattr(value.get("model"), "with_structured_output"):
         value = value["model"]
@@ -178,7 +269,7 @@ def _made(role: str, value: Any, made: dict[str, BaseChatModel]) -> BaseChatMode
         model: BaseChatModel = value
         return model
     settings = _settings(role, value)
-    settings = settings.model_copy(update={"behaviors": [], "fallbacks": []})
+    settings = settings.model_copy(update={"behaviors": [], "fallbacks": [], "structured": "auto"})
     key = repr((settings, settings.api_key and settings.api_key.get_secret_value()))
     if key not in made:
         made[key] = _initialised(role, settings)

@@ -14,7 +14,14 @@ from capgraph.configs.settings import Settings
 from capgraph.models.answering import ModelAnswerer
 from capgraph.models.extraction import ModelExtractor
 from capgraph.models.planning import Catalogue, DeferringSelector, ModelPlanner
-from capgraph.models.roles import DEFAULT, RoleModel, chat_models, fallback_models, unstreamed
+from capgraph.models.roles import (
+    DEFAULT,
+    RoleModel,
+    chat_models,
+    fallback_models,
+    structured_methods,
+    unstreamed,
+)
 from capgraph.models.selection import ModelSelector, PerCapabilitySelector
 from capgraph.models.surrounded import surrounded
 from capgraph.pipeline.runner import around_models
@@ -63,6 +70,7 @@ def model_strategies(
     limit = settings.limits.step_timeout_seconds
     shared = around_models(behaviors)
     own = own_behaviors or {}
+    methods = structured_methods(configured)
     roles = {
         role: RoleModel(
             role,
@@ -71,6 +79,7 @@ def model_strategies(
             (*shared, *own.get(role, ())),
             clock,
             [unstreamed(model, role) for model in fallbacks[role]],
+            methods[role],
         )
         for role, model in models.items()
     }
@@ -100,7 +109,9 @@ def model_strategies(
         chosen["selector"] = selector
     if "planning" in roles:
         builder = prompts.get_orchestrator_prompt_builder()
-        chosen["planner"] = ModelPlanner(roles["planning"], builder, catalogue)
+        chosen["planner"] = ModelPlanner(
+            roles["planning"], builder, catalogue, settings.planning.features
+        )
     if "answer" in roles:
         chosen["answerer"] = ModelAnswerer(roles["answer"], prompts)
     return chosen

@@ -14,6 +14,19 @@ _MAX_ABILITIES = 8_000
 _MAX_KEYS = 20
 _MAX_PROBLEMS = 30
 _MAX_REFUSED = 20_000
+NO_FUNCTION = "No function can do this."
+"""Answer of a planner that finds no function; the person gets a reply of the agent's own."""
+
+_PLAN_EXAMPLES = """\
+EXAMPLES of an agent with find_book(title), reserve() and tell_time(city):
+Request: Reserve Moby Dick for me.
+{"steps": [{"capability": "find_book", "parameters": {"title": "Moby Dick"}}, {"capability": "reserve"}]}
+Request: What time is it in Cairo and in Lima?
+{"steps": [{"capability": "tell_time", "parameters": {"city": "Cairo"}}, {"capability": "tell_time", "parameters": {"city": "Lima"}}]}
+Request: Good morning!
+{"steps": [], "answer": "Good morning! How can I help?"}
+Request: Bake me a cake.
+{"steps": [], "answer": "No function can do this."}"""
 
 
 class TaskExtractionPrompt(PromptBuilder):
@@ -79,27 +92,29 @@ def _tried(excluded: Mapping[str, str]) -> str:
 class OrchestratorPrompt(PromptBuilder):
     """Writes execution plans.
 
-    Context: ``capabilities`` and ``guides`` (texts), and ``task``, ``available``, ``notes``,
+    Context: ``capabilities`` and ``guides`` (texts), ``shows_examples`` (false where the model
+    calls a function, whose schema has the form of a plan), and ``task``, ``available``, ``notes``,
     ``finished``, ``previous``, ``failure``, ``failed_capability``, ``problems``, ``refused``,
     ``excluded``, ``unavailable_capabilities``, ``budget_left``, ``look_again`` of the planning request.
     """
 
-    role = "You plan how an agent answers a request."
+    role = "You plan how an agent answers a request. Choose from the functions below."
     instructions = (
-        "Rules:\n"
-        "- steps: listed capabilities, named exactly, in order, as few as needed, with the"
-        " parameters that have no fitting default. The answer is written from their results:"
-        " guess none.\n"
-        "- Results reach later steps by type. Only where several fit, inputs names them: numbers"
-        " of earlier steps (from 1) or keys of stored results.\n"
-        "- Act on the world only if asked to.\n"
-        "- Small talk, or nothing fits: no steps, and your reply in answer. To ask back:"
-        " the step clarify, its question in task_objective."
+        'Answer with JSON: {"steps": [{"capability": NAME, "parameters": {…}}, …]}.\n'
+        "- One step for each thing asked for; two cities are two steps.\n"
+        "- Copy values for parameters from the request.\n"
+        "- A function that needs a result comes after the step that gives it.\n"
+        '- If the request is only a greeting or thanks: {"steps": [], "answer": "your reply"}.\n'
+        f'- If no function can do it: {{"steps": [], "answer": "{NO_FUNCTION}"}}.\n'
+        "- To ask back: one step clarify, the question in task_objective."
     )
 
-    def get_reference(self, *, capabilities: str = "", guides: str = "", **_: Any) -> str:
-        """List the capabilities that were chosen, with their planning advice."""
-        parts = [f"CAPABILITIES:\n{capabilities}"] if capabilities else []
+    def get_reference(
+        self, *, capabilities: str = "", guides: str = "", shows_examples: bool = True, **_: Any
+    ) -> str:
+        """List the capabilities that were chosen, with examples and their planning advice."""
+        parts = [f"FUNCTIONS:\n{capabilities}"] if capabilities else []
+        parts += [_PLAN_EXAMPLES] if shows_examples else []
         return "\n\n".join([*parts, guides] if guides else parts)
 
     def get_dynamic_context(

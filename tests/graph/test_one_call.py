@@ -219,7 +219,7 @@ async def test_a_parameter_may_be_taken_from_an_earlier_step_of_the_same_plan() 
     out = await graph_of(model, registry).ainvoke({"messages": [("user", "Twice the level?")]})
     assert out["execution_outcome"]["status"] == "completed"
     assert out["capability_context_data"]["DOUBLE"]["double"]["value"] == 5.0
-    assert '{"$from":"key.field"}' in model.calls[0].prompt
+    assert '{"$from": "key.field"}' in model.calls[0].prompt
 
     model = ScriptedModel(responses=[READ, "It reads 3.5."])
     await graph_of(model).ainvoke(ASKED)

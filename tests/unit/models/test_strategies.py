@@ -12,7 +12,8 @@ from capgraph.base import ErrorSeverity, ModelError, PlannedStep
 from capgraph.base.classify import classify_exception
 from capgraph.configs.settings import load_settings
 from capgraph.models import model_strategies
-from capgraph.models.planning import PLAN_SCHEMA, describe_capability
+from capgraph.models.plan_schema import FEATURES, open_schema
+from capgraph.models.signatures import describe_capability
 from capgraph.planning.strategies import AnswerRequest, PlanRequest, StepSummary
 from capgraph.registry import Registry
 from capgraph.selection import Candidate, LexicalSelector, Selection
@@ -175,12 +176,12 @@ async def test_planning_prompts_share_their_beginning() -> None:
     assert first.messages[1] != second.messages[1]
     assert first.messages[0].text.endswith("# GUIDE")
     shown = first.messages[0].text
-    assert "- wipe: Erases all readings. Acts on the world, and cannot be undone." in shown
-    assert "- add_up: Adds up readings. Needs READING (many). Gives TOTAL." in shown
+    assert "- wipe(): Erases all readings. Cannot be undone." in shown
+    assert "- add_up() -> TOTAL: Adds up readings. Needs READING (many)." in shown
 
 
 def test_the_schema_of_plans_has_only_fields_of_plans() -> None:
-    item = PLAN_SCHEMA["properties"]["steps"]["items"]
+    item = open_schema([], FEATURES)["properties"]["steps"]["items"]
     assert set(item["properties"]) < set(PlannedStep.__annotations__)
     assert item["required"] == ["capability"]
 
@@ -197,14 +198,9 @@ def test_a_planner_is_shown_the_parameters_of_a_capability() -> None:
     from capgraph.base import CapabilitySpec
 
     text = describe_capability(CapabilitySpec("look", "Looks.", parameters=Parameters))
-    assert '"days":{"type":"integer"}' in text
-    assert '"title":{"default":"none","type":"string"}' in text
-    assert '"unit":{"enum":["K","F"],"type":"string"}' in text
-    integers = '{"type":"integer"}'
-    assert f'{{"additionalProperties":{integers},"type":"object"}}' in text
-    assert f'{{"items":{integers},"type":"array"}}' in text
+    assert 'look(days: integer, title: string = "none", unit?: "K" | "F",' in text
+    assert "limits?: {name: integer} | integer[])" in text
     assert "Says nothing new" not in text
-    assert '"required":["days"]' in text
 
 
 async def test_what_is_no_plan_comes_back_for_the_check() -> None:

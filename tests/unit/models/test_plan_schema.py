@@ -1,0 +1,211 @@
+"""Schemas of plans: each rendering stays within what its providers accept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any, Literal
+
+import jsonschema
+import pytest
+from pydantic import BaseModel, Field
+
+from capgraph.base import CapabilityContext, CapabilitySpec, Requirement
+from capgraph.models.plan_schema import (
+    MAX_STEPS,
+    open_schema,
+    plan_schema,
+    usable_features,
+    without_nulls,
+)
+from capgraph.models.signatures import describe_capability
+
+LIMITS = {
+    # OpenAI: as a profile of its documentation listed them in February 2026, read on 2026-11-23.
+    "strict": (
+        {"properties": 5000, "values": 1000, "characters": 120_000, "depth": 10},
+        "platform.openai.com/docs/guides/structured-outputs#supported-schemas",
+    ),
+    # Anthropic: assumed, not yet confirmed against the page named.
+    "optional": (
+        {"left_out": 24, "unions": 16},
+        "platform.claude.com/docs/en/build-with-claude/structured-outputs",
+    ),
+}
+
+
+class Unit(Enum):
+    KELVIN = "K"
+    CELSIUS = "C"
+
+
+class Place(BaseModel):
+    name: str
+    floor: int | None = None
+
+
+class Parameters(BaseModel):
+    place: Place
+    unit: Unit = Unit.KELVIN
+    days: int = Field(3, ge=1, le=9)
+    tags: list[str] = Field(default_factory=list, max_length=4)
+    mode: Literal["fast", "slow"] | None = None
+
+
+READ = CapabilitySpec("read", "Reads.", provides=("READING",), parameters=Parameters)
+ADD = CapabilitySpec("add_up", "Adds.", requires=(Requirement("READING", "many"),))
+RENDERINGS: list[Any] = ["grammar", "strict", "optional"]
+STEP = {"capability": "read", "parameters": {"place": {"name": "roof"}}}
+
+
+def parts_of(schema: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(schema, dict):
+        yield schema
+        for part in schema.values():
+            yield from parts_of(part)
+    elif isinstance(schema, list):
+        for part in schema:
+            yield from parts_of(part)
+
+
+@pytest.mark.parametrize("rendering", RENDERINGS)
+def test_each_capability_has_a_form_that_begins_with_its_name(rendering: Any) -> None:
+    schema, is_typed = plan_schema([READ, ADD], rendering, {"inputs"})
+    assert is_typed
+    assert schema["type"] == "object"
+    assert "anyOf" not in schema
+    forms = schema["properties"]["steps"]["items"]["anyOf"]
+    assert all(next(iter(form["properties"])) == "capability" for form in forms)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    wrong = {"steps": [{"capability": "invented"}], "answer": ""}
+    assert not jsonschema.Draft202012Validator(schema).is_valid(wrong)
+
+
+def test_a_grammar_has_constants_bounds_and_optional_properties() -> None:
+    schema, _ = plan_schema([READ, ADD], "grammar")
+    valid = jsonschema.Draft202012Validator(schema).is_valid
+    assert valid({"steps": [STEP]})
+    assert not valid({"steps": [{"capability": "read"}]})
+    assert not valid({"steps": [{**STEP, "parameters": {**STEP["parameters"], "x": 1}}]})  # type: ignore[dict-item]
+    assert not valid({"steps": [{**STEP, "parameters": {**STEP["parameters"], "days": 10}}]})  # type: ignore[dict-item]
+    assert not valid({"steps": [STEP] * (MAX_STEPS + 1)})
+    assert {"const": "read"} in list(parts_of(schema))
+
+
+def test_strict_requires_every_property_and_has_no_bounds() -> None:
+    schema, _ = plan_schema([READ, ADD], "strict", {"inputs", "when", "for_each", "references"})
+    for part in parts_of(schema):
+        if part.get("type") == "object":
+            assert part["required"] == list(part["properties"])
+            assert part["additionalProperties"] is False
+        assert not part.keys() & {"const", "default", "minimum", "maxItems", "oneOf", "$ref"}
+    parameters = {"place": {"name": "roof", "floor": None}, "unit": None, "days": None}
+    step = {"capability": "read", "parameters": {**parameters, "tags": None, "mode": None}}
+    schema, _ = plan_schema([READ, ADD], "strict")
+    assert jsonschema.Draft202012Validator(schema).is_valid({"steps": [step], "answer": None})
+    without_nulls(step, READ)
+    assert step["parameters"] == {"place": {"name": "roof", "floor": None}}
+
+
+def test_optional_leaves_out_what_has_a_default() -> None:
+    schema, _ = plan_schema([READ, ADD], "optional")
+    for part in parts_of(schema):
+        assert not part.keys() & {"const", "default", "minimum", "maxItems", "oneOf", "$ref"}
+        assert part != {"type": "null"}
+    assert jsonschema.Draft202012Validator(schema).is_valid({"steps": [STEP]})
+
+
+@pytest.mark.parametrize("rendering", list(LIMITS))
+def test_past_a_providers_limits_only_names_are_listed(rendering: Any) -> None:
+    wide = type(
+        "Wide",
+        (BaseModel,),
+        {"__annotations__": dict.fromkeys("abcdefgh", int)} | dict.fromkeys("abcdefgh", 1),
+    )
+    limits, _ = LIMITS[rendering]
+    few = [CapabilitySpec(f"c{n}", "Does.", parameters=wide) for n in range(2)]
+    many = [CapabilitySpec(f"c{n}", "Does.", parameters=wide) for n in range(700)]
+    schema, is_typed = plan_schema(few, rendering)
+    assert is_typed
+    if "left_out" in limits:
+        left_out = sum(
+            len(part["properties"]) - len(part["required"])
+            for part in parts_of(schema)
+            if part.get("type") == "object"
+        )
+        assert left_out <= limits["left_out"]
+    schema, is_typed = plan_schema(many, rendering)
+    assert not is_typed
+    names = schema["properties"]["steps"]["items"]["properties"]["capability"]["enum"]
+    assert names == [*(spec.name for spec in many), "clarify"]
+    assert plan_schema(many, "grammar")[1], "a grammar has no such limit"
+
+
+def test_what_strict_cannot_express_lists_only_names() -> None:
+    class Loose(BaseModel):
+        values: dict[str, int]
+
+    spec = CapabilitySpec("loose", "Is loose.", parameters=Loose)
+    assert plan_schema([spec], "grammar")[1]
+    assert not plan_schema([spec], "strict")[1]
+    assert not plan_schema([spec], "optional")[1]
+
+
+def test_a_recursive_parameter_is_left_open_in_a_grammar() -> None:
+    class Node(BaseModel):
+        children: list[Node] = []
+
+    Node.model_rebuild(_types_namespace={"Node": Node})
+    spec = CapabilitySpec("tree", "Grows.", parameters=Node)
+    schema, is_typed = plan_schema([spec], "grammar")
+    assert is_typed
+    plan = {"steps": [{"capability": "tree", "parameters": {"children": [{"children": []}]}}]}
+    assert jsonschema.Draft202012Validator(schema).is_valid(plan)
+
+
+def test_an_open_schema_has_only_the_features_that_are_used() -> None:
+    plain = open_schema([READ], ())["properties"]["steps"]["items"]["properties"]
+    assert set(plain) == {"capability", "parameters", "inputs", "task_objective"}
+    more = open_schema([READ], {"when", "wait_until"})["properties"]["steps"]["items"]["properties"]
+    assert set(more) - set(plain) == {"context_key", "when", "wait_until"}
+
+
+class Order(CapabilityContext):
+    order_id: str
+    note: str
+    amounts: list[float]
+
+
+class Wanted(BaseModel):
+    order_id: str
+
+
+class Sent(BaseModel):
+    text: str
+
+
+class Amount(BaseModel):
+    amount: float
+
+
+def test_features_are_those_that_outputs_and_parameters_make_useful() -> None:
+    find = CapabilitySpec("find", "Finds.", provides=("ORDER",), context_types=(Order,))
+    ship = CapabilitySpec("ship", "Ships.", parameters=Wanted)
+    send = CapabilitySpec("send", "Sends.", parameters=Sent)
+    pay = CapabilitySpec("pay", "Pays.", parameters=Amount)
+    assert usable_features([find]) == frozenset()
+    assert usable_features([find, ship], by_name=True) == {"references"}
+    assert usable_features([find, send], by_name=True) == frozenset()
+    assert usable_features([find, send]) == {"references"}
+    assert "for_each" in usable_features([find, pay], by_name=True)
+    assert usable_features([READ, ADD]) == {"inputs"}
+
+
+def test_a_signature_has_types_defaults_and_descriptions() -> None:
+    assert describe_capability(READ) == (
+        '- read(place: {name: string, floor?: integer}, unit: "K" | "C" = "K",'
+        ' days: integer 1..9 = 3, tags?: string[], mode?: "fast" | "slow") -> READING: Reads.'
+    )
+    assert describe_capability(ADD, {"READING": ["read"]}).endswith(
+        "Needs READING (many) from read."
+    )
