@@ -11,6 +11,7 @@ Aggregate = Literal[
     "rows", "count", "sum", "mean", "median", "min", "max", "std", "percentile", "distinct",
     "missing", "correlation", "slope", "first", "last", "streak", "gaps", "values",
 ]  # fmt: skip
+Order = Literal["highest", "lowest", "group"]
 Operator = Literal["=", "!=", "<", "<=", ">", ">=", "in", "not in", "missing", "present"]
 
 TIME_UNITS = ("hour", "day", "week", "month", "quarter", "year", "decade")
@@ -99,7 +100,7 @@ class Query(BaseModel):
     having: Filter | None = Field(
         default=None, description="Test of the result; its column is 'value'."
     )
-    order: Literal["highest", "lowest", "group"] = "group"
+    order: Order = "group"
     limit: int | None = Field(default=None, ge=1, le=100)
     show: list[str] = Field(
         default=[], max_length=12, description="Further columns of the rows that are listed."

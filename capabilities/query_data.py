@@ -18,7 +18,7 @@ from capgraph.capabilities.data.fresh import made_in_this_plan
 from capgraph.capabilities.data.schema import schema_of
 from capgraph.capabilities.data.work import Workers, classify_data_error
 from capgraph.capabilities.guided import Guided
-from capgraph.capabilities.query import Aggregate, Query
+from capgraph.capabilities.query import Aggregate, Order, Query
 
 _ASKS = re.compile(
     r"^\W*(?:and|what about|how about)\b|\b(?:mean|average|avg|total|sum|median|max(?:imum)?"
@@ -33,6 +33,10 @@ class QueryDataParameters(Query):
 
     aggregate: Aggregate | None = Field(  # type: ignore[assignment]
         default=None, description=Query.model_fields["aggregate"].description
+    )
+    # Without a default that counts as a value: the task is read as a whole, never this word alone.
+    order: Order | None = Field(  # type: ignore[assignment]
+        default=None, description=Query.model_fields["order"].description
     )
 
     @model_validator(mode="after")

@@ -13,7 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from capgraph.configs.errors import ConfigurationError
-from capgraph.configs.near import nearest
+from capgraph.configs.near import misspelled, nearest
 
 _MAX_VALUES = 100_000
 
@@ -123,7 +123,8 @@ def explained(
         ).lstrip(".")
         told = error["msg"].removeprefix("Value error, ")
         if error["type"] == "extra_forbidden":
-            near = nearest(str(error["loc"][-1]), known(error["loc"]))
+            key, keys = str(error["loc"][-1]), list(known(error["loc"]))
+            near = nearest(key, keys) or misspelled(key, keys)
             fix = f"write {near!r}" if near else "remove it, or check the spelling"
             told = f"unknown key. Fix: {fix}"
         lines.append(f"  {path or 'the file'}: {told}.")

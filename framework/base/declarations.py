@@ -94,7 +94,8 @@ def _fix_of(name: str, known: Collection[str]) -> str:
 def check_attributes(target: type[Any], base: type[Any], known: Collection[str]) -> None:
     """Refuse class attributes that look like declarations and are none.
 
-    Methods, properties, nested classes, ``UPPER_CASE`` constants, names that begin with an
+    Plain data under the name of a method or a property of the base class is refused, too, since the
+    class would lose that method. Methods, properties, nested classes, ``UPPER_CASE`` constants, names that begin with an
     underscore and attributes annotated ``ClassVar`` are the author's own, and so are the annotated
     attributes of a class with an initializer. Of these, one is refused only if it is a misspelling:
     an attribute of a declaration, a method or a nested class of one that the base class has.
@@ -116,7 +117,11 @@ def check_attributes(target: type[Any], base: type[Any], known: Collection[str])
         # Whatever else a class inherits from need not know about capabilities.
         is_strict = cls is target or issubclass(cls, base)
         for name, value in vars(cls).items():
-            if name in overridable or name in known or name in _ATTACHED or _is_special(name):
+            if name in known or name in _ATTACHED or _is_special(name):
+                continue
+            if name in overridable:
+                if not (_is_member(value) or callable(value) or name in own or name[0] == "_"):
+                    raise _shadowing(cls, name, base, known)
                 continue
             if _is_member(value):
                 meant = _meant(name, hooks)
@@ -130,7 +135,10 @@ def check_attributes(target: type[Any], base: type[Any], known: Collection[str])
                 raise _unknown(f"{cls.__name__}.{name}", meant, known)
 
 
-_ATTACHED = ("logger", "capability_spec", "infrastructure_spec", "langgraph_node")
+_ATTACHED = (
+    *("logger", "capability_spec", "infrastructure_spec", "langgraph_node"),
+    *("classifier_guide", "orchestrator_guide"),
+)
 _SHORT = 6
 """Names with fewer letters have too many neighbors to take a deliberate name for a misspelling."""
 _CLASS_VAR = re.compile(r"""^['"]?(\w+\.)*(ClassVar|Final)\b""")
@@ -170,6 +178,18 @@ def _meant(name: str, known: Iterable[str]) -> str | None:
     private = name.startswith("_")
     words = [w for w in known if len(w) >= _SHORT and w.startswith("_") == private]
     return misspelled(name, words)
+
+
+def _shadowing(
+    cls: type[Any], name: str, base: type[Any], known: Collection[str]
+) -> ValidationError:
+    near = misspelled(name, known)
+    return ValidationError(
+        f"{cls.__name__}.{name} is not a declaration: it would replace {base.__name__}.{name}.",
+        fix=f"Write {near!r}; if the attribute is your own, rename it."
+        if near
+        else "Rename the attribute.",
+    )
 
 
 def _unknown(place: str, meant: str, known: Collection[str]) -> ValidationError:

@@ -229,6 +229,7 @@ def check_declaration(owner: str, name: str, value: Any) -> Any:
         return _adapters()[name].validate_python(value)
     except PydanticError as exc:
         wrong = "; ".join(dict.fromkeys(error["msg"] for error in exc.errors(include_url=False)))
+        wrong = wrong.replace("valid tuple", "list")  # the form in which authors write it
         raise ValidationError(
             f"{owner}.{name} is {value!r}: {wrong}.",
             fix=f"Give another value, or leave {name} out (then it is {DECLARED[name]!r}).",

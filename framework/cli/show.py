@@ -419,6 +419,7 @@ def ending_lines(end: TurnEnd) -> list[str]:
         lines.append(one_line(f"not done: {', '.join(missing)}", 1000))
     if idle := end.outcome.get("not_needed"):
         lines.append(one_line(f"not needed: {', '.join(idle)}", 1000))
+    lines += [one_line(f"note: {note}", 1000) for note in end.outcome.get("notes") or ()]
     if end.model_calls:
         tokens = f"{end.input_tokens:,} tokens sent, {end.output_tokens:,} received"
         lines.append(f"models: {end.model_calls} call(s), {tokens}")

@@ -49,7 +49,6 @@ _WANTED: dict[str, Any] = {
     "sinks": Sequence,
     "state_schema": type,
     "system_prompt": str | Callable | None,
-    "settings": "section",
     "capacity": "take",
     "embeddings": "aembed_query",
     "prices": "register",
@@ -102,11 +101,9 @@ def bind(
     >>> sorted(bind([Hello]).registry.capabilities)
     ['hello']
     """
-    if settings is None:
-        from capgraph.configs.settings import load_settings
-
-        settings = load_settings()
-    _check_options({**options, "settings": settings})
+    settings = as_settings(settings)
+    check_saver(checkpointer)
+    _check_options(options)
     timed_by = options.get("clock")
     clock = None if timed_by is None else as_clock(timed_by)
     fixed: Any = {"model": model, "settings": settings, "checkpointer": checkpointer}
@@ -223,6 +220,45 @@ def _auditor(
     from capgraph.engine.auditing import Auditor
 
     return Auditor(wanted, settings.audit, checkpointer)
+
+
+def as_settings(settings: Settings | None) -> Settings:
+    """Return the settings that were given, or the defaults.
+
+    Raises:
+        ConfigurationError: They are not a ``Settings`` object.
+    """
+    if settings is None:
+        from capgraph.configs.settings import load_settings
+
+        return load_settings()
+    if isinstance(settings, type) or not callable(getattr(settings, "section", None)):
+        raise ConfigurationError(
+            f"settings is {settings!r:.80}, not a Settings object.",
+            fix="Pass Settings(...) or load_settings('capgraph.yml'), both of"
+            " capgraph.configs.settings.",
+        )
+    return settings
+
+
+def check_saver(checkpointer: Any) -> None:
+    """Refuse a saver that only works synchronously.
+
+    Raises:
+        ConfigurationError: The saver is synchronous.
+    """
+    # SqliteSaver overrides the other methods only to raise; it inherits aput_writes.
+    if (
+        isinstance(checkpointer, BaseCheckpointSaver)
+        and type(checkpointer).aput_writes is BaseCheckpointSaver.aput_writes
+    ):
+        name = type(checkpointer).__name__
+        raise ConfigurationError(
+            f"The checkpointer is a {name}, which is synchronous, but turns run asynchronously.",
+            fix="Use 'async with open_graph(..., \"sqlite:///file.db\") as graph' (or a"
+            " postgresql:// URL), or pass an asynchronous saver: one of open_saver, or"
+            " LangGraph's AsyncSqliteSaver or AsyncPostgresSaver.",
+        )
 
 
 def as_registry(capabilities: Registry | Iterable[Any]) -> Registry:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from enum import Enum
+from typing import Any
+
 from capgraph.base.plan import ExecutionPlan
 from capgraph.base.spec import CapabilitySpec, parameter_names
 from capgraph.engine.services import Services
@@ -21,13 +24,19 @@ def defaults_used(plan: ExecutionPlan, view: TurnView, services: Services) -> li
         given = step.get("parameters") or {}
         fields = spec.parameters.model_fields.values()
         used = [
-            f"{name}={info.default!r:.80}"
+            f"{name}={_plain(info.default)!r:.80}"
             for name, info in zip(parameter_names(spec.parameters), fields, strict=True)
-            if name not in given and isinstance(info.default, (str, int, float))
+            if name not in given
+            and isinstance(info.default, (str, int, float))
+            and not isinstance(info.default, bool)
         ]
         if used and spec.effect != "once":
             notes.append(f"{spec.name!r} used default parameters: {', '.join(used)}.")
     return notes
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, Enum) else value
 
 
 async def unavailable_steps(plan: ExecutionPlan, view: TurnView, services: Services) -> list[str]:

@@ -18,7 +18,7 @@ from typing_extensions import TypedDict, Unpack
 from capgraph.base.checked import checked
 from capgraph.base.errors import ConfigurationError, InfrastructureError
 from capgraph.configs.logger import get_logger
-from capgraph.engine.bind import as_registry, bind
+from capgraph.engine.bind import as_registry, as_settings, bind
 from capgraph.engine.ready_queue import run_step_task
 from capgraph.engine.services import OperatorOptions, Services
 from capgraph.graph.compiled import AgentGraph, AnswerT, agent_graph
@@ -94,10 +94,7 @@ def build_graph(
     'Nothing here can do that: Sing a song'
     """
     known = as_registry(registry)
-    if settings is None:
-        from capgraph.configs.settings import load_settings
-
-        settings = load_settings()
+    settings = as_settings(settings)
     services = bind(
         known,
         model=model,

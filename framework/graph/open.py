@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from langgraph.typing import ContextT
 
 from capgraph.base.checked import check_options
+from capgraph.engine.bind import as_settings
 from capgraph.engine.services import OperatorOptions
 from capgraph.graph.build import build_graph
 from capgraph.graph.compiled import AgentGraph, AnswerT
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
     from capgraph.configs.settings import Settings
 
 
-_OPTIONS = ("url", "model", *OperatorOptions.__annotations__)
+_OPTIONS = (
+    *("registry", "url", "model", "settings", "context_schema", "answer_type"),
+    *OperatorOptions.__annotations__,
+)
 
 
 @asynccontextmanager
@@ -66,10 +70,7 @@ async def open_graph(
     from capgraph.stores import open_saver, open_store
 
     check_options("open_graph", options, _OPTIONS)
-    if settings is None:
-        from capgraph.configs.settings import load_settings
-
-        settings = load_settings()
+    settings = as_settings(settings)
     chosen = url if url is not None else settings.persistence.url
     key = settings.persistence.encryption_key
     secret = key.get_secret_value() if key is not None else None

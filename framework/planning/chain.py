@@ -217,8 +217,9 @@ class _Market:
 
     def pull_in(self, stored: Mapping[str, list[str]]) -> list[str]:
         """Add, to the selected, the cheapest producers until no more is needed or can be had."""
+        # One that reads nothing is the last resort where another one reads the request.
         able = {
-            name: 1
+            name: len(self.specs) + 1 if self.values.is_passed_over(name) else 1
             for name in self.specs
             if self.values.can_pull_in(name) and not self.values.is_hidden(name)
         }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from enum import Enum
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -14,6 +15,10 @@ from capgraph.planning.parameters import required_parameters
 from capgraph.planning.schemas import Shape
 
 _IDENTIFIER = re.compile(r"([A-Za-z]+[-_]?)\d+")
+_QUOTED = r"\"([^\"]+)\"|'([^']+)'|“([^”]+)”|‘([^’]+)’"
+_CODE = r"(?P<code>(?=[\w-]*\d)\w[\w-]*)"
+_WORD = 3
+"""Shorter choices count only behind the name of their parameter."""
 
 
 class RequestValues:
@@ -65,8 +70,12 @@ class RequestValues:
 
         True if it reads nothing from the request, and other producers of each of its types do.
         """
+        return _has_defaults(self.specs[name]) and self.is_passed_over(name)
+
+    def is_passed_over(self, name: str) -> bool:
+        """Return whether a capability reads nothing, and other producers of its types do."""
         spec = self.specs[name]
-        if spec.effect != "none" or not spec.provides or not _has_defaults(spec):
+        if spec.effect != "none" or not spec.provides:
             return False
         if self.problem(name) is not None or self.read(name):
             return False
@@ -99,9 +108,8 @@ def _has_defaults(spec: CapabilitySpec) -> bool:
 def read_parameters(spec: CapabilitySpec, task: str) -> dict[str, Any]:
     """Return the parameters that a request gives a capability where no model chooses them.
 
-    ``parameters_from`` decides where the author wrote one. Otherwise a parameter with a default
-    takes the value that :func:`named_values` finds, except for a ``once`` effect: a person is
-    asked about that one.
+    ``parameters_from`` decides where the author wrote one. Otherwise a parameter takes the value
+    that :func:`named_values` finds, except for a ``once`` effect: a person is asked about that one.
 
     Raises:
         PlanError: A required parameter is not in the request, the request names several values
@@ -135,12 +143,14 @@ def _read_by_author(spec: CapabilitySpec, reader: Any, task: str) -> dict[str, A
 
 
 def named_values(model: type[BaseModel], task: str, capability: str = "") -> dict[str, Any]:
-    """Return the values that a request names for parameters with a default.
+    """Return the values that a request names for parameters without ``None`` as their default.
 
-    Only two forms are certain enough:
+    Only these forms are certain enough:
 
+    - One of the choices of a ``Literal`` or an ``Enum``.
     - An identifier of the form of the default: ``T2`` where the default is ``T1``.
     - A number behind the name of an integer parameter: ``tank 2``.
+    - An identifier or a quoted text behind the name of a text parameter: ``tank B-17``.
 
     Args:
         model: The capability's ``Parameters``.
@@ -171,18 +181,67 @@ def named_values(model: type[BaseModel], task: str, capability: str = "") -> dic
 
 
 def _candidates(model: type[BaseModel], task: str) -> Iterator[tuple[str, list[Any]]]:
-    """Yield each parameter with a default and the values that the request may mean by it."""
+    """Yield each parameter and the values that the request may mean by it."""
     whole = Shape.of(model, "validation")
     for name, info in model.model_fields.items():
         default = info.get_default()
+        if default is None:  # the author's code chooses where nobody gives a value
+            continue
         spelled = info.validation_alias if isinstance(info.validation_alias, str) else name
         shape = whole.at((spelled,))
-        if isinstance(default, str) and (form := _IDENTIFIER.fullmatch(default)):
-            numbers = re.findall(rf"(?<![\w-]){form[1]}(\d+)(?!\w)", task, re.IGNORECASE)
-            yield spelled, list(dict.fromkeys(form[1] + number for number in numbers))
-        elif type(default) is int and shape is not None and shape.kind == "integer":
-            words = re.escape(name).replace("_", r"[\s_-]")
-            numbers = re.findall(
-                rf"\b{words}\s+(?:number\s+|no\.?\s*|#)?(\d+)\b", task, re.IGNORECASE
-            )
+        if choices := _choices(info.annotation):
+            yield spelled, _chosen(choices, name, task)
+        elif shape is not None and shape.kind == "integer" and not isinstance(default, bool):
+            numbers = re.findall(rf"{_behind(name)}(\d+)\b", task, re.IGNORECASE)
             yield spelled, list(dict.fromkeys(map(int, numbers)))
+        elif info.annotation is str:
+            yield spelled, _identifiers(name, default, task)
+
+
+def _choices(annotation: Any) -> list[str]:
+    """Return the texts that a ``Literal`` or an ``Enum`` allows."""
+    values: list[Any] = []
+    if get_origin(annotation) is Literal:
+        values = list(get_args(annotation))
+    elif isinstance(annotation, type) and issubclass(annotation, Enum):
+        values = [member.value for member in annotation]
+    return [value for value in values if isinstance(value, str) and value]
+
+
+def _chosen(choices: list[str], name: str, task: str) -> list[str]:
+    """Return the choices that are words of the request."""
+    found = []
+    for choice in choices:
+        words = re.escape(choice).replace("_", r"[\s_-]")
+        # 'a' and 'in' are words of any sentence.
+        lead = _behind(name) if len(choice) < _WORD else r"(?<![\w-])"
+        if re.search(rf"{lead}{words}(?![\w-])", task, re.IGNORECASE):
+            found.append(choice)
+    # 'light rain' is not also 'rain'.
+    return [one for one in found if not any(one != o and one.lower() in o.lower() for o in found)]
+
+
+def _identifiers(name: str, default: Any, task: str) -> list[str]:
+    """Return the identifiers and quoted texts that a request names for a text parameter."""
+    form = _IDENTIFIER.fullmatch(default) if isinstance(default, str) else None
+    found = []
+    if form is not None:
+        numbers = re.findall(rf"(?<![\w-]){form[1]}(\d+)(?!\w)", task, re.IGNORECASE)
+        found = [form[1] + number for number in numbers]
+    takes_numbers = not isinstance(default, str) or form is not None or default.isdigit()
+    for match in re.finditer(rf"{_behind(name)}(?:{_QUOTED}|{_CODE})", task, re.IGNORECASE):
+        quoted, token = next(filter(None, match.groups()[:-1]), None), match["code"]
+        if quoted is not None:
+            found.append(quoted)
+        elif form is not None and re.fullmatch(rf"{form[1]}\d+", token, re.IGNORECASE):
+            continue  # it is found already, spelled as the default
+        elif takes_numbers or not token.isdigit():
+            found.append(token)
+    return list(dict.fromkeys(found))
+
+
+def _behind(name: str) -> str:
+    """Return the pattern of a parameter's name in a request, up to its value."""
+    bare = re.sub(r"_(id|name|number|no|key|code)_?$", "", name).strip("_") or name
+    words = re.escape(bare).replace("_", r"[\s_-]")
+    return rf"\b{words}(?:[\s_-](?:id|name|key|code))?\s+(?:number\s+|no\.?\s*|#)?"

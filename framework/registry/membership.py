@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from capgraph.base.capability import BaseCapability
@@ -29,13 +30,19 @@ def registered_name(value: type) -> str | None:
 
 
 def adapted_capabilities(value: Any) -> list[Any]:
-    """Return the capabilities among a module's value, or its list, that no module defines.
+    """Return the capabilities that no module defines: a module's value, or those in a collection.
 
     The adapters make such classes, and so does ``capability_node`` of an imported function. Their
     ``__module__`` does not say where they belong, so they belong to each module that names them.
     """
-    items = value if isinstance(value, (list, tuple)) else (value,)
-    return [item for item in items if isinstance(item, type) and _is_adapted(item)]
+    items: Iterable[Any] = (value,)
+    if isinstance(value, Mapping):
+        items = list(value.values())
+    elif isinstance(value, (list, tuple, Set)):
+        items = list(value)
+    found = [item for item in items if isinstance(item, type) and _is_adapted(item)]
+    # A set has no order of its own, and each process would have another one.
+    return sorted(found, key=lambda one: one.name) if isinstance(value, Set) else found
 
 
 def _is_adapted(item: type) -> bool:
