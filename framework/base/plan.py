@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 
 from capgraph.base.errors import PlanError
 from capgraph.base.files import write_whole
+from capgraph.configs.near import misspelled
 
 PLAN_FILE_VERSION = "1.0"
 METADATA_KEY = "__metadata__"
@@ -166,7 +167,7 @@ def save_execution_plan_to_file(plan: Mapping[str, Any], path: str | os.PathLike
 
 
 def load_execution_plan_from_file(path: str | os.PathLike[str]) -> ExecutionPlan:
-    """Read a plan that :func:`save_execution_plan_to_file` wrote, or a bare plan in JSON.
+    """Read a plan that :func:`save_execution_plan_to_file` wrote, or a bare plan or list of steps.
 
     Args:
         path: The file to read.
@@ -194,6 +195,9 @@ def load_execution_plan_from_file(path: str | os.PathLike[str]) -> ExecutionPlan
     if metadata is not None:
         _check_metadata(metadata, source)
         document.setdefault("steps", [])
+    is_steps = isinstance(document, list) and all(isinstance(step, dict) for step in document)
+    if document and is_steps:  # the form in which callers may give a plan, too
+        document = {"steps": document}
     _check_plan_object(document, f"The plan file {str(source)!r}", needs_steps=True)
     return cast("ExecutionPlan", {"steps": document["steps"], **bounds_of(document)})
 
@@ -201,6 +205,10 @@ def load_execution_plan_from_file(path: str | os.PathLike[str]) -> ExecutionPlan
 def _check_plan_object(plan: Any, label: str, *, needs_steps: bool = False) -> None:
     """Refuse what is no plan, in the same way before it is written and after it is read."""
     missing: Any = None if needs_steps else []
+    fields = ExecutionPlan.__annotations__
+    for name in map(str, plan if isinstance(plan, dict) else ()):
+        if name not in fields and (near := misspelled(name, fields)) is not None:
+            raise PlanError(f"{label} has the unknown field {name!r}.", fix=f"Write {near!r}.")
     if not isinstance(plan, dict) or not isinstance(plan.get("steps", missing), list):
         raise PlanError(f"{label} holds no list of steps.", fix='A plan is {"steps": [...]}.')
     unknown = sorted(str(key) for key in set(plan) - ExecutionPlan.__annotations__.keys())

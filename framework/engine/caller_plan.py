@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from capgraph.base.errors import PlanError
 from capgraph.base.plan import ExecutionPlan, bounds_of
+from capgraph.configs.near import misspelled
 from capgraph.pipeline.effect_ledger import digest_of
 
 
@@ -67,6 +68,11 @@ def check_form(plan: Any) -> ExecutionPlan:
     Raises:
         PlanError: It is not even a list of steps.
     """
+    fields = ExecutionPlan.__annotations__
+    if isinstance(plan, Mapping) and "steps" not in plan:
+        for name in map(str, plan):
+            if name not in fields and (near := misspelled(name, fields)) is not None:
+                raise PlanError(f"{name!r} is not a field of a plan.", fix=f"Write {near!r}.")
     steps = plan.get("steps") if isinstance(plan, Mapping) else None
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
         raise PlanError(

@@ -24,11 +24,11 @@ def defaults_used(plan: ExecutionPlan, view: TurnView, services: Services) -> li
         given = step.get("parameters") or {}
         fields = spec.parameters.model_fields.values()
         used = [
-            f"{name}={_plain(info.default)!r:.80}"
+            f"{name}={default!r:.80}"
             for name, info in zip(parameter_names(spec.parameters), fields, strict=True)
             if name not in given
-            and isinstance(info.default, (str, int, float))
-            and not isinstance(info.default, bool)
+            and isinstance(default := _plain(info.default), (str, int, float))
+            and not isinstance(default, bool)
         ]
         if used and spec.effect != "once":
             notes.append(f"{spec.name!r} used default parameters: {', '.join(used)}.")

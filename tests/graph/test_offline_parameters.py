@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from enum import Enum
 from typing import Any, Literal
 
 import pytest
@@ -141,3 +142,92 @@ def test_an_effect_never_takes_a_value_from_the_wording() -> None:
     out = graph.invoke({"messages": [("user", "Open valve V2")]}, config)
     [question] = out["__interrupt__"]
     assert question.value["steps"][0]["parameters"] == {"valve": "V1"}
+
+
+class Site(Enum):
+    """A site of the plant."""
+
+    NORTH = "north"
+    SOUTH = "south"
+
+
+@capability_node
+def read_site(site: Site = Site.NORTH) -> TankLevel:
+    """Read the level of the tank of a site."""
+    return TankLevel(tank=site.value)
+
+
+@capability_node
+def read_kind(kind: Literal["rain_water", "water"] = "water") -> TankLevel:
+    """Read the level of the tank of a kind."""
+    return TankLevel(tank=kind)
+
+
+@capability_node
+def read_unit(unit: Literal["in", "cm"] = "cm") -> TankLevel:
+    """Read the level of the tank in a unit."""
+    return TankLevel(tank=unit)
+
+
+@capability_node
+def read_any(tank: str) -> TankLevel:
+    """Read the level of a tank."""
+    return TankLevel(tank=tank)
+
+
+@capability_node
+def read_by_id(tank_id: int) -> TankLevel:
+    """Read the level of a tank."""
+    return TankLevel(tank=str(tank_id))
+
+
+@capability_node
+def read_main(tank: str = "main") -> TankLevel:
+    """Read the level of a tank."""
+    return TankLevel(tank=tank)
+
+
+@pytest.mark.parametrize(
+    ("reader", "request_text", "tank"),
+    [
+        (read_site, "Is the South site healthy?", "south"),
+        (read_site, "Is the tank healthy?", "north"),
+        (read_kind, "Is the rain water tank healthy?", "rain_water"),
+        (read_kind, "Is the water tank healthy?", "water"),
+        (read_unit, "Is the tank in Oslo healthy?", "cm"),
+        (read_unit, "Is the tank healthy, unit in?", "in"),
+        (read_level, "Is tank B-17 healthy?", "B-17"),
+        (read_level, "Is tank 'old one' healthy?", "old one"),
+        (read_level, "Is tank #2 healthy?", "2"),
+        (read_any, "Is tank B-17's level healthy?", "B-17"),
+        (read_by_id, "Is tank 4 healthy?", "4"),
+        (read_by_id, "Is the tank with tank id 4 healthy?", "4"),
+        (read_main, "Is the tank healthy?", "main"),
+        (read_main, "Is tank 2 metres high and healthy?", "main"),
+    ],
+)
+def test_a_choice_or_an_identifier_behind_the_name_is_read(
+    reader: Any, request_text: str, tank: str
+) -> None:
+    assert tank_judged(ask(request_text, reader, judge)) == tank
+
+
+def test_of_two_choices_neither_is_guessed() -> None:
+    out = ask("Are the tanks of north and south healthy?", read_site, judge)
+    assert out["execution_outcome"]["status"] == "failed"
+
+
+def test_a_producer_without_parameters_does_not_hide_a_value_that_another_one_reads() -> None:
+    @capability_node
+    def read_latest_level() -> TankLevel:
+        """Read the level that was measured last."""
+        return TankLevel(tank="latest")
+
+    for both in ([read_latest_level, read_named_level], [read_named_level, read_latest_level]):
+        assert tank_judged(ask("Is T2 healthy?", *both, judge)) == "T2"
+        assert tank_judged(ask("Is the tank healthy?", *both, judge)) == "latest"
+
+
+def test_the_note_on_a_default_shows_the_value_of_an_enum() -> None:
+    [note] = ask("Is the tank healthy?", read_site, judge)["execution_outcome"]["notes"]
+    assert "site='north'" in note

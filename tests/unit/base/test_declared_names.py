@@ -462,3 +462,22 @@ def test_a_misspelled_keyword_of_an_initializer_names_the_class_that_was_made() 
     assert "'max_steps'" in str(caught.value)
     with pytest.raises(TypeError):  # as Python raises for any other function
         ReActAgent(None, services=None, tolls=[])
+
+
+@pytest.mark.parametrize(("name", "value"), [("once", True), ("parameters", ["a"]), ("task", "x")])
+def test_plain_data_under_the_name_of_a_method_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ValidationError, match=rf"replace BaseCapability\.{name}"):
+        declared_class(**{name: value})
+
+
+def test_methods_and_callables_under_the_name_of_a_method_override_it() -> None:
+    def never(word: str, task: str) -> bool:
+        return word in task
+
+    made = declared_class(matches_task=functools.partial(never, "x"), classifier_guide=None)
+    assert made.matches_task("axb")
+
+
+def test_examples_that_are_no_list_are_refused_by_the_form_that_authors_write() -> None:
+    with pytest.raises(ValidationError, match="should be a list"):
+        declared_tool(examples="pay the order")

@@ -138,11 +138,12 @@ def test_what_is_no_usable_number_is_refused(write: Any, text: str, path: str) -
 
 
 def test_the_nearest_key_of_a_file_is_named(write: Any) -> None:
-    text = "modl: x\nmodels: {planning: {model: x, temprature: 0}}"
+    text = "modl: x\nmodels: {planning: {model: x, temprature: 0}}\npersistence: {ulr: x}"
     with pytest.raises(ConfigurationError) as caught:
         load_settings(write(text))
     assert "modl: unknown key. Fix: write 'model'" in str(caught.value)
     assert "models.planning.temprature: unknown key. Fix: write 'temperature'" in str(caught.value)
+    assert "persistence.ulr: unknown key. Fix: write 'url'" in str(caught.value)
 
 
 def test_keys_may_come_from_a_shared_part_of_the_file(write: Any) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
+from pathlib import Path
 from typing import Any
 
 import pytest
+from langgraph.checkpoint.sqlite import SqliteSaver
 
-from capgraph import Registry, build_graph
-from capgraph.base import CapabilityError, RegistryError
+from capgraph import Registry, bind, build_graph, open_graph
+from capgraph.base import CapabilityError, ConfigurationError, PlanError, RegistryError
+from capgraph.base.plan import load_execution_plan_from_file
+from capgraph.configs.errors import UnknownOptionError
 from tests.support.toys import Reading, capability
 
 
@@ -45,3 +51,46 @@ def test_a_guide_that_fails_stops_the_build_and_is_named() -> None:
         build_graph(registry)
     with pytest.raises(CapabilityError, match="nothing_of_the_kind"):
         registry.candidates()
+
+
+@pytest.mark.parametrize("settings", [{"model": "x"}, "capgraph.yml", dict])
+async def test_settings_of_another_type_are_refused_by_name(settings: Any) -> None:
+    for build in (build_graph, bind):
+        with pytest.raises(ConfigurationError, match="not a Settings object"):
+            build([capability("look")], settings=settings)
+    with pytest.raises(ConfigurationError, match="not a Settings object"):
+        async with open_graph([capability("look")], settings=settings):
+            pass
+
+
+def test_bind_refuses_a_synchronous_saver() -> None:
+    saver = SqliteSaver(sqlite3.connect(":memory:"))
+    try:
+        with pytest.raises(ConfigurationError, match="SqliteSaver, which is synchronous"):
+            bind([capability("look")], checkpointer=saver)
+    finally:
+        saver.conn.close()
+
+
+async def test_a_misspelled_argument_of_open_graph_comes_with_the_nearest_name() -> None:
+    with pytest.raises(UnknownOptionError, match="Write 'settings'"):
+        async with open_graph([capability("look")], setting=None):
+            pass
+
+
+def test_a_misspelled_field_of_a_plan_comes_with_the_nearest_name(tmp_path: Path) -> None:
+    graph = build_graph([capability("look")])
+    plan: Any = {"stpes": []}
+    out = graph.invoke({"messages": [("user", "go")], "planning_execution_plan": plan})
+    assert "Write 'steps'" in out["messages"][-1].content
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(plan))
+    with pytest.raises(PlanError, match="Write 'steps'"):
+        load_execution_plan_from_file(file)
+
+
+def test_a_file_may_hold_a_bare_list_of_steps(tmp_path: Path) -> None:
+    step = {"context_key": "a", "capability": "look"}
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps([step]))
+    assert load_execution_plan_from_file(file) == {"steps": [step]}

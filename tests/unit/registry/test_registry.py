@@ -464,3 +464,13 @@ def test_discovery_leaves_imported_capabilities_to_their_own_module(package: Any
     uses = "from capgraph_test_package.things import one, One\nboth = [one]\n"
     name = package(things=SOURCE.format(type="One", name="one"), uses=uses)
     assert Registry().discover(f"{name}.uses") == []
+
+
+def test_discovery_finds_adapted_capabilities_in_mappings_and_sets(package: Any) -> None:
+    things = ADAPTED.replace("CAPABILITIES = [", "BY_NAME = {'a': tool_capability(shout)}\nSET = {")
+    things = things.replace(
+        "tool_capability(shout), agent_capability(poet)]", "agent_capability(poet)}"
+    )
+    registry = Registry()
+    registry.discover(package(things=things))
+    assert list(registry.capabilities) == ["search", "pricing", "shout", "poet"]
