@@ -52,7 +52,12 @@ EVENTS = [
 END = TurnEnd(
     "t1",
     "partial",
-    outcome={"status": "partial", "missing": ["art"], "not_needed": ["sun"]},
+    outcome={
+        "status": "partial",
+        "missing": ["art"],
+        "not_needed": ["sun"],
+        "notes": [f"'look' used default parameters: {EVIL}"],
+    },
     answer=f"It is blue. {EVIL}",
     files=[f"/out/{EVIL}.png"],
     seconds=1.25,
@@ -114,6 +119,7 @@ def test_piped_output_tells_every_event_in_a_line():
         "plan 2: 2 step(s)",
         "answer:\nIt is blue.",
         "not needed: sun",
+        "note: 'look' used default parameters",
         "models: 1 call(s), 1,200 tokens sent, 30 received",
         "not done: art",
         "outcome: partial answer in 1.2 s",
