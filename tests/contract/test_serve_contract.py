@@ -364,3 +364,11 @@ def test_two_processes_over_one_database(
         assert there.ended(run) == "stopped"
         assert here.told(run)[-1]["type"] == "RUN_FINISHED"
         assert len(here.get("/api/effects").json()["items"]) == 1
+
+
+def test_an_unknown_field_of_a_run_is_refused_with_the_nearest_name(ann: Stranger) -> None:
+    thread = ann.post("/api/threads", json={}).json()["thread_id"]
+    body = {"message": "Look.", "plann": {"steps": []}}
+    found = problem(ann.post(f"/api/threads/{thread}/runs", json=body), 400)
+    assert "'plann'" in str(found)
+    assert "'plan'" in str(found)

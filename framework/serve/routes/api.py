@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from capgraph.base.ports import Caller
+from capgraph.configs.near import use_known
 from capgraph.serve.files import Uploads
 from capgraph.serve.identity import caller_of
 from capgraph.serve.openapi import (
@@ -77,6 +78,9 @@ def number_of(request: Request, name: str, default: int) -> int:
     if not (given.isascii() and given.isdecimal()) or len(given) > 15:
         raise BadRequestError(f"{name} is {given[:40]!r}.", fix="Send a number.")
     return int(given)
+
+
+_RUN_FIELDS = ("message", "plan", "context", "files")
 
 
 def page(found: tuple[list[dict[str, Any]], str | None]) -> Response:
@@ -186,6 +190,11 @@ def _run_routes(runs: Runs, threads: Threads, uploads: Uploads | None) -> list[O
     async def start(request: Request) -> Response:
         caller, thread = caller_of(request), request.path_params["id"]
         body = await body_of(request)
+        if unknown := sorted(body.keys() - set(_RUN_FIELDS)):
+            raise BadRequestError(
+                f"The body has the unknown field {unknown[0]!r}.",
+                fix=use_known(unknown[0], known=_RUN_FIELDS),
+            )
         await threads.check(caller, thread)
         run = await runs.start(
             caller,
