@@ -102,7 +102,6 @@ def bind(
     ['hello']
     """
     settings = as_settings(settings)
-    check_saver(checkpointer)
     _check_options(options)
     timed_by = options.get("clock")
     clock = None if timed_by is None else as_clock(timed_by)
@@ -239,26 +238,6 @@ def as_settings(settings: Settings | None) -> Settings:
             " capgraph.configs.settings.",
         )
     return settings
-
-
-def check_saver(checkpointer: Any) -> None:
-    """Refuse a saver that only works synchronously.
-
-    Raises:
-        ConfigurationError: The saver is synchronous.
-    """
-    # SqliteSaver overrides the other methods only to raise; it inherits aput_writes.
-    if (
-        isinstance(checkpointer, BaseCheckpointSaver)
-        and type(checkpointer).aput_writes is BaseCheckpointSaver.aput_writes
-    ):
-        name = type(checkpointer).__name__
-        raise ConfigurationError(
-            f"The checkpointer is a {name}, which is synchronous, but turns run asynchronously.",
-            fix="Use 'async with open_graph(..., \"sqlite:///file.db\") as graph' (or a"
-            " postgresql:// URL), or pass an asynchronous saver: one of open_saver, or"
-            " LangGraph's AsyncSqliteSaver or AsyncPostgresSaver.",
-        )
 
 
 def as_registry(capabilities: Registry | Iterable[Any]) -> Registry:
