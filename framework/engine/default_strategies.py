@@ -95,6 +95,7 @@ def _in_reach(request: PlanRequest) -> list[str]:
                 f"{name!r} is {why}. Nothing else here can take its place.",
                 fix="Ask again then.",
                 severity=ErrorSeverity.CRITICAL,
+                person_message="What this needs is not available right now. Please try again later.",
             )
     return names
 

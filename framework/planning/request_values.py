@@ -128,6 +128,7 @@ def read_parameters(spec: CapabilitySpec, task: str) -> dict[str, Any]:
             f"{spec.name!r} cannot be planned without a model: it needs the parameters"
             f" {', '.join(missing)}.",
             fix="Give them defaults, write parameters_from(task), or configure a chat model.",
+            person_message=f"For this I need to know: {', '.join(missing).replace('_', ' ')}.",
         )
     return found
 
@@ -176,6 +177,7 @@ def named_values(model: type[BaseModel], task: str, capability: str = "") -> dic
                 f"The parameter {' or '.join(sharing)} of {capability!r} is not certain: the"
                 f" request names {named}.",
                 fix="Ask for one at a time, write parameters_from(task), or configure a chat model.",
+                person_message=f"The request names {named}. Please ask for one at a time.",
             )
     return {name: values[0] for name, values in found.items()}
 

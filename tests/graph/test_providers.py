@@ -65,10 +65,10 @@ class Client:
             answer_type=answer_type,
         )
 
-    async def ask(self) -> dict[str, Any]:
+    async def ask(self, text: str = "What does the sensor say?") -> dict[str, Any]:
         """Run one turn; return the final state."""
         final: dict[str, Any] = {}
-        asked = {"messages": [("user", "What does the sensor say?")]}
+        asked = {"messages": [("user", text)]}
         async for part in self.graph.astream(asked, stream_mode=["custom", "values"], version="v2"):
             if part["type"] == "custom":
                 self.events.append(part["data"])
@@ -105,7 +105,7 @@ async def test_a_choice_of_its_own_keeps_its_form(provider: Provider) -> None:
 
 async def test_small_talk_costs_one_call(provider: Provider) -> None:
     provider.server.on("ExecutionPlan", give({"steps": [], "answer": "Hello!"}))
-    state = await Client(provider).ask()
+    state = await Client(provider).ask("Good morning!")
     assert state["messages"][-1].content == "Hello!"
     assert len(provider.server.requests) == 1
 
