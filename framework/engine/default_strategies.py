@@ -69,6 +69,7 @@ class ChainPlanner:
                 f"{reason} There is no way around {request.failed_capability!r}: {exc.message}",
                 fix=exc.fix,
                 severity=ErrorSeverity.CRITICAL,
+                person_message=reason,
             ) from exc
         lost = set(_outputs(request.previous)) - set(_outputs(plan))
         if request.failed_capability in _giving_nothing(request.previous):
@@ -77,6 +78,7 @@ class ChainPlanner:
             raise PlanError(
                 f"{reason} Nothing else gives {', '.join(sorted(lost))}.",
                 severity=ErrorSeverity.CRITICAL,
+                person_message=reason,
             )
         return plan
 
@@ -95,7 +97,7 @@ def _in_reach(request: PlanRequest) -> list[str]:
                 f"{name!r} is {why}. Nothing else here can take its place.",
                 fix="Ask again then.",
                 severity=ErrorSeverity.CRITICAL,
-                person_message="What this needs is not available right now. Please try again later.",
+                person_message=f"{name!r} is {why}. Please try again then.",
             )
     return names
 

@@ -83,7 +83,7 @@ async def test_what_is_not_needed_says_so_and_so_does_what_hangs_on_it() -> None
         "missing": [],
         "not_needed": ["b", "c", "d"],
     }
-    assert "b (read_level): not needed: a.value > 100 does not hold." in said(out)
+    assert "read level: not needed: a.value > 100 does not hold." in said(out)
 
 
 async def test_two_ways_meet_where_one_result_of_many_is_enough() -> None:

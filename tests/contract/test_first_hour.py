@@ -51,6 +51,7 @@ from capgraph.base import (
 from capgraph.planning import check_plan, dependencies, repair_plan
 from capgraph.selection import Selection
 from capgraph.testing import ScriptedModel, run_capability
+from tests.support.doors import message_and_reason
 from tests.support.openai_server import give, openai_server, say
 from tests.support.typed import Read
 
@@ -680,7 +681,7 @@ async def test_offline_roles_are_filled_in_the_order_of_their_suppliers() -> Non
     out = await build_graph([upstream, change], selector=Everything()).ainvoke(
         {"messages": [("user", "How much did it change?")]}
     )
-    assert "needs 2 READING (old, new), and without a model there are 1" in text_of(out)
+    assert "needs 2 READING (old, new), and without a model there are 1" in message_and_reason(out)
 
 
 @capability_node(examples=["compare the level with others"])
@@ -860,7 +861,7 @@ async def test_parameters_from_fills_what_the_task_says() -> None:
     out = await graph.ainvoke({"messages": [("user", "Read a channel: T7")]})
     assert text_of(out) == "Channel T7."
     out = await graph.ainvoke({"messages": [("user", "Read a channel")]})
-    assert "it needs the parameters name" in text_of(out)
+    assert "it needs the parameters name" in message_and_reason(out)
 
 
 async def test_offline_an_effect_with_default_parameters_is_asked_about() -> None:

@@ -10,7 +10,7 @@ from langgraph.types import Command, Send
 
 from capgraph.base import CapabilityError
 from capgraph.engine.caller_plan import plan_digest
-from tests.support.doors import soon, status
+from tests.support.doors import message_and_reason, soon, status
 from tests.support.one_door import (
     Receipt,
     breaker,
@@ -86,7 +86,7 @@ async def test_a_turn_ends_with_a_message(turn: Any, role: str, given: Any) -> N
 async def test_a_place_that_does_not_exist_is_told(turn: Any, role: str, place: Any) -> None:
     out = await turn(role, Command(goto=place))
     assert status(out) == "failed"
-    assert "'nowhere'], which is no node" in said(out)
+    assert "'nowhere'], which is no node" in message_and_reason(out)
 
 
 @pytest.mark.parametrize("role", [role for role in ROLES if role != "begin_turn"])

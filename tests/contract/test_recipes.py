@@ -227,8 +227,8 @@ async def test_a_request_in_other_words_costs_one_call_for_the_parameters(log: l
     out = await ask(graph, "I need the usual report on the weather in Lima, written tonight")
     assert out["execution_outcome"]["status"] == "completed"
     [call] = model.calls
-    assert "- weather_report: " in call.prompt
-    assert "- look: " not in call.prompt  # only what the recipe wants to know
+    assert "weather_report(" in call.prompt
+    assert "look(" not in call.prompt  # only what the recipe wants to know
     assert log == ["look Lima 3", "write: Write about Lima"]
 
 

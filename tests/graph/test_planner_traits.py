@@ -11,6 +11,7 @@ from capgraph import build_graph, capability_node
 from capgraph.base.errors import ConfigurationError
 from capgraph.engine.default_strategies import ChainPlanner
 from capgraph.planning.strategies import PlanRequest
+from tests.support.doors import message_and_reason
 
 
 class Wrapper:
@@ -57,7 +58,7 @@ def test_a_planner_that_chooses_parameters_is_not_asked_about() -> None:
 def test_a_planner_that_declares_nothing_is_asked_once_and_its_problems_are_told() -> None:
     out = ask(BrokenPlanner())
     assert out["execution_outcome"]["status"] == "failed"
-    assert "'sum'" in out["messages"][-1].content or "sum" in out["messages"][-1].content
+    assert "'sum'" in message_and_reason(out) or "sum" in message_and_reason(out)
 
 
 def test_a_property_that_is_no_boolean_is_refused_when_the_graph_is_built() -> None:

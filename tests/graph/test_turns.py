@@ -15,6 +15,7 @@ from capgraph import ErrorSeverity
 from capgraph.base import BaseCapability, CapabilityError, PersistenceError, capability_node
 from capgraph.state import AgentState, StateSchema
 from capgraph.testing import with_faults
+from tests.support.doors import message_and_reason
 from tests.support.toys import Reading, Total, add, measure, said
 
 # --- what survives ----------------------------------------------------------------------------
@@ -266,7 +267,7 @@ async def test_a_key_that_fits_nowhere_is_an_error_that_names_it_and_the_ways_ou
     out = await agent(returning({"lost_key": 1}, []), plans=[[step("a", "returns")]]).ask()
     assert out["execution_outcome"]["status"] == "failed"
     for word in ("lost_key", "provides", "AgentState"):
-        assert word in said(out)
+        assert word in message_and_reason(out)
 
 
 @pytest.mark.parametrize(
@@ -300,7 +301,7 @@ async def test_what_is_not_plain_fails_its_step_and_is_named(agent: Any, step: A
 @pytest.mark.parametrize("result", [7, "text", {1, 2}, object()])
 async def test_a_result_of_another_form_is_an_error(agent: Any, step: Any, result: Any) -> None:
     out = await agent(returning(result, ["WEATHER"]), plans=[[step("a", "returns")]]).ask()
-    assert type(result).__name__ in said(out)
+    assert type(result).__name__ in message_and_reason(out)
     assert out["execution_outcome"]["status"] == "failed"
 
 
@@ -314,7 +315,7 @@ async def test_an_empty_message_is_a_clear_error_and_the_thread_goes_on(
     bench = agent(Reading, measure, plans=[[step("a", "measure")]], checkpointer=InMemorySaver())
     out = await bench.ask(text)
     assert "empty" in said(out)
-    assert "Write what you want" in said(out)
+    assert "Write what you want" in message_and_reason(out)
     assert out["execution_outcome"]["status"] == "failed"
     assert bench.selector.calls == []
     assert said(await bench.ask("Now")) == "The value is 7."
@@ -329,7 +330,7 @@ async def test_a_message_that_is_too_long_is_a_clear_error(agent: Any) -> None:
     bench = agent(Reading, measure, limits={"max_message_chars": 100})
     out = await bench.ask("x" * 101)
     for word in ("101", "100", "max_message_chars"):
-        assert word in said(out)
+        assert word in message_and_reason(out)
     assert bench.selector.calls == []
 
 

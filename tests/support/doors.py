@@ -127,9 +127,14 @@ def status(out: Mapping[str, Any]) -> str:
 
 def last_words(out: Mapping[str, Any]) -> str:
     """Return the message that ended a turn and the operator's reason, in lower case."""
+    return message_and_reason(out).lower()
+
+
+def message_and_reason(out: Mapping[str, Any]) -> str:
+    """Return the message that ended a turn and the operator's reason."""
     reason = (out.get("execution_outcome") or {}).get("reason")
     message = str(out["messages"][-1].content)
-    return (f"{message}\n{reason}" if reason else message).lower()
+    return f"{message}\n{reason}" if reason else message
 
 
 def question(out: Mapping[str, Any]) -> dict[str, Any]:

@@ -43,6 +43,7 @@ from capgraph.engine.named import named
 from capgraph.models import RoleModel
 from capgraph.models.calls import streamed, structured
 from capgraph.testing import FakeClock, ScriptedModel
+from tests.support.doors import message_and_reason
 
 STEP = {"context_key": "k", "capability": "read", "task_objective": "read it"}
 START = {"messages": [("user", "read")], "planning_execution_plan": {"steps": [STEP]}}
@@ -425,7 +426,7 @@ async def test_a_node_has_the_time_that_is_said() -> None:
     registry.register(Stuck)
     registry.register(reader())
     out = await ask_node(registry)
-    assert "longer than 0.01 s" in out["messages"][-1].content
+    assert "longer than 0.01 s" in message_and_reason(out)
 
 
 @pytest.mark.parametrize("wrong", [CacheBehavior(), HumanInLoopBehavior()])
