@@ -190,12 +190,12 @@ def _run_routes(runs: Runs, threads: Threads, uploads: Uploads | None) -> list[O
     async def start(request: Request) -> Response:
         caller, thread = caller_of(request), request.path_params["id"]
         body = await body_of(request)
+        await threads.check(caller, thread)
         if unknown := sorted(body.keys() - set(_RUN_FIELDS)):
             raise BadRequestError(
                 f"The body has the unknown field {unknown[0]!r}.",
                 fix=use_known(unknown[0], known=_RUN_FIELDS),
             )
-        await threads.check(caller, thread)
         run = await runs.start(
             caller,
             thread,

@@ -409,7 +409,13 @@ async def test_identity_in_a_body_is_nobodys() -> None:
         ann = await client(role="operator")
         forged = {"user_id": "bob", "role": "admin", "configurable": {"user_id": "bob"}}
         forged["langgraph_auth_user"] = {"identity": "bob"}
-        _, run = await asked(ann, plan, **forged)
+        thread = (await ann.post("/api/threads")).json()["thread_id"]
+        for field, value in forged.items():
+            body = {"plan": plan, field: value}
+            refused = await ann.post(f"/api/threads/{thread}/runs", json=body)
+            assert (refused.status_code, field) == (400, field)
+        assert seen == []
+        _, run = await asked(ann, plan)
         assert await ended(ann, run) == "completed"
         assert seen == [Caller("ann", "operator", None, authenticated=True)]
         made = await ann.post("/api/threads", json={"user_id": "bob", "thread_id": "mine"})
