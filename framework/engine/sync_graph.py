@@ -23,6 +23,8 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import StateSnapshot
 from langgraph.typing import ContextT
 
+from capgraph.stores.usable import check_saver, check_store
+
 Ts = TypeVarTuple("Ts")
 
 _AHEAD = 64
@@ -68,7 +70,13 @@ GraphT = TypeVar("GraphT", bound=SyncGraph[Any])
 
 
 def compiled(builder: StateGraph[Any, Any, Any, Any], **options: Any) -> SyncGraph[Any]:
-    """Compile a graph of coroutines; takes what LangGraph's ``compile`` takes."""
+    """Compile a graph of coroutines; takes what LangGraph's ``compile`` takes.
+
+    Raises:
+        ConfigurationError: The saver or the store is synchronous.
+    """
+    check_saver(options.get("checkpointer"))
+    check_store(options.get("store"))
     return graph_of(SyncGraph, builder.compile(**options))
 
 

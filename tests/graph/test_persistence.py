@@ -22,6 +22,7 @@ from langgraph.types import Command
 
 from capgraph import BaseCapability, CapabilityContext, Registry, bind, capability_node
 from capgraph.adapters import as_mcp_server
+from capgraph.agents import ReActAgent
 from capgraph.base import (
     CapabilityError,
     ConfigurationError,
@@ -39,6 +40,7 @@ from capgraph.stores import (
     prune_threads,
     thread_summary,
 )
+from capgraph.testing import ScriptedModel
 
 KEY = "0123456789abcdef"
 pytestmark = pytest.mark.may_block
@@ -469,6 +471,8 @@ def test_synchronous_savers_are_refused_when_the_graph_is_built() -> None:
                 bind(Registry(), checkpointer=saver)
             with pytest.raises(ConfigurationError, match="open_graph"):
                 as_mcp_server(bind(Registry()), checkpointer=saver)
+            with pytest.raises(ConfigurationError, match="open_graph"):
+                ReActAgent(ScriptedModel(responses=[])).compile(saver)
 
 
 async def test_synchronous_stores_are_refused_when_the_graph_is_built(tmp_path: Path) -> None:
