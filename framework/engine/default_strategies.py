@@ -10,6 +10,7 @@ from langchain_core.messages import AnyMessage
 import capgraph.telemetry as telemetry
 from capgraph.base.errors import ErrorSeverity, PlanError
 from capgraph.base.plan import ExecutionPlan
+from capgraph.planning.person_message import describe_failure
 from capgraph.planning.reach import missing
 
 if TYPE_CHECKING:  # a graph that is only built needs no form of what a run asks
@@ -69,7 +70,7 @@ class ChainPlanner:
                 f"{reason} There is no way around {request.failed_capability!r}: {exc.message}",
                 fix=exc.fix,
                 severity=ErrorSeverity.CRITICAL,
-                person_message=reason,
+                person_message=describe_failure(request.failure or {}),
             ) from exc
         lost = set(_outputs(request.previous)) - set(_outputs(plan))
         if request.failed_capability in _giving_nothing(request.previous):
@@ -78,7 +79,7 @@ class ChainPlanner:
             raise PlanError(
                 f"{reason} Nothing else gives {', '.join(sorted(lost))}.",
                 severity=ErrorSeverity.CRITICAL,
-                person_message=reason,
+                person_message=describe_failure(request.failure or {}),
             )
         return plan
 
