@@ -11,6 +11,7 @@ from langchain_core.messages import SystemMessage
 from capgraph.base.clock import running_clock
 from capgraph.base.errors import ValidationError
 from capgraph.base.plan import plan_key
+from capgraph.base.spec import CapabilitySpec
 from capgraph.planning import recipe_of
 from capgraph.planning.grounding import Grounds, possible_today, ungrounded_values
 from capgraph.planning.parameters import validated_parameters
@@ -23,6 +24,11 @@ def is_model_plan(view: TurnView) -> bool:
     """Return True if a model wrote the plan in force."""
     history = view.state.get("planning_history") or []
     return bool(history and history[-1].get("model_written"))
+
+
+def may_be_ungrounded(spec: CapabilitySpec, view: TurnView) -> bool:
+    """Return True if parameters of a capability are compared at all: an effect in a model's plan."""
+    return spec.effect != "none" and is_model_plan(view)
 
 
 def ungrounded_parameters(
@@ -46,7 +52,7 @@ def ungrounded_parameters(
     """
     spec = registry.capabilities.get(step["capability"])
     planned = view.planned.get(plan_key(step["context_key"]))
-    if spec is None or spec.effect == "none" or planned is None or not is_model_plan(view):
+    if spec is None or planned is None or not may_be_ungrounded(spec, view):
         return {}
     if planned["capability"] != spec.name:
         return {}

@@ -7,7 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from capgraph.approvals import PLAN, STEP
-from capgraph.approvals.grounding import ungrounded_parameters, ungrounded_text
+from capgraph.approvals.grounding import (
+    may_be_ungrounded,
+    ungrounded_parameters,
+    ungrounded_text,
+)
 from capgraph.base.approval_policy import ApprovalPolicy
 from capgraph.base.awaiting import awaited
 from capgraph.base.errors import ErrorSeverity, PlanError, PolicyError
@@ -71,6 +75,8 @@ def _ungrounded(job: Job, attempt: Attempt) -> dict[str, Any]:
     """Return the parameters of a planned step that a model invented, by their paths."""
     if job.outer is not None:
         return {}  # a capability chose them, not the plan
+    if not may_be_ungrounded(job.spec, job.view):
+        return {}  # serializing the inputs of every step would cost more than the rest of the stage
     step, values = step_of(attempt), dict(attempt.values)
     inputs = plain_inputs(attempt.inputs)
     return ungrounded_parameters(step, values, job.view, job.equipment.registry, inputs)
