@@ -42,6 +42,16 @@ def misspelled(name: str, known: Iterable[str], at_most: int = 2) -> str | None:
     return found[1] if found is not None and found[0] <= at_most else None
 
 
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that a name misspells, else the one that is most like it, if any is.
+
+    >>> closest("budjet", ["budget", "model"]), closest("retrry", ["retry"]), closest("x", ["retry"])
+    ('budget', 'retry', None)
+    """
+    names = list(known)
+    return misspelled(name, names) or nearest(name, names)
+
+
 def use_known(*names: str, known: Iterable[str]) -> str:
     """Return the fix for unknown names: the nearest known ones, or all that are known.
 

