@@ -6,6 +6,7 @@ the YAML files that are given, the defaults below. An unknown key is an error wi
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -250,19 +251,38 @@ class OidcSettings(Section):
 
 
 class ProxySettings(Section):
-    """A reverse proxy that says in headers who asks; believed only where it is trusted.
+    """A reverse proxy; what its headers say is believed only where it is trusted.
 
     Attributes:
-        trusted: Addresses of the proxy.
-        user_header: Header that names the person.
+        trusted: Addresses of the proxy, or networks such as ``10.0.0.0/8``.
+        user_header: Header that names the person; ``None`` where people log in at this server.
         role_header: Header that holds the role.
         tenant_header: Header that holds the tenant.
     """
 
     trusted: list[str]
-    user_header: str = "x-forwarded-user"
+    user_header: str | None = "x-forwarded-user"
     role_header: str | None = None
     tenant_header: str | None = None
+
+    @field_validator("trusted")
+    @classmethod
+    def _are_addresses(cls, trusted: list[str]) -> list[str]:
+        for one in trusted:
+            ipaddress.ip_network(one)
+        return trusted
+
+    def trusts(self, address: str) -> bool:
+        """Tell whether a connection from an address is the proxy's.
+
+        >>> ProxySettings(trusted=["10.0.0.0/8"]).trusts("10.1.2.3")
+        True
+        """
+        try:
+            found = ipaddress.ip_address(address)
+        except ValueError:
+            return False
+        return any(found in ipaddress.ip_network(one) for one in self.trusted)
 
 
 class McpServeSettings(Section):
@@ -413,6 +433,8 @@ class ServeSettings(Section):
         mcp: What MCP clients may call.
         oidc: Logging in with OpenID Connect.
         proxy: A reverse proxy that says who asks.
+        session_secret: Signs the cookie of a login in progress; the same for every server process
+            behind one name. Each process makes its own when not given.
     """
 
     base_url: str | None = None
@@ -433,6 +455,13 @@ class ServeSettings(Section):
     mcp: McpServeSettings = Field(default_factory=lambda: McpServeSettings())
     oidc: OidcSettings | None = None
     proxy: ProxySettings | None = None
+    session_secret: SecretStr | None = Field(None, min_length=32)
+
+    @property
+    def has_logins(self) -> bool:
+        """Whether a provider or a proxy says who asks, so that there is no user ``local``."""
+        by_proxy = self.proxy is not None and self.proxy.user_header is not None
+        return by_proxy or self.oidc is not None
 
 
 class ScaleSettings(Section):

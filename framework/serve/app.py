@@ -84,9 +84,7 @@ def create_app(
         )
     serve = settings_of(settings or services.settings)
     log = RunLog(graph.checkpointer)
-    threads = Threads(
-        graph, log, shared=auth is None and serve.oidc is None and serve.proxy is None
-    )
+    threads = Threads(graph, log, shared=auth is None and not serve.has_logins)
     runs = Runs(graph, threads, log, serve, engine)
     identity: Identity
     if auth is None or isinstance(auth, (str, Path)):
@@ -99,12 +97,12 @@ def create_app(
     if isinstance(identity, Logins):
         entries += login.routes(identity, oidc=by_provider)
         if serve.oidc is not None:
-            entries += oidc.routes(identity, serve.oidc, serve.base_url)
+            entries += oidc.routes(identity, serve.oidc, serve)
 
     uploads = None
     if serve.uploads is not None:
         uploads = Uploads(serve.uploads, services.registry)
-        if auth is not None or by_provider or serve.proxy is not None:
+        if auth is not None or serve.has_logins:
             uploads.check(services.settings.data_folders)
     made = MadeFiles(graph, threads, serve.downloads)
     protocols, entered = protocol_routes(graph, runs, threads, serve)

@@ -88,7 +88,7 @@ class Logins:
         self.sessions: Sessions = Sessions(settings.session_hours * 3600)
         self.tokens = tokens
         # Where people log in as themselves there is no user 'local' beside them.
-        alone = tokens is None and settings.oidc is None and settings.proxy is None
+        alone = tokens is None and not settings.has_logins
         self.link = secrets.token_urlsafe(32) if alone else None
         self.secure: bool = base_url.startswith("https:")
         self._proxy = settings.proxy
@@ -101,7 +101,7 @@ class Logins:
             # Who brings a token is not taken for the one whose cookie the browser adds.
             found = await self.by_token(token.strip()) if scheme.lower() == "bearer" else None
             return None if found is None else found[0]
-        if self._proxy is not None:
+        if self._proxy is not None and self._proxy.user_header is not None:
             return proxied(scope, headers, self._proxy)
         session = cookie_parser(headers.get("cookie", "")).get(COOKIE)
         known = self.sessions.find(session) if session else None
@@ -129,14 +129,33 @@ class Logins:
 def proxied(scope: Mapping[str, Any], headers: Headers, proxy: ProxySettings) -> Caller | None:
     """Return whom a trusted proxy names; nobody where the request comes from elsewhere."""
     client = scope.get("client")
-    if client is None or client[0] not in proxy.trusted:
+    if client is None or not proxy.trusts(client[0]):
         return None
-    named = [proxy.user_header, proxy.role_header, proxy.tenant_header]
+    named = (proxy.user_header, proxy.role_header, proxy.tenant_header)
     said = [headers.getlist(header) if header else [] for header in named]
     if any(len(values) > 1 for values in said):
         return None  # one of them is what the client said, and not the proxy
     user, role, tenant = (values[0].strip() if values else "" for values in said)
     return Caller(user, role or None, tenant or None, authenticated=True) if user else None
+
+
+def client_address(scope: Mapping[str, Any], headers: Headers, proxy: ProxySettings | None) -> str:
+    """Return from where a request comes: what a trusted proxy says, else who opened the connection.
+
+    Of ``X-Forwarded-For`` the last address counts that no trusted proxy has: those before it are
+    whatever the client wrote.
+    """
+    client = scope.get("client")
+    if client is None:
+        return "unknown"
+    address: str = client[0]
+    if proxy is not None and proxy.trusts(address):
+        listed = ",".join(headers.getlist("x-forwarded-for")).split(",")
+        for hop in reversed([hop.strip() for hop in listed if hop.strip()]):
+            address = hop
+            if not proxy.trusts(hop):
+                break
+    return address
 
 
 def caller_of(request: HTTPConnection) -> Caller:

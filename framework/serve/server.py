@@ -43,6 +43,10 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                # Which proxy is believed, and what it may say, is decided by ``serve.proxy`` alone.
+                proxy_headers=False,
+                # httptools lets header values pass that no HTTP/1.1 message may hold.
+                http="h11",
                 timeout_graceful_shutdown=_CLOSING_SECONDS,
                 timeout_keep_alive=_IDLE_SECONDS,
                 ws="none",

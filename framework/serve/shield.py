@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from capgraph.base.ports import Caller
 from capgraph.behaviors.rate_limit import RateLimiter
 from capgraph.configs.settings import ServeSettings
-from capgraph.serve.identity import Identity
+from capgraph.serve.identity import Identity, client_address
 from capgraph.serve.problems import problem, problem_of
 
 OPEN = frozenset({"/healthz", "/readyz", "/.well-known/agent-card.json", "/", "/login"})
@@ -115,7 +115,9 @@ class Shield:
         headers = Headers(scope=scope)
         refusal = self._foreign(scope, headers)
         caller = None if refusal else await self._identity.caller(scope)
-        refusal = refusal or await self._unwelcome(scope, caller) or _senseless(scope, headers)
+        refusal = (
+            refusal or await self._unwelcome(scope, headers, caller) or _senseless(scope, headers)
+        )
         if refusal is None and scope["path"] not in self._uploads:
             body = await self._body(headers, receive)
             if isinstance(body, bytes):
@@ -148,16 +150,14 @@ class Shield:
             return problem(403, "CG-ORIGIN", "Another site's page may not ask this server.")
         return None
 
-    async def _unwelcome(self, scope: Scope, caller: Caller | None) -> ASGIApp | None:
+    async def _unwelcome(
+        self, scope: Scope, headers: Headers, caller: Caller | None
+    ) -> ASGIApp | None:
         """Refuse who asks too often, and who is not known."""
-        address = scope["client"][0] if scope.get("client") else "unknown"
+        address = client_address(scope, headers, self._settings.proxy)
         who = f"user:{caller.user_id}" if caller is not None else f"address:{address}"
         allowed = await self._rate.try_acquire(who)
-        if (
-            allowed
-            and scope["path"] == "/login"
-            and (scope["method"] not in _SAFE or scope.get("query_string"))
-        ):
+        if allowed and _is_login(scope):
             allowed = await self._logins.try_acquire(f"address:{address}")
         if not allowed:
             told = "Too many requests."
@@ -301,6 +301,13 @@ class _User:
 
     def __init__(self, caller: Caller) -> None:
         self.display_name = self.identity = self.username = caller.user_id or ""
+
+
+def _is_login(scope: Scope) -> bool:
+    """Tell whether a request tries to log in, and does not only open the page."""
+    if scope["path"] == "/login":
+        return scope["method"] not in _SAFE or bool(scope.get("query_string"))
+    return str(scope["path"]).startswith("/login/")
 
 
 def _senseless(scope: Scope, headers: Headers) -> ASGIApp | None:

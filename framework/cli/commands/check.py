@@ -149,7 +149,7 @@ def check_extras(settings: Settings, *, offline: bool) -> Iterator[Finding]:
     serve = settings.serve
     if "serve" in settings.model_fields_set:
         wanted |= {"serve": NEEDED, "mcp": ("mcp.server",), "a2a": ("a2a.server.routes",)}
-        wanted |= {"oidc": ("authlib",)} if serve.oidc is not None else {}
+        wanted |= {"oidc": ("authlib", "itsdangerous")} if serve.oidc is not None else {}
     # Without these the server leaves out what they serve, and says so.
     left_out = {"a2a"} if serve.mcp.tools else {"a2a", "mcp"}
     for extra, modules in wanted.items():

@@ -62,8 +62,7 @@ def serve(
     level = logging.getLogger("capgraph").getEffectiveLevel()
     configure_logging(min(level, logging.INFO), json_lines=True)
     settings = shared.settings()
-    known = settings.serve.proxy or settings.serve.oidc
-    if auth is not None or known is not None:
+    if auth is not None or settings.serve.has_logins:
         settings = shared.settings(shared=True)
     elif not is_loopback(host):
         raise ConfigurationError(

@@ -1,223 +1,164 @@
-"""Logging in with OpenID Connect: authorization code with PKCE, state and nonce."""
+"""Login with OpenID Connect: authorization code with PKCE, state and nonce, by authlib."""
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+from starlette.middleware import Middleware
+from starlette.middleware.sessions import SessionMiddleware
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from capgraph.base import require_extra
 from capgraph.base.ports import Caller
 from capgraph.configs.errors import CapgraphError
 from capgraph.configs.logger import get_logger
-from capgraph.configs.settings import OidcSettings
+from capgraph.configs.settings import OidcSettings, ServeSettings
 from capgraph.serve.identity import Logins
 from capgraph.serve.routes.login import logged_in, login_page
 
 _COOKIE = "capgraph_login"
-_MINUTES = 10.0
-_ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA"]
-_FRESH = 3600.0
+_PATH = "/login/oidc"
+_SECONDS = 600
+_TIMEOUT_SECONDS = 10
 
 
 class LoginFailedError(CapgraphError):
-    """Somebody could not be logged in by the provider."""
+    """The provider could not log a person in."""
 
     code = "CG-LOGIN"
 
 
-@dataclass(slots=True)
-class _Begun:
-    """A login that was begun, and is not through."""
+def routes(logins: Logins, settings: OidcSettings, serve: ServeSettings) -> list[Route]:
+    """Return the routes that log people in at a provider.
 
-    verifier: str
-    nonce: str
-    ends: float
-
-
-@dataclass(slots=True)
-class Provider:
-    """One OpenID Connect provider.
-
-    Attributes:
-        settings: Which one, and what it calls this server.
-        callback: Where it sends people back.
-    """
-
-    settings: OidcSettings
-    callback: str | None = None
-    _begun: dict[str, _Begun] = field(default_factory=dict)
-    _known: tuple[float, dict[str, Any], Any] | None = None
-
-    async def begin(self, callback: str) -> tuple[str, str]:
-        """Return where to send somebody, and the state that comes back with them.
-
-        Raises:
-            LoginFailedError: The provider cannot be asked.
-        """
-        about, _ = await self._about()
-        now = time.monotonic()
-        self._begun = {state: one for state, one in self._begun.items() if one.ends > now}
-        state, verifier, nonce = (secrets.token_urlsafe(32) for _ in range(3))
-        self._begun[state] = _Begun(verifier, nonce, now + _MINUTES * 60)
-        async with await asyncio.to_thread(self._client, callback) as client:
-            url, _ = client.create_authorization_url(
-                about["authorization_endpoint"], state=state, code_verifier=verifier, nonce=nonce
-            )
-        return str(url), state
-
-    async def end(self, callback: str, state: str, code: str) -> Caller:
-        """Return who has logged in.
-
-        Raises:
-            LoginFailedError: This login was not begun here, or the provider says something else.
-        """
-        begun = self._begun.pop(state, None)
-        if begun is None or begun.ends < time.monotonic():
-            raise LoginFailedError("This login was not begun here.", fix="Begin again at /login.")
-        about, keys = await self._about()
-        try:
-            async with await asyncio.to_thread(self._client, callback) as client:
-                token = await client.fetch_token(
-                    about["token_endpoint"], code=code, code_verifier=begun.verifier
-                )
-            claims = self._claims(token["id_token"], keys, begun.nonce)
-        except Exception as exc:
-            get_logger("serve", "oidc").warning("A login failed: %s", exc)
-            raise LoginFailedError("The provider did not confirm the login.") from exc
-        return self._caller(claims)
-
-    def _caller(self, claims: Mapping[str, Any]) -> Caller:
-        own = self.settings
-        name = claims.get(own.user_claim)
-        if not isinstance(name, str) or not name:
-            raise LoginFailedError(
-                f"The provider names nobody in the claim {own.user_claim!r}.",
-                fix="Set serve.oidc.user_claim.",
-            )
-
-        def read(claim: str | None) -> str | None:
-            found = claims.get(claim) if claim else None
-            found = found[0] if isinstance(found, list) and len(found) == 1 else found
-            return found if isinstance(found, str) else None
-
-        return Caller(name, read(own.role_claim), read(own.tenant_claim), authenticated=True)
-
-    def _claims(self, token: str, keys: Any, nonce: str) -> Mapping[str, Any]:
-        from joserfc import jwt
-
-        found = jwt.decode(token, keys, algorithms=_ALGORITHMS)
-        registry = jwt.JWTClaimsRegistry(
-            leeway=30,
-            iss={"essential": True, "value": self.settings.issuer},
-            aud={"essential": True, "value": self.settings.client_id},
-            exp={"essential": True},
-            nonce={"essential": True, "value": nonce},
-        )
-        registry.validate(found.claims)
-        claims: Mapping[str, Any] = found.claims
-        return claims
-
-    def _client(self, callback: str) -> Any:
-        from authlib.integrations.httpx_client import AsyncOAuth2Client
-
-        own = self.settings
-        secret = own.client_secret.get_secret_value() if own.client_secret else None
-        return AsyncOAuth2Client(
-            own.client_id,
-            secret,
-            scope=" ".join(own.scopes),
-            redirect_uri=callback,
-            code_challenge_method="S256",
-            token_endpoint_auth_method=None if secret else "none",
-            timeout=10,
-        )
-
-    # Making a client reads the certificates of the system: not on the event loop.
-    def _plain_client(self) -> Any:
-        import httpx
-
-        return httpx.AsyncClient(timeout=10)
-
-    async def _about(self) -> tuple[dict[str, Any], Any]:
-        if self._known is not None and self._known[0] > time.monotonic():
-            return self._known[1], self._known[2]
-        from joserfc.jwk import KeySet
-
-        issuer = self.settings.issuer
-        try:
-            async with await asyncio.to_thread(self._plain_client) as client:
-                url = f"{issuer.rstrip('/')}/.well-known/openid-configuration"
-                about = (await client.get(url)).raise_for_status().json()
-                keys = (await client.get(about["jwks_uri"])).raise_for_status().json()
-            if about.get("issuer") != issuer:
-                raise ValueError(f"it calls itself {about.get('issuer')!r}")
-            found = KeySet.import_key_set(keys)
-        except Exception as exc:
-            get_logger("serve", "oidc").warning("The provider cannot be asked: %s", exc)
-            raise LoginFailedError(
-                f"The provider {issuer!r} cannot be asked.", fix="Check serve.oidc.issuer."
-            ) from exc
-        self._known = (time.monotonic() + _FRESH, about, found)
-        return about, found
-
-
-def routes(logins: Logins, settings: OidcSettings, base_url: str | None = None) -> list[Route]:
-    """Return the routes of a provider's logins.
+    A login in progress is kept in a signed cookie, so that any server process with the same
+    ``serve.session_secret`` can complete it.
 
     Args:
-        logins: Begins the sessions.
+        logins: Opens the sessions.
         settings: The provider.
-        base_url: Under which address people reach the server.
+        serve: Settings of the server.
 
     Raises:
         MissingExtraError: The extra ``oidc`` is not installed.
     """
-    require_extra("authlib", "oidc")
-    from joserfc import jwk, jwt  # noqa: F401 - read from the disk here, not in a request
+    for module in ("authlib", "itsdangerous"):
+        require_extra(module, "oidc")
+    client = _provider_client(settings)
 
-    provider = Provider(settings)
-
-    def callback_of(request: Request) -> str:
-        return f"{(base_url or str(request.base_url)).rstrip('/')}/login/oidc/callback"
+    def callback_url(request: Request) -> str:
+        return f"{(serve.base_url or str(request.base_url)).rstrip('/')}{_PATH}/callback"
 
     async def begin(request: Request) -> Response:
         try:
-            url, state = await provider.begin(callback_of(request))
-        except LoginFailedError as exc:
-            return login_page(str(exc), 502, oidc=True)
-        answer = RedirectResponse(url, 303)
-        # It comes back from the provider's site, where a strict cookie would stay away.
-        answer.set_cookie(
-            _COOKIE,
-            state,
-            max_age=int(_MINUTES * 60),
-            path="/login/oidc",
-            httponly=True,
-            samesite="lax",
-            secure=logins.secure,
-        )
-        return answer
+            await _check_issuer(client, settings)
+            redirect: Response = await client.authorize_redirect(request, callback_url(request))
+        except Exception as exc:
+            get_logger("serve", "oidc").warning("The OpenID provider did not answer: %s", exc)
+            told = f"The provider {settings.issuer!r} cannot be asked. Check serve.oidc.issuer."
+            return login_page(told, 502, oidc=True)
+        return redirect
 
     async def end(request: Request) -> Response:
-        state = request.query_params.get("state", "")
-        mine = secrets.compare_digest(request.cookies.get(_COOKIE, "").encode(), state.encode())
         try:
-            if not state or not mine:
-                raise LoginFailedError("This login was begun elsewhere.")
-            code = request.query_params.get("code", "")
-            caller = await provider.end(callback_of(request), state, code)
+            caller = _caller(await _claims(client, request, settings), settings)
         except LoginFailedError as exc:
             return login_page(str(exc), 401, oidc=True)
-        answer = logged_in(logins, caller)
-        answer.delete_cookie(_COOKIE, path="/login/oidc")
-        return answer
+        finally:
+            request.session.clear()
+        return logged_in(logins, caller)
 
-    return [Route("/login/oidc", begin), Route("/login/oidc/callback", end)]
+    secret = serve.session_secret
+    cookie = Middleware(
+        SessionMiddleware,
+        secret_key=secret.get_secret_value() if secret else secrets.token_urlsafe(32),
+        session_cookie=_COOKIE,
+        max_age=_SECONDS,
+        path=_PATH,
+        # The person returns from the provider's site, which a strict cookie would not survive.
+        same_site="lax",
+        https_only=logins.secure,
+    )
+    return [
+        Route(_PATH, begin, methods=["GET"], middleware=[cookie]),
+        Route(f"{_PATH}/callback", end, methods=["GET"], middleware=[cookie]),
+    ]
+
+
+def _provider_client(settings: OidcSettings) -> Any:
+    """Return authlib's client of the provider.
+
+    The certificates are read here, since a request must not read files on the event loop.
+    """
+    import httpx
+    from authlib.integrations.starlette_client import OAuth
+    from joserfc import jwk, jwt  # noqa: F401 - imported here, not in the first request
+
+    secret = settings.client_secret.get_secret_value() if settings.client_secret else None
+    return OAuth().register(
+        "provider",
+        client_id=settings.client_id,
+        client_secret=secret,
+        server_metadata_url=f"{settings.issuer.rstrip('/')}/.well-known/openid-configuration",
+        client_kwargs={
+            "scope": " ".join(settings.scopes),
+            "code_challenge_method": "S256",
+            "token_endpoint_auth_method": None if secret else "none",
+            "timeout": _TIMEOUT_SECONDS,
+            "verify": httpx.create_ssl_context(),
+        },
+    )
+
+
+async def _check_issuer(client: Any, settings: OidcSettings) -> None:
+    metadata = await client.load_server_metadata()
+    if metadata.get("issuer") != settings.issuer:
+        client.server_metadata = {}  # read again at the next login
+        raise LoginFailedError(f"The provider calls itself {metadata.get('issuer')!r}.")
+
+
+async def _claims(client: Any, request: Request, settings: OidcSettings) -> Mapping[str, Any]:
+    from authlib.integrations.base_client.errors import MismatchingStateError
+
+    try:
+        await _check_issuer(client, settings)
+        # A provider may change its keys at any time, also under the same key id.
+        await client.fetch_jwk_set(force=True)
+        token = await client.authorize_access_token(
+            request,
+            leeway=30,
+            claims_options={
+                "iss": {"essential": True, "value": settings.issuer},
+                "aud": {"essential": True, "value": settings.client_id},
+            },
+        )
+        claims: Mapping[str, Any] = token["userinfo"]
+    except MismatchingStateError as exc:
+        raise LoginFailedError(
+            "This login was begun in another browser, or too long ago.",
+            fix="Begin again at /login.",
+        ) from exc
+    except Exception as exc:
+        get_logger("serve", "oidc").warning("A login failed: %s", exc)
+        raise LoginFailedError("The provider did not confirm the login.") from exc
+    return claims
+
+
+def _caller(claims: Mapping[str, Any], settings: OidcSettings) -> Caller:
+    name = claims.get(settings.user_claim)
+    if not isinstance(name, str) or not name:
+        raise LoginFailedError(
+            f"The provider names nobody in the claim {settings.user_claim!r}.",
+            fix="Set serve.oidc.user_claim.",
+        )
+
+    def read(claim: str | None) -> str | None:
+        found = claims.get(claim) if claim else None
+        found = found[0] if isinstance(found, list) and len(found) == 1 else found
+        return found if isinstance(found, str) else None
+
+    return Caller(name, read(settings.role_claim), read(settings.tenant_claim), authenticated=True)

@@ -16,6 +16,7 @@ import uvicorn
 from joserfc import jwt
 from joserfc.jwk import KeySet, RSAKey
 from langgraph.checkpoint.memory import InMemorySaver
+from pydantic import SecretStr
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse
@@ -36,6 +37,7 @@ class FakeProvider:
 
     def __init__(self) -> None:
         self.key = RSAKey.generate_key(2048, {"kid": "1"})
+        self.published: RSAKey | None = None
         self.asked: dict[str, Any] = {}
         self.change: dict[str, Any] = {}
         self.issuer = ""
@@ -53,7 +55,7 @@ class FakeProvider:
             )
 
         async def keys(_: Request) -> JSONResponse:
-            return JSONResponse(KeySet([self.key]).as_dict(private=False))
+            return JSONResponse(KeySet([self.published or self.key]).as_dict(private=False))
 
         async def authorize(request: Request) -> RedirectResponse:
             self.asked = dict(request.query_params)
@@ -70,12 +72,13 @@ class FakeProvider:
                 "iss": self.issuer,
                 "aud": "capgraph",
                 "sub": "ada",
+                "iat": int(time.time()),
                 "exp": int(time.time()) + 60,
                 "nonce": self.asked["nonce"],
                 "groups": ["operator"],
                 **self.change,
             }
-            signed = jwt.encode({"alg": "RS256", "kid": "1"}, claims, self.key)
+            signed = jwt.encode({"alg": "RS256", "kid": self.key.kid}, claims, self.key)
             return JSONResponse({"access_token": "x", "token_type": "Bearer", "id_token": signed})
 
         return Starlette(
@@ -101,13 +104,16 @@ async def provider() -> AsyncIterator[FakeProvider]:
     await running
 
 
-def served(provider: FakeProvider) -> Any:
+SECRET = "signs cookies of logins, 32 bytes"
+
+
+def served(provider: FakeProvider, secret: str = SECRET, **more: Any) -> Any:
     own = OidcSettings(issuer=provider.issuer, client_id="capgraph", role_claim="groups")
-    settings = ServeSettings(oidc=own)
+    settings = ServeSettings(oidc=own, base_url=HOST, session_secret=SecretStr(secret), **more)
     logins = Logins(settings)
     paths = [Route("/api/who", who), Route("/healthz", health)]
     app = Starlette(
-        routes=[*paths, *login.routes(logins, oidc=True), *oidc.routes(logins, own, HOST)]
+        routes=[*paths, *login.routes(logins, oidc=True), *oidc.routes(logins, own, settings)]
     )
     return Shield(app, settings, logins)
 
@@ -115,7 +121,12 @@ def served(provider: FakeProvider) -> Any:
 async def come_back(asking: httpx.AsyncClient, provider: FakeProvider) -> httpx.Response:
     """Go to the provider and back, as a browser does."""
     sent = await asking.get("/login/oidc")
-    assert sent.status_code == 303, sent.text
+    assert sent.status_code == 302, sent.text
+    return await return_from(sent, asking)
+
+
+async def return_from(sent: httpx.Response, asking: httpx.AsyncClient) -> httpx.Response:
+    """Log in at the provider to which a client was sent, and come back."""
     async with httpx.AsyncClient() as browser:
         back = await browser.get(sent.headers["location"])
     parts = urlsplit(back.headers["location"])
@@ -152,11 +163,43 @@ async def test_what_does_not_fit_logs_nobody_in(
         assert (await asking.get("/api/who")).status_code == 401
 
 
-async def test_another_key_logs_nobody_in(provider: FakeProvider) -> None:
+async def test_a_key_that_the_provider_does_not_publish_logs_nobody_in(
+    provider: FakeProvider,
+) -> None:
+    provider.published = RSAKey.generate_key(2048, {"kid": "1"})
     async with client(served(provider)) as asking:
-        await asking.get("/login/oidc")  # the keys are known now
-        provider.key = RSAKey.generate_key(2048, {"kid": "1"})
         assert (await come_back(asking, provider)).status_code == 401
+
+
+@pytest.mark.parametrize("kid", ["1", "2"])
+async def test_a_rotated_key_is_read_at_the_next_login(provider: FakeProvider, kid: str) -> None:
+    async with client(served(provider)) as asking:
+        assert (await come_back(asking, provider)).status_code == 303
+        old, provider.key = provider.key, RSAKey.generate_key(2048, {"kid": kid})
+        assert (await come_back(asking, provider)).status_code == 303
+        provider.published, provider.key = provider.key, old
+        assert (await come_back(asking, provider)).status_code == 401
+
+
+async def test_a_login_begun_at_one_server_process_ends_at_another(provider: FakeProvider) -> None:
+    async with client(served(provider)) as first, client(served(provider)) as second:
+        sent = await first.get("/login/oidc")
+        second.cookies.update(first.cookies)
+        assert (await return_from(sent, second)).status_code == 303
+
+
+async def test_a_login_of_a_server_with_another_secret_is_refused(provider: FakeProvider) -> None:
+    async with client(served(provider)) as first, client(served(provider, "other" * 8)) as second:
+        sent = await first.get("/login/oidc")
+        second.cookies.update(first.cookies)
+        assert (await return_from(sent, second)).status_code == 401
+
+
+async def test_logins_at_the_provider_are_limited(provider: FakeProvider) -> None:
+    async with client(served(provider, logins_per_minute=3)) as asking:
+        codes = [(await asking.get("/login/oidc")).status_code for _ in range(5)]
+        assert codes[:3] == [302] * 3
+        assert codes[4] == 429
 
 
 async def test_a_login_that_another_browser_began_is_refused(provider: FakeProvider) -> None:
