@@ -29,8 +29,8 @@ class Limits(Section):
         max_steps: Steps of one plan.
         max_elements: Elements of a list over which one step of a plan runs.
         max_planning_attempts: Plans made for one turn, the first included.
-        max_looks: Times the rest of a plan is looked at again in one turn, after steps with
-            ``look_again``; after that the plan goes on as it is.
+        max_looks: Times the planner looks at results in one turn and may change the rest of the
+            plan; after that the plan goes on as it is.
         max_reclassifications: Times the capabilities are chosen *again*.
         max_attempts: Upper bound of tries of one step or node, whatever its policy says.
         max_retry_delay_seconds: Upper bound of one wait between tries.
@@ -47,7 +47,7 @@ class Limits(Section):
     max_steps: int = Field(1000, ge=1)
     max_elements: int = Field(10_000, ge=1)
     max_planning_attempts: int = Field(2, ge=1)
-    max_looks: int = Field(5, ge=0)
+    max_looks: int = Field(10, ge=0)
     max_reclassifications: int = Field(1, ge=0)
     max_attempts: int = Field(10, ge=1)
     max_retry_delay_seconds: float = Field(60.0, ge=0)

@@ -53,6 +53,7 @@ def packaged_defaults() -> dict[str, Any]:
 
 
 StructuredMethod = Literal["auto", "json_schema", "function_calling", "json_mode", "text"]
+PlanMode = Literal["plan", "look", "auto"]
 PlanFeature = Literal["references", "for_each", "when", "look_again", "wait_until"]
 
 
@@ -115,8 +116,16 @@ class PlanningSettings(Section):
             ``references`` to earlier results, ``for_each``, ``when``, ``look_again``,
             ``wait_until``. ``auto`` takes references and ``for_each`` if outputs fit parameters,
             and the others if planning guides use them.
+        mode: ``plan`` plans a request as a whole. ``look`` plans only the steps that can be filled
+            in now, and asks the planner again with their results until it answers. ``auto`` lets
+            the planner say in each reply whether it wants to see the results. In ``look`` and
+            ``auto`` the planner reads the conversation, without a call that extracts the task.
+        max_result_tokens: Up to how many tokens of results the planner is shown whole, the latest
+            ones first. Other results are shown as a summary or a preview.
     """
 
+    mode: PlanMode = "plan"
+    max_result_tokens: int = Field(2000, ge=0)
     features: Literal["auto", "all"] | list[PlanFeature] = "auto"
 
 
@@ -148,8 +157,8 @@ class ApprovalSettings(Section):
         max_rejections: Rejections after which the turn ends instead of planning again.
         callers_may_disable: Whether a person at the command line may switch approvals off.
         ungrounded: ``ask`` asks before an effect with a parameter that a model invented: one that
-            stands neither in the conversation, nor in a result that the step reads, nor among
-            declared defaults and choices. ``refuse`` fails the step, ``allow`` runs it. Every
+            stands neither in the conversation, nor in a result that the step reads or that the
+            planner looked at, nor among declared defaults and choices. ``refuse`` fails the step, ``allow`` runs it. Every
             approval shows such parameters.
     """
 

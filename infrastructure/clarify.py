@@ -8,7 +8,9 @@ from capgraph.base import BaseInfrastructureNode, infrastructure_node
 from capgraph.engine import Services
 from capgraph.infrastructure.respond import answer, finished, without_own_failure
 from capgraph.planning import CLARIFY
+from capgraph.planning.planner_traits import planner_traits
 from capgraph.state import AgentState
+from capgraph.telemetry import AnswerToken, emit
 
 
 @infrastructure_node
@@ -24,6 +26,10 @@ class ClarifyNode(BaseInfrastructureNode):
         steps = (state.get("planning_execution_plan") or {}).get("steps") or []
         asked = [step for step in steps if step["capability"] == CLARIFY]
         question = asked[-1].get("task_objective", "") if asked else ""
+        if question and planner_traits(services.planner).reads_conversation:
+            # The planner saw the conversation, so that its question needs no other words.
+            emit(AnswerToken(text=question))
+            return finished(question, without_own_failure(state), services)
         text = await answer(state, services, "clarify", question=question)
         return finished(text, without_own_failure(state), services)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from capgraph.base import (
     BaseInfrastructureNode,
@@ -26,16 +27,22 @@ from capgraph.engine.accept_plan import (
     respond_step,
 )
 from capgraph.engine.default_strategies import SummaryAnswerer
+from capgraph.engine.looking import (
+    finished_steps,
+    new_steps,
+    offline_selector,
+    split_reply,
+    with_look,
+)
 from capgraph.engine.model_replies import find_overlooked, is_refusal, read_reply, with_suppliers
 from capgraph.engine.recipes import plan_of_recipe
-from capgraph.engine.routing import LOOKED, due_looks
+from capgraph.engine.routing import LOOKED, due_looks, ends_with_look
 from capgraph.infrastructure.respond import list_abilities
 from capgraph.models.calls import reply_remedy
-from capgraph.models.echo import remove_echo
 from capgraph.models.roles import RoleModel
 from capgraph.pipeline.run_config import current_caller
 from capgraph.planning import CLOSING, RESPOND
-from capgraph.planning.person_message import FORM, PLAN
+from capgraph.planning.person_message import FORM, PLAN, readable
 from capgraph.planning.planner_traits import planner_traits
 from capgraph.planning.problems import INACTIVE_CAPABILITY
 from capgraph.planning.reach import stand_ins
@@ -63,23 +70,27 @@ class OrchestratorNode(BaseInfrastructureNode):
             return await _look(view, services, looks)
         selection = view.state.get("planning_selection") or {}
         deferred = bool(selection.get("deferred"))
-        chosen = tuple(selection["chosen"]) if deferred else view.active or ()
-        # Whoever goes on with a turn may be another one than who began it.
-        hidden = services.registry.capabilities.keys() - services.registry_of(view).capabilities
-        active = tuple(name for name in chosen if name not in hidden)
+        active = _allowed(selection["chosen"] if deferred else view.active or (), view, services)
         if not active:
             empty = Checked(ExecutionPlan(steps=[respond_step(view.task)]))
             return await accept(empty, view, services)
-        found = await _plan(view, services, active, deferred)
-        assert found is not None, "only a plan that is there already can be kept"
-        checked, made, answer = found
+        drafts = _Drafts(view, services, _Reach(active, deferred))
+        found = await drafts.checked()
+        assert found is not None, "only a plan that exists can be kept"
+        assert found.checked is not None, "only the turn of a plan that exists can be ended"
         previous = view.plan if view.has_plan else None
-        update = await accept(checked, view, services, previous=previous, plans_made=made)
+        update = await accept(
+            found.checked, view, services, previous=previous, plans_made=drafts.made
+        )
         # Corrections of a plan are plans too.
-        update["control_budget"]["plans"] = view.budget.get("plans", 0) + made
-        if answer:
-            update["task_custom_message"] = answer
-        return {**update, **_chosen(checked.plan, selection, services)} if deferred else update
+        update["control_budget"]["plans"] = view.budget.get("plans", 0) + drafts.made
+        if found.answer:
+            update["task_custom_message"] = found.answer
+        used = _capabilities(found.checked.plan)
+        if not deferred:
+            return update
+        emit(CapabilitiesSelected(capabilities=used, reason=selection["reason"]))
+        return {**update, "planning_active_capabilities": used}
 
     @staticmethod
     def get_retry_policy() -> dict[str, Any]:
@@ -87,136 +98,264 @@ class OrchestratorNode(BaseInfrastructureNode):
         return {"max_attempts": 4, "delay_seconds": 2.0, "backoff_factor": 2.0}
 
 
-def _chosen(
-    plan: ExecutionPlan, selection: Mapping[str, Any], services: Services
-) -> dict[str, Any]:
-    """Say which capabilities a plan chose; those it could choose from stay known."""
-    steps = (step["capability"] for step in plan["steps"])
-    used = [name for name in dict.fromkeys(steps) if name not in CLOSING]
-    emit(CapabilitiesSelected(capabilities=used, reason=selection["reason"]))
-    return {"planning_active_capabilities": used}
+def _allowed(names: Iterable[str], view: TurnView, services: Services) -> tuple[str, ...]:
+    """Return the capabilities without those that the caller may not use.
+
+    A turn may be resumed by another caller than the one who began it.
+    """
+    hidden = services.registry.capabilities.keys() - services.registry_of(view).capabilities
+    return tuple(name for name in names if name not in hidden)
+
+
+def _capabilities(plan: ExecutionPlan) -> list[str]:
+    """Return the capabilities that a plan uses, each once."""
+    names = dict.fromkeys(step["capability"] for step in plan["steps"])
+    return [name for name in names if name not in CLOSING]
 
 
 async def _look(view: TurnView, services: Services, looks: tuple[str, ...]) -> dict[str, Any]:
-    """Let the planner change what has not begun; without a change the plan in force goes on."""
-    used, bound = view.budget.get("looks", 0), services.limits.max_looks
-    count = {"looks": used + 1}
-    kept: dict[str, Any] = {
+    """Show the planner the results, and put in force what it writes next.
+
+    Without a change the plan in force goes on. A change that is refused leaves it in force too, and
+    the turn's outcome says what was not done.
+    """
+    used, limit = view.budget.get("looks", 0), services.limits.max_looks
+    seen: dict[str, Any] = {
         "execution_step_results": {key: {**view.results[key], LOOKED: True} for key in looks},
-        "control_budget": count,
+        "control_budget": {"looks": used + 1},
     }
-    say = get_streamer("framework", "orchestrator").warning
-    if used >= bound:
-        note = (
-            f"The plan was not reconsidered after {', '.join(looks)}: limits.max_looks is {bound}."
-        )
-        say(note)
-        return {**kept, "planning_notes": [note]}
-    known = services.registry_of(view).capabilities
-    active = tuple(name for name in view.active or known if name in known)
+    after = ", ".join(looks)
+    if used >= limit:
+        note = f"The plan was not reconsidered after {after}: limits.max_looks is {limit}."
+        wanted = [f"after {after}"] if ends_with_look(view.steps) else []
+        return {**seen, **_unplanned(note, wanted, "the turn reached its limit of looks.")}
+    drafts = _Drafts(view, services, await _reach_of_look(view, services), looks)
     try:
-        found = await _plan(view, services, active, view.active is None, looks)
+        found = await drafts.checked()
     except (PlanError, PolicyError, LimitError) as exc:
-        note = f"The plan was kept after {', '.join(looks)}: {exc}"
-        say(note)
-        return {**kept, "planning_notes": [note]}
+        note = f"The plan was kept after {after}: {exc}"
+        wanted = drafts.refused_steps() or [f"after {after}"]
+        told = "" if isinstance(exc, PlanError) else readable(exc.person_message)
+        reason = told or "the plan for it was refused."
+        return {**seen, **_unplanned(note, wanted, reason)}
     if found is None:
-        return kept
-    update = await accept(found[0], view, services, previous=view.plan, plans_made=0)
-    update["control_budget"] |= count
-    return update
+        return seen
+    update = seen
+    if found.checked is not None:
+        update = await accept(found.checked, view, services, previous=view.plan, plans_made=0)
+        update["control_budget"] |= seen["control_budget"]
+        if view.active is not None:
+            names = (*view.active, *_capabilities(found.checked.plan))
+            update["planning_active_capabilities"] = list(dict.fromkeys(names))
+    if found.answer:
+        update["task_custom_message"] = found.answer
+    return {**update, "planning_missing": {}}  # what was refused before is decided anew
 
 
-def _with_finished(plan: Any, view: TurnView) -> Any:
-    """Return a plan in which steps that are done stand as they were: they stay done."""
-    done = {key: view.planned[key] for key in view.done if key in view.planned}
-    steps = []
-    for step in plan["steps"]:
-        given = step if isinstance(step, dict) else {}
-        old = done.get(str(given.get("context_key")))
-        same = old is not None and old["capability"] == given.get("capability")
-        steps.append(old if same else step)
-    return {**plan, "steps": steps}
+def _is_over(view: TurnView) -> bool:
+    """Return True if no step of the plan in force is left to run."""
+    work = (key for key, step in view.planned.items() if step["capability"] not in CLOSING)
+    return all(key in view.done or key in view.skipped for key in work)
 
 
-async def _plan(
-    view: TurnView,
-    services: Services,
-    active: tuple[str, ...],
-    deferred: bool,
-    looks: tuple[str, ...] = (),
-) -> tuple[Checked, int, str] | None:
-    """Have a plan made that can run; ``None`` for keeping the one that is looked at again."""
-    failure = view.last_failure
-    away = await services.runner.unavailable_capabilities()
-    if away:
-        instead = stand_ins(active, away, services.registry.capabilities, view.contexts)
-        active = tuple(dict.fromkeys([*active, *instead]))
-    request: dict[str, Any] = {
-        "task": view.task or last_request(view.messages),
-        "active": active,
-        "catalog": services.registry_of(view),
-        "available": view.contexts,
-        "guides": services.registry.planning_guides(active),
-        "notes": await services.registry.planning_notes(
-            active, view.state, services.settings, current_caller().storage_key
-        )
-        if planner_traits(services.planner).can_correct
-        else {},
-        "failure": failure.get("classification"),
-        "failed_capability": failure.get("capability_name"),
-        "previous": view.plan if view.has_plan else None,
-        "finished": {
-            k: r for k, r in view.results.items() if r.get("success") and k == plan_key(k)
-        },
-        "messages": view.messages,
-        "chosen": not deferred,
-        "excluded": view.excluded if deferred else {},
-        "unavailable_capabilities": away,
-        "budget_left": await services.budget_left(),
-        "instructions": await services.instructions(view),
-        "look_again": looks,
-        "refers_back": bool(view.state.get("task_depends_on_chat_history")),
-    }
-    labels = labels_of_words("orchestrator", view, services)
-    if services.flow is not None:
-        labels = {**services.flow.notes(request["notes"]), **labels}
-    made = view.state.get("control_plans_created_count", 0)
-    allowed = max(1, services.limits.max_planning_attempts - made)
-    problem: PlanError | None = None
-    known = await plan_of_recipe(PlanRequest(**request), view, services)
-    if known is not None:
-        own_words = view.task == last_request(view.messages)
-        return await check(known, view, services, active, None if own_words else labels), 1, ""
-    for attempt in range(1, allowed + 1):
-        asked = PlanRequest(**request)
-        plan: Any = read_reply(await services.planner.plan(asked), asked, services)
-        if attempt < allowed and not looks:
-            overlooked = await find_overlooked(plan, asked, services)
-            if overlooked is not None:
-                request |= {"problems": (overlooked,), "refused": plan}
-                continue
-        if looks and isinstance(plan, dict) and isinstance(plan.get("steps"), list):
-            if not plan["steps"]:
+def _unplanned(note: str, wanted: Iterable[str], reason: str) -> dict[str, Any]:
+    """Return the update that records work that a look wanted and that no plan in force does."""
+    get_streamer("framework", "orchestrator").warning(note)
+    return {"planning_notes": [note], "planning_missing": dict.fromkeys(wanted, reason)}
+
+
+class _Reach(NamedTuple):
+    """Capabilities of a plan.
+
+    Attributes:
+        shown: Those that the planner is shown.
+        is_all: True if they are all that may be used, so that the planner chooses among them.
+        accepted: Those that the plan may use; ``None`` for the shown ones.
+    """
+
+    shown: tuple[str, ...]
+    is_all: bool
+    accepted: tuple[str, ...] | None = None
+
+
+async def _reach_of_look(view: TurnView, services: Services) -> _Reach:
+    """Return the capabilities of a look: all, or past the budget the chosen and the nearest ones.
+
+    A result may call for any capability, so that the plan may use each that the caller may use.
+    """
+    registry = services.registry_of(view)
+    selection = view.state.get("planning_selection") or {}
+    if selection.get("deferred"):
+        return _Reach(_allowed(selection["chosen"], view, services), is_all=True)
+    fits = getattr(getattr(services.planner, "catalogue", None), "room", 0) >= 0
+    if view.active is None and fits:  # the plan is a caller's: nothing was chosen
+        return _Reach(tuple(registry.capabilities), is_all=True)
+    candidates, excluded = registry.candidates(), dict(view.excluded)
+    accepted = tuple(c.name for c in candidates if c.name not in excluded)
+    names = list(view.active or ())
+    if (offline := offline_selector(services.selector)) is not None:
+        limit = services.settings.selection.shortlist
+        near = await offline.nearest(view.request, candidates, limit, excluded)
+        names += [candidate.name for candidate in near]
+    return _Reach(_allowed(dict.fromkeys(names), view, services), False, accepted)
+
+
+class _Draft(NamedTuple):
+    """A reply of the planner that was accepted.
+
+    Attributes:
+        checked: The plan; ``None`` where only the answer is new.
+        answer: The reply to the person that came with it.
+    """
+
+    checked: Checked | None
+    answer: str
+
+
+@dataclass
+class _Drafts:
+    """Plans that the planner writes on one visit, until one can run.
+
+    Attributes:
+        view: The turn.
+        services: Shared dependencies.
+        reach: Capabilities of the plan.
+        looks: Steps whose results the planner looks at.
+        made: How many plans were written.
+        refused: The last plan that had problems.
+    """
+
+    view: TurnView
+    services: Services
+    reach: _Reach
+    looks: tuple[str, ...] = ()
+    made: int = 0
+    refused: Any = None
+
+    async def checked(self) -> _Draft | None:
+        """Return a plan that can run; ``None`` for keeping the plan that is looked at.
+
+        Raises:
+            PlanError: No plan without problems was written.
+            PolicyError: A policy refuses the plan.
+        """
+        view, services = self.view, self.services
+        request, active = await self._request()
+        labels = labels_of_words("orchestrator", view, services)
+        if services.flow is not None:
+            labels = {**services.flow.notes(request["notes"]), **labels}
+        known = await plan_of_recipe(PlanRequest(**request), view, services)
+        if known is not None:
+            self.made, own_words = 1, view.task == last_request(view.messages)
+            return _Draft(
+                await check(known, view, services, active, None if own_words else labels), ""
+            )
+        problem: PlanError | None = None
+        written = view.state.get("control_plans_created_count", 0) if not self.looks else 0
+        allowed = max(1, services.limits.max_planning_attempts - written)
+        for self.made in range(1, allowed + 1):
+            asked = PlanRequest(**request)
+            reply: Any = read_reply(await services.planner.plan(asked), asked, services)
+            if self.made < allowed and not self.looks:
+                overlooked = await find_overlooked(reply, asked, services)
+                if overlooked is not None:
+                    request |= {"problems": (overlooked,), "refused": reply}
+                    continue
+            try:
+                return await self._accepted(reply, asked, active, labels)
+            except PlanProblemsError as exc:
+                _reclassify(exc, self.reach.is_all or bool(self.looks))
+                problem, self.refused = exc, reply
+                request |= {"problems": exc.problems, "refused": reply}
+                if not planner_traits(services.planner).can_correct:
+                    break
+        assert problem is not None
+        raise _of_model(problem, request["refused"], services)
+
+    async def _accepted(
+        self,
+        reply: Any,
+        asked: PlanRequest,
+        active: tuple[str, ...],
+        labels: Mapping[str, str],
+    ) -> _Draft | None:
+        """Return what a reply says, checked; ``None`` if it keeps the plan in force."""
+        plan, answer, wants_look = split_reply(reply, self.services)
+        if self.looks and isinstance(plan, dict) and isinstance(plan.get("steps"), list):
+            new = new_steps(plan["steps"], self.view, asked.catalog)
+            if not new and not answer and (not plan["steps"] or _is_over(self.view)):
                 return None
-            plan = _with_finished(plan, view)
-        answer = None
-        if isinstance(plan, dict) and "answer" in plan:  # the planner's reply, no part of the plan
-            answer, plan = plan["answer"], {k: v for k, v in plan.items() if k != "answer"}
-        plan = await with_suppliers(plan, asked, services)
-        try:
-            checked = await check(plan, view, services, active, labels)
-            typed = services.answer_type is not None
-            text = "" if typed else _answer(answer, checked, view)
-            return checked, attempt, _refusal(view, services) if is_refusal(text) else text
-        except PlanProblemsError as exc:
-            _reclassify(exc, deferred)
-            problem = exc
-            request |= {"problems": exc.problems, "refused": plan}
-            if not planner_traits(services.planner).can_correct:
-                break
-    assert problem is not None
-    raise _of_model(problem, request["refused"], services)
+            text = answer if not new and self._may_answer() else ""
+            if not new and _is_over(self.view):
+                return _Draft(None, text)
+            plan = {**plan, "steps": [*finished_steps(self.view), *new]}
+            answer = text
+        plan = await with_suppliers(plan, asked, self.services)
+        checked = await check(plan, self.view, self.services, active, labels)
+        if wants_look:
+            checked = with_look(checked)
+        return _Draft(checked, answer if self.looks else self._first_answer(answer, checked))
+
+    def _may_answer(self) -> bool:
+        """Return True if a planner's own words can be the answer: text that nobody has to judge."""
+        return self.services.answer_type is None and self.services.answer_gate is None
+
+    def _first_answer(self, answer: str, checked: Checked) -> str:
+        """Return the reply that came with a plan without work, where nothing was done before.
+
+        A planner that does not read the conversation cannot reply to a request that refers to it.
+        """
+        view = self.view
+        works = any(step["capability"] != RESPOND for step in checked.plan["steps"])
+        if works or view.results or view.last_failure or self.services.answer_type is not None:
+            return ""
+        if view.state.get("task_depends_on_chat_history"):
+            return ""
+        return _refusal(view, self.services) if is_refusal(answer) else answer
+
+    def refused_steps(self) -> list[str]:
+        """Return the keys, or else the capabilities, of the steps of the plan that was refused."""
+        steps = self.refused.get("steps") if isinstance(self.refused, dict) else None
+        named = [step for step in steps or () if isinstance(step, dict)]
+        keys = (str(step.get("context_key") or step.get("capability")) for step in named)
+        return [key for key in dict.fromkeys(keys) if key not in self.view.done]
+
+    async def _request(self) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """Return what the planner is asked, and the capabilities that its plan may use."""
+        view, services, (shown, is_all, accepted) = self.view, self.services, self.reach
+        failure = view.last_failure
+        away = await services.runner.unavailable_capabilities()
+        if away:
+            instead = stand_ins(shown, away, services.registry.capabilities, view.contexts)
+            shown = tuple(dict.fromkeys([*shown, *instead]))
+        request: dict[str, Any] = {
+            "task": view.task or last_request(view.messages),
+            "active": shown,
+            "catalog": services.registry_of(view),
+            "available": view.contexts,
+            "guides": services.registry.planning_guides(shown),
+            "notes": await services.registry.planning_notes(
+                shown, view.state, services.settings, current_caller().storage_key
+            )
+            if planner_traits(services.planner).can_correct
+            else {},
+            "failure": failure.get("classification"),
+            "failed_capability": failure.get("capability_name"),
+            "previous": view.plan if view.has_plan else None,
+            "finished": {
+                k: r for k, r in view.results.items() if r.get("success") and k == plan_key(k)
+            },
+            "messages": view.messages,
+            "chosen": not is_all,
+            "excluded": view.excluded if is_all else {},
+            "unavailable_capabilities": away,
+            "budget_left": await services.budget_left(),
+            "instructions": await services.instructions(view),
+            "look_again": self.looks,
+            "looks_left": services.limits.max_looks - view.budget.get("looks", 0) - 1,
+            "refers_back": bool(view.state.get("task_depends_on_chat_history")),
+        }
+        return request, shown if accepted is None else accepted
 
 
 def _of_model(problem: PlanError, refused: Any, services: Services) -> PlanError:
@@ -236,19 +375,6 @@ def _of_model(problem: PlanError, refused: Any, services: Services) -> PlanError
         problems=getattr(problem, "problems", ()),
         person_message=f"{PLAN} {FORM}",
     )
-
-
-def _answer(answer: Any, checked: Checked, view: TurnView) -> str:
-    """Return the reply that came with a plan without work, where nothing was done before.
-
-    A planner does not see the conversation: a request that refers to it is answered from it.
-    """
-    works = any(step["capability"] != RESPOND for step in checked.plan["steps"])
-    if works or view.results or view.last_failure:
-        return ""
-    if view.state.get("task_depends_on_chat_history"):
-        return ""
-    return remove_echo(answer).strip() if isinstance(answer, str) else ""
 
 
 def _refusal(view: TurnView, services: Services) -> str:

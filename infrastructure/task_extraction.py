@@ -8,6 +8,7 @@ from capgraph.base import BaseInfrastructureNode, infrastructure_node
 from capgraph.engine import Services
 from capgraph.engine.default_strategies import LastMessageExtractor
 from capgraph.engine.recipes import own_words
+from capgraph.planning.planner_traits import planner_traits
 from capgraph.state import AgentState
 
 
@@ -25,8 +26,10 @@ class TaskExtractionNode(BaseInfrastructureNode):
         """Extract the task of the last message in the light of the earlier ones."""
         streamer.status("Reading the request")
         view = services.view(state)
-        plain = view.switches.get("task_extraction_bypass_enabled") or own_words(
-            view, services.registry_of(view)
+        plain = (
+            view.switches.get("task_extraction_bypass_enabled")
+            or planner_traits(services.planner).reads_conversation
+            or own_words(view, services.registry_of(view))
         )
         extractor = LastMessageExtractor() if plain else services.extractor
         found = await extractor.extract(state.get("messages") or [])

@@ -40,6 +40,8 @@ def ungrounded_parameters(
 ) -> dict[str, Any]:
     """Return the ungrounded parameter values of an effect in a model's plan, by their paths.
 
+    A value may come from the conversation, a result that the step reads, or one that the planner
+    looked at.
     The plan of a caller, or of a person who edited it, is that person's word: nothing in it is
     ungrounded.
 
@@ -58,6 +60,7 @@ def ungrounded_parameters(
         return {}
     texts = [str(m.text) for m in view.messages if not isinstance(m, SystemMessage)]
     results = [inputs] if inputs is not None else list(_stored_inputs(planned, view))
+    results += _read_by_planner(view)
     grounds = Grounds(texts, results, possible_today(running_clock().now()))
     declared = [
         *_declared_in_recipes(spec.name, registry),
@@ -99,6 +102,21 @@ def _stored_inputs(step: Mapping[str, Any], view: TurnView) -> Iterator[Any]:
     keys = {read.key for read in reads_of(step)}
     for entries in view.contexts.values():
         yield from (data for key, data in entries.items() if key in keys)
+
+
+def _read_by_planner(view: TurnView) -> Iterator[Any]:
+    """Yield the results from which the planner may have copied values.
+
+    They are those that it looked at in this turn; where it reads the conversation, all of them.
+    """
+    history = view.state.get("planning_history") or []
+    if history and history[-1].get("reads_results"):
+        for entries in view.contexts.values():
+            yield from entries.values()
+        return
+    for record in view.results.values():
+        for kind, key in (record.get("outputs") or {}).items() if record.get("looked") else ():
+            yield view.contexts.get(kind, {}).get(key)
 
 
 def _declared_in_recipes(capability: str, registry: Registry) -> Iterator[Any]:

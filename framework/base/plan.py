@@ -39,7 +39,8 @@ class PlannedStep(TypedDict, total=False):
         optional: Whether the plan goes on, and the answer says so, if the step fails.
         timeout: Seconds that one try may take, in place of what the capability says.
         look_again: Whether, when the step has ended, the planner sees the results and may change
-            what has not begun.
+            what has not begun. On the closing ``respond``: whether the planner sees all results
+            before the answer, and may plan more steps or write the answer.
         wait_until: Moment with its offset, or time from when it could run (``"2h"``), before which it
             does not run.
         wait_for: Key of an event from outside without which it does not run, or

@@ -21,7 +21,7 @@ from capgraph.engine.caller_plan import Accepted, plan_digest
 from capgraph.engine.default_strategies import LastMessageExtractor
 from capgraph.engine.model_replies import is_model_written, report_repairs
 from capgraph.engine.plan_facts import defaults_used, unavailable_steps
-from capgraph.engine.routing import LOOKED
+from capgraph.engine.routing import LOOKED, ends_with_look
 from capgraph.engine.services import Services
 from capgraph.governance.flow import words_of
 from capgraph.governance.spending import running_spending
@@ -287,6 +287,8 @@ async def accept(
     )
     if is_model_written(author, services):
         version["model_written"] = True
+        if planner_traits(services.planner).reads_conversation:
+            version["reads_results"] = True
     if words := words_of(plan, view):
         version["labels"] = {key: dict(labels) for key, labels in words.items()}
     moved = carried.context_updates(view.labels)
@@ -410,7 +412,8 @@ def _kept(carried: CarryOver, plan: ExecutionPlan) -> dict[str, Any]:
 
     An effect under another name was done before.
     """
-    seen = {step["context_key"] for step in plan["steps"] if step.get("look_again")}
+    all_seen = ends_with_look(plan["steps"])
+    seen = {step["context_key"] for step in plan["steps"] if step.get("look_again") or all_seen}
     found = {}
     for key, record in carried.results.items():
         found[key] = {**record, LOOKED: True} if key in seen else record

@@ -113,7 +113,8 @@ async def find_overlooked(plan: Any, request: PlanRequest, services: Services) -
     """Return the problem of a plan without steps for a request that a capability clearly serves.
 
     The planner is asked once more with the capability named. Only the first plan of a turn is
-    looked at: what was tried in vain is no oversight.
+    looked at: what was tried in vain is no oversight. A planner that reads the conversation may reply
+    to any request.
     """
     offline = getattr(services.selector, "offline", None)
     catalog = request.catalog
@@ -121,7 +122,8 @@ async def find_overlooked(plan: Any, request: PlanRequest, services: Services) -
     empty = isinstance(plan, dict) and plan.get("steps") == []
     if not (empty and is_first and offline is not None and isinstance(catalog, Registry)):
         return None
-    if not planner_traits(services.planner).can_correct:
+    traits = planner_traits(services.planner)
+    if not traits.can_correct or traits.reads_conversation:
         return None
     found = await offline.select(request.task, catalog.candidates(), excluded=request.excluded)
     if not found.names or found.best < CLEAR_SCORE:

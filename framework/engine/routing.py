@@ -22,7 +22,7 @@ RUN = "capabilities"
 FATAL = "fatal"
 ACCEPT = "accept"
 LOOKED = "looked"
-"""In the record of a step with ``look_again``: the planner has seen what it gave."""
+"""In the record of a step: the planner has seen its result."""
 _ANSWERED_BY = {
     ErrorSeverity.REPLANNING: "orchestrator",
     ErrorSeverity.RECLASSIFICATION: "classifier",
@@ -141,7 +141,7 @@ def _next_steps(state: Mapping[str, Any], registry: Catalog) -> Route:
         # The thread is older than the registry; a checked plan names nothing unknown.
         names = sorted({step["capability"] for step in todo if step["context_key"] in gone})
         return Route("approval", f"No longer registered: {', '.join(names)}.", steps=gone)
-    if looks := due_looks(todo, results):
+    if looks := due_looks(steps, results):
         ended = ", ".join(map(repr, looks))
         return Route("orchestrator", f"{ended} ended: the rest is looked at again.", steps=looks)
     if all(step["context_key"] in settled for step in todo):
@@ -169,12 +169,32 @@ def _next_steps(state: Mapping[str, Any], registry: Catalog) -> Route:
 def due_looks(
     steps: Sequence[Mapping[str, Any]], results: Mapping[str, Mapping[str, Any]]
 ) -> tuple[str, ...]:
-    """Name the steps that have ended and after which the rest of a plan is looked at again."""
-    return tuple(
-        key
-        for step in steps
-        if step.get("look_again") and _is_due(results.get(key := step["context_key"]) or {})
+    """Return the keys of the ended steps whose results the planner has to look at now.
+
+    They are those with ``look_again``. If the closing step has it, they are all that the planner
+    has not seen, once every step has ended.
+
+    >>> steps = [{"context_key": "a"}, {"context_key": "z", "capability": "respond", "look_again": True}]
+    >>> due_looks(steps, {}), due_looks(steps, {"a": {"success": True}})
+    ((), ('a',))
+    """
+    work = [step for step in steps if step.get("capability") not in CLOSING]
+    records = {key: results.get(key) or {} for step in work if (key := step["context_key"])}
+    due = tuple(
+        step["context_key"]
+        for step in work
+        if step.get("look_again") and _is_due(records[step["context_key"]])
     )
+    if due or not ends_with_look(steps):
+        return due
+    if not all(record.get("success") or record.get("skipped") for record in records.values()):
+        return ()
+    return tuple(key for key, record in records.items() if LOOKED not in record)
+
+
+def ends_with_look(steps: Sequence[Mapping[str, Any]]) -> bool:
+    """Return True if the planner looks at the results before the plan's answer."""
+    return bool(steps and steps[-1].get("capability") in CLOSING and steps[-1].get("look_again"))
 
 
 def _is_due(record: Mapping[str, Any]) -> bool:

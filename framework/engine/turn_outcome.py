@@ -23,7 +23,8 @@ def outcome_of(state: Mapping[str, Any], status: Status | None = None) -> dict[s
         and after a failure ``reason``,
         ``severity``, ``origin`` and ``tried`` (key or node name to number of tries); where effects
         could be taken back, ``undone``. ``notes`` has sentences about the plan: additions to a
-        caller's plan, defaults that nobody chose, and a second look that the limit left out.
+        caller's plan, defaults that nobody chose, and a look that a limit or a refused plan left
+        without effect; ``missing`` then names the steps that the planner wanted besides.
 
     >>> outcome_of({})["status"]
     'completed'
@@ -36,6 +37,7 @@ def outcome_of(state: Mapping[str, Any], status: Status | None = None) -> dict[s
     done = [key for key in wanted if (results.get(key) or {}).get("success")]
     idle = [key for key in wanted if (results.get(key) or {}).get("not_needed")]
     missing = [key for key in wanted if key not in done and key not in idle]
+    missing += [key for key in state.get("planning_missing") or () if key not in missing]
     missing += [copy for key in done for copy in results[key].get("missing") or ()]
     info = state.get("control_error_info") if state.get("control_has_error") else None
     if status is None:

@@ -279,7 +279,8 @@ class Strategies:
         """Return the recorded plan."""
         writes = self._script.visit("orchestrator").writes
         if request.look_again and "planning_history" not in writes:
-            return {"steps": []}  # the plan was kept
+            # The plan was kept, or the planner answered.
+            return {"steps": [], "answer": writes.get("task_custom_message") or ""}  # type: ignore[typeddict-unknown-key]
         plan: ExecutionPlan = writes["planning_history"][-1]["plan"]
         return {**plan, "answer": writes.get("task_custom_message") or ""}  # type: ignore[typeddict-unknown-key]
 

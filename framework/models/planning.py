@@ -15,11 +15,12 @@ from langgraph.config import get_config
 from capgraph.base import CapabilitySpec, ExecutionPlan
 from capgraph.base.errors import MalformedAnswerError
 from capgraph.base.values import json_in
+from capgraph.configs.settings import PlanMode
 from capgraph.langgraph_compat import lent_saver
 from capgraph.models.calls import structured
 from capgraph.models.parameters import ask_for_parameters
 from capgraph.models.plan_schema import FEATURES, plan_schema, usable_features, without_nulls
-from capgraph.models.prompt import fields_of, prompt_of
+from capgraph.models.prompt import fields_of, prompt_of, split_last
 from capgraph.models.roles import RoleModel
 from capgraph.models.selection import when_needed
 from capgraph.models.signatures import describe_capability
@@ -50,6 +51,16 @@ _MORE = {
     "look_again": "After a step with look_again, you plan again.",
     "wait_until": "wait_until delays a step: a duration, or a moment with offset.",
 }
+_OF_MODE = {
+    "look": "You work in rounds: plan only the steps that you can fill in now, and you are asked"
+    " again with their results.",
+    "auto": "If a step depends on what an earlier result says, plan only up to that result, and"
+    " set look to true: you are asked again with the result.",
+}
+_ANSWERS = (
+    "What the conversation, the instructions, or a result answers needs no step: write the reply in"
+    " answer. It may also ask the person for a missing value."
+)
 _RESULTS_BY_NAME = (
     "If several earlier results fit, inputs names them: step numbers (from 1) or keys of"
     " stored results."
@@ -158,7 +169,17 @@ class DeferringSelector:
 
 @dataclass(eq=False)
 class ModelPlanner:
-    """Asks a model for a plan; told what is wrong with one, it writes another."""
+    """Asks a model for a plan; told what is wrong with one, it writes another.
+
+    Args:
+        role: The model.
+        prompt: Builder of the prompt.
+        catalogue: All capabilities.
+        features: Features of plans that the model may use, or ``auto`` or ``all``.
+        mode: As in the settings.
+        max_result_tokens: As in the settings.
+        chooses: True if the selector leaves the choice of capabilities to the planner.
+    """
 
     can_correct = True
     chooses_parameters = True
@@ -167,9 +188,17 @@ class ModelPlanner:
     prompt: PromptBuilder
     catalogue: Catalogue
     features: str | Sequence[str] = "auto"
+    mode: PlanMode = "plan"
+    max_result_tokens: int = 2000
+    chooses: bool = False
     _schemas: dict[Any, tuple[dict[str, Any], bool]] = field(
         default_factory=dict, init=False, repr=False
     )
+
+    @property
+    def reads_conversation(self) -> bool:
+        """True if the model gets the earlier messages; a choice before it needs the task alone."""
+        return self.mode != "plan" and self.chooses and self.catalogue.room >= 0
 
     async def plan(self, request: PlanRequest) -> ExecutionPlan:
         """Return what the model proposes, right or wrong.
@@ -238,7 +267,10 @@ class ModelPlanner:
         if key not in self._schemas:
             if len(self._schemas) >= _SCHEMAS_KEPT:
                 del self._schemas[next(iter(self._schemas))]
-            self._schemas[key] = plan_schema(specs, self.role.rendering, features)
+            schema, is_typed = plan_schema(specs, self.role.rendering, features)
+            if self.mode == "auto":
+                schema = _with_look(schema, self.role.rendering)
+            self._schemas[key] = schema, is_typed
         return self._schemas[key]
 
     def _guides(self, request: PlanRequest) -> str:
@@ -259,6 +291,8 @@ class ModelPlanner:
         rules = [_MORE[name] for name in FEATURES if name in features]
         if "inputs" in features:
             rules.append(_RESULTS_BY_NAME)
+        if self.mode != "plan":
+            rules += [_OF_MODE[self.mode], _ANSWERS]
         own = {
             "capabilities": "\n".join([shown, *rules]),
             "guides": self._guides(request),
@@ -266,14 +300,27 @@ class ModelPlanner:
             # A function's schema shows a model what a plan is; text needs to be seen once.
             "shows_examples": self.role.method != "function_calling",
             "problems": [_for_model(problem) for problem in request.problems],
+            "max_result_tokens": self.max_result_tokens,
+            "types": getattr(request.catalog, "context_types", None),
         }
         return prompt_of(
             self.prompt,
             {**fields_of(request), **own},
             instructions=request.instructions,
-            # Without the conversation: small models copy an earlier answer in place of a step.
+            # A plan of a whole request does not need it, and small models copy an earlier answer in
+            # place of a step.
+            earlier=split_last(request.messages)[0] if self.reads_conversation else (),
             messages=request.messages,
         )
+
+
+def _with_look(schema: dict[str, Any], rendering: str) -> dict[str, Any]:
+    """Return the schema of a plan in which the model may ask to see the results."""
+    if rendering != "strict":
+        return {**schema, "properties": {**schema["properties"], "look": {"type": "boolean"}}}
+    look = {"anyOf": [{"type": "boolean"}, {"type": "null"}]}
+    properties = {**schema["properties"], "look": look}
+    return {**schema, "properties": properties, "required": [*schema["required"], "look"]}
 
 
 def _says_no_function(answer: object) -> bool:

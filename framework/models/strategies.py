@@ -110,7 +110,13 @@ def model_strategies(
     if "planning" in roles:
         builder = prompts.get_orchestrator_prompt_builder()
         chosen["planner"] = ModelPlanner(
-            roles["planning"], builder, catalogue, settings.planning.features
+            roles["planning"],
+            builder,
+            catalogue,
+            settings.planning.features,
+            settings.planning.mode,
+            settings.planning.max_result_tokens,
+            isinstance(chosen.get("selector"), DeferringSelector),
         )
     if "answer" in roles:
         chosen["answerer"] = ModelAnswerer(roles["answer"], prompts)

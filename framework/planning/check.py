@@ -10,7 +10,7 @@ from typing import Any
 from capgraph.base.plan import BUDGETS, METADATA_KEY, ExecutionPlan
 from capgraph.configs.near import nearest
 from capgraph.planning import problems as codes
-from capgraph.planning.catalog import CLOSING, MANY, Available, Catalog, is_active
+from capgraph.planning.catalog import CLOSING, MANY, RESPOND, Available, Catalog, is_active
 from capgraph.planning.conditions import comparisons, condition_faults, kind_of, told
 from capgraph.planning.graphs import reachable_from
 from capgraph.planning.names import closest_name
@@ -443,6 +443,8 @@ class _Checker:
             name = step.get("capability") if isinstance(step, dict) else None
             closing = isinstance(name, str) and name in CLOSING
             for field in _OF_WORK.intersection(step if closing else ()):
+                if (name, field) == (RESPOND, "look_again"):
+                    continue
                 if step[field] not in (None, False):
                     cause, remedy = "the closing step always runs", f"leave {field!r} out"
                     self.add(codes.SHAPE, index, step[field], cause, remedy, (field,))
@@ -481,7 +483,7 @@ _OURS = frozenset({"stamp", METADATA_KEY})
 _OF_PLAN = ExecutionPlan.__annotations__.keys() - _OURS
 
 _OF_WORK = frozenset({"when", "for_each", "optional", "timeout", "look_again", *WAITS})
-"""Fields that a closing step cannot have."""
+"""Fields that a closing step cannot have, except ``look_again`` before an answer."""
 
 _KINDS = {
     **dict.fromkeys(("integer", "number"), "number"),

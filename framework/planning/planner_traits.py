@@ -20,12 +20,15 @@ class PlannerTraits:
             Its plans then carry the labels of that data.
         writes_with_model: True if a model writes the plans. Their forms are then repaired, and the
             parameters that the planner chooses for effects must be grounded, or a person is asked.
+        reads_conversation: True if the planner reads the earlier messages of a request. The task is
+            then the last message as it is, and no call extracts it.
     """
 
     can_correct: bool = False
     chooses_parameters: bool = False
     reads_results: bool = True
     writes_with_model: bool = True
+    reads_conversation: bool = False
 
 
 def planner_traits(planner: Any) -> PlannerTraits:
@@ -36,8 +39,8 @@ def planner_traits(planner: Any) -> PlannerTraits:
 
     >>> class Careful:
     ...     can_correct = True
-    >>> planner_traits(Careful())
-    PlannerTraits(can_correct=True, chooses_parameters=False, reads_results=True, writes_with_model=True)
+    >>> planner_traits(Careful()).can_correct, planner_traits(Careful()).chooses_parameters
+    (True, False)
     """
     declared: dict[str, Any] = {
         one.name: getattr(planner, one.name, one.default) for one in fields(PlannerTraits)

@@ -203,6 +203,7 @@ class PlanVersion(TypedDict):
         labels: Labels of what its author had before him, each with its source, by the key of the
             steps whose words carry them.
         model_written: True if a planner wrote it that chooses parameters for the request.
+        reads_results: True if the planner read the conversation with the results of earlier turns.
     """
 
     version: int
@@ -214,6 +215,7 @@ class PlanVersion(TypedDict):
     outcome: dict[str, str]
     labels: NotRequired[dict[str, dict[str, str]]]
     model_written: NotRequired[bool]
+    reads_results: NotRequired[bool]
 
 
 def _by_key(plan: ExecutionPlan | None) -> dict[str, dict[str, Any]]:

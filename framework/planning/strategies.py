@@ -67,7 +67,9 @@ class PlanRequest:
         instructions: What the application, and system messages of the input, say besides.
         refers_back: Whether the task refers to earlier messages.
         look_again: Steps of the plan in force that have ended, and after which what has not begun
-            may be changed; a plan without steps keeps it.
+            may be changed. Finished steps stay, written or not. A plan without steps keeps the
+            open ones; with ``answer`` it drops them and ends the turn.
+        looks_left: How often the planner may look after this plan.
     """
 
     task: str
@@ -90,6 +92,7 @@ class PlanRequest:
     instructions: str = ""
     refers_back: bool = False
     look_again: tuple[str, ...] = ()
+    looks_left: int = 1
 
 
 class Planner(Protocol):
@@ -102,7 +105,8 @@ class Planner(Protocol):
     async def plan(self, request: PlanRequest) -> ExecutionPlan:
         """Return a plan; it need not be right, it is checked afterwards.
 
-        One without steps may bring ``answer``, the reply to a request that needs none.
+        One without steps may bring ``answer``, the reply to a request that needs none. With
+        ``look`` the planner is asked again when the steps have ended, before the answer.
         """
 
 

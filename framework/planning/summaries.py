@@ -102,7 +102,8 @@ def missing_steps(state: Mapping[str, Any]) -> tuple[str, ...]:
         if "not_needed" in record:
             reason = f"not needed: {record['not_needed']}"
         missing.append(_missing_line(_named(step), reason))
-    return tuple(missing)
+    wanted = state.get("planning_missing") or {}
+    return (*missing, *(_missing_line(key.replace("_", " "), why) for key, why in wanted.items()))
 
 
 def _named(step: Mapping[str, Any], copy: str = "") -> str:

@@ -7,13 +7,27 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from capgraph.base import ErrorClassification
+from capgraph.planning import CLOSING
 from capgraph.prompts.builder import PromptBuilder
 from capgraph.prompts.data import DATA_RULE, as_data, as_request, plain_text
+from capgraph.prompts.results import ShownResults, finished_steps
+from capgraph.state import ContextTypes
 
 _MAX_ABILITIES = 8_000
-_MAX_KEYS = 20
 _MAX_PROBLEMS = 30
 _MAX_REFUSED = 20_000
+_DONE = (
+    "Steps that are done. Keep one exactly as it was (key, capability, inputs, parameters) when its"
+    " result is still needed; it will not run again:"
+)
+_SEEN = (
+    "These steps are done. Write only the steps that come next; if nothing is left to do, no steps,"
+    " and your reply in answer:"
+)
+_SEEN_LAST = (
+    "These steps are done, and you are not asked again. Write the steps that are left; or no steps,"
+    " and your reply in answer, with what stays undone:"
+)
 NO_FUNCTION = "No function can do this."
 """Answer of a planner that finds no function; the person gets a reply of the agent's own."""
 
@@ -95,7 +109,8 @@ class OrchestratorPrompt(PromptBuilder):
     Context: ``capabilities`` and ``guides`` (texts), ``shows_examples`` (false where the model
     calls a function, whose schema has the form of a plan), and ``task``, ``available``, ``notes``,
     ``finished``, ``previous``, ``failure``, ``failed_capability``, ``problems``, ``refused``,
-    ``excluded``, ``unavailable_capabilities``, ``budget_left``, ``look_again`` of the planning request.
+    ``excluded``, ``unavailable_capabilities``, ``budget_left``, ``look_again`` of the planning
+    request; ``max_result_tokens`` and ``types`` say how results are shown.
     """
 
     role = "You plan how an agent answers a request. Choose from the functions below."
@@ -133,9 +148,14 @@ class OrchestratorPrompt(PromptBuilder):
         unavailable_capabilities: Mapping[str, str] | None = None,
         budget_left: Mapping[str, float] | None = None,
         look_again: Sequence[str] = (),
+        looks_left: int = 1,
+        max_result_tokens: int = 2000,
+        types: ContextTypes | None = None,
         **_: Any,
     ) -> str:
         """Show the request, what is there already, and what went wrong before."""
+        results = ShownResults(available or {}, max_result_tokens, types)
+        texts = results.whole(_latest_first(finished or {}, look_again))
         parts = [as_request(task)]
         if budget_left:
             left = ", ".join(f"{name} {value:g}" for name, value in budget_left.items())
@@ -150,8 +170,7 @@ class OrchestratorPrompt(PromptBuilder):
                 "These cannot be called now. Plan without them; if nothing else will do, say so in"
                 f" answer, with the moment:\n{as_data('out of reach', away)}"
             )
-        stored = _stored(available or {})
-        if stored:
+        if stored := results.stored(but=texts):
             parts.append(f"Stored results, usable as inputs:\n{as_data('stored results', stored)}")
         for name, text in (notes or {}).items():
             parts.append(f"What {name} has at hand:\n{as_data(name, text)}")
@@ -167,18 +186,15 @@ class OrchestratorPrompt(PromptBuilder):
         if failure and previous:
             steps = json.dumps(previous.get("steps"), ensure_ascii=False, default=str)
             parts.append(f"The plan that failed:\n{as_data('failed plan', steps)}")
-        elif look_again and previous:
-            steps = json.dumps(previous.get("steps"), ensure_ascii=False, default=str)
-            parts.append(
-                "The plan is half done. With what is known now, write all its steps as they should"
-                f" be; or no steps, and no answer, to keep it:\n{as_data('plan', steps)}"
-            )
+        planned = (previous or {}).get("steps") or []
         if finished:
-            done = "\n".join(_done(key, record) for key, record in finished.items())
+            kept = _DONE if not look_again else _SEEN if looks_left > 0 else _SEEN_LAST
+            parts.append(f"{kept}\n{finished_steps(finished, planned, texts, task)}")
+        if look_again and (following := _open_steps(planned, finished or {}, look_again)):
+            steps = json.dumps(following, ensure_ascii=False, default=str)
             parts.append(
-                "Steps that are done. Keep one exactly as it was (key, capability, inputs,"
-                " parameters) when its result is still needed; it will not run again:\n"
-                + as_data("finished steps", done)
+                "The plan is half done. These steps come next; your steps take their place, and no"
+                f" steps with no answer keep them:\n{as_data('plan', steps)}"
             )
         if problems:
             shown = "\n".join(f"- {problem}" for problem in problems[:_MAX_PROBLEMS])
@@ -195,25 +211,24 @@ class OrchestratorPrompt(PromptBuilder):
         return "\n\n".join(parts)
 
 
-def _stored(available: Mapping[str, Mapping[str, Any]]) -> str:
-    lines = []
-    for kind in sorted(available):
-        keys = list(available[kind])[-_MAX_KEYS:]
-        for key in keys:
-            content = json.dumps(available[kind][key], ensure_ascii=False, default=str)
-            lines.append(f"{kind} {key}: {plain_text(content, 200)}")
-        hidden = len(available[kind]) - len(keys)
-        if hidden > 0:
-            lines.append(f"{kind}: {hidden} older ones")
-    return "\n".join(lines)
+def _latest_first(
+    finished: Mapping[str, Mapping[str, Any]], looks: Sequence[str]
+) -> list[tuple[str, str]]:
+    """Return the outputs of finished steps: those that are looked at, then from the last back."""
+    keys = [*looks, *(key for key in reversed([*finished]) if key not in looks)]
+    records = [finished[key] for key in keys if key in finished]
+    return [pair for record in records for pair in (record.get("outputs") or {}).items()]
 
 
-def _done(key: str, record: Mapping[str, Any]) -> str:
-    outputs = ", ".join(f"{kind}: {name}" for kind, name in (record.get("outputs") or {}).items())
-    return (
-        f"{key} ({record.get('capability', '')}): {record.get('task_objective', '')}"
-        f" -> {outputs or 'no output'}"
-    )
+def _open_steps(
+    planned: Sequence[Mapping[str, Any]],
+    finished: Mapping[str, Any],
+    looks: Sequence[str],
+) -> list[Mapping[str, Any]]:
+    """Return the steps of a plan that have not ended."""
+    ended = {*finished, *looks}
+    open_steps = [step for step in planned if step.get("context_key") not in ended]
+    return [step for step in open_steps if step.get("capability") not in CLOSING]
 
 
 class ResponseGenerationPrompt(PromptBuilder):

@@ -91,6 +91,9 @@ class AgentState(TypedDict, total=False):
     planning_notes: Annotated[
         list[str], _Turn("what the outcome reports about the plan", "orchestrator"), append
     ]
+    planning_missing: Annotated[
+        dict[str, str], _Turn("work that the planner wanted and no plan does", "orchestrator")
+    ]
     planning_history: Annotated[
         list[dict[str, Any]], _Turn("earlier plans of the turn", "orchestrator"), append
     ]

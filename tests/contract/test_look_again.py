@@ -102,14 +102,25 @@ async def test_a_plan_without_steps_keeps_it_and_without_a_look_nobody_is_asked(
         assert sorted(world.runs) == ["act softly", "look", "slow begins", "slow ends"]
 
 
-async def test_a_changed_plan_that_is_wrong_does_not_take_its_place() -> None:
+async def test_a_changed_plan_that_stays_wrong_does_not_take_its_place_and_is_reported() -> None:
     world = World()
     wrong = {"steps": [{"context_key": "x", "capability": "look", "parameters": {"depth": 1}}]}
-    model = answering(wrong, wrong, wrong)
+    model = answering(wrong, wrong)
     graph = build_graph(registered(*world.capabilities()), model)
     out = await graph.ainvoke(planned(*steps()))
     assert "act softly" in world.runs
-    assert status(out) == "completed"
+    assert "depth" in model.calls[1].prompt, "the planner reads what is wrong"
+    assert (status(out), out["execution_outcome"]["missing"]) == ("partial", ["x"])
+    assert "x: the plan for it was refused" in model.calls[2].prompt, "the answer says why"
+
+
+async def test_a_changed_plan_that_is_corrected_takes_its_place() -> None:
+    world = World()
+    wrong = {"steps": [{"context_key": "x", "capability": "look", "parameters": {"depth": 1}}]}
+    right = {"steps": [{"context_key": "x", "capability": "look", "parameters": {}}]}
+    graph = build_graph(registered(*world.capabilities()), answering(wrong, right))
+    out = await graph.ainvoke(planned(*steps()))
+    assert (status(out), world.runs.count("look")) == ("completed", 2)
 
 
 async def test_looks_have_a_limit_of_their_own() -> None:

@@ -102,7 +102,7 @@ def test_a_planning_prompt_tells_everything_that_is_known() -> None:
     assert "READING: 10 older ones" in text
     assert "- **Missing Inputs:** A, B" in text
     assert "in 'add'" in text
-    assert "a (fetch): get -> READING: a" in text
+    assert "a = fetch(): get\n  -> READING: " in text
     assert "[CG-P04] step 1 'a', capability 'fly'" in text
     assert "and 10 more" in text
 

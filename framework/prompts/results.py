@@ -1,0 +1,182 @@
+"""Results of steps as a planner reads them: whole up to a budget, and as previews past it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from capgraph.base.context import CapabilityContext
+from capgraph.base.value_context import ValueContext
+from capgraph.planning.summaries import summary_of
+from capgraph.prompts.data import as_data, plain_text
+from capgraph.state import ContextTypes
+
+_PREVIEW = 300  # characters of a result that is not shown whole
+_CHARACTERS_PER_TOKEN = 4
+_MAX_KEYS = 20
+_LEAST = 40  # characters of a part that is cut
+_ID_FIELDS = ("id", "key", "uuid", "code", "number", "name")
+
+
+def preview(value: Any, limit: int) -> str:
+    """Return plain data as JSON of about so many characters, cut between whole elements.
+
+    An object keeps its keys. A list keeps its first elements, and the IDs of the others as far as
+    they fit.
+
+    >>> preview([{"id": "a1", "stars": 3}, {"id": "b2", "stars": 4}, {"id": "c3", "stars": 5}], 50)
+    '[{"id": "a1", "stars": 3}, "… 2 more: b2, c3"]'
+    >>> preview("x" * 100, 50)
+    '"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx … (60 more characters)"'
+    """
+    return _json(_cut(value, max(limit, _LEAST)))
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _cut(value: Any, limit: int) -> Any:
+    text = _json(value)
+    if len(text) <= limit:
+        return value
+    if isinstance(value, list):
+        return _cut_list(value, limit)
+    if isinstance(value, dict):
+        return _cut_object(value, limit)
+    return plain_text(value if isinstance(value, str) else text, limit - 10)
+
+
+def _cut_list(items: list[Any], limit: int) -> list[Any]:
+    left, kept = limit - limit // 4, []  # a quarter is for the IDs of the others
+    for item in items:
+        size = len(_json(item)) + 2
+        if size > left:
+            break
+        kept.append(item)
+        left -= size
+    if not kept and items:
+        kept.append(_cut(items[0], max(left, _LEAST)))
+    rest = items[len(kept) :]
+    if not rest:
+        return kept
+    shown, room = [], limit // 4
+    for name in filter(None, map(_id_of, rest)):
+        room -= len(name) + 2
+        if room < 0:
+            break
+        shown.append(name)
+    more = "…" if 0 < len(shown) < len(rest) else ""
+    names = f": {', '.join([*shown, more] if more else shown)}" if shown else ""
+    return [*kept, f"… {len(rest):,} more{names}"]
+
+
+def _cut_object(value: dict[str, Any], limit: int) -> dict[str, Any]:
+    sizes = {key: len(_json(item)) for key, item in value.items()}
+    left = limit - sum(len(str(key)) + 6 for key in value)
+    each: dict[str, int] = {}
+    # Small values stay whole; what they leave is shared by the large ones.
+    for count, key in enumerate(sorted(sizes, key=lambda name: sizes[name])):
+        each[key] = max(left // (len(sizes) - count), 0)
+        left -= min(sizes[key], each[key])
+    kept = list(value)[: max(limit // 10, 1)]
+    found = {key: _cut(value[key], max(each[key], _LEAST)) for key in kept}
+    more = len(value) - len(kept)
+    return found if not more else {**found, "…": f"{more:,} more keys"}
+
+
+def _id_of(item: Any) -> str:
+    """Return what names an element of a list; empty if nothing does."""
+    if not isinstance(item, Mapping):
+        return str(item) if isinstance(item, (str, int)) and len(str(item)) <= _LEAST else ""
+    named = [key for key in _ID_FIELDS if key in item]
+    named += [key for key in item if str(key).endswith(("_id", "_number", "_code", "_key"))]
+    return str(item[named[0]])[:_LEAST] if named else ""
+
+
+class ShownResults:
+    """Results that share the budget of one prompt.
+
+    Args:
+        available: The stored results, by type and key.
+        max_tokens: Up to how many tokens of them are shown whole.
+        types: Their context types, as far as they are known.
+    """
+
+    def __init__(
+        self,
+        available: Mapping[str, Mapping[str, Any]],
+        max_tokens: int,
+        types: ContextTypes | None = None,
+    ) -> None:
+        self._available = available
+        self._left = max_tokens * _CHARACTERS_PER_TOKEN
+        self._types: ContextTypes = types or {}
+
+    def whole(self, outputs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
+        """Return the texts of results, whole while the budget lasts, and charge it."""
+        found = {}
+        for kind, key in outputs:
+            content = self._available.get(kind, {}).get(key)
+            if content is None:
+                continue
+            text = _json(self._plain(kind, content))
+            if len(text) > self._left:
+                text = preview(self._plain(kind, content), max(self._left, _PREVIEW))
+            self._left = max(self._left - len(text), 0)
+            found[kind, key] = text
+        return found
+
+    def brief(self, kind: str, key: str) -> str:
+        """Return a short text of a result: its author's summary, or a preview."""
+        content = self._available[kind][key]
+        known = self._types.get(kind, CapabilityContext)
+        if known.get_summary not in (CapabilityContext.get_summary, ValueContext.get_summary):
+            return plain_text(summary_of(kind, key, content, self._types), _PREVIEW)
+        return preview(self._plain(kind, content), _PREVIEW)
+
+    def stored(self, but: Iterable[tuple[str, str]] = ()) -> str:
+        """Return a line for each stored result, except those that are shown elsewhere."""
+        lines, elsewhere = [], set(but)
+        for kind in sorted(self._available):
+            keys = [key for key in self._available[kind] if (kind, key) not in elsewhere]
+            lines += [f"{kind} {key}: {self.brief(kind, key)}" for key in keys[-_MAX_KEYS:]]
+            if len(keys) > _MAX_KEYS:
+                lines.append(f"{kind}: {len(keys) - _MAX_KEYS} older ones")
+        return "\n".join(lines)
+
+    def _plain(self, kind: str, content: Any) -> Any:
+        """Return what a path reads: of a plain value the value itself."""
+        known = self._types.get(kind)
+        wrapped = isinstance(content, Mapping) and content.keys() == {"value"}
+        is_value = known is not None and issubclass(known, ValueContext)
+        return content["value"] if wrapped and is_value else content
+
+
+def finished_steps(
+    finished: Mapping[str, Mapping[str, Any]],
+    planned: Sequence[Mapping[str, Any]],
+    shown: Mapping[tuple[str, str], str],
+    task: str,
+) -> str:
+    """Return a line for each step that has ended: its key, its call, and its result.
+
+    Args:
+        finished: Records by context key.
+        planned: The steps of the plan in force, which hold the parameters.
+        shown: Texts of the results, by type and key.
+        task: The request; a step that is for all of it does not repeat it.
+    """
+    parameters = {step.get("context_key"): step.get("parameters") for step in planned}
+    lines = []
+    for key, record in finished.items():
+        objective = str(record.get("task_objective") or "")
+        call = f"{record.get('capability', '')}({_json(parameters.get(key) or {})[1:-1]})"
+        line = f"{key} = {call}" + (f": {objective}" if objective not in ("", task) else "")
+        outputs = (record.get("outputs") or {}).items()
+        for kind, name in outputs:
+            where = kind if name == key else f"{kind} {name}"
+            line += f"\n  -> {where}: {shown.get((kind, name), '')}"
+        lines.append(line if outputs else f"{line}\n  -> no output")
+    return as_data("finished steps", "\n".join(lines), 10**9)
