@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from langchain_core.messages import ToolMessage
 from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import ensure_config
-from langchain_core.tools import (
-    BaseTool,
-    InjectedToolArg,
-    InjectedToolCallId,
-    StructuredTool,
-    Tool,
-    ToolException,
-)
-from langchain_core.tools.base import get_all_basemodel_annotations
-from langgraph.prebuilt import InjectedState, InjectedStore, ToolRuntime
+from langchain_core.tools import BaseTool, StructuredTool, Tool, ToolException
+from langchain_core.tools.base import FILTERED_ARGS, get_all_basemodel_annotations
+from langgraph.prebuilt import ToolRuntime
 from langgraph.types import Command
 from pydantic import create_model
 
@@ -29,6 +21,7 @@ from capgraph.base.checked import checked
 from capgraph.base.classify import ErrorClassification
 from capgraph.base.declarations import accepted, check_names
 from capgraph.base.errors import CapabilityError, ConfigurationError, ErrorSeverity
+from capgraph.base.injected import Getter, hints_of, injection
 from capgraph.base.step_context import StepContext
 from capgraph.base.threads import in_thread
 from capgraph.langgraph_compat import is_watched
@@ -83,41 +76,23 @@ def tool_capability(
     if not isinstance(tool, BaseTool):
         tool = _as_tool(tool)
     check_names(f"tool_capability({tool.name!r})", options, accepted("tool"))
-    schema: Any = tool.args_schema
     injected = _injected(tool)
-    if injected:
-        schema = tool.tool_call_schema
-    elif schema is None and isinstance(tool, Tool):
+    schema: Any = tool.args_schema
+    if schema is None and isinstance(tool, Tool):
         [argument] = tool.args  # one text
         made: Any = create_model
         schema = made(tool.name, **{argument: (str, ...)})
     elif schema is None:
         schema = tool.get_input_schema()
     own = tool.model_copy(update={"handle_tool_error": False, "handle_validation_error": False})
-    coroutine = getattr(own, "coroutine", None)
-    sync = coroutine is None if hasattr(own, "coroutine") else type(own)._arun is BaseTool._arun
-    whole = partial(in_thread, own.invoke) if sync else own.ainvoke
-    as_call = (
-        InjectedToolCallId in injected.values() or own.response_format == "content_and_artifact"
-    )
-    bare = None if injected or as_call else _bare(own)
-
-    async def call(values: dict[str, Any], step: StepContext) -> Any:
-        # What LangChain does around a function of a tool costs more than the step, and is for
-        # those who watch; what it checks has been checked.
-        if bare is not None and not is_watched(METER, CASHIER):
-            return _data(await (in_thread(bare, **values) if sync else bare(**values)), own.name)
-        given: Any = {**values, **_filled(injected, step)} if injected else values
-        if as_call:
-            call_id = step.idempotency_key
-            given = {"type": "tool_call", "id": call_id, "name": own.name, "args": given}
-        return _data(await whole(given), own.name)
-
+    shown = _without(injected.keys(), schema)
+    bare = _bare(own) if shown is schema else None
+    call = partial(_call, own, injected, bare)
     options.setdefault("classify_error", partial(_classify, tool))
     return declare(
         name or tool.name,
         description or tool.description,
-        schema,
+        shown,
         call,
         provides=provides,
         effect=effect,
@@ -147,94 +122,128 @@ def _as_tool(function: Any) -> BaseTool:
         ) from exc
 
 
+async def _call(
+    tool: BaseTool,
+    injected: Mapping[str, Getter],
+    bare: Callable[..., Any] | None,
+    values: dict[str, Any],
+    step: StepContext,
+) -> Any:
+    """Run a tool with the parameters of a step and what is injected."""
+    sync = _is_sync(tool)
+    # What LangChain does around a function of a tool costs more than the step, and is for those
+    # who watch; what it checks has been checked.
+    if bare is not None and not is_watched(METER, CASHIER):
+        given = {**values, **{name: get(step) for name, get in injected.items()}}
+        return _data(await (in_thread(bare, **given) if sync else bare(**given)), tool.name)
+    given = values
+    if injected and isinstance(tool, StructuredTool):
+        tool = _filled(tool, injected, step)
+    elif injected:
+        given = {**values, **{name: get(step) for name, get in injected.items()}}
+    if tool.response_format == "content_and_artifact":
+        call_id = step.idempotency_key
+        given = {"type": "tool_call", "id": call_id, "name": tool.name, "args": given}
+    return _data(await (in_thread(tool.invoke, given) if sync else tool.ainvoke(given)), tool.name)
+
+
+def _is_sync(tool: BaseTool) -> bool:
+    if hasattr(tool, "coroutine"):
+        return tool.coroutine is None
+    return type(tool)._arun is BaseTool._arun
+
+
 def _bare(tool: BaseTool) -> Callable[..., Any] | None:
     """Return a tool's own function, where it needs nothing of LangChain's to be called."""
-    if type(tool) is not StructuredTool or tool.callbacks or tool.verbose:
+    as_call = tool.response_format == "content_and_artifact"
+    if type(tool) is not StructuredTool or tool.callbacks or tool.verbose or as_call:
         return None
     function: Any = tool.coroutine or tool.func
-    wants = {"callbacks", "run_manager"} & inspect.signature(function).parameters.keys()
-    kinds = [kind for hint in _hints(function).values() for kind in (hint, *get_args(hint))]
-    return None if wants or RunnableConfig in kinds else function
+    return None if {*FILTERED_ARGS} & inspect.signature(function).parameters.keys() else function
 
 
-def _hints(function: Any) -> dict[str, Any]:
-    """Return the annotations of a function, a partial one, or an object that can be called."""
-    while isinstance(function, partial):
-        function = function.func
-    if not inspect.isroutine(function):
-        function = type(function).__call__
-    try:
-        return get_type_hints(function, include_extras=True)
-    except NameError:  # a type that only its author sees; what is injected stands in the schema too
-        return {}
+# --- what is injected ------------------------------------------------------------------------
 
 
-_Injected = Mapping[str, Any]
-"""Argument to the mark that says what it is filled with."""
+def _injected(tool: BaseTool) -> dict[str, Getter]:
+    """Return what fills the arguments of a tool that no plan may supply.
 
-
-def _injected(tool: BaseTool) -> _Injected:
-    if isinstance(tool.args_schema, dict):
-        return {}
-    function = getattr(tool, "func", None) or getattr(tool, "coroutine", None) or tool._run
+    Raises:
+        ConfigurationError: Nothing here can fill one of them.
+    """
+    function = getattr(tool, "coroutine", None) or getattr(tool, "func", None) or tool._run
     schema: Any = tool.get_input_schema()
-    hints = {
-        **_hints(function),
-        **get_all_basemodel_annotations(schema),
-    }
-    found = {name: mark for name, hint in hints.items() if (mark := _mark(hint)) is not None}
-    unknown = [
-        name
-        for name, mark in found.items()
-        if mark is InjectedToolArg
-        and (name not in schema.model_fields or schema.model_fields[name].is_required())
-    ]
-    if unknown:
-        raise ConfigurationError(
-            f"The tool {tool.name!r} wants {unknown} injected, and nobody knows what that is.",
-            fix="Take it from ToolRuntime or InjectedState, or bind it with a function of your own.",
-        )
-    return {name: mark for name, mark in found.items() if mark is not InjectedToolArg}
-
-
-def _mark(hint: Any) -> Any:
-    if hint is ToolRuntime or get_origin(hint) is ToolRuntime:
-        return ToolRuntime
-    for mark in getattr(hint, "__metadata__", ()):
-        kind = mark if isinstance(mark, type) else type(mark)
-        if issubclass(kind, InjectedState):
-            return mark if isinstance(mark, InjectedState) else InjectedState()
-        if issubclass(kind, InjectedToolArg):
-            known = (InjectedStore, InjectedToolCallId)
-            return next((one for one in known if issubclass(kind, one)), InjectedToolArg)
-    return None
-
-
-def _filled(injected: _Injected, step: StepContext) -> dict[str, Any]:
-    runtime, values = step.runtime, {}
-    for name, mark in injected.items():
-        if isinstance(mark, InjectedState):
-            state = dict(step.state)
-            values[name] = state if mark.field is None else state.get(mark.field)
-        elif mark is not InjectedToolCallId and runtime is None:
-            raise CapabilityError(
-                f"{step.capability!r} wants {name!r} of a run, and there is none.",
-                fix="Run it in a graph.",
+    fields = {} if isinstance(tool.args_schema, dict) else get_all_basemodel_annotations(schema)
+    named = {"runtime": ToolRuntime} if "runtime" in inspect.signature(function).parameters else {}
+    is_class = not isinstance(tool, StructuredTool)
+    found: dict[str, Getter] = {}
+    for name, hint in {**named, **hints_of(function), **fields}.items():
+        if name in (*FILTERED_ARGS, "return") or (hint is RunnableConfig and is_class):
+            continue  # LangChain fills these itself
+        match = injection(hint)
+        if match is None and name in named:
+            match = injection(ToolRuntime)  # a ToolNode goes by the name
+        if match is None:
+            continue
+        passed = not is_class or tool.args_schema is None or name in fields
+        if match.get is not None and (passed or name in tool._injected_args_keys):
+            found[name] = match.get
+        elif match.kind != "InjectedToolArg" or _is_required(function, schema, name):
+            raise ConfigurationError(
+                f"The argument {name!r} of the tool {tool.name!r} is of type {match.kind}: LangGraph"
+                " or LangChain injects that type, so no plan may supply it.",
+                fix=match.fix or f"Name {name!r} in its args_schema, with the same annotation.",
             )
-        elif mark is InjectedStore:
-            values[name] = runtime.store
-        elif mark is ToolRuntime:
-            values[name] = ToolRuntime(
-                state=dict(step.state),
-                context=runtime.context,
-                config=ensure_config(),
-                stream_writer=runtime.stream_writer,
-                tool_call_id=step.idempotency_key,
-                store=runtime.store,
-                execution_info=runtime.execution_info,
-                server_info=runtime.server_info,
-            )
-    return values
+    return found
+
+
+def _is_required(function: Any, schema: Any, name: str) -> bool:
+    if name in schema.model_fields:
+        return bool(schema.model_fields[name].is_required())
+    return inspect.signature(function).parameters[name].default is inspect.Parameter.empty
+
+
+def _without(names: Collection[str], schema: Any) -> Any:
+    """Return the parameters of a tool that a plan supplies."""
+    if isinstance(schema, dict):
+        properties = schema.get("properties", {})
+        kept = {name: part for name, part in properties.items() if name not in names}
+        needed = [name for name in schema.get("required", ()) if name not in names]
+        same = len(kept) == len(properties)
+        return schema if same else {**schema, "properties": kept, "required": needed}
+    hidden = {name for name in schema.model_fields if name in names}
+    hidden |= {n for n, hint in get_all_basemodel_annotations(schema).items() if injection(hint)}
+    if not hidden:
+        return schema
+    made: Any = create_model
+    rest = {n: (i.annotation, i) for n, i in schema.model_fields.items() if n not in hidden}
+    return made(schema.__name__, __config__=schema.model_config, **rest)
+
+
+def _filled(tool: StructuredTool, injected: Mapping[str, Getter], step: StepContext) -> BaseTool:
+    """Return a tool whose function is given what is injected past LangChain.
+
+    The fields of its own schema stay, with their validators, and what is injected is none of the
+    values that those who watch are shown.
+    """
+    function: Any = tool.coroutine or tool.func
+    signature = inspect.signature(function)
+
+    def call(**given: Any) -> Any:
+        return function(**{**given, **{name: get(step) for name, get in injected.items()}})
+
+    async def called(**given: Any) -> Any:
+        return await call(**given)
+
+    made: Any = called if tool.coroutine else call
+    left = [one for name, one in signature.parameters.items() if name not in injected]
+    made.__signature__ = signature.replace(parameters=left)
+    changed: dict[str, Any] = {"coroutine" if tool.coroutine else "func": made}
+    schema: Any = tool.args_schema
+    if not isinstance(schema, dict):
+        fields: Any = {name: (Any, None) for name in injected if name in schema.model_fields}
+        changed["args_schema"] = create_model(schema.__name__, __base__=schema, **fields)
+    return tool.model_copy(update=changed)
 
 
 def _data(found: Any, name: str) -> Any:

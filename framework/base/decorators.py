@@ -17,6 +17,7 @@ from capgraph.base.errors import ValidationError
 from capgraph.base.function_form import capability_from_function
 from capgraph.base.guides import with_examples
 from capgraph.base.infrastructure import BaseInfrastructureNode
+from capgraph.base.injected import getters_of
 from capgraph.base.node import GraphNode, NodeOf
 from capgraph.base.spec import DECLARED, CapabilitySpec, InfrastructureSpec
 from capgraph.base.step_context import OFFERED
@@ -227,10 +228,10 @@ def _check_form(cls: Any, kind: str) -> None:
         p.name
         for p in taken[1:]
         if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-        if not (static and p.name in OFFERED)
+        if not (static and p.name in OFFERED) and p.name not in getters_of(function)
     ]
     if needed:
-        fix = "take only self; read self.inputs and self.parameters."
+        fix = "take self, and types that LangGraph injects; read self.inputs and self.parameters."
         if static:
-            fix = f"take state, and of {', '.join(OFFERED)} what it uses."
+            fix = f"take state, of {', '.join(OFFERED)} what it uses, and types that LangGraph injects."
         raise ValueError(f"{label} needs {needed}, which nobody gives. Fix: {fix}")

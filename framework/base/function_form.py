@@ -19,7 +19,7 @@ from capgraph.base.classify import ErrorClassification
 from capgraph.base.context import CapabilityContext
 from capgraph.base.declarations import accepted, check_names
 from capgraph.base.errors import CapabilityError, ValidationError
-from capgraph.base.injected import Getter, injected
+from capgraph.base.injected import Getter, argument_getter
 from capgraph.base.numbers import check_number
 from capgraph.base.threads import in_thread, is_sync
 from capgraph.base.value_context import ValueContext, value_context
@@ -59,8 +59,9 @@ def capability_from_function(
     """Build the capability class of an annotated function.
 
     An argument annotated with a context type is an input (``X`` one, ``list[X]`` many,
-    ``X | None``, or one with a default, optional; two of one type go by their names); one of a type of :mod:`capgraph.base.injected`, ``StepContext`` or
-    LangGraph's ``Runtime`` is filled in by the framework; any other is a step parameter. The
+    ``X | None``, or one with a default, optional; two of one type go by their names). The framework
+    fills in an argument of a type of :mod:`capgraph.base.injected`, or of one that LangGraph injects
+    into a node or LangChain into a tool. Any other is a step parameter. The
     return annotation names the output: a context type, a tuple of them, or any plain type, for
     which a context type named after the capability is made.
 
@@ -265,9 +266,11 @@ def _read_argument(
         others = [_bare(item) for item in get_args(kind) if item is not type(None)]
         if len(others) == 1:  # X | None is filled in as X is
             kind, may_lack = others[0], True
-    if (getter := injected(kind)) is not None:
+    context = _context_in(kind)
+    getter = argument_getter(label, name, annotation, is_input=context is not None)
+    if getter is not None:
         arguments.injected[name] = getter
-    elif (context := _context_in(kind)) is None:
+    elif context is None:
         arguments.parameters[name] = (
             annotation if default is not None else annotation | None,
             default,

@@ -22,6 +22,7 @@ from pydantic import ValidationError as PydanticError
 from capgraph.base.approval_policy import ApprovalPolicy
 from capgraph.base.context import CapabilityContext
 from capgraph.base.errors import ValidationError
+from capgraph.base.injected import check_parameter
 from capgraph.base.ports import PermissionMode
 from capgraph.base.undo import Undo
 from capgraph.configs.safe_text import clean_text
@@ -331,7 +332,14 @@ def _check_labels(owner: str, needs: Sequence[Requirement]) -> None:
 
 def _parameters_model(target: type[Any]) -> type[BaseModel] | None:
     model = getattr(target, "Parameters", None)
-    if model is None or (isinstance(model, type) and issubclass(model, BaseModel)):
+    if model is None:
+        return None
+    if isinstance(model, type) and issubclass(model, BaseModel):
+        for name, info in model.model_fields.items():
+            annotation: Any = info.annotation
+            for mark in info.metadata:
+                annotation = Annotated[annotation, mark]
+            check_parameter(f"{target.__name__}.Parameters", name, annotation)
         return model
     raise ValidationError(
         f"{target.__name__}.Parameters is {model!r}, not a pydantic model.",

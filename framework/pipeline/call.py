@@ -10,6 +10,7 @@ from typing import Any
 
 import capgraph.telemetry as telemetry
 from capgraph.base.errors import CapabilityError, ErrorSeverity, ValidationError
+from capgraph.base.injected import Getter, getters_of
 from capgraph.base.ports import Attempt
 from capgraph.base.step_context import OFFERED, StepContext, StepInputs
 from capgraph.base.threads import in_thread, is_sync
@@ -97,7 +98,7 @@ def _streamed(attempt: Attempt) -> Callable[[str, float | None], None]:
 
 async def _invoke(cls: Any, context: StepContext, job: Job) -> Any:
     """Go through the phases that a capability defines; most only execute."""
-    sync, static, hooks = _form(cls, cls.execute)
+    sync, static, hooks, getters = _form(cls, cls.execute)
     if sync:
         context.notify = _from_thread(context.notify)
         context.once = _refuse_once
@@ -105,7 +106,12 @@ async def _invoke(cls: Any, context: StepContext, job: Job) -> Any:
     if hooks or not static:
         instance = cls()
         instance._context = context
-    execute = partial(_static_execute, cls, context) if static else instance.execute
+    filled = {name: get(context) for name, get in getters.items()}
+    execute = (
+        partial(instance.execute, **filled)
+        if not static
+        else partial(_static_execute, cls, context, filled)
+    )
     work = partial(in_thread, execute) if sync else execute
     if not hooks:
         return await work()
@@ -124,18 +130,18 @@ async def _awaited(method: Callable[[], Any]) -> None:
         await method()
 
 
-def _static_execute(cls: Any, context: StepContext) -> Any:
+def _static_execute(cls: Any, context: StepContext, filled: dict[str, Any]) -> Any:
     names = accepted_arguments(cls.execute)
     kwargs = {n: of(context) for n, of in OFFERED.items() if names is None or n in names}
-    return cls.execute(context.state, **kwargs)
+    return cls.execute(context.state, **kwargs | filled)
 
 
 @lru_cache(maxsize=4096)
-def _form(cls: type[Any], execute: Any) -> tuple[bool, bool, tuple[str, ...]]:
-    """Tell whether it is synchronous and static, and which phases it defines besides."""
+def _form(cls: type[Any], execute: Any) -> tuple[bool, bool, tuple[str, ...], dict[str, Getter]]:
+    """Tell whether it is synchronous and static, its other phases, and what fills its arguments."""
     hooks = tuple(name for name in _PHASES if callable(getattr(cls, name, None)))
     static = isinstance(inspect.getattr_static(cls, "execute"), staticmethod)
-    return is_sync(execute), static, hooks
+    return is_sync(execute), static, hooks, getters_of(execute)
 
 
 def _from_thread(notify: Callable[[str, float | None], None]) -> Callable[..., None]:
