@@ -8,7 +8,7 @@ from langgraph.pregel import Pregel
 
 from capgraph.adapters.declare import declare
 from capgraph.adapters.foreign import task_of
-from capgraph.adapters.task_graph import task_graph
+from capgraph.adapters.task_graph import refuse_breakpoints, task_graph
 from capgraph.base.capability import BaseCapability, ContextType
 from capgraph.base.checked import checked
 from capgraph.base.context import CapabilityContext
@@ -46,8 +46,8 @@ def graph_capability(
         **options: What :func:`~capgraph.adapters.declare.declare` takes.
 
     Raises:
-        ConfigurationError: It is no compiled graph; or its state has no place for a field of the
-            input, or none from which one of the output could come.
+        ConfigurationError: It is no compiled graph; it has static breakpoints; or its state has no
+            place for a field of the input, or none from which one of the output could come.
 
     >>> from langgraph.graph import START, StateGraph
     >>> from typing import TypedDict
@@ -150,6 +150,7 @@ def _inside(graph: Any, what: str) -> Any:
             f"{what} is {type(graph).__name__}, not a compiled graph.",
             fix="Give builder.compile().",
         )
+    refuse_breakpoints(graph, what)
     return graph.copy({"checkpointer": None})
 
 

@@ -59,7 +59,8 @@ def task_graph(
         name: Name of the graph; the thing's own when not given.
 
     Raises:
-        ConfigurationError: It is none of these; or a capability declares what needs ``services``.
+        ConfigurationError: It is none of these; a graph has static breakpoints; or a capability
+            declares what needs ``services``.
 
     >>> import asyncio
     >>> async def shout(task: str) -> str:
@@ -75,6 +76,7 @@ def task_graph(
         bound = None if services is None else known  # then the run around it says what holds
         return _one_node(_capability(spec, bound), name or spec.name)
     if isinstance(thing, Pregel):
+        refuse_breakpoints(thing, f"The graph {thing.name!r}")
         return _graph(thing, name)
     if not isinstance(thing, type):
         named = (getattr(thing, attribute, None) for attribute in ("agent_id", "name", "__name__"))
@@ -90,6 +92,32 @@ def task_graph(
         fix="Give a capability, a tool, a compiled graph with a key 'task' or 'messages', something"
         " with compile(), an object with 'async execute(task, context)', or a function of the task.",
     )
+
+
+def refuse_breakpoints(graph: Pregel[Any, Any, Any, Any], what: str) -> None:
+    """Refuse a graph that stops at static breakpoints, its subgraphs included.
+
+    A breakpoint ends the graph without a question, so a step that runs it would end with half the
+    work, and the next call would do the rest without a person.
+
+    Args:
+        graph: The compiled graph.
+        what: The subject of the message.
+
+    Raises:
+        ConfigurationError: It has one.
+    """
+    for path, one in [("", graph), *graph.get_subgraphs(recurse=True)]:
+        for option in ("interrupt_before", "interrupt_after"):
+            nodes: Any = getattr(one, f"{option}_nodes", ())
+            if nodes:
+                named = "every node" if nodes == "*" else ", ".join(map(repr, nodes))
+                place = f" in its subgraph {path!r}" if path else ""
+                raise ConfigurationError(
+                    f"{what} stops at static breakpoints ({option} of {named}{place}), which ask"
+                    " nobody inside a step.",
+                    fix=f"Compile it without {option}, and call interrupt() in the node.",
+                )
 
 
 def _one_node(work: Work, name: str) -> TaskGraph:

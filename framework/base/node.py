@@ -21,6 +21,7 @@ class GraphNode:
     Args:
         spec: What the class declares.
         services: What the node runs with; the graph's own when ``build_graph`` enters it.
+        options: Further keywords for what runs the node.
 
     Attributes:
         name: Name of the capability or the node.
@@ -29,8 +30,11 @@ class GraphNode:
         original_class: The decorated class.
     """
 
-    def __init__(self, spec: CapabilitySpec | InfrastructureSpec, services: Any = None) -> None:
+    def __init__(
+        self, spec: CapabilitySpec | InfrastructureSpec, services: Any = None, **options: Any
+    ) -> None:
         self.spec = spec
+        self._options = options
         self.name: str = spec.name
         self.description: str = spec.description
         self.error_classifier: Any = spec.cls.classify_error
@@ -53,11 +57,16 @@ class GraphNode:
         module, name = _RUNNERS[type(self.spec)]
         run = getattr(importlib.import_module(module), name)
         kwargs.setdefault("services", self._services)
-        return await run(self.spec, state, **kwargs)
+        return await run(self.spec, state, **self._options, **kwargs)
 
-    def bound(self, services: Any) -> GraphNode:
-        """Return the same node with services of its own."""
-        return GraphNode(self.spec, services)
+    def bound(self, services: Any, **options: Any) -> GraphNode:
+        """Return the same node with services of its own.
+
+        Args:
+            services: What the node runs with.
+            **options: Further keywords for what runs the node.
+        """
+        return GraphNode(self.spec, services, **options)
 
     def __repr__(self) -> str:
         return f"<langgraph_node of {self.name!r}>"

@@ -17,7 +17,9 @@ from langchain_core.messages import convert_to_messages
 from langgraph.config import get_config
 
 from capgraph.approvals import Answer, question_entry, question_of, standing_rules
+from capgraph.base.awaiting import awaited
 from capgraph.base.budget import TurnBudget
+from capgraph.base.checked import fits
 from capgraph.base.errors import (
     CapabilityError,
     ConfigurationError,
@@ -34,7 +36,7 @@ from capgraph.engine.apply_answers import take_up
 from capgraph.engine.asking import ask_apart, reader, remember
 from capgraph.engine.bind import unbound_services
 from capgraph.engine.run_scope import end_run, run_scope, services_around
-from capgraph.engine.services import Services
+from capgraph.engine.services import ParametersOfState, Services
 from capgraph.engine.undo import failed_before, offered_apart
 from capgraph.governance.spending import running_spending
 from capgraph.langgraph_compat import (
@@ -60,7 +62,11 @@ _JUMPS = 2
 
 
 async def run_capability_node(
-    spec: CapabilitySpec, state: Mapping[str, Any], services: Services | None = None, **_: Any
+    spec: CapabilitySpec,
+    state: Mapping[str, Any],
+    services: Services | None = None,
+    parameters: ParametersOfState | None = None,
+    **_: Any,
 ) -> dict[str, Any]:
     """Run the plan's current step with one capability, or the capability by itself.
 
@@ -69,6 +75,7 @@ async def run_capability_node(
         state: The graph's state.
         services: What ``bind`` or ``build_graph`` decided; without, what the run around it goes by,
             and where none knows the capability, default limits.
+        parameters: Where the state holds the parameters; without, a plan in it has them.
 
     Returns:
         State updates: the capability's own, and the bookkeeping of the step.
@@ -80,7 +87,11 @@ async def run_capability_node(
     in_run = current_runtime() is not None
     bound = services or services_around(spec) or unbound_services(spec)
     view, behind = await _turn(bound, state) if in_run else (bound.view(state), 0)
-    attempt = _attempt(spec, view, behind)
+    attempt = _attempt(spec, view, behind, planned=parameters is None)
+    is_planned = bool(attempt.step)
+    if parameters is not None:
+        values = await _parameters_of(spec, parameters, state)
+        attempt = replace(attempt, step=PlannedStep(parameters=values))
     # Without turns nothing would ever begin a new budget: then it is that of this visit.
     budget = TurnBudget.from_plain(view.budget if view.begun else {})
 
@@ -90,7 +101,8 @@ async def run_capability_node(
             view,
             bound,
             budget,
-            apart=in_run and not view.begun and not attempt.step,
+            is_planned=is_planned,
+            apart=in_run and not view.begun and not is_planned,
             state_keys=channels_of_graph() if in_run else None,
             unsorted=not in_run,
             failures=failures,
@@ -250,8 +262,23 @@ async def _turn(services: Services, state: Mapping[str, Any]) -> tuple[TurnView,
     return own, 0 if "planning_current_step_index" in given else behind
 
 
-def _attempt(spec: CapabilitySpec, view: TurnView, behind: int) -> Attempt:
-    steps = view.steps
+async def _parameters_of(
+    spec: CapabilitySpec, parameters: ParametersOfState, state: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the parameters of a step that a graph of one's own keeps in its state."""
+    if not callable(parameters):
+        return {name: state[key] for name, key in parameters.items() if key in state}
+    found = await awaited(parameters(state))
+    if not fits(found, Mapping[str, Any]):
+        raise InfrastructureError(
+            f"The function given as parameters of {spec.name!r} returned {found!r:.80}.",
+            fix="Return values by parameter name.",
+        )
+    return dict(found)
+
+
+def _attempt(spec: CapabilitySpec, view: TurnView, behind: int, *, planned: bool) -> Attempt:
+    steps = view.steps if planned else []
     index = (view.state.get("planning_current_step_index") or 0) - behind
     step = steps[index] if 0 <= index < len(steps) else PlannedStep()
     if step.get("capability", spec.name) != spec.name:
@@ -297,6 +324,7 @@ async def _answered(
     services: Services,
     budget: TurnBudget,
     *,
+    is_planned: bool = True,
     apart: bool,
     state_keys: frozenset[str] | None,
     unsorted: bool = False,
@@ -318,14 +346,14 @@ async def _answered(
         run = began.config["configurable"]["checkpoint_id"] if began is not None else "run"
         await ledger.agreements.opened_by(view.caller, run)
     # The turn's bound is made of what its plan can need; a jump beside the plan has its own.
-    beside = not (attempt.step or services.limits.max_turn_attempts)
+    beside = not (is_planned or services.limits.max_turn_attempts)
     bound = _JUMPS * services.limits.max_attempts if budget.allowed_attempts else 0
     tries = TurnBudget(attempts=budget.jumps, allowed_attempts=bound) if beside else budget
     door = Door(
         view=view,
         ledger=ledger,
         plan_keys=[step["context_key"] for step in view.steps if "context_key" in step],
-        failures=view.attempts.get(attempt.key, 0) if attempt.step and view.begun else failures,
+        failures=view.attempts.get(attempt.key, 0) if is_planned and view.begun else failures,
         state_keys=state_keys,
         unsorted=unsorted,
         budget=tries,

@@ -30,12 +30,18 @@ from capgraph.pipeline.runner import StepRunner
 from capgraph.planning.planner_traits import planner_traits
 from capgraph.prompts import get_framework_prompts
 from capgraph.registry import Registry
+from capgraph.registry.membership import how_to_list
 from capgraph.state import AgentState, StateSchema
 from capgraph.stores.usable import check_saver
 from capgraph.telemetry.sinks import EventDispatcher
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from pydantic import BaseModel
+
+    Capabilities: TypeAlias = Registry | Iterable[Any]
+    """The capabilities of an agent; a name for type checkers, since `as_registry` says more."""
 
     from capgraph.configs.settings import Settings
     from capgraph.engine.auditing import Auditor
@@ -64,7 +70,7 @@ _TOLD: dict[Any, str] = {Sequence: "a list", type: "a class"}
 
 @checked
 def bind(
-    capabilities: Registry | Iterable[Any],
+    capabilities: Capabilities,
     *,
     model: Any = None,
     settings: Settings | None = None,
@@ -240,10 +246,21 @@ def as_settings(settings: Settings | None) -> Settings:
     return settings
 
 
-def as_registry(capabilities: Registry | Iterable[Any]) -> Registry:
-    """Return a registry of whatever was given: itself, or one that holds the items."""
+def as_registry(capabilities: Capabilities) -> Registry:
+    """Return a registry of whatever was given: itself, or one that holds the items.
+
+    Raises:
+        ConfigurationError: It is no list, such as a single capability, a tool or a compiled graph.
+        RegistryError: An item cannot be registered.
+    """
     if isinstance(capabilities, Registry):
         return capabilities
+    # Tools can be iterated over, like all models of pydantic, and give their fields.
+    if not fits(capabilities, Iterable[Any]) or hasattr(capabilities, "ainvoke"):
+        raise ConfigurationError(
+            f"{capabilities!r:.80} is not a list of capabilities or a Registry.",
+            fix=how_to_list(capabilities),
+        )
     registry = Registry()
     for item in capabilities:
         registry.register(item)

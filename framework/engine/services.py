@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,9 +18,11 @@ from typing_extensions import TypedDict
 
 from capgraph.base.approval_policy import ApprovalPolicy
 from capgraph.base.awaiting import awaited
+from capgraph.base.checked import fits
 from capgraph.base.classify import classify_exception
 from capgraph.base.clock import Clock
-from capgraph.base.errors import CapgraphError, InfrastructureError
+from capgraph.base.errors import CapgraphError, ConfigurationError, InfrastructureError
+from capgraph.base.node import GraphNode
 from capgraph.base.ports import (
     AnyBehavior,
     PlanPolicy,
@@ -29,9 +31,11 @@ from capgraph.base.ports import (
     StepPolicy,
     TurnGuardrail,
 )
+from capgraph.base.spec import CapabilitySpec, parameter_names
 from capgraph.configs.latest import Latest
 from capgraph.configs.limits import Limits
 from capgraph.configs.logger import SecretMasker
+from capgraph.configs.near import use_known
 from capgraph.governance.spending import Purse, Spending, running_spending
 from capgraph.pipeline.capacity import Capacity
 from capgraph.pipeline.effect_ledger import EffectLedger
@@ -45,6 +49,10 @@ from capgraph.state import TurnView
 from capgraph.telemetry.sinks import EventDispatcher
 
 SystemPrompt = str | Callable[[TurnView], str | Awaitable[str]]
+ParametersOfState = (
+    Mapping[str, str] | Callable[[Any], Mapping[str, Any] | Awaitable[Mapping[str, Any]]]
+)
+"""State keys by parameter name, or a function of the state; see :meth:`Services.node`."""
 
 
 class OperatorOptions(TypedDict, total=False):
@@ -303,14 +311,18 @@ class Services:
                 lock = self._locks[place] = asyncio.Lock()
         return EffectLedger(journal, view, lock, visit=visit)
 
-    def node(self, capability: type[Any]) -> Any:
+    def node(self, capability: type[Any], parameters: ParametersOfState | None = None) -> GraphNode:
         """Return the node of a capability for a graph of one's own.
 
         Args:
             capability: A decorated capability that was given to ``bind``.
+            parameters: Parameter name to the state key that holds its value, or a function of the
+                state (also an async one) that returns values by parameter name. A state without the
+                key leaves the parameter out. Without, the step of a plan in the state supplies them.
 
         Raises:
-            RegistryError: It is none of these.
+            RegistryError: The capability was not bound.
+            ConfigurationError: ``parameters`` names a parameter that the capability does not have.
 
         >>> from capgraph import BaseCapability, bind, capability_node
         >>> @capability_node
@@ -324,10 +336,37 @@ class Services:
         """
         from capgraph.base.errors import RegistryError
 
-        spec = getattr(capability, "capability_spec", None)
+        spec: Any = getattr(capability, "capability_spec", None)
         if spec is None or self.registry.capabilities.get(spec.name) is not spec:
             raise RegistryError(
                 f"{capability!r} is none of the capabilities that were bound.",
                 fix="Give it to bind([...]), decorated with @capability_node.",
             )
-        return capability.langgraph_node.bound(self)
+        node: GraphNode = capability.langgraph_node
+        if parameters is None:
+            return node.bound(self)
+        check_parameters_of_state(spec, parameters)
+        return node.bound(self, parameters=parameters)
+
+
+def check_parameters_of_state(spec: CapabilitySpec, parameters: ParametersOfState) -> None:
+    """Refuse a mapping of state keys that does not fit to a capability.
+
+    Raises:
+        ConfigurationError: It names what is no parameter, or is neither a mapping nor a function.
+    """
+    if callable(parameters):
+        return
+    owner = f"The node of {spec.name!r}"
+    if not fits(parameters, Mapping[str, str]):
+        raise ConfigurationError(
+            f"{owner} has the parameters {parameters!r:.80}, neither a mapping of parameter names to"
+            " state keys nor a function of the state.",
+            fix='Write parameters={"city": "city_key"}.',
+        )
+    known = parameter_names(spec.parameters)
+    if unknown := [name for name in parameters if name not in known]:
+        raise ConfigurationError(
+            f"{owner} maps {', '.join(map(repr, unknown))}: {spec.name!r} has no such parameter.",
+            fix=use_known(*unknown, known=known),
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
 
     from capgraph.configs.settings import Settings
+    from capgraph.engine.bind import Capabilities
 
 _CHAIN = ("task_extraction", "classifier", "orchestrator")
 _CLOSING = ("respond", "clarify", "error")
@@ -44,7 +45,7 @@ _CLOSING = ("respond", "clarify", "error")
 
 @checked
 def build_graph(
-    registry: Registry | Iterable[Any],
+    registry: Capabilities,
     model: str | BaseChatModel | Mapping[str, Any] | None = None,
     checkpointer: Checkpointer = None,
     store: BaseStore | None = None,

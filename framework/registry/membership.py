@@ -99,6 +99,19 @@ def refusal_of(item: Any, *, inherits: bool) -> RegistryError:
     )
 
 
+def how_to_list(item: Any) -> str:
+    """Return the fix for a single object in the place of a list of capabilities.
+
+    >>> how_to_list(3)
+    'Give a list of capabilities, or a Registry.'
+    """
+    if hasattr(item, "capability_spec"):
+        return f"Write [{item.__name__}]."
+    if hasattr(item, "ainvoke") or inspect.isroutine(item):
+        return f"{refusal_of(item, inherits=False).fix} Then give a list of it."
+    return "Give a list of capabilities, or a Registry."
+
+
 def check_name(kind: str, name: str) -> None:
     """Refuse a name that no node of a graph can have.
 

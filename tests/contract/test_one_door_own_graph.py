@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command
 
-from capgraph import BaseCapability, Verdict, capability_node
+from capgraph import BaseCapability, Verdict, bind, build_graph, capability_node
 from capgraph.base import CapabilityError, ErrorSeverity
+from capgraph.base.errors import ConfigurationError
 from capgraph.state import AgentState
 from capgraph.stores import Rule, add_rule, open_saver
 from tests.support.one_door import (
@@ -310,3 +312,88 @@ async def test_a_standing_rule_answers_no_policy_of_a_bound_node() -> None:
     out = await own.ainvoke({"messages": [("user", "Pay")]}, THREAD)
     assert "Sunday" in str(out["__interrupt__"][0].value)
     assert paid == []
+
+
+class Trip(AgentState, total=False):
+    place: str
+    nights: int
+
+
+@capability_node(effect="once", requires_approval=True)
+def book(city: str, nights: int = 1) -> str:
+    """Book a stay."""
+    return f"{nights} in {city}"
+
+
+async def _by_callable(state: Any) -> dict[str, Any]:
+    return {"city": state["place"].upper(), "nights": state["nights"]}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "given", "booked"),
+    [
+        ({"city": "place"}, {"place": "Oslo"}, "1 in Oslo"),
+        ({"city": "place", "nights": "nights"}, {"place": "Oslo", "nights": 3}, "3 in Oslo"),
+        ({"city": "place", "nights": "nights"}, {"place": "Oslo"}, "1 in Oslo"),
+        (_by_callable, {"place": "Oslo", "nights": 2}, "2 in OSLO"),
+        (lambda state: {"city": state["place"]}, {"place": "Oslo"}, "1 in Oslo"),
+    ],
+)
+async def test_a_node_takes_its_parameters_from_the_state(
+    parameters: Any, given: dict[str, Any], booked: str
+) -> None:
+    services = bind([book])
+    builder = StateGraph(Trip).add_node("book", services.node(book, parameters=parameters))
+    own = builder.add_edge(START, "book").compile(checkpointer=InMemorySaver())
+    # A plan that a caller sends says nothing: the graph's author decided.
+    plan = {"steps": [{"context_key": "b", "capability": "book", "parameters": {"city": "Rome"}}]}
+    out: Any = await own.ainvoke({**given, "planning_execution_plan": plan}, THREAD)
+    [step] = out["__interrupt__"][0].value["steps"]
+    assert step["parameters"]["city"].lower() == "oslo"
+    out = await own.ainvoke(Command(resume="approve"), THREAD)
+    assert [one["value"] for one in out["capability_context_data"]["BOOK"].values()] == [booked]
+
+
+async def test_parameters_of_the_state_that_do_not_fit_are_refused() -> None:
+    services = bind([book])
+    for wrong, named in (
+        ({"citi": "place"}, "'city'"),
+        ({"city": 3}, "mapping"),
+        ("city", "city_key"),
+    ):
+        with pytest.raises(ConfigurationError, match=named):
+            services.node(book, parameters=wrong)  # type: ignore[arg-type]
+    for node in (
+        services.node(book, parameters={"city": "place"}),
+        services.node(book, parameters=lambda _: {"citi": "Oslo"}),
+    ):
+        own = StateGraph(Trip).add_node("book", node).add_edge(START, "book").compile()
+        out = await own.ainvoke({"messages": []})
+        assert "city" in out["control_error_info"]["user_message"]
+
+
+@tool
+def plain_tool(number: int) -> int:
+    """Return it."""
+    return number
+
+
+@pytest.mark.parametrize(
+    ("given", "fix"),
+    [
+        (
+            StateGraph(Trip).add_node("n", lambda _: {}).add_edge(START, "n").compile(),
+            "graph_capability",
+        ),
+        (plain_tool, "tool_capability"),
+        (book, r"\[book\]"),
+        (len, "capability_node"),
+        (3, "list of capabilities"),
+    ],
+)
+@pytest.mark.parametrize("make", [build_graph, bind])
+def test_a_single_object_in_the_place_of_the_list_is_refused_with_what_to_write(
+    given: Any, fix: str, make: Any
+) -> None:
+    with pytest.raises(ConfigurationError, match=fix):
+        make(given)

@@ -17,6 +17,7 @@ from typing_extensions import TypedDict
 
 from capgraph import CapabilityContext, build_graph, capability_node
 from capgraph.adapters import agent_capability, graph_capability
+from capgraph.adapters.task_graph import task_graph
 from capgraph.base.errors import ConfigurationError
 from capgraph.testing import FakeClock, ScriptedModel
 
@@ -258,3 +259,27 @@ async def test_an_agent_that_asks_is_answered_and_calls_no_model_again() -> None
     assert out["capability_context_data"]["ASKER_RESULT"]["k0"] == {"output": "It is done."}
     assert len(model.calls) == 2
     assert model.calls[1].messages[-1].text == "yes"
+
+
+@pytest.mark.parametrize("option", ["interrupt_before", "interrupt_after"])
+@pytest.mark.parametrize("nodes", [["ask"], "*"])
+def test_static_breakpoints_are_refused_with_the_fix(option: str, nodes: Any) -> None:
+    pricing = Pricing(asks=False).graph
+    stopping = Pricing.__new__(Pricing)
+    with pytest.raises(ConfigurationError, match=rf"{option}.*Fix: .*interrupt\(\)"):
+        stopping.__init__(asks=False, **{option: nodes})  # type: ignore[misc]
+
+    def add(state: State) -> State:
+        return {"total": state["amount"]}
+
+    builder = StateGraph(State).add_node("ask", add).add_edge(START, "ask")
+    inner = builder.compile(name="inner", **{option: nodes})
+    outer: Any = StateGraph(State).add_node("inner", inner).add_edge(START, "inner").compile()
+    with pytest.raises(ConfigurationError, match="subgraph 'inner'"):
+        graph_capability(outer, input=Order, output=Price)
+
+    agent = create_agent(ScriptedModel(responses=["Done."]), [], **{option: ["model"]})
+    for refused in (lambda: agent_capability(agent, name="clerk"), lambda: task_graph(agent)):
+        with pytest.raises(ConfigurationError, match=option):
+            refused()
+    assert graph_capability(pricing, input=Order, output=Price)
