@@ -7,6 +7,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
+from langgraph.types import Command
 from pydantic import BaseModel, create_model
 
 from capgraph.base.capability import BaseCapability, ContextType
@@ -74,7 +75,9 @@ def declare(
         given = step.parameters
         plain = isinstance(given, JsonParameters)
         found = await call(given.model_dump(by_alias=True) if plain else dict(given), step)
-        return found if isinstance(found, CapabilityContext) else {type_name(kind): _data(found)}
+        if isinstance(found, (CapabilityContext, Command)):
+            return found
+        return {type_name(kind): _data(found)}
 
     namespace: dict[str, Any] = {
         **options,

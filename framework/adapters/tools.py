@@ -47,9 +47,9 @@ def tool_capability(
 
     A dictionary (pydantic object, data class) that the tool returns is the data of the context
     type, any other value stands there under ``value``; of ``content_and_artifact`` the content
-    stands under ``value`` and the artifact under ``artifact``. Of a ``Command`` the data is what it
-    updates, with the text of its messages under ``value``; one that jumps (``goto``, ``resume``,
-    ``graph``) is refused, since a plan says what runs next.
+    stands under ``value`` and the artifact under ``artifact``. A ``Command`` updates keys of the
+    application's state, and the text of its messages stands under ``value``; one that jumps
+    (``goto``, ``resume``, ``graph``) is refused, since a plan says what runs next.
 
     A ``ToolException`` fails the step: CRITICAL, as it would end an agent's run, and REPLANNING
     where the tool says ``handle_tool_error``, with the text that is made for the model.
@@ -254,8 +254,6 @@ def _data(found: Any, name: str) -> Any:
             "value": found.content,
             **({} if found.artifact is None else {"artifact": found.artifact}),
         }
-    if isinstance(found, Command):
-        return _updated(found, name)
     if isinstance(found, list) and any(isinstance(one, (Command, ToolMessage)) for one in found):
         if len(found) == 1:
             return _data(found[0], name)
@@ -264,22 +262,6 @@ def _data(found: Any, name: str) -> Any:
             fix="Return one.",
         )
     return found
-
-
-def _updated(command: Command[Any], name: str) -> dict[str, Any]:
-    jumps = [
-        part for part in ("goto", "resume", "graph") if getattr(command, part) not in (None, ())
-    ]
-    if jumps or not isinstance(command.update, Mapping):
-        raise CapabilityError(
-            f"The tool {name!r} returned a Command with {' and '.join(jumps) or 'no named update'},"
-            " and in a plan the plan says what runs next.",
-            fix="Return Command(update={…}), or put the tool into an agent and make that a step.",
-        )
-    data = dict(command.update)
-    said = data.pop("messages", [])
-    texts = [str(message.text) for message in (said if isinstance(said, list) else [said])]
-    return {**data, "value": "\n".join(texts)} if texts else data
 
 
 def _classify(

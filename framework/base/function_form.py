@@ -8,6 +8,8 @@ import typing
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, create_model
@@ -19,7 +21,7 @@ from capgraph.base.classify import ErrorClassification
 from capgraph.base.context import CapabilityContext
 from capgraph.base.declarations import accepted, check_names
 from capgraph.base.errors import CapabilityError, ValidationError
-from capgraph.base.injected import Getter, argument_getter
+from capgraph.base.injected import Getter, argument_getter, is_command
 from capgraph.base.numbers import check_number
 from capgraph.base.threads import in_thread, is_sync
 from capgraph.base.value_context import ValueContext, value_context
@@ -143,6 +145,8 @@ def _execute_of(
         given |= {name: get(step) for name, get in arguments.injected.items()}
         made = await in_thread(function, **given) if is_sync(function) else function(**given)
         result = await awaited(made)
+        if is_command(type(result)):
+            return result
         if result is None and outputs and wrap is None and not step.stored:
             raise CapabilityError(
                 f"{self.name!r} returned nothing, and is declared to give {outputs[0].CONTEXT_TYPE}.",
@@ -305,6 +309,14 @@ def _outputs(annotation: Any, name: str, module: str, label: str) -> list[type[C
     annotation, given = _bare(annotation), annotation
     if annotation in (None, type(None)):
         return []
+    if is_command(annotation):  # the text of its messages
+        return [value_context(name, str | None, module)]
+    options = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else ()
+    others = [option for option in options if not is_command(option)]
+    if len(others) < len(options):
+        if not any(_is_context(_bare(option)) for option in others):
+            others += [str, None]
+        return _outputs(reduce(or_, others), name, module, label)
     parts = get_args(annotation) if get_origin(annotation) is tuple else (annotation,)
     kinds = [_bare(kind) for kind in parts]
     if all(_is_context(kind) for kind in kinds):

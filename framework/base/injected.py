@@ -208,6 +208,12 @@ def _read(annotation: Any, names: dict[str, Any]) -> Any:
         return annotation
 
 
+def is_command(annotation: Any) -> bool:
+    """Tell whether a type is LangGraph's ``Command``, which a capability may return."""
+    kind = get_origin(annotation) or annotation
+    return isinstance(kind, type) and "langgraph.types.Command" in _names(kind)
+
+
 def _unwrapped(annotation: Any) -> tuple[Any, list[Any], bool]:
     """Return a type without ``Annotated`` and ``Optional``, the marks, and whether it may lack."""
     marks: list[Any] = []

@@ -6,6 +6,7 @@ LangGraph drops unknown input keys and obeys a caller's ``Command(update=…)`` 
 
 from __future__ import annotations
 
+import inspect
 import json
 import uuid
 from collections.abc import Mapping
@@ -20,11 +21,12 @@ from langgraph.types import Command
 from capgraph.base.errors import ValidationError
 from capgraph.base.ports import now_text
 from capgraph.base.values import to_plain
+from capgraph.configs.near import closest
 from capgraph.engine.services import Services
 from capgraph.langgraph_compat import forged, is_task, names_questions, open_interrupts
 from capgraph.planning.waits import is_wait
 from capgraph.registry import Registry
-from capgraph.state import load_context
+from capgraph.state import STATE_KEYS, StateSchema, load_context
 from capgraph.stores.records import read_record
 
 if TYPE_CHECKING:
@@ -82,7 +84,7 @@ def admitted(
         # The state of an outer graph flows in whole; only these keys are read.
         given = {key: value for key, value in given.items() if key in keys}
     else:
-        _refuse_unknown(given, keys, services.registry)
+        _refuse_unknown(given, schema, services.registry)
     # What was sent for an earlier turn is not sent for this one.
     checked = {**{name: schema.keys[name].reset() for name in schema.for_one_turn}, **given}
     if "messages" in checked:
@@ -167,11 +169,10 @@ async def addressed(given: Any, saver: BaseCheckpointSaver[Any], config: Runnabl
     return replace(given, resume=resume)
 
 
-def _refuse_unknown(given: Mapping[str, Any], keys: frozenset[str], registry: Registry) -> None:
-    unknown = sorted(str(key) for key in given if key not in keys)
+def _refuse_unknown(given: Mapping[str, Any], schema: StateSchema, registry: Registry) -> None:
+    unknown = sorted(str(key) for key in given if key not in schema.from_caller)
     if not unknown:
         return
-    fix = f"Send only {', '.join(sorted(keys))}."
     if _OUTPUT_KEYS & set(unknown):
         fix = (
             "This looks like an earlier output. Pass the new message and the thread: the"
@@ -179,7 +180,25 @@ def _refuse_unknown(given: Mapping[str, Any], keys: frozenset[str], registry: Re
         )
     elif set(unknown) & set(registry.context_types):
         fix = 'Send context data under "capability_context_data".'
+    else:
+        fix = _how_to_send(unknown[0], schema)
     raise ValidationError(f"A caller may not send {', '.join(unknown)}.", fix=fix)
+
+
+def _how_to_send(name: str, schema: StateSchema) -> str:
+    """Return the fix for a key of the state that no caller may send, or that is unknown."""
+    if name in STATE_KEYS or not name.isidentifier():
+        return f"Send only {', '.join(sorted(schema.from_caller))}."
+    if name in schema.keys:
+        kind = schema.keys[name].type
+        shown = inspect.formatannotation(kind).replace("typing.", "")
+        return f"Annotate it in your state class: {name}: Annotated[{shown}, CallerInput]."
+    if near := closest(name, schema.from_caller):
+        return f"Send {near!r}."
+    return (
+        f"Send only {', '.join(sorted(schema.from_caller))}; or declare it in a class State(AgentState,"
+        f" total=False) as {name}: Annotated[<type>, CallerInput], and pass state_schema=State."
+    )
 
 
 def check_switches(given: Any, settings: Settings) -> None:

@@ -337,7 +337,8 @@ class Services:
         from capgraph.base.errors import RegistryError
 
         spec: Any = getattr(capability, "capability_spec", None)
-        if spec is None or self.registry.capabilities.get(spec.name) is not spec:
+        known = self.registry.capabilities.get(getattr(spec, "name", ""))
+        if known is None or known is not spec:
             raise RegistryError(
                 f"{capability!r} is none of the capabilities that were bound.",
                 fix="Give it to bind([...]), decorated with @capability_node.",
@@ -345,11 +346,11 @@ class Services:
         node: GraphNode = capability.langgraph_node
         if parameters is None:
             return node.bound(self)
-        check_parameters_of_state(spec, parameters)
+        _check_parameters(known, parameters)
         return node.bound(self, parameters=parameters)
 
 
-def check_parameters_of_state(spec: CapabilitySpec, parameters: ParametersOfState) -> None:
+def _check_parameters(spec: CapabilitySpec, parameters: ParametersOfState) -> None:
     """Refuse a mapping of state keys that does not fit to a capability.
 
     Raises:

@@ -15,6 +15,7 @@ from capgraph.base.ports import Attempt
 from capgraph.base.step_context import OFFERED, StepContext, StepInputs
 from capgraph.base.threads import in_thread, is_sync
 from capgraph.configs.streaming import step_of_plan
+from capgraph.pipeline.commands import plain_command
 from capgraph.pipeline.finalize import announce
 from capgraph.pipeline.job import CURRENT, Job
 from capgraph.pipeline.lifecycle import Lifecycle
@@ -70,7 +71,7 @@ async def call(job: Job, attempt: Attempt) -> Any:
     token = CURRENT.set(job)
     try:
         with step_of_plan(attempt.index, attempt.total):
-            result = await _invoke(spec.cls, context, job)
+            result = plain_command(await _invoke(spec.cls, context, job))
         job.worked = (result,)
         return result
     except asyncio.CancelledError as exc:
@@ -120,7 +121,7 @@ async def _invoke(cls: Any, context: StepContext, job: Job) -> Any:
     try:
         return await life.run()
     finally:
-        job.worked = (life.result,) if life.executed else None
+        job.worked = (plain_command(life.result),) if life.executed else None
 
 
 async def _awaited(method: Callable[[], Any]) -> None:

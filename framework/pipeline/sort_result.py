@@ -13,6 +13,7 @@ from capgraph.base.errors import CapabilityError, ValidationError
 from capgraph.base.plan import PlannedStep
 from capgraph.base.spec import CapabilitySpec
 from capgraph.base.values import to_plain
+from capgraph.pipeline.commands import read_command
 from capgraph.state import STATE_KEYS, ContextTypes, dump_context, fitting
 
 Contexts = dict[str, dict[str, Any]]
@@ -72,7 +73,8 @@ def sort_result(
 
     A context object goes under its type; a key that is a type in ``provides`` goes there; a key
     that is a state channel is merged into the state; all other keys together are the step's
-    output and go under ``expected_output``, else under the only type it provides.
+    output and go under ``expected_output``, else under the only type it provides. A command writes
+    keys of the application's state, and the text of its messages is the output.
 
     Raises:
         CapabilityError: The result has another form, or a key fits nowhere or is the graph's.
@@ -96,7 +98,8 @@ def sort_result(
             )
         contexts[kind] = {key: dump_context(kind, key, value, types)}
 
-    for value in _values(result, spec):
+    for given in _values(result, spec):
+        value = read_command(given, spec, state_keys, types)
         if isinstance(value, CapabilityContext):
             put(value.CONTEXT_TYPE, value)
             continue

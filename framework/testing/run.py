@@ -19,7 +19,7 @@ from capgraph.pipeline.job import Door
 from capgraph.pipeline.journal import Journal
 from capgraph.planning import validated_parameters
 from capgraph.registry import Registry
-from capgraph.state import TurnView, dump_context, load_context
+from capgraph.state import STATE_KEYS, TurnView, dump_context, load_context
 
 STEP_KEY = "result"
 
@@ -76,7 +76,7 @@ async def run_capability(
             these.
         parameters: The step's parameters.
         task: The step's objective.
-        state: Further keys of the state.
+        state: Further keys of the state; the capability may write them.
         config: The capability's settings section.
         attempt: Which try this is; 1 for the first.
         model: The chat model that ``self.chat_model()`` returns.
@@ -137,6 +137,7 @@ async def run_capability(
         failures=attempt - 1,
         raw_errors=True,
         types=types,
+        state_keys=STATE_KEYS | (state or {}).keys(),
         notify=lambda message, fraction: run.progress.append((message, fraction)),
     )
     asked = Attempt(

@@ -164,9 +164,11 @@ async def test_of_a_command_nothing_is_dropped() -> None:
         said = [ToolMessage("kept", tool_call_id=call)]
         return Command(update={"messages": said, "user": "Ada"}, goto=goto or ())
 
-    assert await run(command, {"goto": ""}) == {"value": "kept", "user": "Ada"}
+    made = tool_capability(command, provides="OUT")
+    found = await run_capability(made, parameters={"goto": ""}, state={"user": None})
+    assert (found.contexts, found.updates) == ({"OUT": {"value": "kept"}}, {"user": "Ada"})
     with pytest.raises(CapabilityError, match="goto"):
-        await run(command, {"goto": "elsewhere"})
+        await run_capability(made, parameters={"goto": "elsewhere"}, state={"user": None})
 
 
 async def test_what_a_tool_wants_injected_comes_from_the_step() -> None:
