@@ -526,5 +526,5 @@ def _written(message: Any) -> str:
 
 
 def _shown(text: str, limit: int = 500) -> str:
-    shown = clean_text(" ".join(mask_secrets(text).split()))
+    shown = clean_text(" ".join(mask_secrets(text, 4 * limit).split()))
     return shown if len(shown) <= limit else f"{shown[: limit - 1]}…"

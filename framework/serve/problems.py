@@ -18,7 +18,7 @@ from capgraph.base.errors import (
     ThreadBusyError,
     ValidationError,
 )
-from capgraph.configs.logger import get_logger, mask_secrets
+from capgraph.configs.logger import LONGEST_MESSAGE, get_logger, mask_secrets
 
 _STATUS: tuple[tuple[type[CapgraphError], int], ...] = (
     (ThreadBusyError, 409),
@@ -105,7 +105,7 @@ def problem(
         headers: Further headers.
         **more: Further members.
     """
-    detail = _ADDRESS.sub("", mask_secrets(detail))
+    detail = _ADDRESS.sub("", mask_secrets(detail, LONGEST_MESSAGE))
     body = {
         "type": f"errors/{code}",
         "title": code,

@@ -20,7 +20,7 @@ from weakref import WeakSet
 
 from capgraph.base.errors import LimitError, PolicyError, StoppedError
 from capgraph.base.ports import Caller
-from capgraph.configs.logger import get_logger, mask_secrets
+from capgraph.configs.logger import LONGEST_MESSAGE, get_logger, mask_secrets
 from capgraph.configs.safe_text import mask_data
 from capgraph.configs.scoped import scoped
 from capgraph.telemetry.sinks import current_ids
@@ -97,7 +97,7 @@ class Audit:
         try:
             await self._flush()
         except Exception as exc:
-            told = mask_secrets(str(exc))
+            told = mask_secrets(str(exc), LONGEST_MESSAGE)
             get_logger("framework", "audit").error("Records of the audit wait: %s", told)
 
     async def _flush(self) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 import capgraph.telemetry as telemetry
 from capgraph.base.ports import Sink, now_text
 from capgraph.configs.errors import ConfigurationError
-from capgraph.configs.logger import get_logger, mask_secrets
+from capgraph.configs.logger import LONGEST_MESSAGE, get_logger, mask_secrets
 from capgraph.configs.scoped import scoped
 from capgraph.configs.streaming import use_outlet
 
@@ -329,7 +329,7 @@ class _Outlet:
             if inspect.isawaitable(result):
                 result = self._loop.run_until_complete(_wait_for(result))
         except Exception as exc:
-            told = mask_secrets(f"raised {type(exc).__name__}: {exc}")
+            told = mask_secrets(f"raised {type(exc).__name__}: {exc}", LONGEST_MESSAGE)
             self._note(told, first=not self.failed)
             self.failed = True
             return None
