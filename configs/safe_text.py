@@ -15,14 +15,13 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from typing import Any
 from urllib.parse import quote, unquote
 from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, SecretBytes, SecretStr
 
-from capgraph.configs.scoped import scoped
+from capgraph.configs.run_context import run_context, using
 
 MASK = "***"
 """What stands in place of a secret."""
@@ -216,7 +215,13 @@ def _secrets_of(value: Any, name: str = "") -> Iterator[str]:
             yield value
 
 
-_masker: ContextVar[SecretMasker] = ContextVar("capgraph_masker", default=SecretMasker())  # noqa: B039 - never changed
+_DEFAULT = SecretMasker()
+
+
+def current_masker() -> SecretMasker:
+    """Return what knows the secrets of the running code."""
+    masker: SecretMasker | None = run_context().masker
+    return _DEFAULT if masker is None else masker
 
 
 def use_masker(masker: SecretMasker) -> AbstractContextManager[None]:
@@ -227,7 +232,7 @@ def use_masker(masker: SecretMasker) -> AbstractContextManager[None]:
     Args:
         masker: What knows the secrets.
     """
-    return scoped(_masker, _masker.get().joined(masker))
+    return using(masker=current_masker().joined(masker))
 
 
 def mask_secrets(text: str, limit: int | None = None) -> str:
@@ -242,7 +247,7 @@ def mask_secrets(text: str, limit: int | None = None) -> str:
     >>> mask_secrets("x" * 1_000_000, limit=4)
     'xxx…'
     """
-    masker = _masker.get()
+    masker = current_masker()
     return masker.text(text) if limit is None else masker.excerpt(text, limit)
 
 
@@ -252,7 +257,7 @@ def mask_data(value: Any) -> Any:
     >>> mask_data({"url": "redis://:pw@host", "login": {"password": "x"}, "rows": 3})
     {'url': 'redis://:***@host', 'login': {'password': '***'}, 'rows': 3}
     """
-    return _masker.get().data(value)
+    return current_masker().data(value)
 
 
 # Control characters but the tab, Unicode's category Cf, and what has a width of nothing or looks

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Mapping
-from contextvars import ContextVar
 from functools import cache
 from importlib import resources
 from typing import Any, ClassVar, Literal, get_args
@@ -34,14 +32,13 @@ from pydantic_settings import (
 from capgraph.configs.errors import ConfigurationError
 from capgraph.configs.limits import Limits, Section
 from capgraph.configs.near import nearest
-from capgraph.configs.scoped import scoped
 from capgraph.configs.yaml_files import deep_merge, explained, read_yaml
 
 _PREFIX = "CAPGRAPH_"
 _OWN_SERVER_TIMEOUT_SECONDS = 300.0
 _FILE_VARIABLE = "CAPGRAPH_CONFIG"
 _UPLOADED = ".csv .tsv .txt .tab .dat .json .jsonl .ndjson .parquet .pq .sqlite .sqlite3 .db"
-_file_values: ContextVar[Mapping[str, Any]] = ContextVar("capgraph_settings_files")
+_FILES = "_values_of_files"
 
 
 @cache
@@ -649,7 +646,8 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Read arguments, then the environment, then what the files said."""
         _refuse_misspelt_variables()
-        files = InitSettingsSource(settings_cls, dict(_file_values.get({})))
+        assert isinstance(init_settings, InitSettingsSource)
+        files = InitSettingsSource(settings_cls, init_settings.init_kwargs.pop(_FILES, {}))
         return init_settings, env_settings, files
 
 
@@ -672,8 +670,8 @@ def load_settings(*files: str | os.PathLike[str], **overrides: Any) -> Settings:
     for file in ([named] if named else []) + [os.fspath(item) for item in files]:
         values = deep_merge(values, read_yaml(file))
     try:
-        with scoped(_file_values, values):
-            return Settings(**overrides)
+        arguments: dict[str, Any] = {**overrides, _FILES: values}
+        return Settings(**arguments)
     except ValidationError as exc:
         about = [_PREFIX + "__".join(map(str, error["loc"])).upper() for error in exc.errors()]
         given = sorted(name for name in os.environ if name.upper() in about)

@@ -56,7 +56,7 @@ from capgraph.base.threads import in_thread
 from capgraph.base.value_context import ValueContext
 from capgraph.base.values import misfits
 from capgraph.pipeline.effect_ledger import digest_of
-from capgraph.pipeline.job import CURRENT
+from capgraph.pipeline.job import outer_job
 from capgraph.planning.json_parameters import json_parameters
 
 KEY = "capgraph/idempotency-key"
@@ -366,7 +366,7 @@ class _Caller:
         call = line.parked.pop(step.idempotency_key, None)
         if call is None:
             tools = line.tools or await self.server.tools()
-            job = CURRENT.get()
+            job = outer_job()
             why = self.changed(tools) if job is None or job.agreed is None else ""
             if self.name not in tools or why:
                 raise CapabilityError(

@@ -49,7 +49,7 @@ from capgraph.langgraph_compat import (
 )
 from capgraph.pipeline.effect_ledger import digest_of
 from capgraph.pipeline.failures import clear_failure, killed, raise_failure
-from capgraph.pipeline.job import CURRENT, Door
+from capgraph.pipeline.job import Door, outer_job
 from capgraph.pipeline.journal import Journal, Opening
 from capgraph.pipeline.run_config import current_runtime, paid_by
 from capgraph.pipeline.state_update import last_result, to_state
@@ -133,6 +133,7 @@ async def run_request(
     labels: Mapping[str, str] | None = None,
     *,
     raw_errors: bool = False,
+    work: Any = None,
 ) -> StepRecord:
     """Run a capability for somebody who keeps neither plan nor state: a tool call, a task.
 
@@ -147,6 +148,7 @@ async def run_request(
             and where none knows the capability, default limits.
         labels: Of what whoever asks has heard, with their sources.
         raw_errors: Whether a failure is raised as it is.
+        work: The caller's own work, which the capability's body only runs.
 
     Returns:
         What it left behind, a failure included.
@@ -164,7 +166,7 @@ async def run_request(
     apart, nowhere = current_runtime() is not None, frozenset[str]()
     budget = TurnBudget()
     about: Any = {"apart": apart, "state_keys": nowhere, "labels": labels or {}}
-    about["raw_errors"] = raw_errors
+    about |= {"raw_errors": raw_errors, "work": work}
     run = partial(_answered, attempt, view, bound, budget, **about)
     async with _entered(view, bound, budget):
         again = lambda failures: run(failures=failures)  # noqa: E731
@@ -305,7 +307,7 @@ def _apart(name: str) -> list[str]:
         return []
     node = str(known.get("langgraph_node") or name)
     numbers = [str(part) for part in known.get("langgraph_path") or () if type(part) is int]
-    if (outer := CURRENT.get()) is not None:
+    if (outer := outer_job()) is not None:
         # A graph inside the body has tasks of its own, and may go on in the middle.
         request = (str(known.get("langgraph_checkpoint_ns")), name)
         outer.asked[request] += 1
@@ -331,6 +333,7 @@ async def _answered(
     failures: int = 0,
     labels: Mapping[str, str] | None = None,
     raw_errors: bool = False,
+    work: Any = None,
 ) -> StepRecord:
     """Run the step; ask a person whatever it needs to know, as often as it asks.
 
@@ -359,6 +362,7 @@ async def _answered(
         budget=tries,
         labels=labels or {},
         raw_errors=raw_errors,
+        work=work,
     )
     while True:
         result = await services.runner.run(attempt, door)

@@ -13,10 +13,10 @@ from langgraph.func import task
 
 from capgraph.base.errors import InfrastructureError
 from capgraph.base.ports import FlowPolicy, StepRecord
-from capgraph.configs.scoped import scoped
+from capgraph.configs.run_context import using
 from capgraph.engine.bind import running_journal
 from capgraph.governance.flow import InformationFlow
-from capgraph.pipeline.job import HEARING, LABELS, Hearing, hear
+from capgraph.pipeline.job import LABELS, Hearing, current_hearing, hear
 from capgraph.pipeline.state_update import to_state
 from capgraph.registry import Registry
 
@@ -79,9 +79,9 @@ def hearing(known: Mapping[str, str]) -> Iterator[dict[str, str]]:
     Yields:
         Takes up the labels of what is read in the block.
     """
-    around, told = HEARING.get(), dict[str, str]()
+    around, told = current_hearing(), dict[str, str]()
     before = {**around.before, **known} if around is not None else known
-    with scoped(HEARING, Hearing(before, told, _flow)):
+    with using(labels=Hearing(before, told, _flow)):
         yield told
 
 
@@ -94,7 +94,7 @@ def as_task(name: str, work: Callable[[], Awaitable[T]]) -> Awaitable[T]:
 
     The labels of what it heard meanwhile are kept beside it, and heard wherever it is handed out.
     """
-    around = HEARING.get()
+    around = current_hearing()
     known = around.labels if around is not None else {}
 
     async def body() -> Any:

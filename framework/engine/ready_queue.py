@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import ExitStack
-from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
@@ -20,6 +19,7 @@ from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from capgraph.base.budget import TurnBudget
 from capgraph.base.plan import PlannedStep, copy_key, plan_key
 from capgraph.base.ports import Attempt, Failure, Question, StepRecord
+from capgraph.configs.run_context import run_context, using
 from capgraph.engine.copies import Copies, collects
 from capgraph.engine.entry import ASKED
 from capgraph.engine.envelopes import Envelope, envelope_of, let_go, one_signal, own
@@ -39,7 +39,6 @@ from capgraph.telemetry.metered import counting
 from capgraph.telemetry.sinks import about
 
 _BY_TYPE = ("capability_context_data", "capability_context_labels")
-_RUN: ContextVar[PlanRun | None] = ContextVar("capgraph_plan_run", default=None)
 
 
 class Pass(NamedTuple):
@@ -178,14 +177,13 @@ class PlanRun:
             FatalExecutionError: A step failed with severity FATAL.
             GraphBubbleUp: A step interrupted itself; all that did not need it has run.
         """
-        token = _RUN.set(self)
         try:
-            self._call_ready(self._places)
-            while self._calls:
-                call = await self._over.get()
-                self._take(self._calls.pop(call), call)
+            with using(plan_run=self):
+                self._call_ready(self._places)
+                while self._calls:
+                    call = await self._over.get()
+                    self._take(self._calls.pop(call), call)
         finally:
-            _RUN.reset(token)
             for call in self._calls:
                 call.cancel()
         if self._error is not None:
@@ -387,7 +385,7 @@ def _payload(index: int, step: PlannedStep) -> dict[str, Any]:
 
 async def run_step_task(payload: dict[str, Any]) -> Envelope | None:
     """Body of every step's LangGraph task."""
-    run = _RUN.get()
+    run: PlanRun | None = run_context().plan_run
     if run is None:
         raise RuntimeError(
             "A step task was called outside of a plan's run. Fix: let the router node call it."

@@ -17,7 +17,7 @@ from capgraph.base.threads import in_thread, is_sync
 from capgraph.configs.streaming import step_of_plan
 from capgraph.pipeline.commands import plain_command
 from capgraph.pipeline.finalize import announce
-from capgraph.pipeline.job import CURRENT, Job
+from capgraph.pipeline.job import Job, in_body_of
 from capgraph.pipeline.lifecycle import Lifecycle
 from capgraph.pipeline.run_config import current_runtime
 from capgraph.pipeline.step_state import StepState
@@ -68,9 +68,8 @@ async def call(job: Job, attempt: Attempt) -> Any:
         once=once,
     )
     job.asked.clear()
-    token = CURRENT.set(job)
     try:
-        with step_of_plan(attempt.index, attempt.total):
+        with in_body_of(job), step_of_plan(attempt.index, attempt.total):
             result = plain_command(await _invoke(spec.cls, context, job))
         job.worked = (result,)
         return result
@@ -84,7 +83,6 @@ async def call(job: Job, attempt: Attempt) -> Any:
             fix="Catch asyncio.CancelledError where the work is cancelled.",
         ) from exc
     finally:
-        CURRENT.reset(token)
         job.stored = context.stored
 
 

@@ -14,6 +14,7 @@ from capgraph.base.budget import TurnBudget
 from capgraph.base.context import CapabilityContext
 from capgraph.base.ports import Attempt, Failure, FlowPolicy, Question, Source, StepRecord
 from capgraph.base.spec import CapabilitySpec
+from capgraph.configs.run_context import run_context
 from capgraph.configs.scoped import scoped
 from capgraph.pipeline.capacity import Slot
 from capgraph.pipeline.effect_ledger import EffectLedger
@@ -62,6 +63,7 @@ class Door:
         begun: Whether a try has begun.
         absent: Keys of the state that are not here: they stayed with the turn, on another worker.
         labels: Labels of what whoever asks has heard, with their sources.
+        work: The asker's own work, which the capability's body only runs.
     """
 
     view: TurnView
@@ -81,6 +83,7 @@ class Door:
     begun: bool = False
     absent: frozenset[str] = frozenset()
     labels: Mapping[str, str] = field(default_factory=dict)
+    work: Any = None
 
     def stopping(self) -> bool:
         """Tell whether no further try may begin."""
@@ -156,10 +159,14 @@ class Job:
         return asyncio.get_running_loop().time() - self.began
 
 
-CURRENT: ContextVar[Job | None] = ContextVar("capgraph_attempt", default=None)
-"""The attempt whose body is running, so that an attempt inside it knows where it is."""
+class _Executing(NamedTuple):
+    """A step that is executing, and whether its body runs or a middleware around it."""
 
-_AROUND: ContextVar[Job | None] = ContextVar("capgraph_around", default=None)
+    job: Job
+    in_body: bool
+
+
+_STEP: ContextVar[_Executing | None] = ContextVar("capgraph_step", default=None)
 
 
 LABELS = "capgraph_labels"
@@ -185,13 +192,15 @@ class Hearing(NamedTuple):
         return {**self.before, **self.told}
 
 
-HEARING: ContextVar[Hearing | None] = ContextVar("capgraph_hearing", default=None)
-"""Of the member that is at work; a graph around hears by the attempt in which the team runs."""
+def current_hearing() -> Hearing | None:
+    """Return what the member at work has before it; a graph around hears by the team's attempt."""
+    hearing: Hearing | None = run_context().labels
+    return hearing
 
 
 def hear(labels: Mapping[str, str]) -> None:
     """Have whatever goes on around carry the labels of something that was read here."""
-    outer, around = CURRENT.get(), HEARING.get()
+    outer, around = outer_job(), current_hearing()
     if outer is not None:
         outer.labels = {**labels, **outer.labels}
     if around is not None:
@@ -199,13 +208,33 @@ def hear(labels: Mapping[str, str]) -> None:
 
 
 def current_job() -> Job | None:
-    """Return the run of the stages that the calling middleware stands in; ``None`` outside."""
-    return _AROUND.get()
+    """Return the run of the stages that the caller belongs to; ``None`` outside of any."""
+    step = _STEP.get()
+    return step.job if step is not None else None
+
+
+def requested_work() -> Any:
+    """Return the work that the asker of the executing step gave its body to do."""
+    job = current_job()
+    return job.door.work if job is not None else None
+
+
+def outer_job() -> Job | None:
+    """Return the run of the stages whose body is running, which is that of a nested attempt."""
+    step = _STEP.get()
+    if step is None:
+        return None
+    return step.job if step.in_body else step.job.outer
 
 
 def standing_in(job: Job) -> AbstractContextManager[None]:
     """Let a middleware know which run of the stages it stands in."""
-    return scoped(_AROUND, job)
+    return scoped(_STEP, _Executing(job, in_body=False))
+
+
+def in_body_of(job: Job | None) -> AbstractContextManager[None]:
+    """Let nested attempts know in which body they run; ``None`` for that of no step."""
+    return scoped(_STEP, _Executing(job, in_body=True) if job is not None else None)
 
 
 def kept_effects(results: Mapping[str, Mapping[str, Any]], keys: Collection[str]) -> set[str]:

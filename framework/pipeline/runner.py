@@ -46,13 +46,13 @@ from capgraph.pipeline import (
 )
 from capgraph.pipeline.equipment import Equipment
 from capgraph.pipeline.job import (
-    CURRENT,
-    HEARING,
     Door,
     Inner,
     Job,
     Result,
+    current_hearing,
     hear,
+    outer_job,
     standing_in,
 )
 from capgraph.pipeline.state_update import told_outside, with_inside
@@ -166,10 +166,10 @@ class StepRunner:
             GraphBubbleUp: An interrupt of the capability's own, or another signal of LangGraph.
         """
         spec = self.equipment.registry.capabilities[attempt.capability]
-        outer = CURRENT.get()
+        outer = outer_job()
         around = outer is not None and outer.bounded
         bounded = self._bounded or around or bool(door.view.plan.get("budget"))
-        hearing = HEARING.get()
+        hearing = current_hearing()
         heard = hearing.labels if hearing is not None else {}
         flow = self.equipment.flow or (outer.flow if outer else None)
         flow = hearing.flow() if flow is None and hearing is not None and heard else flow
@@ -214,7 +214,7 @@ class StepRunner:
             door: What the asker brings.
         """
         spec = self.equipment.registry.capabilities[attempt.capability]
-        job = Job(spec, self.equipment, door, CURRENT.get())
+        job = Job(spec, self.equipment, door, outer_job())
         found: list[Any] | StepRecord = await observe.observe(job, attempt, validate.elements)
         return found
 
