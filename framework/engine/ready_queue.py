@@ -27,7 +27,7 @@ from capgraph.engine.routing import due_looks
 from capgraph.engine.services import Services
 from capgraph.langgraph_compat import answers_there, called_back
 from capgraph.pipeline.failures import clear_failure, raise_failure
-from capgraph.pipeline.job import Door
+from capgraph.pipeline.job import Door, Result
 from capgraph.pipeline.retry_policy import RetryPolicy, declared_policy
 from capgraph.pipeline.run_config import current_runtime
 from capgraph.pipeline.state_update import Writes, applied, combined, last_result
@@ -267,17 +267,24 @@ class PlanRun:
         self._running.add(task)
         try:
             if "element" in payload:
-                return await self._run_copy(self._copies[key], payload["element"])
-            attempt = Attempt(
-                capability=step["capability"],
-                step=step,
-                key=key,
-                index=index,
-                total=len(self._view.steps),
-                objective=self._view.objective_of(step),
-            )
-            run_step = self._run_each if step.get("for_each") else self._run_step
-            return await run_step(attempt, self._door(key))
+                attempt, work = self._copy(self._copies[key], payload["element"])
+            else:
+                attempt = Attempt(
+                    capability=step["capability"],
+                    step=step,
+                    key=key,
+                    index=index,
+                    total=len(self._view.steps),
+                    objective=self._view.objective_of(step),
+                )
+                if step.get("for_each"):
+                    return await self._run_each(attempt, self._door(key))
+                work = self._services.runner.run(attempt, self._door(key))
+            try:
+                return self._envelope(await work, attempt)
+            except GraphInterrupt as signal:
+                self._asked |= {question.id: attempt.key for question in signal.args[0]}
+                raise
         finally:
             self._running.discard(task)
 
@@ -304,12 +311,7 @@ class PlanRun:
         """
         return self._looking and not begun and not answers_there()
 
-    async def _run_step(self, attempt: Attempt, door: Door) -> Envelope | None:
-        try:
-            result = await self._services.runner.run(attempt, door)
-        except GraphInterrupt as signal:
-            self._asked |= {question.id: attempt.key for question in signal.args[0]}
-            raise
+    def _envelope(self, result: Result, attempt: Attempt) -> Envelope | None:
         if result is None:
             return None
         if isinstance(result, Question):
@@ -353,10 +355,10 @@ class PlanRun:
         kept = left if record.error or spec.effect != "none" else copies.stripped()
         return {**self._leave(record, attempt), "copies": kept}
 
-    async def _run_copy(self, copies: Copies, number: int) -> Envelope | None:
+    def _copy(self, copies: Copies, number: int) -> tuple[Attempt, Awaitable[Result]]:
         attempt = copies.attempt_at(number)
         stops = lambda _begun: self._stopping or copies.stopped  # noqa: E731
-        return await self._run_step(attempt, self._door(attempt.key, stops))
+        return attempt, self._services.runner.run(attempt, self._door(attempt.key, stops))
 
     def drain_requested(self) -> bool:
         """Whether the process is to stop: what runs may end, nothing else begins."""
@@ -383,14 +385,14 @@ def _payload(index: int, step: PlannedStep) -> dict[str, Any]:
     }
 
 
-async def run_step_task(payload: dict[str, Any]) -> Envelope | None:
-    """Body of every step's LangGraph task."""
+def run_step_task(payload: dict[str, Any]) -> Awaitable[Envelope | None]:
+    """Return the work of a step's LangGraph task."""
     run: PlanRun | None = run_context().plan_run
     if run is None:
         raise RuntimeError(
             "A step task was called outside of a plan's run. Fix: let the router node call it."
         )
-    return await run.step(payload)
+    return run.step(payload)
 
 
 def _current_index(state: Mapping[str, Any]) -> int:

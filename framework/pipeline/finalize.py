@@ -40,8 +40,14 @@ class Skipped(NamedTuple):
     not_needed: bool = False
 
 
-async def finalize(job: Job, attempt: Attempt, inner: Inner) -> Result:
+async def finalize(job: Job, attempt: Attempt, inner: Inner, *, leaves: bool = True) -> Result:
     """Sort and check what one try gave, and say what a failure means.
+
+    Args:
+        job: The run of the stages.
+        attempt: The try.
+        inner: What it runs.
+        leaves: True if the record leaves the stage; False if a middleware or a gate looks at it.
 
     Raises:
         FatalExecutionError: The failure was classified FATAL; the cause is chained.
@@ -49,34 +55,38 @@ async def finalize(job: Job, attempt: Attempt, inner: Inner) -> Result:
     job.began = asyncio.get_running_loop().time()
     job.stored, job.source, job.effect, job.failure = [], "run", None, None
     job.cut_off, job.worked = False, None
-    try:
-        found = await _gave(job, attempt, inner)
-        if isinstance(found, Sorted):
-            # What a replay hands back was looked at when it was made.
-            if job.spec.gate is None or attempt.replayed:
-                return _succeeded(job, attempt, found)
-            seen = await examined(job, attempt, found)
-            record = _succeeded(job, attempt, found)
-            return replace(
-                record, quality=seen.level, approval_reasons=(seen.ask,) if seen.ask else ()
-            )
-    except GraphBubbleUp:
-        raise
-    except Exception as exc:
-        return await failed_record(job, attempt, exc)
-    return found
+    found: StepRecord
+    with about(attempt_id=_name_of(job, attempt)):
+        try:
+            if attempt.given is not None:
+                job.source, result = attempt.given.source, attempt.given.value
+            else:
+                result = job.returned = await inner(job, attempt)
+            if result is STOPPED or isinstance(result, Question):
+                return None if result is STOPPED else result
+            if isinstance(result, Skipped):
+                return passed_over(job, attempt, result)
+            found = await _examined(job, attempt, _sorted(job, attempt, result))
+        except GraphBubbleUp:
+            raise
+        except Exception as exc:
+            found = await failed_record(job, attempt, exc, tell=False)
+        if not leaves or (found.error is None and not found.approval_reasons and not is_heard()):
+            return found
+        return await _left(job, attempt, found)
 
 
-async def _gave(job: Job, attempt: Attempt, inner: Inner) -> Sorted | Result:
-    """Return what the try gave, sorted; or what stands in its place."""
-    if attempt.given is not None:
-        job.source, result = attempt.given.source, attempt.given.value
-    else:
-        result = job.returned = await inner(job, attempt)
-    if result is STOPPED or isinstance(result, Question):
-        return None if result is STOPPED else result
-    if isinstance(result, Skipped):
-        return passed_over(job, attempt, result)
+async def _examined(job: Job, attempt: Attempt, found: Sorted) -> StepRecord:
+    """Return the record of a try that succeeded, as good as the capability's gate wants it."""
+    # What a replay hands back was looked at when it was made.
+    if job.spec.gate is None or attempt.replayed:
+        return _succeeded(job, attempt, found)
+    seen = await examined(job, attempt, found)
+    record = _succeeded(job, attempt, found)
+    return replace(record, quality=seen.level, approval_reasons=(seen.ask,) if seen.ask else ())
+
+
+def _sorted(job: Job, attempt: Attempt, result: Any) -> Sorted:
     if job.door.unsorted and isinstance(result, Mapping) and not job.stored:
         # No schema could drop a key here: a unit test looks at what was returned.
         return Sorted(dict(result), {}, None)
@@ -124,19 +134,20 @@ def _succeeded(job: Job, attempt: Attempt, found: Sorted) -> StepRecord:
     return record
 
 
-async def finished(job: Job, attempt: Attempt, inner: Inner, *, checked: bool) -> Result:
+def _name_of(job: Job, attempt: Attempt) -> str:
+    return "/".join(part for part in (job.view.plan_id, attempt.key, str(attempt.number)) if part)
+
+
+async def finished(job: Job, attempt: Attempt, inner: Inner) -> Result:
     """Let a result out of the stage: valid whatever changed it, and agreed to where that is asked.
 
     Args:
         job: The run of the stages.
         attempt: The try.
-        inner: The stage, with what stands around it.
-        checked: Whether anything does.
+        inner: The stage, with the middlewares around it.
     """
-    name = "/".join(part for part in (job.view.plan_id, attempt.key, str(attempt.number)) if part)
-    with about(attempt_id=name):
-        may_ask = (checked or job.spec.gate is not None) and attempt.given is None
-        held = await job.door.ledger.held(attempt.key) if may_ask else {}
+    with about(attempt_id=_name_of(job, attempt)):
+        held = await job.door.ledger.held(attempt.key) if attempt.given is None else {}
         if held and held["of"] == work_of(attempt):
             # A person is asked about this very result; another try would give another one.
             job.began, job.effect = asyncio.get_running_loop().time(), held["effect"]
@@ -144,25 +155,26 @@ async def finished(job: Job, attempt: Attempt, inner: Inner, *, checked: bool) -
             asks = tuple(held["asks"])
             found: Result = _record(job, attempt, success=True, approval_reasons=asks, **kept)
         else:
-            job.settling = True
-            try:
-                found = await _as_it_leaves(job, attempt, await inner(job, attempt))
-            finally:
-                job.settling = False
-            if job.effect_done and isinstance(found, StepRecord):
-                await _kept_as_it_leaves(job, found)
-        if not isinstance(found, StepRecord) or not found.success:
-            if isinstance(found, StepRecord) and found.error is not None:
-                tell_failed(job, attempt, found.error)
-            return found
-        if found.approval_reasons and (question := await _asked(job, attempt, found)) is not None:
-            return question
-        if is_heard() and not (attempt.given and attempt.given.told):
-            duration = found.execution_time
-            telemetry.emit(
-                telemetry.StepFinished(duration=duration, outputs=found.outputs, **attempt.event())
-            )
+            found = await _as_it_leaves(job, attempt, await inner(job, attempt))
+        return await _left(job, attempt, found) if isinstance(found, StepRecord) else found
+
+
+async def _left(job: Job, attempt: Attempt, found: StepRecord) -> Result:
+    """Return a record that leaves the stage, or the question about it, and say how the try ended."""
+    if job.effect_done:
+        await _kept_as_it_leaves(job, found)
+    if not found.success:
+        if found.error is not None:
+            tell_failed(job, attempt, found.error)
         return found
+    if found.approval_reasons and (question := await _asked(job, attempt, found)) is not None:
+        return question
+    if is_heard() and not (attempt.given and attempt.given.told):
+        duration = found.execution_time
+        telemetry.emit(
+            telemetry.StepFinished(duration=duration, outputs=found.outputs, **attempt.event())
+        )
+    return found
 
 
 async def _kept_as_it_leaves(job: Job, found: StepRecord) -> None:
@@ -182,7 +194,7 @@ async def _as_it_leaves(job: Job, attempt: Attempt, found: Result) -> Result:
         try:
             return replace(found, contexts=_valid(job, found.contexts))
         except ValidationError as exc:
-            return await failed_record(job, attempt, exc)
+            return await failed_record(job, attempt, exc, tell=False)
     return found
 
 
@@ -265,8 +277,16 @@ def read_job_failure(job: Job, attempt: Attempt, exc: Exception) -> Failure:
     return failure
 
 
-async def failed_record(job: Job, attempt: Attempt, exc: Exception) -> StepRecord:
+async def failed_record(
+    job: Job, attempt: Attempt, exc: Exception, *, tell: bool = True
+) -> StepRecord:
     """Return the record of a try that failed.
+
+    Args:
+        job: The run of the stages.
+        attempt: The try.
+        exc: The exception.
+        tell: True if the failure is final for the try; False if a middleware may still change it.
 
     Raises:
         FatalExecutionError: The failure was classified FATAL; the cause is chained.
@@ -285,7 +305,7 @@ async def failed_record(job: Job, attempt: Attempt, exc: Exception) -> StepRecor
     if job.effect_done or (job.acted_inside and not again):
         failure = after_effect(failure)
     announce(job, attempt)
-    if not job.settling:
+    if tell:
         tell_failed(job, attempt, failure)
     return _record(job, attempt, error=failure, updates=killed(exc))
 

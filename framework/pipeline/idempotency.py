@@ -29,6 +29,27 @@ _NO_ANSWER = frozenset({"timeout", "network"})
 _SKIPPED = "Skipped: nobody knows whether its effect happened."
 
 
+async def without_effect(job: Job, attempt: Attempt, inner: Inner) -> Any:
+    """Let a step run that has no effect, as long as the turn goes on and nobody took it over.
+
+    A part of it may be of unknown outcome all the same.
+
+    Raises:
+        PersistenceError: Another process has the thread.
+        StoppedError: Somebody stopped the run.
+    """
+    book = job.door.ledger
+    await book.go_on(confirm=False)
+    if (question := await last_look(job, attempt)) is not None:
+        return question
+    if not book.journal.is_lent:
+        await book.have()  # elsewhere, what comes of it is kept for the next who runs the turn
+    try:
+        return await inner(job, attempt)
+    except UnknownOutcome as signal:
+        return signal.question or Skipped(_SKIPPED)
+
+
 async def idempotency(job: Job, attempt: Attempt, inner: Inner) -> Any:
     """Keep the record of an effect around the call.
 
@@ -42,11 +63,6 @@ async def idempotency(job: Job, attempt: Attempt, inner: Inner) -> Any:
     """
     spec, book = job.spec, job.door.ledger
     await book.go_on(confirm=spec.effect == "idempotent")
-    if spec.effect == "none":
-        question = await last_look(job, attempt)
-        if question is None and not book.journal.is_lent:
-            await book.have()  # elsewhere, what comes of it is kept for the next who runs the turn
-        return question or await _parts_of(job, inner, attempt)
     if book.journal.is_lent and job.outer is not None:
         raise CapabilityError(
             f"{spec.name!r} has an effect and is asked for inside {job.outer.spec.name!r}, which runs"
@@ -143,19 +159,14 @@ async def _repeatable(job: Job, attempt: Attempt, inner: Inner) -> Any:
     await job.door.ledger.have()
     status = "failed"
     try:
-        result = await _parts_of(job, inner, attempt)
+        try:
+            result = await inner(job, attempt)
+        except UnknownOutcome as signal:
+            result = signal.question or Skipped(_SKIPPED)
         status = "asking" if isinstance(result, Question) else "finished"
         return result
     finally:
         await may("effect", effect=job.effect, status=status)
-
-
-async def _parts_of(job: Job, inner: Inner, attempt: Attempt) -> Any:
-    """Run a step that may be repeated; a part of it may be of unknown outcome all the same."""
-    try:
-        return await inner(job, attempt)
-    except UnknownOutcome as signal:
-        return signal.question or Skipped(_SKIPPED)
 
 
 async def _settled(job: Job, attempt: Attempt, claim: Claim) -> Any:

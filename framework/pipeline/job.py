@@ -27,6 +27,9 @@ Result = StepRecord | Question | None
 Inner = Callable[["Job", Attempt], Awaitable[Any]]
 """What stands inside a stage."""
 
+Gate = Callable[["Job", Attempt], Awaitable[Attempt | Result]]
+"""A stage that has nothing to do after the ones inside it: it prepares the attempt, or ends it."""
+
 
 STOPPED: Any = object()
 """Given in place of a result when another step failed for good while this one waited."""
@@ -104,7 +107,6 @@ class Job:
         slot: The slot in which it runs, its own or the outer one's.
         returned: What the capability returned in the last try.
         made: What the last try gave, as it was sorted and checked.
-        settling: Whether what stands around the stage ``finalize`` may still change a record.
         stored: Outputs that the capability handed over with ``store``.
         source: Where the result comes from.
         effect: Name of the effect in the ledger.
@@ -131,7 +133,6 @@ class Job:
     slot: Slot | None = None
     returned: Any = None
     made: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    settling: bool = False
     stored: list[Any] = field(default_factory=list)
     source: Source = "run"
     effect: str | None = None

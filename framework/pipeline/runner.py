@@ -47,6 +47,7 @@ from capgraph.pipeline import (
 from capgraph.pipeline.equipment import Equipment
 from capgraph.pipeline.job import (
     Door,
+    Gate,
     Inner,
     Job,
     Result,
@@ -59,12 +60,11 @@ from capgraph.pipeline.state_update import told_outside, with_inside
 
 _SHIPPED: dict[str, Any] = {
     "observe": observe.observe,
-    "validate": validate.validate,
-    "authorize": authorize.authorize,
     "acquire": acquire.acquire,
     "idempotency": idempotency.idempotency,
     "timeout": timeout.timeout,
 }
+_GATES: dict[str, Any] = {"validate": validate.validate, "authorize": authorize.authorize}
 _INSIDE: dict[str, Any] = {"retry": retry.retry, "finalize": finalize.finalize}
 """Stages whose middlewares stand around them: around all tries, and around the record of one."""
 
@@ -254,7 +254,7 @@ class StepRunner:
         for stage in reversed(STAGES):
             if stage == "observe" and (own := [item for item in around if not _stage(item)]):
                 inner = partial(hooks.hooks, inner=inner, behaviors=tuple(own), again=again)
-            inner = _within(stage, around, inner, told.get(stage, {}))
+            inner = _within(stage, spec, around, inner, told.get(stage, {}))
             if stage == "finalize":
                 again = inner
                 if spec.name in self.queues:
@@ -299,25 +299,57 @@ def innermost(around: Sequence[Any], rule: Any) -> Any:
     return next((item for item in reversed(around) if isinstance(item, rule)), None)
 
 
-def _within(stage: str, around: Sequence[Any], inner: Inner, told: Mapping[str, Any]) -> Inner:
+def _within(
+    stage: str, spec: CapabilitySpec, around: Sequence[Any], inner: Inner, told: Mapping[str, Any]
+) -> Inner:
     """Return a stage, with whatever stands at it, around ``inner``."""
-    if stage in _INSIDE:
-        inner = partial(_INSIDE[stage], inner=inner, **told)
     own = in_order(item for item in around if _stage(item) == stage and not is_rule(item))
+    is_examined = stage == "finalize" and bool(own or spec.gate is not None)
+    if stage in _INSIDE:
+        told = {"leaves": False} if is_examined else told
+        inner = partial(_INSIDE[stage], inner=inner, **told)
     # Whoever has to wait for a limit waits without a slot.
     outer = [i for i in own if stage == "acquire" and getattr(i, "order", 1_000) < 1_000]
     if stage == "validate" and own:
         # What leaves the stage is what is shown, agreed to, keyed and run.
-        inner = partial(validate.leave, inner=inner)
+        inner = _gated(validate.leave, inner)
     for middleware in reversed(own[len(outer) :]):
         inner = partial(_WRAPS[stage], middleware=middleware, inner=inner)
-    if stage == "finalize":
-        inner = partial(finalize.finished, inner=inner, checked=bool(own))
-    if stage in _SHIPPED:
+    if is_examined:
+        inner = partial(finalize.finished, inner=inner)
+    if stage in _GATES:
+        inner = _gated(partial(_GATES[stage], **told) if told else _GATES[stage], inner)
+    if stage == "authorize":
+        inner = partial(inner, settles=True)
+    if stage == "idempotency" and spec.effect == "none":
+        inner = partial(idempotency.without_effect, inner=inner)
+    elif stage in _SHIPPED:
         inner = partial(_SHIPPED[stage], inner=inner, **told)
     for middleware in reversed(outer):
         inner = partial(_WRAPS[stage], middleware=middleware, inner=inner)
     return inner
+
+
+def _gated(gate: Gate, inner: Inner) -> Inner:
+    """Return a gate in front of ``inner``; several in a row are passed in one function."""
+    if isinstance(inner, partial) and inner.func is _pass_gates:
+        more = dict(inner.keywords)
+        return partial(_pass_gates, **{**more, "gates": (gate, *more["gates"])})
+    return partial(_pass_gates, gates=(gate,), inner=inner)
+
+
+async def _pass_gates(
+    job: Job, attempt: Attempt, *, gates: Sequence[Gate], inner: Inner, settles: bool = False
+) -> Result:
+    for gate in gates:
+        found = await gate(job, attempt)
+        if not isinstance(found, Attempt):
+            return found
+        attempt = found
+    result: Result = await inner(job, attempt)
+    if settles and job.agreed is not None and isinstance(result, StepRecord):
+        await authorize.use_agreement(job, result)
+    return result
 
 
 def _stage(item: Any) -> str | None:
@@ -378,7 +410,7 @@ async def _around_record(
     job: Job, attempt: Attempt, *, middleware: Middleware, inner: Inner
 ) -> Result:
     """Run a middleware above the call: what it raises is a failure of the step."""
-    put_off = False
+    put_off, tell = False, middleware.stage != "finalize"
 
     async def watched(job: Job, attempt: Attempt) -> Result:
         nonlocal put_off
@@ -391,14 +423,14 @@ async def _around_record(
     except (GraphBubbleUp, FatalExecutionError):
         raise
     except Exception as exc:
-        return await finalize.failed_record(job, attempt, exc)
+        return await finalize.failed_record(job, attempt, exc, tell=tell)
     if isinstance(result, (StepRecord, Question)) or (result is None and put_off):
         return result
     told = CapabilityError(
         f"{middleware!r} (stage {middleware.stage}) gave {result!r:.80} for {attempt.key!r}.",
         fix="Return what 'await call_next(attempt)' gave, or a StepRecord of one's own.",
     )
-    return await finalize.failed_record(job, attempt, told)
+    return await finalize.failed_record(job, attempt, told, tell=tell)
 
 
 _WRAPS: dict[str, Any] = {
