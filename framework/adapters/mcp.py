@@ -367,7 +367,7 @@ class _Caller:
         if call is None:
             tools = line.tools or await self.server.tools()
             job = outer_job()
-            why = self.changed(tools) if job is None or job.agreed is None else ""
+            why = self.changed(tools) if job is None or job.agreement is None else ""
             if self.name not in tools or why:
                 raise CapabilityError(
                     why or f"The tool {self.name!r} is no longer among those of {self.server}.",

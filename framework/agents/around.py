@@ -26,7 +26,7 @@ from capgraph.engine.sync_graph import SyncGraph, one_node
 from capgraph.governance.spending import running_spending
 from capgraph.pipeline.capacity import Capacity
 from capgraph.pipeline.equipment import Equipment
-from capgraph.pipeline.job import current_job, hear, in_body_of, requested_work
+from capgraph.pipeline.job import Returned, current_job, hear, in_body_of, requested_work
 from capgraph.pipeline.run_config import configurable
 from capgraph.pipeline.runner import StepRunner
 
@@ -173,9 +173,9 @@ def _capability(agent_id: str, around: Sequence[Any], services: Services | None)
                 with in_body_of(job.outer):
                     run.result = await run.work()
                     hear(run.heard)
-            if not run.result.success:
-                job.source = "fallback"  # nothing that a cache should keep
-            return {_OUTPUT: run.result.to_plain()["output"]}
+            output = {_OUTPUT: run.result.to_plain()["output"]}
+            # Nothing that a cache should keep.
+            return output if run.result.success else Returned(output, "fallback")
 
     return capability_node(Run)
 

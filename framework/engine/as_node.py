@@ -49,7 +49,7 @@ from capgraph.langgraph_compat import (
 )
 from capgraph.pipeline.effect_ledger import digest_of
 from capgraph.pipeline.failures import clear_failure, killed, raise_failure
-from capgraph.pipeline.job import Door, outer_job
+from capgraph.pipeline.job import Door, nth_request, outer_job
 from capgraph.pipeline.journal import Journal, Opening
 from capgraph.pipeline.run_config import current_runtime, paid_by
 from capgraph.pipeline.state_update import last_result, to_state
@@ -308,10 +308,7 @@ def _apart(name: str) -> list[str]:
     node = str(known.get("langgraph_node") or name)
     numbers = [str(part) for part in known.get("langgraph_path") or () if type(part) is int]
     if (outer := outer_job()) is not None:
-        # A graph inside the body has tasks of its own, and may go on in the middle.
-        request = (str(known.get("langgraph_checkpoint_ns")), name)
-        outer.asked[request] += 1
-        times = outer.asked[request]
+        times = nth_request(outer, str(known.get("langgraph_checkpoint_ns")), name)
     else:
         runtime = current_runtime()
         info = runtime.execution_info if runtime is not None else None

@@ -521,7 +521,10 @@ class BudgetStage:
                     if not isinstance(exc, BudgetExceededError):
                         used["consecutive_failures"] = 1
                     raise
-                if not (result is STOPPED or isinstance(result, Question)) and job.source == "run":
+                if (
+                    not (result is STOPPED or isinstance(result, Question))
+                    and job.current.source == "run"
+                ):
                     used |= {**own, "seconds": max(0.0, clock.monotonic() - began)}
                     used["consecutive_failures"] = 0
                 return result

@@ -33,8 +33,8 @@ async def acquire(job: Job, attempt: Attempt, inner: Inner) -> Any:
             capacity = job.equipment.capacity
             job.slot = await capacity.take(spec.name, spec.max_parallel, whole, around)
             try:
-                stopped = job.door.stopping() or job.door.draining()
-                job.door.begun = job.door.begun or not stopped
+                stopped = job.stopping() or job.door.draining()
+                job.begun = job.begun or not stopped
                 result = STOPPED if stopped else await inner(job, attempt)
             finally:
                 capacity.give_back(job.slot)

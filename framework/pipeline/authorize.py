@@ -21,7 +21,7 @@ from capgraph.base.spec import CapabilitySpec
 from capgraph.base.values import copied
 from capgraph.pipeline.effect_ledger import digest_of, plain_inputs
 from capgraph.pipeline.finalize import failed_record
-from capgraph.pipeline.job import Job, Result
+from capgraph.pipeline.job import Agreement, Job, Result
 from capgraph.planning import fingerprints
 from capgraph.telemetry.audit import digest, note
 
@@ -52,8 +52,8 @@ async def authorize(
 
 async def use_agreement(job: Job, record: StepRecord) -> None:
     """Record that a step used the agreement to it; what acts once is never repeated on one."""
-    if job.agreed is not None and record.success and job.spec.effect != "once":
-        await job.door.ledger.agreements.use(job.agreed.digest, record.key)
+    if job.agreement is not None and record.success and job.spec.effect != "once":
+        await job.door.ledger.agreements.use(job.agreement.question.digest, record.key)
 
 
 async def _reasons(
@@ -151,8 +151,7 @@ async def agreement(job: Job, attempt: Attempt, ask: Question) -> Question | Non
     # A node that asks by itself looks again when it is answered; a router has been told the answer.
     anew = job.door.may_wait
     found = await book.consent(ask.digest, attempt.key, others, policy, now, anew=anew)
-    job.agreed = ask if found.enough else None
-    job.agreed_until = found.until
+    job.agreement = Agreement(ask, found.until) if found.enough else None
     if found.enough:
         return None
     told: dict[str, Any] = {}
@@ -168,9 +167,9 @@ async def agreement(job: Job, attempt: Attempt, ask: Question) -> Question | Non
 
 async def last_look(job: Job, attempt: Attempt) -> Question | None:
     """Look again, just before a step begins, whether the agreement to it still holds."""
-    if job.agreed is None or job.agreed_until is None:
+    if job.agreement is None or job.agreement.until is None:
         return None
-    return await agreement(job, attempt, job.agreed)
+    return await agreement(job, attempt, job.agreement.question)
 
 
 def rests_on(plan: ExecutionPlan, step: PlannedStep) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -52,16 +51,14 @@ async def finalize(job: Job, attempt: Attempt, inner: Inner, *, leaves: bool = T
     Raises:
         FatalExecutionError: The failure was classified FATAL; the cause is chained.
     """
-    job.began = asyncio.get_running_loop().time()
-    job.stored, job.source, job.effect, job.failure = [], "run", None, None
-    job.cut_off, job.worked = False, None
+    job.begin_try(attempt.given.source if attempt.given is not None else None)
     found: StepRecord
     with about(attempt_id=_name_of(job, attempt)):
         try:
             if attempt.given is not None:
-                job.source, result = attempt.given.source, attempt.given.value
+                result = attempt.given.value
             else:
-                result = job.returned = await inner(job, attempt)
+                result = job.current.result = await inner(job, attempt)
             if result is STOPPED or isinstance(result, Question):
                 return None if result is STOPPED else result
             if isinstance(result, Skipped):
@@ -87,13 +84,13 @@ async def _examined(job: Job, attempt: Attempt, found: Sorted) -> StepRecord:
 
 
 def _sorted(job: Job, attempt: Attempt, result: Any) -> Sorted:
-    if job.door.unsorted and isinstance(result, Mapping) and not job.stored:
+    if job.door.unsorted and isinstance(result, Mapping) and not job.current.stored:
         # No schema could drop a key here: a unit test looks at what was returned.
         return Sorted(dict(result), {}, None)
     types = job.equipment.registry.context_types
     found = sort_result(
         result,
-        job.stored,
+        job.current.stored,
         job.spec,
         attempt.step,
         attempt.key,
@@ -102,7 +99,7 @@ def _sorted(job: Job, attempt: Attempt, result: Any) -> Sorted:
     )
     unknown = found.contexts.keys() - types.keys()
     if unknown or job.door.types is not None:
-        for context in contexts_in(result, job.stored):
+        for context in contexts_in(result, job.current.stored):
             if job.door.types is not None:
                 job.door.types.setdefault(context.CONTEXT_TYPE, type(context))
             elif context.CONTEXT_TYPE in unknown:
@@ -130,7 +127,7 @@ def _succeeded(job: Job, attempt: Attempt, found: Sorted) -> StepRecord:
         plan=found.plan,
     )
     announce(job, attempt)
-    job.made = record.contexts
+    job.current.contexts = record.contexts
     return record
 
 
@@ -150,7 +147,7 @@ async def finished(job: Job, attempt: Attempt, inner: Inner) -> Result:
         held = await job.door.ledger.held(attempt.key) if attempt.given is None else {}
         if held and held["of"] == work_of(attempt):
             # A person is asked about this very result; another try would give another one.
-            job.began, job.effect = asyncio.get_running_loop().time(), held["effect"]
+            job.begin_try(effect=held["effect"])
             kept = {name: held[name] for name in ("contexts", "quality")}
             asks = tuple(held["asks"])
             found: Result = _record(job, attempt, success=True, approval_reasons=asks, **kept)
@@ -179,18 +176,22 @@ async def _left(job: Job, attempt: Attempt, found: StepRecord) -> Result:
 
 async def _kept_as_it_leaves(job: Job, found: StepRecord) -> None:
     """Have the ledger hold what came out: what a guard took out of a result does not lie there."""
-    if found.success and found.contexts is not job.made:
+    if found.success and found.contexts is not job.current.contexts:
         gave: list[Any] = [{kind: of[found.key]} for kind, of in found.contexts.items()]
         gave += [found.updates] if found.updates else []
         gave += [] if found.plan is None else [{PLAN_KEY: found.plan}]
-        await job.door.ledger.amend(str(job.effect), result=gave)
+        await job.door.ledger.amend(str(job.current.effect), result=gave)
     elif found.error is not None and found.error.metadata.get("code") == REFUSED_BY_GUARDS:
-        await job.door.ledger.amend(str(job.effect), result=[], withheld=True)
+        await job.door.ledger.amend(str(job.current.effect), result=[], withheld=True)
 
 
 async def _as_it_leaves(job: Job, attempt: Attempt, found: Result) -> Result:
     """Check what stands around the stage made of a record."""
-    if isinstance(found, StepRecord) and found.success and found.contexts is not job.made:
+    if (
+        isinstance(found, StepRecord)
+        and found.success
+        and found.contexts is not job.current.contexts
+    ):
         try:
             return replace(found, contexts=_valid(job, found.contexts))
         except ValidationError as exc:
@@ -224,7 +225,7 @@ async def _asked(job: Job, attempt: Attempt, record: StepRecord) -> Question | N
     if await _agreed(job, attempt, digest):
         return None
     if not record.updates and record.plan is None:
-        kept: dict[str, Any] = {"contexts": record.contexts, "effect": job.effect}
+        kept: dict[str, Any] = {"contexts": record.contexts, "effect": job.current.effect}
         kept |= {
             "of": work_of(attempt),
             "asks": list(record.approval_reasons),
@@ -246,7 +247,7 @@ def announce(job: Job, attempt: Attempt) -> None:
     """Say once that a try begins."""
     if job.announced >= attempt.number:
         return
-    job.announced = attempt.number
+    announced(job, attempt)
     if not is_heard():
         return
     name = attempt.capability
@@ -254,10 +255,16 @@ def announce(job: Job, attempt: Attempt) -> None:
     telemetry.emit(telemetry.StepStarted(task_objective=attempt.objective, **attempt.event()))
 
 
+def announced(job: Job, attempt: Attempt) -> None:
+    """Remember that an event announced a try."""
+    job.announced = attempt.number
+
+
 def read_job_failure(job: Job, attempt: Attempt, exc: Exception) -> Failure:
     """Say what an exception of a try means; asked again, it gives the same answer."""
-    if job.failure is not None and job.failure[0] is exc:
-        return job.failure[1]
+    known = job.current.failure
+    if known is not None and known[0] is exc:
+        return known[1]
     context = {
         "capability": job.spec.name,
         "current_step_index": attempt.index,
@@ -273,8 +280,13 @@ def read_job_failure(job: Job, attempt: Attempt, exc: Exception) -> Failure:
         key=attempt.key,
         attempts=attempt.number,
     )
-    job.failure = (exc, failure)
+    know_failure(job, exc, failure)
     return failure
+
+
+def know_failure(job: Job, exc: BaseException, failure: Failure) -> None:
+    """Remember the classification of an exception of the present try."""
+    job.current.failure = (exc, failure)
 
 
 async def failed_record(
@@ -300,9 +312,8 @@ async def failed_record(
     if failure.severity is ErrorSeverity.FATAL:
         raise fatal(job.spec.name, failure) from exc
     # An earlier process, or the run that asked a person, may have come as far as acting inside.
-    job.acted_inside = job.acted_inside or await job.door.ledger.acted_inside(attempt.key)
     again = failure.severity is ErrorSeverity.RETRIABLE
-    if job.effect_done or (job.acted_inside and not again):
+    if job.effect_done or (await job.has_acted_inside() and not again):
         failure = after_effect(failure)
     announce(job, attempt)
     if tell:
@@ -349,8 +360,8 @@ def _record(job: Job, attempt: Attempt, **found: Any) -> StepRecord:
         attempt,
         attempts=attempt.number,
         execution_time=job.seconds(),
-        source=job.source,
-        effect=job.effect,
+        source=job.current.source,
+        effect=job.current.effect,
         values=attempt.values,
         **found,
     )

@@ -61,7 +61,7 @@ async def hooks(
         record = await failed_record(job, attempt, exc)
     if not isinstance(record, StepRecord) or record.error is None:
         return record
-    raised = job.failure[0] if job.failure is not None else None
+    raised = job.current.failure[0] if job.current.failure is not None else None
     error = raised if isinstance(raised, Exception) else CapabilityError(record.error.message)
     try:
         with standing_in(job):
@@ -127,8 +127,8 @@ async def instead(behaviors: Sequence[Behavior], context: BehaviorContext, error
 
 def _returned(job: Job, record: StepRecord) -> Any:
     """Return what the capability returned; of a result that was there already its data."""
-    if job.returned is not None and record.source == "run":
-        return job.returned
+    if job.current.result is not None and record.source == "run":
+        return job.current.result
     return plain_result(record)
 
 

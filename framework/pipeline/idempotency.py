@@ -73,13 +73,13 @@ async def idempotency(job: Job, attempt: Attempt, inner: Inner) -> Any:
     taken = kept_effects(job.view.results, [k for k in job.door.plan_keys if k != attempt.key])
     plan = job.view.plan_id
     claim = await book.claim(spec, attempt, plan, taken)
-    job.effect = claim.name
+    job.current.effect = claim.name
     keyed = replace(attempt, idempotency_key=book.key(claim.name))
     if spec.effect != "once":
         return await last_look(job, keyed) or await _repeatable(job, keyed, inner)
     status = claim.record.get("status")
     if status == "finished":
-        job.source, job.effect_done = "run" if claim.mine else "ledger", True
+        job.current.is_repeated, job.effect_done = not claim.mine, True
         return book.result(claim.record)
     if status == "begun":
         instead = await _settled(job, keyed, claim)
@@ -111,11 +111,11 @@ async def _act(job: Job, attempt: Attempt, claim: Claim, inner: Inner) -> Any:
         await book.end(claim.name, "asking")
         raise
     except Exception as exc:
-        if job.worked is not None:  # only what cleans up, or stands around the call, failed
-            await _finished(job, claim, job.worked[0])
+        if job.current.returned is not None:  # only what cleans up, or wraps the call, failed
+            await _finished(job, claim, job.current.returned.value)
             raise
         failure = read_job_failure(job, attempt, exc)
-        if not (job.cut_off or _is_unknown(failure)):
+        if not (job.current.cut_off or _is_unknown(failure)):
             await book.end(claim.name, "failed")
             raise
         if job.spec.on_unknown == "skip":
@@ -124,7 +124,7 @@ async def _act(job: Job, attempt: Attempt, claim: Claim, inner: Inner) -> Any:
         if job.spec.on_unknown == "ask":
             return _question(attempt, claim, run, f"Its end is not known ({failure.message})")
         await book.end(claim.name, "failed")
-        if job.spec.on_unknown == "fail" and job.cut_off:
+        if job.spec.on_unknown == "fail" and job.current.cut_off:
             raise CapabilityError(
                 f"{failure.message} Nobody knows whether its effect happened.",
                 fix="Look at the outside system; then run it again, or set on_unknown.",
@@ -137,25 +137,13 @@ async def _act(job: Job, attempt: Attempt, claim: Claim, inner: Inner) -> Any:
 
 async def _finished(job: Job, claim: Claim, result: Any) -> None:
     """Write down at once, before anybody looks at the result, that the effect happened."""
-    await acted(job)
-    await job.door.ledger.end(claim.name, "finished", result=encode(result, job.stored))
-
-
-async def acted(job: Job) -> None:
-    """Have a step, and those around it, know that it acted once."""
-    job.effect_done = True
-    durable, outer = job.door.ledger.durable, job.outer
-    while outer is not None:
-        # Another try of it finds what is kept; another plan would act anew.
-        if not outer.acted_inside:
-            await outer.door.ledger.act_inside(outer.key)
-        outer.acted_inside = True
-        outer.effect_done, outer = outer.effect_done or not durable, outer.outer
+    await job.act()
+    await job.door.ledger.end(claim.name, "finished", result=encode(result, job.current.stored))
 
 
 async def _repeatable(job: Job, attempt: Attempt, inner: Inner) -> Any:
     """Run an effect that bears being repeated; the audit knows of it all the same."""
-    await must("effect", effect=job.effect, status="begun", run=attempt.number)
+    await must("effect", effect=job.current.effect, status="begun", run=attempt.number)
     await job.door.ledger.have()
     status = "failed"
     try:
@@ -166,7 +154,7 @@ async def _repeatable(job: Job, attempt: Attempt, inner: Inner) -> Any:
         status = "asking" if isinstance(result, Question) else "finished"
         return result
     finally:
-        await may("effect", effect=job.effect, status=status)
+        await may("effect", effect=job.current.effect, status=status)
 
 
 async def _settled(job: Job, attempt: Attempt, claim: Claim) -> Any:
@@ -199,7 +187,7 @@ async def _acted_before(
 ) -> Question | None:
     """Ask before a capability acts again in a new plan of the turn, in another way."""
     spec, book = job.spec, job.door.ledger
-    if spec.repeatable or not claim.new or job.agreed:
+    if spec.repeatable or not claim.new or job.agreement:
         return None
     if not book.acted_before(spec, plan, claim.name, taken) or _was_planned(job, attempt):
         return None

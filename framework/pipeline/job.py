@@ -43,7 +43,7 @@ def _unbounded() -> float | None:
     return None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Door:
     """What whoever asks for an attempt brings along.
 
@@ -63,7 +63,6 @@ class Door:
         notify: Takes a step's progress; ``None`` for the stream of the run.
         types: Takes up the classes of context objects that come back; ``None`` for nobody.
         budget: Where the turn's tries are counted.
-        begun: Whether a try has begun.
         absent: Keys of the state that are not here: they stayed with the turn, on another worker.
         labels: Labels of what whoever asks has heard, with their sources.
         work: The asker's own work, which the capability's body only runs.
@@ -83,14 +82,70 @@ class Door:
     notify: Callable[[str, float | None], None] | None = None
     types: dict[str, type[CapabilityContext]] | None = None
     budget: TurnBudget = field(default_factory=TurnBudget)
-    begun: bool = False
     absent: frozenset[str] = frozenset()
     labels: Mapping[str, str] = field(default_factory=dict)
     work: Any = None
 
-    def stopping(self) -> bool:
-        """Tell whether no further try may begin."""
-        return self.stops(self.begun)
+
+class Agreement(NamedTuple):
+    """The agreement of people to a step.
+
+    Attributes:
+        question: What they agreed to.
+        until: When it lapses, by the graph's clock; ``None`` for never.
+    """
+
+    question: Question
+    until: float | None = None
+
+
+class Returned(NamedTuple):
+    """What a capability's body returned.
+
+    Attributes:
+        value: The value, unsorted.
+        source: Where it comes from.
+    """
+
+    value: Any
+    source: Source = "run"
+
+
+@dataclass(slots=True)
+class Try:
+    """One try of a step, as far as it has come.
+
+    Attributes:
+        began: Loop time at which it began.
+        given: Source of a result that was given to it; ``None`` if it runs.
+        returned: What the body returned, whatever failed afterwards; written by ``call``.
+        stored: Outputs that the body handed over with ``store``; written by ``call``.
+        cut_off: True if a time limit of ours ended it, so that nobody knows how far it came;
+            written by ``timeout``.
+        effect: Name of its effect in the ledger; written by ``idempotency``.
+        is_repeated: True if the ledger gave the result; written by ``idempotency``.
+        result: What the stages inside of ``finalize`` gave; written by ``finalize``.
+        contexts: The result, sorted and checked; written by ``finalize``.
+        failure: The last exception with its classification; written by ``finalize``.
+    """
+
+    began: float
+    given: Source | None = None
+    returned: Returned | None = None
+    stored: list[Any] = field(default_factory=list)
+    cut_off: bool = False
+    effect: str | None = None
+    is_repeated: bool = False
+    result: Any = None
+    contexts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    failure: tuple[BaseException, Failure] | None = None
+
+    @property
+    def source(self) -> Source:
+        """Where its result comes from."""
+        if self.given is not None or self.is_repeated:
+            return self.given or "ledger"
+        return self.returned.source if self.returned is not None else "run"
 
 
 @dataclass(slots=True)
@@ -103,25 +158,19 @@ class Job:
         door: What the asker brought.
         outer: The attempt inside which this one runs.
         key: Key of the step.
-        asked: How often its body asked for each capability, by LangGraph's task.
-        slot: The slot in which it runs, its own or the outer one's.
-        returned: What the capability returned in the last try.
-        made: What the last try gave, as it was sorted and checked.
-        stored: Outputs that the capability handed over with ``store``.
-        source: Where the result comes from.
-        effect: Name of the effect in the ledger.
-        worked: What the capability gave, whatever failed afterwards.
-        effect_done: Whether the effect happened, so that no later failure may repeat it.
-        acted_inside: Whether an attempt inside acted once.
-        inside: The effects that attempts inside had, as the state keeps them.
-        cut_off: Whether a time limit of ours ended the try, so that nobody knows how far it came.
-        agreed: What people agreed to of this very step; ``None`` when nobody was asked.
-        agreed_until: When that lapses, by the graph's clock; ``None`` for never.
-        began: Loop time at which the present try began.
-        failure: The last exception with what it was read as.
         bounded: Whether a budget is asked about it, and about what goes on inside.
         flow: Knows the labels of data; the outer attempt's where the graph has none of its own.
-        labels: Labels of what it is given, and of what attempts inside it gave, with their sources.
+        labels: Labels of what it is given, and of what attempts inside it gave, with their sources;
+            written by the runner and :func:`hear`.
+        inside: The effects that attempts inside had, as the state keeps them; written by the runner.
+        agreement: What people agreed to; ``None`` when nobody was asked; written by ``authorize``.
+        begun: True if a try has begun; written by ``acquire``, for a remote one by ``away``.
+        slot: The slot in which it runs, its own or the outer one's; written by ``acquire``.
+        announced: Number of the last try that an event announced; written by ``finalize``.
+        effect_done: True if the effect happened, so that no later failure may repeat it.
+        acted_inside: True if an attempt inside acted once.
+        asked: How often its body asked for each capability, by LangGraph's task.
+        current: The present try.
     """
 
     spec: CapabilitySpec
@@ -129,26 +178,18 @@ class Job:
     door: Door
     outer: Job | None = None
     key: str = ""
-    asked: Counter[tuple[str, str]] = field(default_factory=Counter)
-    slot: Slot | None = None
-    returned: Any = None
-    made: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    stored: list[Any] = field(default_factory=list)
-    source: Source = "run"
-    effect: str | None = None
-    worked: tuple[Any] | None = None
-    effect_done: bool = False
-    acted_inside: bool = False
-    inside: dict[str, Any] = field(default_factory=dict)
-    cut_off: bool = False
-    agreed: Question | None = None
-    agreed_until: float | None = None
-    announced: int = 0
-    began: float = 0.0
-    failure: tuple[BaseException, Failure] | None = None
     bounded: bool = False
     flow: FlowPolicy | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    inside: dict[str, Any] = field(default_factory=dict)
+    agreement: Agreement | None = None
+    begun: bool = False
+    slot: Slot | None = None
+    announced: int = 0
+    effect_done: bool = False
+    acted_inside: bool = False
+    asked: Counter[tuple[str, str]] = field(default_factory=Counter)
+    current: Try = field(default_factory=lambda: Try(_loop_time()))
 
     @property
     def view(self) -> TurnView:
@@ -157,7 +198,35 @@ class Job:
 
     def seconds(self) -> float:
         """Return how long the present try has taken."""
-        return asyncio.get_running_loop().time() - self.began
+        return _loop_time() - self.current.began
+
+    def begin_try(self, given: Source | None = None, effect: str | None = None) -> None:
+        """Begin another try; nothing of the last one counts any more."""
+        self.current = Try(_loop_time(), given, effect=effect)
+
+    def stopping(self) -> bool:
+        """Tell whether no further try may begin."""
+        return self.door.stops(self.begun)
+
+    async def act(self) -> None:
+        """Have the step, and those around it, know that it acted once."""
+        self.effect_done = True
+        durable, outer = self.door.ledger.durable, self.outer
+        while outer is not None:
+            # Another try of it finds what is kept; another plan would act anew.
+            if not outer.acted_inside:
+                await outer.door.ledger.act_inside(outer.key)
+            outer.acted_inside = True
+            outer.effect_done, outer = outer.effect_done or not durable, outer.outer
+
+    async def has_acted_inside(self) -> bool:
+        """Return whether an attempt inside acted once, also in an earlier process."""
+        self.acted_inside = self.acted_inside or await self.door.ledger.acted_inside(self.key)
+        return self.acted_inside
+
+
+def _loop_time() -> float:
+    return asyncio.get_running_loop().time()
 
 
 class _Executing(NamedTuple):
@@ -218,6 +287,18 @@ def requested_work() -> Any:
     """Return the work that the asker of the executing step gave its body to do."""
     job = current_job()
     return job.door.work if job is not None else None
+
+
+def nth_request(outer: Job, task: str, name: str) -> int:
+    """Return how often a step's body has asked for a capability, this time included.
+
+    Args:
+        outer: The step.
+        task: LangGraph's task that asks: a graph inside the body has some of its own.
+        name: The capability.
+    """
+    outer.asked[task, name] += 1
+    return outer.asked[task, name]
 
 
 def outer_job() -> Job | None:

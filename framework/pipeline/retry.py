@@ -32,7 +32,7 @@ async def retry(job: Job, attempt: Attempt, inner: Inner, rule: RetryRule | None
     while True:
         if wait is not None:
             await job.equipment.clock.sleep(wait)
-        if door.stopping() or door.draining():
+        if job.stopping() or door.draining():
             return None
         if attempt.number != failures + 1:
             attempt = replace(attempt, number=failures + 1)
@@ -43,9 +43,9 @@ async def retry(job: Job, attempt: Attempt, inner: Inner, rule: RetryRule | None
         wait = await _next_try(job, attempt, result.error, failures, rule)
         if wait is not None and door.draining():
             return None  # the journal holds the attempt and the wait
-        if wait is None or door.stopping():
+        if wait is None or job.stopping():
             # Cut short by another failure, it may have tries left; that one has not.
-            if wait is None and job.acted_inside:
+            if wait is None and await job.has_acted_inside():
                 result = replace(result, error=after_effect(result.error))
             return with_attempts(result, failures, final=wait is None)
         new_try()
@@ -89,11 +89,12 @@ def _may_pass(job: Job, error: Failure, rule: RetryRule | None) -> bool:
     """Tell whether a failure is worth another try; what acted once is never guessed about."""
     if rule is None:
         return error.severity is ErrorSeverity.RETRIABLE
+    failure = job.current.failure
     if job.effect_done or error.severity is ErrorSeverity.FATAL:
         return False
     if job.spec.effect == "once" and error.severity is not ErrorSeverity.RETRIABLE:
         return False
-    return rule.applies(job.failure[0] if job.failure is not None else None, error)
+    return rule.applies(failure[0] if failure is not None else None, error)
 
 
 def _allowed(declared: int, job: Job) -> int:

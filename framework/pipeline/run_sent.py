@@ -18,7 +18,7 @@ from capgraph.base.ports import Attempt, Caller, Element, Question, StepRecord
 from capgraph.pipeline.away import STAYS
 from capgraph.pipeline.effect_ledger import Claim, EffectLedger
 from capgraph.pipeline.finalize import failed_record
-from capgraph.pipeline.job import Door, Job, Result
+from capgraph.pipeline.job import Agreement, Door, Job, Result
 from capgraph.pipeline.journal import Journal
 from capgraph.pipeline.runner import StepRunner
 from capgraph.pipeline.state_update import with_inside
@@ -84,11 +84,13 @@ async def run_sent(
         spec,
         runner.equipment,
         door,
+        key=about["key"],
         bounded=request["bounded"],
         flow=runner.equipment.flow,
         labels=request["labels"],
-        agreed=None if agreed is None else Question(**agreed),
-        agreed_until=request["agreed_until"],
+        agreement=None
+        if agreed is None
+        else Agreement(Question(**agreed), request["agreed_until"]),
     )
     element = request["element"]
     attempt = Attempt(**about, element=None if element is None else Element(**element))
@@ -119,7 +121,7 @@ async def run_sent(
         return None
     return {
         **_plain(result),
-        "raised": _told(job.failure[0]) if job.failure is not None else None,
+        "raised": _told(failure[0]) if (failure := job.current.failure) is not None else None,
         "effect_done": job.effect_done,
         "acted_inside": job.acted_inside,
         "model_calls": budget.model_calls - request["model_calls"],

@@ -214,7 +214,7 @@ class StepRunner:
             door: What the asker brings.
         """
         spec = self.equipment.registry.capabilities[attempt.capability]
-        job = Job(spec, self.equipment, door, outer_job())
+        job = Job(spec, self.equipment, door, outer_job(), attempt.key)
         found: list[Any] | StepRecord = await observe.observe(job, attempt, validate.elements)
         return found
 
@@ -347,7 +347,7 @@ async def _pass_gates(
             return found
         attempt = found
     result: Result = await inner(job, attempt)
-    if settles and job.agreed is not None and isinstance(result, StepRecord):
+    if settles and job.agreement is not None and isinstance(result, StepRecord):
         await authorize.use_agreement(job, result)
     return result
 

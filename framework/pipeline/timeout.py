@@ -39,7 +39,7 @@ async def timeout(
     except TimeoutError as exc:
         if not timer.expired():
             raise
-        job.cut_off = True
+        job.current.cut_off = True
         if by_turn:
             raise run_limit_reached(job, attempt) from exc
         what = "timeout_seconds" if instead is None else repr(instead)
