@@ -25,25 +25,27 @@ from capgraph.base.errors import (
     LimitError,
     PersistenceError,
 )
-from capgraph.base.ports import Failure
+from capgraph.base.ports import Failure, RetryRule
 from capgraph.base.spec import InfrastructureSpec
 from capgraph.configs.limits import Limits
 from capgraph.configs.logger import get_logger
 from capgraph.configs.streaming import get_streamer
 from capgraph.engine.caller_plan import Accepted
 from capgraph.engine.guarded import CLOSING_NODES, Closing
-from capgraph.engine.node_behaviors import executed, ruled
+from capgraph.engine.node_behaviors import executed
 from capgraph.engine.services import Services
 from capgraph.engine.turn_outcome import outcome_of
 from capgraph.governance.spending import spending_of
 from capgraph.pipeline.call import accepted_arguments
 from capgraph.pipeline.failures import clear_failure, fatal, killed, raise_failure, read_failure
+from capgraph.pipeline.retry_policy import with_rule
 from capgraph.pipeline.run_config import (
     current_payer,
     current_runtime,
     paid_by,
     raw_errors_wanted,
 )
+from capgraph.pipeline.runner import innermost
 from capgraph.pipeline.sort_result import plain_value
 from capgraph.state import STATE_KEYS, TurnView
 from capgraph.telemetry.metered import counting
@@ -271,7 +273,7 @@ def _read(
     }
     tries = view.attempts.get(spec.name, 0) + 1
     failure = read_failure(spec.cls, exc, context, node=spec.name, attempts=tries)
-    return ruled(spec, failure, exc)
+    return with_rule(failure, innermost(spec.behaviors, RetryRule), exc)
 
 
 def _failure(spec: InfrastructureSpec, exc: Exception, duration: float, view: TurnView) -> Failure:

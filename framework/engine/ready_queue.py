@@ -28,7 +28,7 @@ from capgraph.engine.services import Services
 from capgraph.langgraph_compat import answers_there, called_back
 from capgraph.pipeline.failures import clear_failure, raise_failure
 from capgraph.pipeline.job import Door, Result
-from capgraph.pipeline.retry_policy import RetryPolicy, declared_policy
+from capgraph.pipeline.retry_policy import declared_attempts
 from capgraph.pipeline.run_config import current_runtime
 from capgraph.pipeline.state_update import Writes, applied, combined, last_result
 from capgraph.planning import CLOSING, dependencies
@@ -344,8 +344,7 @@ class PlanRun:
         self._keys.update(map(copies.key, range(len(found))))
         limits = self._services.limits
         if limits.max_turn_attempts is None:
-            policy = RetryPolicy.from_dict(declared_policy(spec.cls), limits)
-            self.budget.allow(policy.max_attempts * len(found))
+            self.budget.allow(declared_attempts(spec.cls, limits) * len(found))
         window = 2 * min(limits.max_parallel, spec.max_parallel or limits.max_parallel)
         with about(**self._view.ids, step_id=attempt.key):
             left = await copies.run(window)

@@ -13,7 +13,7 @@ from capgraph.base.plan import plan_key
 from capgraph.base.ports import Failure
 from capgraph.configs.limits import Limits
 from capgraph.engine.caller_plan import is_accepted
-from capgraph.pipeline.retry_policy import RetryPolicy
+from capgraph.pipeline.retry_policy import has_tries_left
 from capgraph.planning import CLOSING, Catalog, ready_steps
 from capgraph.planning.waits import WAIT
 from capgraph.state import TurnView
@@ -95,9 +95,8 @@ def _after_failure(state: Mapping[str, Any], failure: Failure, limits: Limits) -
             return Route(FATAL, message)
         case ErrorSeverity.RETRIABLE:
             failures = attempts.get(failure.key or failure.node, 1)
-            bound = RetryPolicy.from_dict(failure.retry_policy, limits).max_attempts
             # A step's tries are counted where it runs; one that was cut short has some left.
-            if failures < bound and not (failure.key and failure.final):
+            if has_tries_left(failure, limits, failures) and not (failure.key and failure.final):
                 steps = (failure.key,) if failure.key else ()
                 return Route(failure.node or RUN, message, failures=failures, steps=steps)
         case ErrorSeverity.REPLANNING:

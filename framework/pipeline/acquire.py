@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 from capgraph.base.ports import Attempt, Question
@@ -20,9 +20,11 @@ async def acquire(job: Job, attempt: Attempt, inner: Inner) -> Any:
         LimitError: The turn has no tries left.
     """
     spec, outer, sender = job.spec, job.outer, job.equipment.sender
-    # Held while a slot of this process is waited for: that wait is short, and by itself.
-    remote = sender is not None and spec.max_parallel is not None
-    async with sender.slot(spec.name, spec.max_parallel) if remote else nullcontext():
+    shared: AbstractAsyncContextManager[Any] = nullcontext()
+    if sender is not None and spec.max_parallel is not None:
+        # Held while a slot of this process is waited for: that wait is short, and by itself.
+        shared = sender.slot(spec.name, spec.max_parallel)
+    async with shared:
         job.door.budget.take_attempt()
         whole = job.equipment.limits.max_parallel if outer is None else None
         around = outer.slot if outer is not None else None

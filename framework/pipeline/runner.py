@@ -318,9 +318,8 @@ def _within(
     if is_examined:
         inner = partial(finalize.finished, inner=inner)
     if stage in _GATES:
-        inner = _gated(partial(_GATES[stage], **told) if told else _GATES[stage], inner)
-    if stage == "authorize":
-        inner = partial(inner, settles=True)
+        gate = partial(_GATES[stage], **told) if told else _GATES[stage]
+        inner = _gated(gate, inner, settles=stage == "authorize")
     if stage == "idempotency" and spec.effect == "none":
         inner = partial(idempotency.without_effect, inner=inner)
     elif stage in _SHIPPED:
@@ -330,16 +329,16 @@ def _within(
     return inner
 
 
-def _gated(gate: Gate, inner: Inner) -> Inner:
+def _gated(gate: Gate, inner: Inner, *, settles: bool = False) -> Inner:
     """Return a gate in front of ``inner``; several in a row are passed in one function."""
     if isinstance(inner, partial) and inner.func is _pass_gates:
         more = dict(inner.keywords)
         return partial(_pass_gates, **{**more, "gates": (gate, *more["gates"])})
-    return partial(_pass_gates, gates=(gate,), inner=inner)
+    return partial(_pass_gates, gates=(gate,), inner=inner, settles=settles)
 
 
 async def _pass_gates(
-    job: Job, attempt: Attempt, *, gates: Sequence[Gate], inner: Inner, settles: bool = False
+    job: Job, attempt: Attempt, *, gates: Sequence[Gate], inner: Inner, settles: bool
 ) -> Result:
     for gate in gates:
         found = await gate(job, attempt)
