@@ -259,7 +259,11 @@ async def _turn(services: Services, state: Mapping[str, Any]) -> tuple[TurnView,
     here = began.config["configurable"]
     behind = plain_values(began).get("planning_current_step_index") or 0
     own = TurnView(
-        state, thread_id=view.thread_id, caller=view.caller, opened_by=here["checkpoint_id"]
+        state,
+        thread_id=view.thread_id,
+        caller=view.caller,
+        sender=view.sender,
+        opened_by=here["checkpoint_id"],
     )
     return own, 0 if "planning_current_step_index" in given else behind
 

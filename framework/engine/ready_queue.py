@@ -127,7 +127,9 @@ class PlanRun:
             **{name: fold_context(view.state.get(name), ()) for name in _BY_TYPE},
             "execution_step_results": dict(view.results),
         }
-        self._view = TurnView(self._state, thread_id=view.thread_id, caller=view.caller)
+        self._view = TurnView(
+            self._state, thread_id=view.thread_id, caller=view.caller, sender=view.sender
+        )
         self._ledger = services.ledger(self._view)
         self._failures = dict(view.attempts)
         self._ended = view.done | view.skipped

@@ -91,14 +91,19 @@ def called_by(caller: Caller | None) -> AbstractContextManager[None]:
     return using(caller=caller)
 
 
+def current_sender() -> Caller:
+    """Return who sent the run's input, which may be the answer to another person's question."""
+    return caller_of(configurable())
+
+
 def current_caller() -> Caller:
-    """Return who asks: whom a server authenticated, and only without one what the run says.
+    """Return for whom the code acts: who began the turn, whom a program names, or who asks: whom a server authenticated, and only without one what the run says.
 
     A ``configurable`` is a caller's input: once a server made sure who it is, nothing else in it
     is believed.
     """
     caller: Caller | None = run_context().caller
-    return caller or caller_of(configurable())
+    return caller or current_sender()
 
 
 def caller_of(known: Mapping[str, Any]) -> Caller:
@@ -152,4 +157,4 @@ def raw_errors_wanted() -> bool:
     """
     wanted = configurable().get("development")
     wanted = isinstance(wanted, Mapping) and wanted.get("raise_raw_errors")
-    return bool(wanted) and not current_caller().authenticated
+    return bool(wanted) and not current_sender().authenticated
