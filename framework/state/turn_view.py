@@ -279,6 +279,4 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 def _is_same(opener: Caller, caller: Caller) -> bool:
     """Return whether a run is of the person who began the turn, whose role may have changed since."""
-    if (opener.user_id, opener.tenant) != (caller.user_id, caller.tenant):
-        return False
-    return opener.user_id is not None or opener.role == caller.role
+    return (opener.user_id, opener.tenant) == (caller.user_id, caller.tenant)
