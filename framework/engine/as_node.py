@@ -156,13 +156,8 @@ async def run_request(
     bound = services or services_around(spec) or unbound_services(spec)
     view = bound.view({"capability_context_data": contexts or {}})
     key = "_".join((spec.name, *_apart(spec.name)))
-    attempt = Attempt(
-        capability=spec.name,
-        step={"context_key": key, "capability": spec.name, **step},
-        key=key,
-        total=1,
-        objective=view.objective_of({"capability": spec.name, **step}),
-    )
+    asked: PlannedStep = {"context_key": key, "capability": spec.name, **step}
+    attempt = view.attempt(spec.name, asked, key=key, total=1)
     apart, nowhere = current_runtime() is not None, frozenset[str]()
     budget = TurnBudget()
     about: Any = {"apart": apart, "state_keys": nowhere, "labels": labels or {}}
@@ -289,14 +284,8 @@ def _attempt(spec: CapabilitySpec, view: TurnView, behind: int, *, planned: bool
     step = steps[index] if 0 <= index < len(steps) else PlannedStep()
     if step.get("capability", spec.name) != spec.name:
         step = PlannedStep()
-    return Attempt(
-        capability=spec.name,
-        step=step,
-        key=step.get("context_key") or "_".join((str(index), spec.name, *_apart(spec.name))),
-        index=index,
-        total=len(steps),
-        objective=view.objective_of({"capability": spec.name, **step}),
-    )
+    key = step.get("context_key") or "_".join((str(index), spec.name, *_apart(spec.name)))
+    return view.attempt(spec.name, step, key=key, index=index)
 
 
 def _apart(name: str) -> list[str]:

@@ -271,14 +271,7 @@ class PlanRun:
             if "element" in payload:
                 attempt, work = self._copy(self._copies[key], payload["element"])
             else:
-                attempt = Attempt(
-                    capability=step["capability"],
-                    step=step,
-                    key=key,
-                    index=index,
-                    total=len(self._view.steps),
-                    objective=self._view.objective_of(step),
-                )
+                attempt = self._view.attempt(step["capability"], step, index=index)
                 if step.get("for_each"):
                     return await self._run_each(attempt, self._door(key))
                 work = self._services.runner.run(attempt, self._door(key))

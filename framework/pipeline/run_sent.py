@@ -14,7 +14,7 @@ from langgraph.errors import GraphBubbleUp
 
 from capgraph.base.budget import TurnBudget
 from capgraph.base.errors import CapabilityError, CapgraphError, FatalExecutionError
-from capgraph.base.ports import Attempt, Caller, Element, Question, StepRecord
+from capgraph.base.ports import Caller, Element, Question, StepRecord
 from capgraph.pipeline.away import STAYS
 from capgraph.pipeline.effect_ledger import Claim, EffectLedger
 from capgraph.pipeline.finalize import failed_record
@@ -93,7 +93,14 @@ async def run_sent(
         else Agreement(Question(**agreed), request["agreed_until"]),
     )
     element = request["element"]
-    attempt = Attempt(**about, element=None if element is None else Element(**element))
+    attempt = replace(
+        view.attempt(
+            spec.name, about["step"], key=about["key"], index=about["index"], total=about["total"]
+        ),
+        number=about["number"],
+        objective=about["objective"],
+        element=None if element is None else Element(**element),
+    )
     types = runner.equipment.registry.context_types
     try:
         parameters, values = validated_parameters(spec, request["values"])

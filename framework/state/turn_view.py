@@ -9,7 +9,7 @@ from typing import Any
 from langchain_core.messages import AnyMessage, HumanMessage
 
 from capgraph.base.plan import ExecutionPlan, PlannedStep, plan_key
-from capgraph.base.ports import Caller
+from capgraph.base.ports import Attempt, Caller
 
 _NOBODY = Caller()
 
@@ -133,6 +133,36 @@ class TurnView:
     def objective_of(self, step: Mapping[str, Any]) -> str:
         """Return what a step is for."""
         return step.get("task_objective") or self.task or f"Execute {step['capability']}"
+
+    def attempt(
+        self,
+        capability: str,
+        step: PlannedStep,
+        *,
+        key: str = "",
+        index: int = 0,
+        total: int | None = None,
+    ) -> Attempt:
+        """Return the attempt at a step: every entry point makes it here.
+
+        Args:
+            capability: Name of the capability.
+            step: The planned step; what is asked for, where no plan holds it.
+            key: Context key, where the step does not name it.
+            index: Place of the step in the plan, from 0.
+            total: Number of steps; that of the plan in force when not given.
+
+        >>> TurnView({"task_current_task": "Sing"}).attempt("sing", {"context_key": "song"}).objective
+        'Sing'
+        """
+        return Attempt(
+            capability=capability,
+            step=step,
+            key=key or step["context_key"],
+            index=index,
+            total=len(self.steps) if total is None else total,
+            objective=self.objective_of({"capability": capability, **step}),
+        )
 
     @property
     def active(self) -> tuple[str, ...] | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from capgraph.base import CapabilityContext, CapabilitySpec, PlannedStep
 from capgraph.base.errors import ValidationError
-from capgraph.base.ports import Attempt, StepRecord
+from capgraph.base.ports import StepRecord
 from capgraph.configs.settings import Settings
 from capgraph.langgraph_compat import as_in_a_run
 from capgraph.pipeline import StepRunner
@@ -140,12 +140,7 @@ async def run_capability(
         state_keys=STATE_KEYS | (state or {}).keys(),
         notify=lambda message, fraction: run.progress.append((message, fraction)),
     )
-    asked = Attempt(
-        capability=spec.name,
-        step=step,
-        key=STEP_KEY,
-        objective=task or known["task_current_task"] or f"Execute {spec.name}",
-    )
+    asked = view.attempt(spec.name, step, total=0)
     with as_in_a_run(context) if context is not None else nullcontext():
         record = await runner.run(asked, door)
     assert isinstance(record, StepRecord)
