@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -265,7 +266,7 @@ def next_try(
         rule: Rule in place of the class's own policy.
         max_attempts: The most tries, in place of those of the rule or the policy.
     """
-    bounds = limits or Limits(max_retry_delay_seconds=math.inf)
+    bounds = limits or Limits(max_retry_delay_seconds=sys.float_info.max)
     policy = rule or RetryPolicy.from_dict(failure.retry_policy, bounds)
     most = policy.max_attempts if max_attempts is None else max_attempts
     if limits is not None:
