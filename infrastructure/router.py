@@ -27,8 +27,8 @@ from capgraph.engine.undo import closed, offered
 from capgraph.engine.waiting import waits_in, waits_no_more, wake
 from capgraph.governance.budget import BudgetExceededError
 from capgraph.pipeline.failures import clear_failure, raise_failure, read_failure, refusal
+from capgraph.pipeline.middlewares import innermost
 from capgraph.pipeline.retry_policy import next_try
-from capgraph.pipeline.runner import innermost
 from capgraph.pipeline.state_update import Writes, applied, combined
 from capgraph.planning import CLOSING
 from capgraph.state import AgentState, TurnView

@@ -39,6 +39,7 @@ from capgraph.engine.turn_outcome import outcome_of
 from capgraph.governance.spending import spending_of
 from capgraph.pipeline.call import accepted_arguments
 from capgraph.pipeline.failures import clear_failure, fatal, killed, raise_failure, read_failure
+from capgraph.pipeline.middlewares import innermost
 from capgraph.pipeline.retry_policy import with_rule
 from capgraph.pipeline.run_config import (
     called_by,
@@ -47,7 +48,6 @@ from capgraph.pipeline.run_config import (
     paid_by,
     raw_errors_wanted,
 )
-from capgraph.pipeline.runner import innermost
 from capgraph.pipeline.sort_result import plain_value
 from capgraph.state import STATE_KEYS, TurnView
 from capgraph.telemetry.metered import counting

@@ -13,8 +13,8 @@ from capgraph.base.ports import BehaviorContext, Failure, TimeLimit
 from capgraph.base.spec import InfrastructureSpec
 from capgraph.configs.limits import Limits
 from capgraph.pipeline import hooks
+from capgraph.pipeline.middlewares import innermost
 from capgraph.pipeline.retry_policy import has_tries_left
-from capgraph.pipeline.runner import innermost
 from capgraph.state import TurnView
 
 

@@ -49,8 +49,8 @@ from capgraph.models.recovery import (
 )
 from capgraph.models.roles import RoleModel, structured_method
 from capgraph.pipeline import hooks
+from capgraph.pipeline.middlewares import in_order, innermost, is_rule
 from capgraph.pipeline.retry import retry_call
-from capgraph.pipeline.runner import in_order, innermost, is_rule
 from capgraph.telemetry import AnswerToken, ReplyRepaired, emit
 from capgraph.telemetry.audit import note_refusal
 from capgraph.telemetry.metered import role_tag

@@ -24,7 +24,7 @@ from capgraph.models.roles import (
 )
 from capgraph.models.selection import ModelSelector, PerCapabilitySelector
 from capgraph.models.surrounded import surrounded
-from capgraph.pipeline.runner import around_models
+from capgraph.pipeline.middlewares import around_models
 from capgraph.prompts import PromptProvider, get_framework_prompts
 from capgraph.registry import Registry
 from capgraph.selection import LexicalSelector, Selector
