@@ -7,6 +7,7 @@ different parts of JSON schema, therefore the forms are rendered in four ways.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Literal
@@ -46,6 +47,7 @@ _LIST = {
     "required": ["of"],
     "additionalProperties": False,
 }
+_DEEPEST = 3
 _VALUE = {"anyOf": [_TEXT, {"type": "number"}, {"type": "boolean"}]}
 _CONDITION = {
     "type": "object",
@@ -357,7 +359,8 @@ def without_nulls(step: dict[str, Any], spec: CapabilitySpec | None) -> None:
 def usable_features(specs: Sequence[CapabilitySpec], *, by_name: bool = False) -> frozenset[str]:
     """Return the features that outputs and parameters of capabilities make useful.
 
-    ``references``: a field of an output fits a parameter of another capability. ``for_each``: an
+    ``references``: a field of an output, or of an element of one, fits a parameter of another
+    capability; an output of unknown form, as of most tools, fits any. ``for_each``: an
     output holds a list whose elements fit one. ``inputs``: several results may fit an input.
 
     Args:
@@ -371,8 +374,12 @@ def usable_features(specs: Sequence[CapabilitySpec], *, by_name: bool = False) -
             for name, part in spec.parameters.model_json_schema().get("properties", {}).items():
                 wanted.setdefault(spec.name, []).append((name, _kind(part)))
     found = set()
+    needed = {need.type for spec in specs for need in spec.requires}
     for spec in specs:
         others = [pair for name, own in wanted.items() if name != spec.name for pair in own]
+        inner = _inner_parts(spec, needed)
+        if any(_part_fits(part, other, by_name) for part in inner for other in others):
+            found.add("references")
         for field, part in _outputs(spec):
             kind = _kind(part)
             if any(_fits(field, kind, other, by_name) for other in others):
@@ -383,17 +390,26 @@ def usable_features(specs: Sequence[CapabilitySpec], *, by_name: bool = False) -
                     _fits("", element, other, by_name) for other in others
                 ):
                     found.add("for_each")
-    producers: dict[str, int] = {}
-    for spec in specs:
-        for kind in spec.provides:
-            producers[kind] = producers.get(kind, 0) + 1
-    if any(
-        need.cardinality != "one" or producers.get(need.type, 0) > 1 or need.type in spec.provides
-        for spec in specs
-        for need in spec.requires
-    ):
+    if _several_fit(specs):
         found.add("inputs")
     return frozenset(found)
+
+
+def _several_fit(specs: Sequence[CapabilitySpec]) -> bool:
+    """Tell whether several results may fit one input."""
+    producers = Counter(kind for spec in specs for kind in spec.provides)
+    return any(
+        need.cardinality != "one" or producers[need.type] > 1 or need.type in spec.provides
+        for spec in specs
+        for need in spec.requires
+    )
+
+
+def _inner_parts(spec: CapabilitySpec, needed: Collection[str]) -> list[tuple[str, Any]]:
+    """Return what a path can reach inside of the outputs; an input of others is no such output."""
+    known = {kind.CONTEXT_TYPE for kind in spec.context_types}.union(needed)
+    found = [part for field, part in _outputs(spec) for part in _inside(field, part)]
+    return found + [("", {}) for kind in spec.provides if kind not in known]
 
 
 def _outputs(spec: CapabilitySpec) -> Iterable[tuple[str, dict[str, Any]]]:
@@ -411,7 +427,33 @@ def _outputs(spec: CapabilitySpec) -> Iterable[tuple[str, dict[str, Any]]]:
             inner = _resolved(fields.get("value", {}), defs)
             fields = inner.get("properties", fields)
         for name, part in fields.items():
-            yield name, _resolved(part, defs)
+            yield name, {"$defs": defs, **_resolved(part, defs)}
+
+
+def _inside(field: str, part: Mapping[str, Any], depth: int = 0) -> Iterable[tuple[str, Any]]:
+    """Yield what a path can reach inside of an output; an empty schema where anything may be."""
+    defs = part.get("$defs", {})
+    part = _resolved(dict(part), defs)
+    kind, more = part.get("type"), part.get("additionalProperties", True)
+    if not part.keys() - {"title", "description", "$defs"}:
+        yield field, {}
+    elif depth < _DEEPEST and kind in ("array", "object"):
+        parts = {field: part.get("items", {})} if kind == "array" else part.get("properties", {})
+        if kind == "object" and not parts and more:
+            parts = {"": more if isinstance(more, dict) else {}}
+        for name, one in parts.items():
+            yield from _inside(name, {"$defs": defs, **_resolved(one, defs)}, depth + 1)
+    elif depth:
+        yield field, part
+
+
+def _part_fits(part: tuple[str, Any], other: tuple[str, str], by_name: bool) -> bool:
+    (field, schema), (name, wanted) = part, other
+    if not schema:
+        return wanted not in ("choice", "boolean") and (not by_name or "_" in name)
+    # The ID of an element, such as "id", fits "hotel_id".
+    same = f"_{name}".lower().endswith(f"_{field}".lower()) and "_" in name
+    return _fits(field, _kind(schema), other, by_name=False) and (same or not by_name)
 
 
 def _resolved(part: dict[str, Any], defs: Mapping[str, Any]) -> dict[str, Any]:

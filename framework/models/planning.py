@@ -39,8 +39,8 @@ _SHOWN_EXAMPLES = 2
 _OBJECTS = frozenset({"parameters", "when", "for_each"})
 _SCHEMAS_KEPT = 64
 _REFERENCES = (
-    'A parameter may be {"$from": "key.field"}: the result, or a field of it, of the earlier step'
-    " with that context_key."
+    'A parameter may be {"$from": "key.field"}, or "key.0.field" of a list: the result, or a field'
+    " of it, of the earlier step with that context_key."
 )
 _MORE = {
     "references": _REFERENCES,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from capgraph.base.context import CapabilityContext
-from capgraph.base.value_context import ValueContext
+from capgraph.base.value_context import ValueContext, plain_data
 from capgraph.planning.summaries import summary_of
 from capgraph.prompts.data import as_data, plain_text
 from capgraph.state import ContextTypes
@@ -148,10 +148,7 @@ class ShownResults:
 
     def _plain(self, kind: str, content: Any) -> Any:
         """Return what a path reads: of a plain value the value itself."""
-        known = self._types.get(kind)
-        wrapped = isinstance(content, Mapping) and content.keys() == {"value"}
-        is_value = known is not None and issubclass(known, ValueContext)
-        return content["value"] if wrapped and is_value else content
+        return plain_data(content, self._types.get(kind))
 
 
 def finished_steps(
