@@ -53,6 +53,7 @@ from capgraph.pipeline.job import Door, nth_request, outer_job
 from capgraph.pipeline.journal import Journal, Opening
 from capgraph.pipeline.run_config import current_runtime, paid_by
 from capgraph.pipeline.state_update import last_result, to_state
+from capgraph.planning.parameters import required_parameters
 from capgraph.state import TurnView
 from capgraph.telemetry.accounts import CASHIER, paying
 from capgraph.telemetry.metered import METER, counting
@@ -92,6 +93,8 @@ async def run_capability_node(
     if parameters is not None:
         values = await _parameters_of(spec, parameters, state)
         attempt = replace(attempt, step=PlannedStep(parameters=values))
+    elif in_run and not (is_planned or view.begun):
+        _refuse_missing(spec)
     # Without turns nothing would ever begin a new budget: then it is that of this visit.
     budget = TurnBudget.from_plain(view.budget if view.begun else {})
 
@@ -261,6 +264,16 @@ async def _turn(services: Services, state: Mapping[str, Any]) -> tuple[TurnView,
         opened_by=here["checkpoint_id"],
     )
     return own, 0 if "planning_current_step_index" in given else behind
+
+
+def _refuse_missing(spec: CapabilitySpec) -> None:
+    if needed := required_parameters(spec.parameters):
+        shown = ", ".join(f'"{name}": "<state key>"' for name in needed)
+        raise ConfigurationError(
+            f"The node of {spec.name!r} needs the parameters {', '.join(needed)}, and no plan in the"
+            " state has a step for it.",
+            fix=f"Write services.node({spec.cls.__name__}, parameters={{{shown}}}).",
+        )
 
 
 async def _parameters_of(

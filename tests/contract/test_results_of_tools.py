@@ -84,7 +84,9 @@ async def test_a_list_is_run_over_and_compared_by_the_same_path(form: str) -> No
 async def test_a_plan_with_the_older_path_of_a_tool_still_runs(form: str) -> None:
     older = {"hotel_id": {"$from": "search_hotels.value.0.id"}, "rooms": {"$from": "rooms.value"}}
     given: Any = {"messages": [("user", "go")], "planning_execution_plan": _plan(older)}
-    assert _booked(await build_graph(FORMS[form]()).ainvoke(given))["value"] == "booked 7 for 0: 12 "
+    assert (
+        _booked(await build_graph(FORMS[form]()).ainvoke(given))["value"] == "booked 7 for 0: 12 "
+    )
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -98,7 +98,7 @@ def test_a_planning_prompt_tells_everything_that_is_known() -> None:
         ],
     )
     assert "<request>\nSum it up\n</request>" in text
-    assert 'READING r29: 29' in text
+    assert "READING r29: 29" in text
     assert "READING: 10 older ones" in text
     assert "- **Missing Inputs:** A, B" in text
     assert "in 'add'" in text
