@@ -408,7 +408,7 @@ def _several_fit(specs: Sequence[CapabilitySpec]) -> bool:
 def _inner_parts(spec: CapabilitySpec, needed: Collection[str]) -> list[tuple[str, Any]]:
     """Return what a path can reach inside of the outputs; an input of others is no such output."""
     known = {kind.CONTEXT_TYPE for kind in spec.context_types}.union(needed)
-    found = [part for field, part in _outputs(spec) for part in _inside(field, part)]
+    found = [inner for field, part in _outputs(spec) for inner in _inside(field, part)]
     return found + [("", {}) for kind in spec.provides if kind not in known]
 
 
