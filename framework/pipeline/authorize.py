@@ -50,6 +50,19 @@ async def authorize(
     return attempt
 
 
+def can_ask(spec: CapabilitySpec, settings: Any, policies: Sequence[StepPolicy]) -> bool:
+    """Return whether something about a capability itself may have a person asked, or refuse it."""
+    declared = spec.requires_approval or settings.approvals.steps == "all"
+    return bool(policies or declared or spec.effect != "none")
+
+
+async def authorize_marked(job: Job, attempt: Attempt) -> Attempt | Result:
+    """Authorize a step about which only a middleware or a label of its data asks."""
+    if attempt.approval_reasons or (job.labels and job.flow is not None):
+        return await authorize(job, attempt)
+    return attempt
+
+
 async def use_agreement(job: Job, record: StepRecord) -> None:
     """Record that a step used the agreement to it; what acts once is never repeated on one."""
     if job.agreement is not None and record.success and job.spec.effect != "once":

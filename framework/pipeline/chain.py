@@ -20,7 +20,6 @@ from capgraph.base.ports import (
     Middleware,
     Question,
     RetryRule,
-    StepPolicy,
     StepRecord,
     TimeLimit,
 )
@@ -38,6 +37,7 @@ from capgraph.pipeline import (
     timeout,
     validate,
 )
+from capgraph.pipeline.equipment import Equipment
 from capgraph.pipeline.job import Gate, Inner, Job, Result, standing_in
 from capgraph.pipeline.middlewares import in_order, innermost, is_rule, stage_of
 
@@ -47,7 +47,6 @@ _SHIPPED: dict[str, Any] = {
     "idempotency": idempotency.idempotency,
     "timeout": timeout.timeout,
 }
-_GATES: dict[str, Any] = {"validate": validate.validate, "authorize": authorize.authorize}
 _INSIDE: dict[str, Any] = {"retry": retry.retry, "finalize": finalize.finalize}
 """Stages whose middlewares stand around them: around all tries, and around the record of one."""
 
@@ -59,7 +58,7 @@ def compose(
     spec: CapabilitySpec,
     around: Sequence[Any],
     *,
-    step_policies: Sequence[StepPolicy] = (),
+    equipment: Equipment,
     queue: str | None = None,
 ) -> tuple[Inner, Inner]:
     """Return all stages of a capability, and those inside of ``retry``.
@@ -67,21 +66,28 @@ def compose(
     Args:
         spec: The capability.
         around: Middlewares, rules, and hooks of its steps, outermost first.
-        step_policies: Policies that are asked before a step starts.
+        equipment: What the operator decided.
         queue: Queue of the workers that run it; ``None`` if it runs with its turn.
     """
     asked = [item for item in around if callable(getattr(item, "decide", None))]
+    policies = (*equipment.step_policies, *asked)
     told: dict[str, dict[str, Any]] = {
-        "authorize": {"policies": (*step_policies, *asked)},
+        "authorize": {"policies": policies},
         "retry": {"rule": innermost(around, RetryRule)},
         "timeout": {"instead": innermost(around, TimeLimit)},
     }
+    gates: dict[str, Any] = {"validate": validate.validate, "authorize": authorize.authorize}
+    if not authorize.can_ask(spec, equipment.settings, policies):
+        gates["authorize"], told["authorize"] = authorize.authorize_marked, {}
     inner: Inner = call.call
     again = inner
     for stage in reversed(STAGES):
         if stage == "observe" and (own := [item for item in around if not stage_of(item)]):
             inner = partial(hooks.hooks, inner=inner, behaviors=tuple(own), again=again)
         inner = _within(stage, spec, around, inner, told.get(stage, {}))
+        if stage in gates:
+            gate = partial(gates[stage], **told[stage]) if told.get(stage) else gates[stage]
+            inner = _gated(gate, inner, settles=stage == "authorize")
         if stage == "finalize":
             again = inner
             if queue is not None:
@@ -107,9 +113,6 @@ def _within(
         inner = partial(_WRAPS[stage], middleware=middleware, inner=inner)
     if is_examined:
         inner = partial(finalize.finished, inner=inner)
-    if stage in _GATES:
-        gate = partial(_GATES[stage], **told) if told else _GATES[stage]
-        inner = _gated(gate, inner, settles=stage == "authorize")
     if stage == "idempotency" and spec.effect == "none":
         inner = partial(idempotency.without_effect, inner=inner)
     elif stage in _SHIPPED:

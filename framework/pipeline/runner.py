@@ -167,7 +167,7 @@ class StepRunner:
             chain = compose(
                 spec,
                 self._around(spec, self._where_bounded if bounded else ()),
-                step_policies=self.equipment.step_policies,
+                equipment=self.equipment,
                 queue=self.queues.get(spec.name),
             )
             self._chains[spec.name, bounded] = chain
