@@ -141,6 +141,7 @@ class using(AbstractContextManager[None]):  # noqa: N801 - read as a verb: with 
         if now is self._inside:
             _CONTEXT.reset(self._token)
             return
-        # A block that began inside this one has not ended, as between two pieces of a stream.
-        before = {name: getattr(self._before, name) for name in self._changes}
-        _CONTEXT.set(now.with_(**before))
+        # A block that began inside this one has not ended, as between two pieces of a stream. Its
+        # fields stay, and so does what another task holds, in which a stream may be closed.
+        own = [name for name, value in self._changes.items() if getattr(now, name) is value]
+        _CONTEXT.set(now.with_(**{name: getattr(self._before, name) for name in own}))

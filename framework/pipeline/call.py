@@ -39,6 +39,29 @@ async def call(job: Job, attempt: Attempt) -> Any:
             severity=ErrorSeverity.CRITICAL,
         )
     announce(job, attempt)
+    context = _context_of(job, attempt)
+    job.asked.clear()
+    try:
+        with in_body_of(job), step_of_plan(attempt.index, attempt.total):
+            result = await _invoke(job.spec.cls, context, job)
+            if not isinstance(result, Returned):
+                result = Returned(plain_command(result))
+            job.current.returned = result
+            return result.value
+    except asyncio.CancelledError as exc:
+        running = asyncio.current_task()
+        if running is None or running.cancelling():
+            raise
+        # Nobody stopped the run: what the author awaited was cancelled.
+        raise CapabilityError(
+            f"{job.spec.name!r} awaited work that was cancelled.",
+            fix="Catch asyncio.CancelledError where the work is cancelled.",
+        ) from exc
+    finally:
+        job.current.stored = context.stored
+
+
+def _context_of(job: Job, attempt: Attempt) -> StepContext:
     equipment, spec = job.equipment, job.spec
     ledger = job.door.ledger
 
@@ -48,7 +71,7 @@ async def call(job: Job, attempt: Attempt) -> Any:
             spec, attempt, key, action, effect=job.current.effect, plan_keys=keys
         )
 
-    context = StepContext(
+    return StepContext(
         capability=spec.name,
         planned=attempt.step,
         step_index=attempt.index,
@@ -69,25 +92,6 @@ async def call(job: Job, attempt: Attempt) -> Any:
         notify=job.door.notify or _streamed(attempt),
         once=once,
     )
-    job.asked.clear()
-    try:
-        with in_body_of(job), step_of_plan(attempt.index, attempt.total):
-            result = await _invoke(spec.cls, context, job)
-            if not isinstance(result, Returned):
-                result = Returned(plain_command(result))
-            job.current.returned = result
-            return result.value
-    except asyncio.CancelledError as exc:
-        running = asyncio.current_task()
-        if running is None or running.cancelling():
-            raise
-        # Nobody stopped the run: what the author awaited was cancelled.
-        raise CapabilityError(
-            f"{spec.name!r} awaited work that was cancelled.",
-            fix="Catch asyncio.CancelledError where the work is cancelled.",
-        ) from exc
-    finally:
-        job.current.stored = context.stored
 
 
 def _streamed(attempt: Attempt) -> Callable[[str, float | None], None]:

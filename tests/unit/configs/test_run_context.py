@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 
 import pytest
 
@@ -48,3 +49,14 @@ async def test_tasks_inherit_the_context_and_keep_their_changes() -> None:
 def test_an_unknown_field_is_refused() -> None:
     with pytest.raises(TypeError, match="no field clok"), using(clok=None):
         pass
+
+
+def test_a_block_that_ends_late_leaves_what_a_later_block_set() -> None:
+    def ends_late() -> tuple[int, int] | None:
+        outer, inner = using(step_position=(0, 2)), using(step_position=(1, 2))
+        outer.__enter__()
+        inner.__enter__()
+        outer.__exit__()
+        return run_context().step_position
+
+    assert contextvars.copy_context().run(ends_late) == (1, 2)
