@@ -36,7 +36,8 @@ async def acquire(job: Job, attempt: Attempt, inner: Inner) -> Any:
             job.slot = await capacity.take(spec.name, spec.max_parallel, whole, around)
             try:
                 stopped = job.stopping() or job.door.draining()
-                job.begun = job.begun or not stopped
+                if not stopped:
+                    job.begin()
                 result = STOPPED if stopped else await inner(job, attempt)
             finally:
                 capacity.give_back(job.slot)

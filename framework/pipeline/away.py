@@ -116,7 +116,7 @@ async def _sent(job: Job, attempt: Attempt, queue: str) -> Mapping[str, Any] | N
                 _request(job, attempt, claim),
                 tell=_teller(door.notify),
                 seconds=door.seconds_left(),
-                begins=lambda: setattr(job, "begun", True),
+                begins=job.begin,
                 leave=door.draining,
                 should_cancel=job.stopping,
             )

@@ -79,7 +79,8 @@ async def idempotency(job: Job, attempt: Attempt, inner: Inner) -> Any:
         return await last_look(job, keyed) or await _repeatable(job, keyed, inner)
     status = claim.record.get("status")
     if status == "finished":
-        job.current.is_repeated, job.effect_done = not claim.mine, True
+        job.current.is_repeated = not claim.mine
+        job.happened()
         return book.result(claim.record)
     if status == "begun":
         instead = await _settled(job, keyed, claim)
@@ -169,7 +170,7 @@ async def _settled(job: Job, attempt: Attempt, claim: Claim) -> Any:
     if answer == "skip":
         return Skipped(_SKIPPED)
     if answer == "done":
-        job.effect_done = True
+        job.happened()
         outputs = [{kind: data} for kind, data in (decision.get("outputs") or {}).items()]
         await job.door.ledger.end(claim.name, "finished", result=outputs)
         return outputs

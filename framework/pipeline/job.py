@@ -161,16 +161,18 @@ class Job:
         bounded: Whether a budget is asked about it, and about what goes on inside.
         flow: Knows the labels of data; the outer attempt's where the graph has none of its own.
         labels: Labels of what it is given, and of what attempts inside it gave, with their sources;
-            written by the runner and :func:`hear`.
+            written by :func:`hear`.
         inside: The effects that attempts inside had, as the state keeps them; written by the runner.
         agreement: What people agreed to; ``None`` when nobody was asked; written by ``authorize``.
-        begun: True if a try has begun; written by ``acquire``, for a remote one by ``away``.
+        begun: True if a try has begun; written by :meth:`begin`.
         slot: The slot in which it runs, its own or the outer one's; written by ``acquire``.
         announced: Number of the last try that an event announced; written by ``finalize``.
-        effect_done: True if the effect happened, so that no later failure may repeat it.
-        acted_inside: True if an attempt inside acted once.
-        asked: How often its body asked for each capability, by LangGraph's task.
-        current: The present try.
+        effect_done: True if the effect happened; written by :meth:`happened`.
+        acted_inside: True if an attempt inside acted once; written by :meth:`act`, of a remote
+            step by ``away``.
+        asked: How often its body asked for each capability, by LangGraph's task; written by
+            :func:`nth_request`.
+        current: The present try; written by :meth:`begin_try`.
     """
 
     spec: CapabilitySpec
@@ -204,13 +206,21 @@ class Job:
         """Begin another try; nothing of the last one counts any more."""
         self.current = Try(_loop_time(), given, effect=effect)
 
+    def begin(self) -> None:
+        """Remember that a try has begun, here or on another worker."""
+        self.begun = True
+
+    def happened(self) -> None:
+        """Remember that the effect happened, so that no later failure may repeat it."""
+        self.effect_done = True
+
     def stopping(self) -> bool:
         """Tell whether no further try may begin."""
         return self.door.stops(self.begun)
 
     async def act(self) -> None:
         """Have the step, and those around it, know that it acted once."""
-        self.effect_done = True
+        self.happened()
         durable, outer = self.door.ledger.durable, self.outer
         while outer is not None:
             # Another try of it finds what is kept; another plan would act anew.

@@ -135,11 +135,13 @@ class StepRunner:
         heard = hearing.labels if hearing is not None else {}
         flow = self.equipment.flow or (outer.flow if outer else None)
         flow = hearing.flow() if flow is None and hearing is not None and heard else flow
-        job = Job(spec, self.equipment, door, outer, attempt.key, flow=flow, bounded=bounded)
-        if job.flow is not None:
-            given = job.flow.labels_for_step(spec, authorize.step_of(attempt), door.view)
+        labels: Mapping[str, str] = {}
+        if flow is not None:
+            given = flow.labels_for_step(spec, authorize.step_of(attempt), door.view)
             heard |= outer.labels if outer is not None else {}
-            job.labels = {**heard, **door.labels, **given}
+            labels = {**heard, **door.labels, **given}
+        about: Any = {"flow": flow, "bounded": bounded, "labels": labels}
+        job = Job(spec, self.equipment, door, outer, attempt.key, **about)
         result: Result = await self._stages(spec, bounded=bounded)[0](job, attempt)
         if not isinstance(result, StepRecord):
             return result
