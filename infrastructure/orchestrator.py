@@ -311,7 +311,9 @@ class _Drafts:
             return ""
         if view.state.get("task_depends_on_chat_history"):
             return ""
-        return _refusal(view, self.services) if is_refusal(answer) else answer
+        if planner_traits(self.services.planner).reads_conversation or not is_refusal(answer):
+            return answer
+        return _refusal(view, self.services)
 
     def refused_steps(self) -> list[str]:
         """Return the keys, or else the capabilities, of the steps of the plan that was refused."""

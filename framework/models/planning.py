@@ -14,6 +14,7 @@ from langgraph.config import get_config
 
 from capgraph.base import CapabilitySpec, ExecutionPlan
 from capgraph.base.errors import MalformedAnswerError
+from capgraph.base.value_context import value_fields
 from capgraph.base.values import json_in
 from capgraph.configs.settings import PlanMode
 from capgraph.langgraph_compat import lent_saver
@@ -30,7 +31,7 @@ from capgraph.planning.recipes import once_each, recipe_of
 from capgraph.planning.strategies import PlanRequest
 from capgraph.prompts import PromptBuilder
 from capgraph.prompts.data import plain_text
-from capgraph.prompts.nodes import NO_FUNCTION
+from capgraph.prompts.nodes import NO_FUNCTION, LookingPrompt
 from capgraph.registry import Candidate, Registry
 from capgraph.selection import Selection, Selector
 from capgraph.selection.protocols import NOTHING_EXCLUDED
@@ -82,11 +83,13 @@ class Catalogue:
     Args:
         registry: The capabilities; read when it is first needed, and complete by then.
         budget: Up to how many tokens of them, and of what they note, the planner is shown.
+        is_brief: True to leave out the types of results that no capability takes.
     """
 
-    def __init__(self, registry: Registry, budget: int) -> None:
+    def __init__(self, registry: Registry, budget: int, *, is_brief: bool = False) -> None:
         self._registry = registry
         self._budget = budget
+        self.is_brief = is_brief
         self._cuts: WeakKeyDictionary[Any, Catalogue] = WeakKeyDictionary()
 
     def of(self, catalog: Any) -> Catalogue:
@@ -94,7 +97,7 @@ class Catalogue:
         if catalog is self._registry or not isinstance(catalog, Registry):
             return self
         if catalog not in self._cuts:
-            self._cuts[catalog] = Catalogue(catalog, self._budget)
+            self._cuts[catalog] = Catalogue(catalog, self._budget, is_brief=self.is_brief)
         return self._cuts[catalog]
 
     @cached_property
@@ -106,7 +109,7 @@ class Catalogue:
             for c in self._registry.candidates()
         }
         specs = self._registry.capabilities
-        return _listing([specs[name] for name in sorted(specs)], hints)
+        return _listing([specs[name] for name in sorted(specs)], hints, self.is_brief)
 
     @cached_property
     def has_recipes(self) -> bool:
@@ -255,6 +258,8 @@ class ModelPlanner:
             found = {*self.features, "inputs"}
         if request.problems or request.available or request.finished:
             found.add("inputs")  # stored results are named by their keys
+        if not any(spec.requires for spec in specs):
+            found.discard("inputs")
         if not _has_checkpointer():
             found.discard("wait_until")
         return frozenset(found)
@@ -283,7 +288,7 @@ class ModelPlanner:
         features: Collection[str],
     ) -> list[BaseMessage]:
         if request.chosen:
-            shown, notes = _listing(specs, {}), request.notes
+            shown, notes = _listing(specs, {}, self.catalogue.is_brief), request.notes
         else:
             # All of them each time, what was excluded too: the beginning stays the same.
             catalogue = self.catalogue.of(request.catalog)
@@ -291,7 +296,9 @@ class ModelPlanner:
         rules = [_MORE[name] for name in FEATURES if name in features]
         if "inputs" in features:
             rules.append(_RESULTS_BY_NAME)
-        if self.mode != "plan":
+        if self.mode == "auto" or (
+            self.mode == "look" and not isinstance(self.prompt, LookingPrompt)
+        ):
             rules += [_OF_MODE[self.mode], _ANSWERS]
         own = {
             "capabilities": "\n".join([shown, *rules]),
@@ -347,14 +354,23 @@ def _named(request: PlanRequest, step: Mapping[str, Any]) -> CapabilitySpec | No
     return request.catalog.capabilities.get(name) if isinstance(name, str) else None
 
 
-def _listing(specs: Sequence[CapabilitySpec], hints: Mapping[str, Sequence[str]]) -> str:
+def _listing(
+    specs: Sequence[CapabilitySpec], hints: Mapping[str, Sequence[str]], is_brief: bool
+) -> str:
     producers: dict[str, list[str]] = {}
     for spec in specs:
         for kind in spec.provides:
             producers.setdefault(kind, []).append(spec.name)
+    taken = {need.type for spec in specs for need in spec.requires}
     lines = []
     for spec in specs:
-        lines += [describe_capability(spec, producers), *hints.get(spec.name, ())]
+        if is_brief and len(spec.provides) == 1 and not taken.intersection(spec.provides):
+            shown = (
+                spec if any(map(value_fields, spec.context_types)) else replace(spec, provides=())
+            )
+        else:
+            shown = spec
+        lines += [describe_capability(shown, producers), *hints.get(spec.name, ())]
     return "\n".join(lines)
 
 

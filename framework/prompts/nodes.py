@@ -211,6 +211,20 @@ class OrchestratorPrompt(PromptBuilder):
         return "\n\n".join(parts)
 
 
+class LookingPrompt(OrchestratorPrompt):
+    """Writes the steps of one round, or the answer; the context is that of the planner's prompt."""
+
+    role = "You answer requests, with the functions below where they help."
+    instructions = (
+        'Answer with JSON: {"steps": [{"capability": NAME, "parameters": {…}}, …]} or'
+        ' {"steps": [], "answer": TEXT}.\n'
+        "- steps: all that can be done now, with values from the request, the conversation, or"
+        " results. You are asked again with their results.\n"
+        "- answer: your reply when nothing is left to do, a question to the person, or that no"
+        " function can do it."
+    )
+
+
 def _latest_first(
     finished: Mapping[str, Mapping[str, Any]], looks: Sequence[str]
 ) -> list[tuple[str, str]]:

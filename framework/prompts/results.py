@@ -16,7 +16,7 @@ _PREVIEW = 300  # characters of a result that is not shown whole
 _CHARACTERS_PER_TOKEN = 4
 _MAX_KEYS = 20
 _LEAST = 40  # characters of a part that is cut
-_ID_FIELDS = ("id", "key", "uuid", "code", "number", "name")
+_ID_FIELDS = frozenset({"id", "key", "uuid", "code", "number"})
 
 
 def preview(value: Any, limit: int) -> str:
@@ -26,7 +26,7 @@ def preview(value: Any, limit: int) -> str:
     they fit.
 
     >>> preview([{"id": "a1", "stars": 3}, {"id": "b2", "stars": 4}, {"id": "c3", "stars": 5}], 50)
-    '[{"id": "a1", "stars": 3}, "… 2 more: b2, c3"]'
+    '[{"id":"a1","stars":3},"… 2 more: b2, c3"]'
     >>> preview("x" * 100, 50)
     '"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx … (60 more characters)"'
     """
@@ -34,7 +34,7 @@ def preview(value: Any, limit: int) -> str:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
+    return json.dumps(value, ensure_ascii=False, default=str, separators=(",", ":"))
 
 
 def _cut(value: Any, limit: int) -> Any:
@@ -62,7 +62,7 @@ def _cut_list(items: list[Any], limit: int) -> list[Any]:
     if not rest:
         return kept
     shown, room = [], limit // 4
-    for name in filter(None, map(_id_of, rest)):
+    for name in _ids(rest):
         room -= len(name) + 2
         if room < 0:
             break
@@ -86,13 +86,21 @@ def _cut_object(value: dict[str, Any], limit: int) -> dict[str, Any]:
     return found if not more else {**found, "…": f"{more:,} more keys"}
 
 
-def _id_of(item: Any) -> str:
-    """Return what names an element of a list; empty if nothing does."""
-    if not isinstance(item, Mapping):
-        return str(item) if isinstance(item, (str, int)) and len(str(item)) <= _LEAST else ""
-    named = [key for key in _ID_FIELDS if key in item]
-    named += [key for key in item if str(key).endswith(("_id", "_number", "_code", "_key"))]
-    return str(item[named[0]])[:_LEAST] if named else ""
+def _ids(items: list[Any]) -> list[str]:
+    """Return what names the elements of a list: short values, or a field that tells them apart."""
+    if not all(isinstance(item, Mapping) for item in items):
+        return [str(item) for item in items if _is_name(item)]
+    fields = [key for key in items[0] if str(key).lower() in _ID_FIELDS]
+    fields += [key for key in items[0] if key not in fields]
+    for field in fields:
+        values = [item.get(field) for item in items]
+        if all(map(_is_name, values)) and len(set(values)) == len(values):
+            return [str(value) for value in values]
+    return []
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, (str, int)) and 0 < len(str(value)) <= _LEAST
 
 
 class ShownResults:
