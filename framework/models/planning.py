@@ -181,6 +181,7 @@ class ModelPlanner:
         features: Features of plans that the model may use, or ``auto`` or ``all``.
         mode: As in the settings.
         max_result_tokens: As in the settings.
+        max_stored_results: As in the settings.
         chooses: True if the selector leaves the choice of capabilities to the planner.
     """
 
@@ -193,6 +194,7 @@ class ModelPlanner:
     features: str | Sequence[str] = "auto"
     mode: PlanMode = "plan"
     max_result_tokens: int = 2000
+    max_stored_results: int = 3
     chooses: bool = False
     _schemas: dict[Any, tuple[dict[str, Any], bool]] = field(
         default_factory=dict, init=False, repr=False
@@ -308,6 +310,7 @@ class ModelPlanner:
             "shows_examples": self.role.method != "function_calling",
             "problems": [_for_model(problem) for problem in request.problems],
             "max_result_tokens": self.max_result_tokens,
+            "max_stored_results": self.max_stored_results,
             "types": getattr(request.catalog, "context_types", None),
         }
         return prompt_of(

@@ -120,6 +120,7 @@ def model_strategies(
             settings.planning.features,
             mode,
             settings.planning.max_result_tokens,
+            settings.planning.max_stored_results,
             isinstance(chosen.get("selector"), DeferringSelector),
         )
     if "answer" in roles:

@@ -12,7 +12,8 @@ from capgraph.planning.summaries import summary_of
 from capgraph.prompts.data import as_data, plain_text
 from capgraph.state import ContextTypes
 
-_PREVIEW = 300  # characters of a result that is not shown whole
+_PREVIEW = 200  # characters of a result that is not shown whole
+_STORED = 4_000  # characters of all results of earlier turns
 _CHARACTERS_PER_TOKEN = 4
 _MAX_KEYS = 20
 _LEAST = 40  # characters of a part that is cut
@@ -136,22 +137,36 @@ class ShownResults:
             found[kind, key] = text
         return found
 
-    def brief(self, kind: str, key: str) -> str:
+    def brief(self, kind: str, key: str, limit: int = _PREVIEW) -> str:
         """Return a short text of a result: its author's summary, or a preview."""
         content = self._available[kind][key]
         known = self._types.get(kind, CapabilityContext)
         if known.get_summary not in (CapabilityContext.get_summary, ValueContext.get_summary):
-            return plain_text(summary_of(kind, key, content, self._types), _PREVIEW)
-        return preview(self._plain(kind, content), _PREVIEW)
+            return plain_text(summary_of(kind, key, content, self._types), limit)
+        return preview(self._plain(kind, content), limit)
 
-    def stored(self, but: Iterable[tuple[str, str]] = ()) -> str:
-        """Return a line for each stored result, except those that are shown elsewhere."""
-        lines, elsewhere = [], set(but)
-        for kind in sorted(self._available):
-            keys = [key for key in self._available[kind] if (kind, key) not in elsewhere]
-            lines += [f"{kind} {key}: {self.brief(kind, key)}" for key in keys[-_MAX_KEYS:]]
-            if len(keys) > _MAX_KEYS:
-                lines.append(f"{kind}: {len(keys) - _MAX_KEYS} older ones")
+    def stored(self, latest: int, but: Iterable[tuple[str, str]] = ()) -> str:
+        """Return a line for each type of stored results: the latest ones, and the keys of others.
+
+        Args:
+            latest: How many results of each type are shown with their content.
+            but: Results that are shown elsewhere, by type and key.
+        """
+        elsewhere = set(but)
+        found = {
+            kind: [key for key in self._available[kind] if (kind, key) not in elsewhere]
+            for kind in sorted(self._available)
+        }
+        shown = sum(min(len(keys), latest) for keys in found.values())
+        limit = min(_PREVIEW, max(_STORED // max(shown, 1), 2 * _LEAST))
+        lines = []
+        for kind, keys in found.items():
+            older, recent = keys[: len(keys) - latest], keys[max(len(keys) - latest, 0) :]
+            lines += [f"{kind} {key}: {self.brief(kind, key, limit)}" for key in recent]
+            if older:
+                names = ", ".join(older[-_MAX_KEYS:])
+                more = f", and {len(older) - _MAX_KEYS:,} more" if len(older) > _MAX_KEYS else ""
+                lines.append(f"{kind}, older: {names}{more}")
         return "\n".join(lines)
 
     def _plain(self, kind: str, content: Any) -> Any:
