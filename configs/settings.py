@@ -363,6 +363,8 @@ class McpSettings(Section):
         parameters_from: Function that reads parameters from a task, as ``"module:attribute"``; or
             tool name to that.
         on_unknown: Policy for steps of unknown outcome; or tool name to that.
+        on_error: What a failure means to a planner that looks (``fail`` or ``observe``); or tool name to
+            that.
         always_active: Whether the tools are always selected; or tool name to that.
         effect_key: Parameters that identify an effect; or tool name to them.
         repeatable: Whether an effect may be repeated; or tool name to that.
@@ -396,6 +398,7 @@ class McpSettings(Section):
     classify_error: str | dict[str, str] | None = None
     parameters_from: str | dict[str, str] | None = None
     on_unknown: str | dict[str, str] | None = None
+    on_error: str | dict[str, str] | None = None
     always_active: bool | dict[str, bool] | None = None
     effect_key: list[str] | dict[str, list[str]] | None = None
     repeatable: bool | dict[str, bool] | None = None

@@ -345,7 +345,9 @@ class _Drafts:
             "failed_capability": failure.get("capability_name"),
             "previous": view.plan if view.has_plan else None,
             "finished": {
-                k: r for k, r in view.results.items() if r.get("success") and k == plan_key(k)
+                key: record
+                for key, record in view.results.items()
+                if (record.get("success") or record.get("observed")) and key == plan_key(key)
             },
             "messages": view.messages,
             "chosen": not is_all,

@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from langgraph.func import task
 
-from capgraph.base.errors import InfrastructureError
+from capgraph.base.errors import ErrorSeverity, InfrastructureError
 from capgraph.base.ports import FlowPolicy, StepRecord
 from capgraph.configs.run_context import using
 from capgraph.engine.bind import running_journal
 from capgraph.governance.flow import InformationFlow
+from capgraph.pipeline.failures import TOOL_ERROR
 from capgraph.pipeline.job import LABELS, Hearing, current_hearing, hear
 from capgraph.pipeline.state_update import to_state
 from capgraph.registry import Registry
@@ -67,6 +68,22 @@ def let_go(record: StepRecord) -> StepRecord:
     if error is None or not error.final or error.metadata.get("code") in _ENDS_THE_TURN:
         return record
     return replace(record, skipped=error.message)
+
+
+def observed(record: StepRecord) -> StepRecord:
+    """Return the record of a step whose failure the planner is shown, in place of ending the turn.
+
+    A failure that somebody classified means what they said, except that a planner is asked for
+    another plan either way.
+    """
+    error, after = record.error, let_go(record)
+    if error is None or after is record or "effect_done" in error.metadata:
+        return record
+    told = error.unclassified or error.metadata.get("category") == TOOL_ERROR
+    replans = error.severity is ErrorSeverity.REPLANNING
+    if not (told or replans) or "rejected_by_person" in error.metadata:
+        return record
+    return replace(after, observed=True)
 
 
 @contextmanager

@@ -22,7 +22,8 @@ from capgraph.base.ports import Attempt, Failure, Question, StepRecord
 from capgraph.configs.run_context import run_context, using
 from capgraph.engine.copies import Copies, collects
 from capgraph.engine.entry import ASKED
-from capgraph.engine.envelopes import Envelope, envelope_of, let_go, one_signal, own
+from capgraph.engine.envelopes import Envelope, envelope_of, let_go, observed, one_signal, own
+from capgraph.engine.model_replies import is_model_written
 from capgraph.engine.routing import due_looks
 from capgraph.engine.services import Services
 from capgraph.langgraph_compat import answers_there, called_back
@@ -316,7 +317,18 @@ class PlanRun:
     def _leave(self, record: StepRecord, attempt: Attempt) -> Envelope:
         optional = attempt.step.get("optional") and attempt.element is None
         collected = attempt.element is not None and collects(attempt.step)
+        if record.error is not None and not optional and self._observes(attempt):
+            record = observed(record)
         return envelope_of(let_go(record) if optional or collected else record, self._plan_id)
+
+    def _observes(self, attempt: Attempt) -> bool:
+        """Return True if the planner is shown a failure of a step, and goes on."""
+        spec = self._services.registry.capabilities.get(attempt.capability)
+        if spec is None or spec.on_error != "observe" or attempt.step.get("for_each"):
+            return False
+        looks = self._services.settings.planning.mode != "plan"
+        undoing = bool(self._view.state.get("control_undo"))
+        return looks and not undoing and is_model_written("orchestrator", self._services)
 
     async def _run_each(self, attempt: Attempt, door: Door) -> Envelope | None:
         """Run a step for each element of its list; one LangGraph task holds those of the copies."""

@@ -170,8 +170,8 @@ def due_looks(
 ) -> tuple[str, ...]:
     """Return the keys of the ended steps whose results the planner has to look at now.
 
-    They are those with ``look_again``. If the closing step has it, they are all that the planner
-    has not seen, once every step has ended.
+    They are those with ``look_again``, and those whose failure is observed. If the closing step has
+    it, they are all that the planner has not seen, once every step has ended.
 
     >>> steps = [{"context_key": "a"}, {"context_key": "z", "capability": "respond", "look_again": True}]
     >>> due_looks(steps, {}), due_looks(steps, {"a": {"success": True}})
@@ -179,12 +179,14 @@ def due_looks(
     """
     work = [step for step in steps if step.get("capability") not in CLOSING]
     records = {key: results.get(key) or {} for step in work if (key := step["context_key"])}
+    at_end = ends_with_look(steps)
     due = tuple(
-        step["context_key"]
+        key
         for step in work
-        if step.get("look_again") and _is_due(records[step["context_key"]])
+        if _is_due(record := records[key := step["context_key"]])
+        and (step.get("look_again") or (record.get("observed") and not at_end))
     )
-    if due or not ends_with_look(steps):
+    if due or not at_end:
         return due
     if not all(record.get("success") or record.get("skipped") for record in records.values()):
         return ()

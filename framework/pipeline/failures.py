@@ -27,6 +27,8 @@ from capgraph.telemetry.audit import note_refusal
 
 REFUSED_BY_GUARDS = "CG-GUARDRAIL"
 """Code of the failure of which guards are the reason."""
+TOOL_ERROR = "tool_error"
+"""Category of the failure that a LangChain tool reports, which means nothing beyond the tool."""
 _RANK = (
     ErrorSeverity.FATAL,
     ErrorSeverity.CRITICAL,

@@ -198,5 +198,7 @@ def finished_steps(
         for kind, name in outputs:
             where = kind if name == key else f"{kind} {name}"
             line += f"\n  -> {where}: {shown.get((kind, name), '')}"
-        lines.append(line if outputs else f"{line}\n  -> no output")
+        if record.get("observed"):
+            line += f"\n  -> failed: {record.get('error') or 'no reason was given'}"
+        lines.append(line if outputs or record.get("observed") else f"{line}\n  -> no output")
     return as_data("finished steps", "\n".join(lines), 10**9)
