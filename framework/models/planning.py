@@ -196,6 +196,7 @@ class ModelPlanner:
     max_result_tokens: int = 2000
     max_stored_results: int = 3
     chooses: bool = False
+    _usable: tuple[Any, Collection[str]] | None = field(default=None, init=False, repr=False)
     _schemas: dict[Any, tuple[dict[str, Any], bool]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -253,7 +254,7 @@ class ModelPlanner:
             found = {*FEATURES, "inputs"}
         elif self.features == "auto":
             # Text fits any text, which is too little for the models that a grammar serves.
-            found = {*usable_features(specs, by_name=self.role.rendering == "grammar")}
+            found = {*self._usable_features(specs)}
             guides = self._guides(request)
             found |= {name for name in FEATURES if f'"{name}"' in guides}
         else:
@@ -265,6 +266,14 @@ class ModelPlanner:
         if not _has_checkpointer():
             found.discard("wait_until")
         return frozenset(found)
+
+    def _usable_features(self, specs: Sequence[CapabilitySpec]) -> Collection[str]:
+        """Return the features that capabilities can use; the schemas are read once."""
+        key = tuple(map(id, specs))
+        if self._usable is None or self._usable[0] != key:
+            by_name = self.role.rendering == "grammar"
+            self._usable = (key, usable_features(specs, by_name=by_name))
+        return self._usable[1]
 
     def _schema(
         self, specs: Sequence[CapabilitySpec], features: frozenset[str]
