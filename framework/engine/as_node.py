@@ -49,7 +49,7 @@ from capgraph.langgraph_compat import (
 )
 from capgraph.pipeline.effect_ledger import digest_of
 from capgraph.pipeline.failures import clear_failure, killed, raise_failure
-from capgraph.pipeline.job import Door, nth_request, outer_job
+from capgraph.pipeline.job import Door, ResultReading, nth_request, outer_job
 from capgraph.pipeline.journal import Journal, Opening
 from capgraph.pipeline.run_config import current_runtime, paid_by
 from capgraph.pipeline.state_update import last_result, to_state
@@ -106,8 +106,7 @@ async def run_capability_node(
             budget,
             is_planned=is_planned,
             apart=in_run and not view.begun and not is_planned,
-            state_keys=channels_of_graph() if in_run else None,
-            unsorted=not in_run,
+            reading=ResultReading(channels_of_graph() if in_run else None, unsorted=not in_run),
             failures=failures,
         )
 
@@ -161,10 +160,10 @@ async def run_request(
     key = "_".join((spec.name, *_apart(spec.name)))
     asked: PlannedStep = {"context_key": key, "capability": spec.name, **step}
     attempt = view.attempt(spec.name, asked, key=key, total=1)
-    apart, nowhere = current_runtime() is not None, frozenset[str]()
     budget = TurnBudget()
-    about: Any = {"apart": apart, "state_keys": nowhere, "labels": labels or {}}
-    about |= {"raw_errors": raw_errors, "work": work}
+    reading = ResultReading(frozenset(), raw_errors=raw_errors)
+    about: Any = {"apart": current_runtime() is not None, "reading": reading}
+    about |= {"labels": labels or {}, "work": work}
     run = partial(_answered, attempt, view, bound, budget, **about)
     async with _entered(view, bound, budget):
         again = lambda failures: run(failures=failures)  # noqa: E731
@@ -331,11 +330,9 @@ async def _answered(
     *,
     is_planned: bool = True,
     apart: bool,
-    state_keys: frozenset[str] | None,
-    unsorted: bool = False,
+    reading: ResultReading,
     failures: int = 0,
     labels: Mapping[str, str] | None = None,
-    raw_errors: bool = False,
     work: Any = None,
 ) -> StepRecord:
     """Run the step; ask a person whatever it needs to know, as often as it asks.
@@ -360,11 +357,9 @@ async def _answered(
         ledger=ledger,
         plan_keys=[step["context_key"] for step in view.steps if "context_key" in step],
         failures=view.attempts.get(attempt.key, 0) if is_planned and view.begun else failures,
-        state_keys=state_keys,
-        unsorted=unsorted,
+        reading=reading,
         budget=tries,
         labels=labels or {},
-        raw_errors=raw_errors,
         work=work,
     )
     while True:

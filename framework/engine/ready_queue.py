@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
@@ -28,7 +29,7 @@ from capgraph.engine.routing import due_looks
 from capgraph.engine.services import Services
 from capgraph.langgraph_compat import answers_there, called_back
 from capgraph.pipeline.failures import clear_failure, raise_failure
-from capgraph.pipeline.job import Door, Result
+from capgraph.pipeline.job import Door, Result, TurnControl
 from capgraph.pipeline.retry_policy import declared_attempts
 from capgraph.pipeline.run_config import current_runtime
 from capgraph.pipeline.state_update import Writes, applied, combined, last_result
@@ -158,6 +159,9 @@ class PlanRun:
         self._began = services.clock.monotonic()
         self._used = view.seconds_used
         self.budget: TurnBudget = TurnBudget.from_plain(view.budget)
+        self._steering = TurnControl(
+            self._seconds_left, self._stops, self.drain_requested, may_wait=True
+        )
 
     def _runnable(self, view: TurnView) -> list[tuple[int, PlannedStep]]:
         """Return the steps that can end in this pass: nothing undecided stands before them."""
@@ -290,11 +294,8 @@ class PlanRun:
             ledger=self._ledger,
             plan_keys=self._keys,
             failures=self._failures.get(key, 0),
-            seconds_left=self._seconds_left,
-            draining=self.drain_requested,
+            control=self._steering if stops is None else replace(self._steering, stops=stops),
             budget=self.budget,
-            stops=stops or self._stops,
-            may_wait=True,
         )
 
     def _stops(self, begun: bool) -> bool:

@@ -35,7 +35,7 @@ async def acquire(job: Job, attempt: Attempt, inner: Inner) -> Any:
             capacity = job.equipment.capacity
             job.slot = await capacity.take(spec.name, spec.max_parallel, whole, around)
             try:
-                stopped = job.stopping() or job.door.draining()
+                stopped = job.stopping() or job.door.control.draining()
                 if not stopped:
                     job.begin()
                 result = STOPPED if stopped else await inner(job, attempt)

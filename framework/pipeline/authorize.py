@@ -162,7 +162,7 @@ async def agreement(job: Job, attempt: Attempt, ask: Question) -> Question | Non
     others, now = list(job.door.plan_keys), job.equipment.clock.now()
     book = job.door.ledger.agreements
     # A node that asks by itself looks again when it is answered; a router has been told the answer.
-    anew = job.door.may_wait
+    anew = job.door.control.may_wait
     found = await book.consent(ask.digest, attempt.key, others, policy, now, anew=anew)
     job.agreement = Agreement(ask, found.until) if found.enough else None
     if found.enough:

@@ -115,9 +115,9 @@ async def _sent(job: Job, attempt: Attempt, queue: str) -> Mapping[str, Any] | N
                 queue,
                 _request(job, attempt, claim),
                 tell=_teller(door.notify),
-                seconds=door.seconds_left(),
+                seconds=door.control.seconds_left(),
                 begins=job.begin,
-                leave=door.draining,
+                leave=door.control.draining,
                 should_cancel=job.stopping,
             )
         except TimeoutError:
@@ -173,7 +173,7 @@ def _request(job: Job, attempt: Attempt, claim: Claim | None) -> dict[str, Any]:
         "values": dict(attempt.values),
         "state": {name: value for name, value in view.state.items() if name not in STAYS},
         "plan_keys": list(door.plan_keys),
-        "state_keys": None if door.state_keys is None else sorted(door.state_keys),
+        "state_keys": None if door.reading.state_keys is None else sorted(door.reading.state_keys),
         "labels": dict(job.labels),
         "bounded": job.bounded,
         "agreed": None if agreement is None else agreement.question.to_state(),

@@ -84,7 +84,7 @@ async def _examined(job: Job, attempt: Attempt, found: Sorted) -> StepRecord:
 
 
 def _sorted(job: Job, attempt: Attempt, result: Any) -> Sorted:
-    if job.door.unsorted and isinstance(result, Mapping) and not job.current.stored:
+    if job.door.reading.unsorted and isinstance(result, Mapping) and not job.current.stored:
         # No schema could drop a key here: a unit test looks at what was returned.
         return Sorted(dict(result), {}, None)
     types = job.equipment.registry.context_types
@@ -95,13 +95,15 @@ def _sorted(job: Job, attempt: Attempt, result: Any) -> Sorted:
         attempt.step,
         attempt.key,
         types,
-        job.equipment.schema.names if job.door.state_keys is None else job.door.state_keys,
+        job.equipment.schema.names
+        if job.door.reading.state_keys is None
+        else job.door.reading.state_keys,
     )
     unknown = found.contexts.keys() - types.keys()
-    if unknown or job.door.types is not None:
+    if unknown or job.door.reading.types is not None:
         for context in contexts_in(result, job.current.stored):
-            if job.door.types is not None:
-                job.door.types.setdefault(context.CONTEXT_TYPE, type(context))
+            if job.door.reading.types is not None:
+                job.door.reading.types.setdefault(context.CONTEXT_TYPE, type(context))
             elif context.CONTEXT_TYPE in unknown:
                 _tell_unknown(job, type(context))
     return found
@@ -305,7 +307,7 @@ async def failed_record(
         Exception: The original one, where development mode wants it.
     """
     ends_the_run = isinstance(exc, PersistenceError) and exc.ends_the_run
-    if ends_the_run or job.door.raw_errors or raw_errors_wanted():
+    if ends_the_run or job.door.reading.raw_errors or raw_errors_wanted():
         note_refusal(exc)
         raise exc
     failure = read_job_failure(job, attempt, exc)

@@ -44,24 +44,52 @@ def _unbounded() -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnControl:
+    """How a turn bounds, stops, and suspends its steps.
+
+    Attributes:
+        seconds_left: Returns how long the turn may still run steps; ``None`` for no bound.
+        stops: Returns True if no further try may begin because something else failed for good. Its
+            argument is True if a try has begun.
+        draining: Returns True if the process is to stop.
+        may_wait: True if a step may wait for a moment or an event while the turn goes on.
+    """
+
+    seconds_left: Callable[[], float | None] = _unbounded
+    stops: Callable[[bool], bool] = _never
+    draining: Callable[[], bool] = _never
+    may_wait: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ResultReading:
+    """How an entry point wants results read.
+
+    Attributes:
+        state_keys: Keys of the state of a graph of one's own; ``None`` for those of ``AgentState``.
+        unsorted: True if a returned dictionary stays as it is: outside of any graph.
+        raw_errors: True if what the capability raises is raised as it is.
+        types: Collects the classes of returned context objects; ``None`` for nobody.
+    """
+
+    state_keys: frozenset[str] | None = None
+    unsorted: bool = False
+    raw_errors: bool = False
+    types: dict[str, type[CapabilityContext]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Door:
-    """What whoever asks for an attempt brings along.
+    """What an entry point brings for an attempt.
 
     Attributes:
         view: The state as it stands.
         ledger: Effects, waits and agreements of the turn.
         plan_keys: Keys of the plan's steps.
         failures: Failed tries of the step so far.
-        seconds_left: How long the turn may still run its steps; ``None`` for no bound.
-        stops: Whether no further try may begin, because something else failed for good; it is told
-            whether one has begun.
-        draining: Whether the process is to stop.
-        may_wait: Whether a step may wait for a moment or an event, and the asker goes on meanwhile.
-        state_keys: Keys of the state of a graph of one's own; ``None`` for those of ``AgentState``.
-        unsorted: Whether a returned dictionary stays as it is: outside of any graph.
-        raw_errors: Whether what the capability raises comes out as it is.
+        control: How the turn bounds, stops, and suspends the step.
+        reading: How the result is read.
         notify: Takes a step's progress; ``None`` for the stream of the run.
-        types: Takes up the classes of context objects that come back; ``None`` for nobody.
         budget: Where the turn's tries are counted.
         absent: Keys of the state that are not here: they stayed with the turn, on another worker.
         labels: Labels of what whoever asks has heard, with their sources.
@@ -72,15 +100,9 @@ class Door:
     ledger: EffectLedger
     plan_keys: Collection[str] = ()
     failures: int = 0
-    seconds_left: Callable[[], float | None] = _unbounded
-    stops: Callable[[bool], bool] = _never
-    draining: Callable[[], bool] = _never
-    may_wait: bool = False
-    state_keys: frozenset[str] | None = None
-    unsorted: bool = False
-    raw_errors: bool = False
+    control: TurnControl = TurnControl()
+    reading: ResultReading = ResultReading()
     notify: Callable[[str, float | None], None] | None = None
-    types: dict[str, type[CapabilityContext]] | None = None
     budget: TurnBudget = field(default_factory=TurnBudget)
     absent: frozenset[str] = frozenset()
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -216,7 +238,7 @@ class Job:
 
     def stopping(self) -> bool:
         """Tell whether no further try may begin."""
-        return self.door.stops(self.begun)
+        return self.door.control.stops(self.begun)
 
     async def act(self) -> None:
         """Have the step, and those around it, know that it acted once."""

@@ -32,7 +32,7 @@ def run_limit_reached(job: Job, attempt: Attempt) -> LimitError:
 async def observe(job: Job, attempt: Attempt, inner: Inner) -> Any:
     """Begin no step for which the turn has no time left, or of a turn that was stopped."""
     with about(**job.view.ids, step_id=attempt.key):
-        left = job.door.seconds_left()
+        left = job.door.control.seconds_left()
         if left is not None and left <= 0:
             return await failed_record(job, attempt, run_limit_reached(job, attempt))
         try:

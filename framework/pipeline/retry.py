@@ -39,7 +39,7 @@ async def retry(job: Job, attempt: Attempt, inner: Inner, rule: RetryRule | None
     while True:
         if wait is not None:
             await job.equipment.clock.sleep(wait)
-        if job.stopping() or door.draining():
+        if job.stopping() or door.control.draining():
             return None
         if attempt.number != failures + 1:
             attempt = replace(attempt, number=failures + 1)
@@ -48,7 +48,7 @@ async def retry(job: Job, attempt: Attempt, inner: Inner, rule: RetryRule | None
             return result
         failures += 1
         wait = await _next_try(job, attempt, result.error, failures, rule)
-        if wait is not None and door.draining():
+        if wait is not None and door.control.draining():
             return None  # the journal holds the attempt and the wait
         if wait is None or job.stopping():
             # Cut short by another failure, it may have tries left; that one has not.
@@ -68,7 +68,7 @@ async def _next_try(
     declared = RetryPolicy.from_dict(error.retry_policy, limits).max_attempts
     allowed = _allowed(declared if rule is None else rule.max_attempts, job)
     found = next_try(error, failures, limits, rule, allowed)
-    left = door.seconds_left()
+    left = door.control.seconds_left()
     if found is None or (left is not None and found.delay >= left):
         return None
     if failures >= declared and limits.max_turn_attempts is None:

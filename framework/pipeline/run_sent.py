@@ -19,7 +19,7 @@ from capgraph.base.spec import CapabilitySpec
 from capgraph.pipeline.away import STAYS
 from capgraph.pipeline.effect_ledger import Claim, EffectLedger
 from capgraph.pipeline.finalize import failed_record
-from capgraph.pipeline.job import Agreement, Door, Job, Result
+from capgraph.pipeline.job import Agreement, Door, Job, Result, ResultReading, TurnControl
 from capgraph.pipeline.journal import Journal
 from capgraph.pipeline.runner import StepRunner
 from capgraph.pipeline.state_update import with_inside
@@ -98,16 +98,15 @@ def _job_of(
     seconds_left: Callable[[], float | None],
     draining: Callable[[], bool],
 ) -> Job:
-    view, agreed = view_of(request), request["agreed"]
+    view, agreed, keys = view_of(request), request["agreed"], request["state_keys"]
     name, new, mine = request["claim"] or ("", False, False)
     claimed = Claim(name, {}, new=new, mine=mine) if name else None
     door = Door(
         view=view,
         ledger=EffectLedger(journal, view, visit=request["visit"], claimed=claimed),
         plan_keys=request["plan_keys"],
-        seconds_left=seconds_left,
-        draining=draining,
-        state_keys=None if request["state_keys"] is None else frozenset(request["state_keys"]),
+        control=TurnControl(seconds_left=seconds_left, draining=draining),
+        reading=ResultReading(None if keys is None else frozenset(keys)),
         absent=STAYS,
     )
     return Job(

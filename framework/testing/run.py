@@ -15,7 +15,7 @@ from capgraph.langgraph_compat import as_in_a_run
 from capgraph.pipeline import StepRunner
 from capgraph.pipeline.effect_ledger import EffectLedger
 from capgraph.pipeline.equipment import Equipment
-from capgraph.pipeline.job import Door
+from capgraph.pipeline.job import Door, ResultReading
 from capgraph.pipeline.journal import Journal
 from capgraph.planning import validated_parameters
 from capgraph.registry import Registry
@@ -135,9 +135,7 @@ async def run_capability(
         view,
         EffectLedger(Journal(), view),
         failures=attempt - 1,
-        raw_errors=True,
-        types=types,
-        state_keys=STATE_KEYS | (state or {}).keys(),
+        reading=ResultReading(STATE_KEYS | (state or {}).keys(), raw_errors=True, types=types),
         notify=lambda message, fraction: run.progress.append((message, fraction)),
     )
     asked = view.attempt(spec.name, step, total=0)
