@@ -73,9 +73,11 @@ class ToolResult(CapabilityContext):
     Attributes:
         text: All its text.
         content: Its blocks (text, images, resources) as the server sent them.
+        DECLARED_FIELDS: The fields that a planner is told of.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
+    DECLARED_FIELDS: ClassVar[tuple[str, ...]] = ("text",)
     text: str = ""
     content: list[dict[str, Any]] = Field(default_factory=list)
 
@@ -260,8 +262,11 @@ def _result_type(name: str, schema: Mapping[str, Any] | None) -> type[Capability
             "$defs": schema.get("$defs", {}),
         }
 
+    fields = tuple(schema.get("properties", ()))
+
     class Structured(ValueContext if schema.get("type") != "object" else CapabilityContext):  # type: ignore[misc]
         CONTEXT_TYPE: ClassVar[str] = kind
+        DECLARED_FIELDS: ClassVar[tuple[str, ...]] = fields
         model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
 
         @classmethod

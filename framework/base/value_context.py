@@ -59,9 +59,12 @@ def plain_data(data: Any, kind: type[CapabilityContext] | None) -> Any:
 
 
 def value_fields(kind: type[CapabilityContext]) -> list[str]:
-    """Name the fields of a plain value of a structured type; none of any other context type."""
+    """Name the fields of a plain value of a structured type, or of what a server declares.
+
+    Other context types have none here: they are inputs, which plans name as a whole.
+    """
     if not issubclass(kind, ValueContext):
-        return []
+        return list(getattr(kind, "DECLARED_FIELDS", ()))
     annotation = kind.model_fields["value"].annotation
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return list(annotation.model_fields)

@@ -64,6 +64,7 @@ async def run_capability(
     attempt: int = 1,
     model: Any = None,
     context: Any = None,
+    configurable: Mapping[str, Any] | None = None,
 ) -> CapabilityRun:
     """Run one step of a decorated capability outside a graph.
 
@@ -81,6 +82,7 @@ async def run_capability(
         attempt: Which try this is; 1 for the first.
         model: The chat model that ``self.chat_model()`` returns.
         context: What a caller would hand over as ``context=``.
+        configurable: The ``configurable`` of the run, such as ``{"user_id": "ada"}``.
 
     Raises:
         ValidationError: ``cls`` is not decorated, or inputs, parameters or outputs do not fit.
@@ -139,7 +141,8 @@ async def run_capability(
         notify=lambda message, fraction: run.progress.append((message, fraction)),
     )
     asked = view.attempt(spec.name, step, total=0)
-    with as_in_a_run(context) if context is not None else nullcontext():
+    in_a_run = context is not None or configurable is not None
+    with as_in_a_run(context, configurable) if in_a_run else nullcontext():
         record = await runner.run(asked, door)
     assert isinstance(record, StepRecord)
     run.updates.update(record.updates)
