@@ -18,12 +18,16 @@ from typing import Any, ClassVar, cast
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from capgraph.base.errors import PersistenceError, require_extra
+from capgraph.base.files import use_wal
 from capgraph.base.ports import SqlExecutor
 from capgraph.langgraph_compat import postgres_cursor
 from capgraph.stores.location import MEMORY, parse_url
 
 Found = tuple[int, list[tuple[Any, ...]]]
 """How many rows a statement touched, and the rows it gave."""
+
+LOCK_SECONDS = 30.0
+"""Seconds to wait for another connection that has a SQLite file locked."""
 
 OURS = "capgraph"
 """What connections are called, unless the address says it."""
@@ -201,7 +205,7 @@ class SqliteRows(SaverRows):
     def _connect(self) -> Any:
         import sqlite3
 
-        return sqlite3.connect(self._path, timeout=5.0) if self._path else None
+        return sqlite3.connect(self._path, timeout=LOCK_SECONDS) if self._path else None
 
     def _errors(self) -> type[Exception]:
         import sqlite3
@@ -394,8 +398,8 @@ class FileRows(OwnRows, SqliteRows):
         conn = sqlite3.connect(
             self._path, timeout=60.0, isolation_level=None, check_same_thread=False
         )
-        with suppress(sqlite3.OperationalError):  # another process is just doing it
-            conn.execute("PRAGMA journal_mode = WAL")
+        with suppress(sqlite3.OperationalError):  # a file that may only be read
+            use_wal(conn, 60.0)
         conn.execute("PRAGMA synchronous = NORMAL")
         return conn
 

@@ -5,24 +5,23 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Self, TypeVar
+from contextlib import asynccontextmanager, closing, contextmanager
+from typing import Any, ClassVar, Self, TypeVar
 
 import aiosqlite
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
-from langgraph.store.base import BaseStore
+from langgraph.store.base import BaseStore, Op, PutOp, Result
 
 from capgraph.base.errors import PersistenceError
+from capgraph.base.files import use_wal
 from capgraph.stores.guarded import GuardedSaver
 from capgraph.stores.location import Location
 from capgraph.stores.loops import LoopsLock, LoopsStore
+from capgraph.stores.rows import LOCK_SECONDS
 
 T = TypeVar("T")
-
-LOCK_SECONDS = 30.0
-"""How long to wait for another process that has the database locked."""
 
 
 class _Connection(sqlite3.Connection):
@@ -97,8 +96,8 @@ async def sqlite_saver(
         saver = SqliteSaver(conn, serde=serde, name=path)
         with _usable(path):
             await saver.setup()
-            await conn.execute("BEGIN IMMEDIATE")
-            await conn.rollback()
+            async with _immediate(conn):
+                pass
         yield saver
 
 
@@ -111,17 +110,62 @@ async def sqlite_store(location: Location, options: dict[str, Any]) -> AsyncIter
     """
     from langgraph.store.sqlite.aio import AsyncSqliteStore
 
+    class Connection(sqlite3.Connection):
+        """Takes the write lock first where a batch writes, and runs migrations as one transaction."""
+
+        writes = False
+
+        def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
+            begins = statement == "BEGIN" and Connection.writes
+            return super().execute("BEGIN IMMEDIATE" if begins else statement, *values)
+
+        def executescript(self, script: str, /) -> sqlite3.Cursor:
+            statement = ""
+            for line in script.splitlines(keepends=True):
+                statement += line
+                if sqlite3.complete_statement(statement):
+                    self.execute(statement)
+                    statement = ""
+            return self.execute(statement)
+
     class SqliteStore(LoopsStore, AsyncSqliteStore):
-        """LangGraph's, on any loop."""
+        """LangGraph's store, on any event loop and beside other writers."""
+
+        _batches: ClassVar[LoopsLock] = LoopsLock()
+
+        async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+            listed = list(ops)
+            async with self._batches:
+                Connection.writes = bool(self.ttl_config) or any(
+                    isinstance(op, PutOp) for op in listed
+                )
+                return await super().abatch(listed)
 
     # The store issues its own BEGIN and COMMIT.
     async with (
-        _connected(location.target, isolation_level=None) as conn,
+        _connected(location.target, isolation_level=None, factory=Connection) as conn,
         SqliteStore(conn, **options) as store,
     ):
         with _usable(location.target):
-            await store.setup()
+            async with _immediate(conn):
+                await store.setup()
         yield store
+
+
+@asynccontextmanager
+async def _immediate(conn: aiosqlite.Connection) -> AsyncIterator[None]:
+    """Run a transaction that takes the write lock first.
+
+    SQLite waits for the lock at the start of a transaction only. A transaction that has read and
+    then writes fails at once if another connection is writing.
+    """
+    try:
+        await conn.execute("BEGIN IMMEDIATE")
+        yield
+    except BaseException:
+        await conn.rollback()
+        raise
+    await conn.commit()
 
 
 @contextmanager
@@ -145,6 +189,13 @@ async def _connected(path: str, **options: Any) -> AsyncIterator[aiosqlite.Conne
             fix="Check that its folder exists and may be written.",
         ) from exc
     try:
+        with _usable(path):
+            await asyncio.to_thread(_prepare, path)
         yield conn
     finally:
         await conn.close()
+
+
+def _prepare(path: str) -> None:
+    with closing(sqlite3.connect(path, timeout=LOCK_SECONDS)) as conn:
+        use_wal(conn, LOCK_SECONDS)

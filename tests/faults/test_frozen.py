@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from capgraph import BaseCapability, CapabilityContext, build_graph, capability_
 from capgraph.base.errors import PersistenceError, ThreadBusyError
 from capgraph.configs.settings import load_settings
 from capgraph.stores import leases_of, open_saver, rows_of
+from capgraph.stores.location import parse_url
 from tests.faults import scene
 from tests.faults.databases import sqlite_url
 from tests.support.sweeps import LONG
@@ -152,6 +155,23 @@ async def inside(process: subprocess.Popen[bytes], folder: Path) -> None:
         await asyncio.sleep(0.02)
 
 
+async def freeze(process: subprocess.Popen[bytes], url: str) -> None:
+    """Stop a process outside of its commits: a SQLite file stays locked by one that is in the middle."""
+    while True:
+        process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(0.05)
+        if not url.startswith("sqlite"):
+            return
+        path = parse_url(url).target
+        with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as probe:
+            try:
+                probe.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError:
+                process.send_signal(signal.SIGCONT)
+                await asyncio.sleep(0.1)
+
+
 @pytest.mark.parametrize("machine", ["", "another"])
 async def test_who_is_frozen_past_the_lease_has_lost_it_and_begins_no_effect(
     url: str, tmp_path: Path, machine: str
@@ -161,7 +181,7 @@ async def test_who_is_frozen_past_the_lease_has_lost_it_and_begins_no_effect(
     process = start(url, tmp_path, "before", machine)
     try:
         await inside(process, tmp_path)
-        process.send_signal(signal.SIGSTOP)
+        await freeze(process, url)
         scene.append("go", "now")
         async with open_saver(url) as saver:
             graph = make_graph(saver)
