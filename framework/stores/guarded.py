@@ -222,7 +222,8 @@ class GuardedSaver(BaseCheckpointSaver[Any]):
             target_thread_id: Name of the copy; no thread may have it.
 
         Raises:
-            PersistenceError: The source does not exist, or the target does.
+            PersistenceError: The source does not exist, or the target does, or its name is not
+                usable.
             ThreadBusyError: A run or another copy uses the target.
         """
         await History(self, source_thread_id).copy(target_thread_id)

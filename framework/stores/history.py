@@ -221,9 +221,15 @@ class History:
                 so that the copy does not repeat what that turn did afterwards.
 
         Raises:
-            PersistenceError: The thread does not exist, or a thread named ``target`` does.
+            PersistenceError: The thread does not exist, or a thread named ``target`` does, or
+                ``target`` is not a usable name.
             ThreadBusyError: A run or another copy uses ``target``.
         """
+        if not isinstance(target, str) or not target.strip() or not target.isprintable():
+            raise PersistenceError(
+                f"The thread id {target!r} of the copy cannot be used.",
+                fix="Use printable characters.",
+            )
         # The lease keeps others from writing to the target between the check and the copy.
         lease = await leases_of(self._saver).take(target)
         try:

@@ -339,8 +339,6 @@ async def fork_thread(
         PersistenceError: There is no such thread or moment, or the name is taken.
         ThreadBusyError: A run or another copy uses the name.
     """
-    if not new_thread_id:
-        raise PersistenceError("The copy has no name.", fix="Name it.")
     history = History(saver, thread_id)
     source = thread_config(thread_id, checkpoint_id=checkpoint_id)
     if await saver.aget_tuple(source) is None:
