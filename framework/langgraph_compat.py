@@ -116,6 +116,17 @@ def lent_saver(config: Mapping[str, Any]) -> BaseCheckpointSaver[Any] | None:
     return found if isinstance(found, BaseCheckpointSaver) else None
 
 
+def is_same_saver(
+    one: BaseCheckpointSaver[Any] | None, other: BaseCheckpointSaver[Any] | None
+) -> bool:
+    """Return whether two savers are one, or LangGraph's copies of it with other serializers."""
+    if one is other or one is None or other is None:
+        return one is other is not None
+    mine, theirs = ({**vars(saver), "serde": None} for saver in (one, other))
+    same = mine.keys() == theirs.keys() and all(theirs[name] is mine[name] for name in mine)
+    return type(one) is type(other) and same
+
+
 def prepare_task(function: Any, owner: Any) -> None:
     """Have LangGraph keep what it makes of a task's function, as long as the owner lives.
 

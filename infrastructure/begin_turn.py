@@ -70,7 +70,7 @@ class BeginTurnNode(BaseInfrastructureNode):
             opened = services.view({**state, **update})
             await services.ledger(opened).agreements.opened_by(opened.caller)
         if waits_in(view):
-            await waits_no_more()  # a new message gives up a turn that waits
+            await waits_no_more(services)  # a new message gives up a turn that waits
         problem: CapgraphError | None = _problem(state, services, brought, mark)
         update["control_turn"]["messages"] = len(view.messages)
         marks = [] if mark is None or mark in begun else [mark]

@@ -14,10 +14,10 @@ from langgraph.func import task
 from capgraph.base.errors import ErrorSeverity, InfrastructureError
 from capgraph.base.ports import FlowPolicy, StepRecord
 from capgraph.configs.run_context import using
-from capgraph.engine.bind import running_journal
 from capgraph.governance.flow import InformationFlow
 from capgraph.pipeline.failures import TOOL_ERROR
 from capgraph.pipeline.job import LABELS, Hearing, current_hearing, hear
+from capgraph.pipeline.journal import running_journal
 from capgraph.pipeline.state_update import to_state
 from capgraph.registry import Registry
 

@@ -1,27 +1,160 @@
-"""A SQLite saver that says what is wrong and never leaves half a transaction behind."""
+"""SQLite: tables, a saver that reports errors and leaves no half transaction behind, and a store."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import re
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
-from typing import Any, ClassVar, Self, TypeVar
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
-import aiosqlite
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.store.base import BaseStore, Op, PutOp, Result
 
 from capgraph.base.errors import PersistenceError
 from capgraph.base.files import use_wal
-from capgraph.stores.guarded import GuardedSaver
-from capgraph.stores.location import Location
-from capgraph.stores.loops import LoopsLock, LoopsStore
-from capgraph.stores.rows import LOCK_SECONDS
+from capgraph.stores.base_saver import BaseSaver
+from capgraph.stores.cross_loop import CrossLoopLock, CrossLoopStore
+from capgraph.stores.database import Found, Location, OwnConnection, SqlTables, refused
+from capgraph.stores.schema import migration_steps
+
+if TYPE_CHECKING:
+    import aiosqlite
 
 T = TypeVar("T")
+
+LOCK_SECONDS = 30.0
+"""Seconds to wait for another connection that has a SQLite file locked."""
+
+
+class SqliteTables(SqlTables):
+    """Tables beside the checkpoints of a SQLite saver, through its connection.
+
+    Args:
+        saver: LangGraph's saver, or one of ours.
+    """
+
+    checkpoint_tables: ClassVar[dict[str, str]] = {
+        "checkpoints": "checkpoint_ns, checkpoint_id, parent_checkpoint_id, type, checkpoint,"
+        " metadata",
+        "writes": "checkpoint_ns, checkpoint_id, task_id, idx, channel, type, value, task_path",
+    }
+    words: ClassVar[dict[str, str]] = {
+        "name": "TEXT",
+        "writes": "writes",
+        "value": "value",
+        "join": "CROSS JOIN",
+    }
+    snapshots: ClassVar[str] = (
+        "SELECT id, '', type, checkpoint FROM chain CROSS JOIN checkpoints c"
+        " ON c.checkpoint_id = id"
+    )
+    is_migrated: ClassVar[str] = (
+        "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'capgraph_migrations'"
+    )
+    _path: str | None = None
+
+    def __init__(self, saver: Any) -> None:
+        self._saver = saver
+
+    def metadata(self, name: str) -> str:
+        """Return the expression that reads a checkpoint's metadata as text."""
+        return f"json_extract(CAST(metadata AS TEXT), '$.{name}')"
+
+    async def beside(self) -> SqlTables:
+        """Return tables through a connection of their own, which does not wait for the disk."""
+        await self.prepare()
+        if not self._path:
+            return self
+        file = SqliteFile(self._path)
+        file._is_prepared = True
+        return file
+
+    async def _prepare(self) -> None:
+        await self._saver.setup()
+        _, files = await self._run("PRAGMA database_list", ())
+        self._path = next(str(path) for _, name, path in files if name == "main")
+        if self._path:
+            await super()._prepare()
+        else:
+            for step in migration_steps(0):  # a new database in memory
+                await self._run(*step)
+
+    async def _run(self, statement: str, values: tuple[Any, ...]) -> Found:
+        conn = self._saver.conn
+        # The lock keeps this apart from the saver's own transactions.
+        async with self._saver.lock:
+            before = conn.total_changes
+            try:
+                rows = await conn.execute_fetchall(*self._format(statement, values))
+                if conn.in_transaction:
+                    await conn.commit()
+            except sqlite3.Error as exc:
+                with suppress(sqlite3.Error):
+                    await conn.rollback()
+                raise refused(exc) from exc
+            return conn.total_changes - before, list(rows)
+
+    def _connect(self) -> Any:
+        if not self._path:
+            return None
+        return sqlite3.connect(self._path, timeout=LOCK_SECONDS, isolation_level=None)
+
+    @contextmanager
+    def _exclusively(self, conn: Any) -> Iterator[None]:
+        conn.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            conn.rollback()
+            raise
+        conn.commit()
+
+    def _errors(self) -> type[Exception]:
+        return sqlite3.Error
+
+    @classmethod
+    def _format(cls, statement: str, values: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
+        # The moment is a value, so that a statement is prepared once and not each time.
+        now, given = time.time(), iter(values)
+        marks = re.findall(r"\?|{now}", statement) if "{now}" in statement else ()
+        placed = [next(given) if mark == "?" else now for mark in marks]
+        return statement.format(now="?", **cls.words), (*placed, *given)
+
+
+class SqliteFile(OwnConnection, SqliteTables):
+    """Tables in a SQLite file, which processes may share.
+
+    Args:
+        path: The file, or ``:memory:``.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path: str = path
+
+    def _connect(self) -> Any:
+        conn = sqlite3.connect(
+            self._path, timeout=60.0, isolation_level=None, check_same_thread=False
+        )
+        with suppress(sqlite3.OperationalError):  # a file that may only be read
+            use_wal(conn, 60.0)
+        conn.execute("PRAGMA synchronous = NORMAL")
+        return conn
+
+
+def tables_of(saver: Any) -> SqlTables:
+    """Return the tables in the database of a SQLite saver."""
+    return SqliteTables(saver)
+
+
+def open_tables(location: Location) -> SqlTables:
+    """Return the tables of a SQLite file."""
+    return SqliteFile(location.target)
 
 
 class _Connection(sqlite3.Connection):
@@ -42,8 +175,8 @@ class _Cursor(sqlite3.Cursor):
             return super().executemany(statement, rows)
 
 
-class SqliteSaver(GuardedSaver, AsyncSqliteSaver):
-    """``AsyncSqliteSaver`` whose errors are the project's and which checks what it reads.
+class SqliteSaver(BaseSaver):
+    """What is ours of a saver; LangGraph's ``AsyncSqliteSaver`` follows it in the bases.
 
     Args:
         conn: Open connection.
@@ -53,7 +186,7 @@ class SqliteSaver(GuardedSaver, AsyncSqliteSaver):
 
     def __init__(self, conn: aiosqlite.Connection, *, serde: SerializerProtocol, name: str) -> None:
         super().__init__(conn, serde=serde)
-        self.lock: Any = LoopsLock()
+        self.lock: Any = CrossLoopLock()
         self._name = name
 
     async def adelete_thread(self, thread_id: str) -> None:
@@ -82,8 +215,18 @@ def unusable(name: str, what: str, exc: Exception) -> PersistenceError:
     return PersistenceError(f"The database {name!r} could not be {what}: {text}.", fix=fix)
 
 
+@functools.cache
+def _saver_class() -> Any:
+    from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+
+    class Saver(SqliteSaver, AsyncSqliteSaver):
+        """LangGraph's saver whose errors are the project's and which checks what it reads."""
+
+    return Saver
+
+
 @asynccontextmanager
-async def sqlite_saver(
+async def open_saver(
     location: Location, serde: SerializerProtocol
 ) -> AsyncIterator[BaseCheckpointSaver[Any]]:
     """Open a SQLite file as saver.
@@ -93,7 +236,7 @@ async def sqlite_saver(
     """
     path = location.target
     async with _connected(path, isolation_level=None, factory=_Connection) as conn:
-        saver = SqliteSaver(conn, serde=serde, name=path)
+        saver = _saver_class()(conn, serde=serde, name=path)
         with _usable(path):
             await saver.setup()
             async with _immediate(conn):
@@ -102,7 +245,7 @@ async def sqlite_saver(
 
 
 @asynccontextmanager
-async def sqlite_store(location: Location, options: dict[str, Any]) -> AsyncIterator[BaseStore]:
+async def open_store(location: Location, options: dict[str, Any]) -> AsyncIterator[BaseStore]:
     """Open a SQLite file as store.
 
     Raises:
@@ -128,10 +271,10 @@ async def sqlite_store(location: Location, options: dict[str, Any]) -> AsyncIter
                     statement = ""
             return self.execute(statement)
 
-    class SqliteStore(LoopsStore, AsyncSqliteStore):
+    class SqliteStore(CrossLoopStore, AsyncSqliteStore):
         """LangGraph's store, on any event loop and beside other writers."""
 
-        _batches: ClassVar[LoopsLock] = LoopsLock()
+        _batches: ClassVar[CrossLoopLock] = CrossLoopLock()
 
         async def abatch(self, ops: Iterable[Op]) -> list[Result]:
             listed = list(ops)
@@ -178,6 +321,8 @@ def _usable(path: str) -> Iterator[None]:
 
 @asynccontextmanager
 async def _connected(path: str, **options: Any) -> AsyncIterator[aiosqlite.Connection]:
+    import aiosqlite
+
     try:
         # When aiosqlite cannot open a file, its thread outlives the call and may report to a loop
         # that is closed by then, so whether the file opens is found out without it.

@@ -13,7 +13,7 @@ from langgraph.graph import START, StateGraph
 from typing_extensions import TypedDict
 
 from capgraph.base import ConfigurationError, PersistenceError, ThreadBusyError
-from capgraph.stores import fork_thread, leases_of, open_saver
+from capgraph.stores import Persistence, fork_thread, open_saver
 
 pytestmark = pytest.mark.may_block
 
@@ -86,7 +86,7 @@ async def test_of_two_copies_at_once_one_is_refused(saver: Any) -> None:
 
 
 async def test_a_copy_onto_a_thread_that_another_run_has_is_refused(saver: Any) -> None:
-    leases = leases_of(saver)
+    leases = Persistence.of(saver).leases
     lease = await leases.take("3")
     with pytest.raises(ThreadBusyError, match="'3'"):
         await saver.acopy_thread("1", "3")

@@ -13,7 +13,7 @@ import pytest
 from langgraph.store.base import GetOp, PutOp
 
 from capgraph.stores import open_saver, open_store
-from capgraph.stores.rows import FileRows
+from capgraph.stores.sqlite import SqliteFile
 from capgraph.telemetry.shipped import SqliteEventSink
 
 pytestmark = pytest.mark.may_block
@@ -50,7 +50,7 @@ async def _store(path: Path) -> None:
 
 
 async def _rows(path: Path) -> None:
-    rows = FileRows(str(path))
+    rows = SqliteFile(str(path))
     await rows.run("CREATE TABLE mine (value)")
     assert (await rows.run("PRAGMA journal_mode"))[1] == [("wal",)]
     rows.close()
