@@ -23,6 +23,7 @@ from capgraph.base.spec import CapabilitySpec
 from capgraph.base.task import TaskInput, TaskOutput
 from capgraph.base.threads import in_thread, is_sync
 from capgraph.engine.as_node import run_request
+from capgraph.engine.run_scope import compiled_inside, services_around
 from capgraph.engine.services import Services
 from capgraph.engine.sync_graph import compiled, one_node
 from capgraph.langgraph_compat import keys_of
@@ -69,12 +70,12 @@ def task_graph(
     {'output': 'HELLO', 'success': True, 'error': None}
     """
     if isinstance(thing, BaseTool):
-        thing = tool_capability(thing)
+        thing = _registered(thing.name, services) or tool_capability(thing)
     spec = getattr(thing, "capability_spec", None)
     if isinstance(spec, CapabilitySpec):
-        known = services_for(thing, services)
-        bound = None if services is None else known  # then the run around it says what holds
-        return _one_node(_capability(spec, bound), name or spec.name)
+        bound = services_for(thing, services)
+        # Without services of its own, the runs around each run of it decide.
+        return _one_node(_capability(spec, services and bound), name or spec.name)
     if isinstance(thing, Pregel):
         refuse_breakpoints(thing, f"The graph {thing.name!r}")
         return _graph(thing, name)
@@ -82,7 +83,8 @@ def task_graph(
         named = (getattr(thing, attribute, None) for attribute in ("agent_id", "name", "__name__"))
         own = name or next((found for found in named if found), type(thing).__name__)
         if callable(getattr(thing, "compile", None)):
-            return task_graph(thing.compile(), services=services, name=own)
+            with compiled_inside(services):
+                return task_graph(thing.compile(), name=own)
         if isinstance(thing, Agent):
             return _one_node(_agent(thing), own)
         if callable(thing):
@@ -120,6 +122,12 @@ def refuse_breakpoints(graph: Pregel[Any, Any, Any, Any], what: str) -> None:
                 )
 
 
+def _registered(name: str, services: Services | None) -> Any:
+    """Return the capability of that name, if services are given and register one."""
+    spec = services.registry.capabilities.get(name) if services is not None else None
+    return None if spec is None else spec.cls
+
+
 def _one_node(work: Work, name: str) -> TaskGraph:
     async def node(state: _TaskState, runtime: Runtime[Any]) -> Mapping[str, Any]:
         return {"success": True, "error": None, **await work(state["task"], runtime)}
@@ -128,12 +136,14 @@ def _one_node(work: Work, name: str) -> TaskGraph:
     return compiled(builder, name=name)
 
 
-def _capability(spec: CapabilitySpec, bound: Services | None) -> Work:
+def _capability(declared: CapabilitySpec, bound: Services | None) -> Work:
     async def work(task: Any, _: Runtime[Any]) -> Mapping[str, Any]:
+        services = bound or services_around(declared)
+        spec = services.registry.capabilities[declared.name] if services else declared
         step, contexts = request_of(spec, task if isinstance(task, Mapping) else _read(spec, task))
         if not isinstance(task, Mapping):
             step["task_objective"] = str(task)
-        record = await run_request(spec, step, contexts, bound)
+        record = await run_request(spec, step, contexts, services)
         refused = refusal_of(record)
         return {"output": output_of(record), "success": refused is None, "error": refused}
 

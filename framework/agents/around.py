@@ -19,7 +19,7 @@ from capgraph.base.awaiting import awaited
 from capgraph.base.errors import CapabilityError
 from capgraph.base.ports import BehaviorContext
 from capgraph.behaviors.base import BaseBehavior
-from capgraph.engine.as_node import run_request
+from capgraph.engine.as_node import members_of, run_request
 from capgraph.engine.bind import unbound_services
 from capgraph.engine.services import Services
 from capgraph.engine.sync_graph import SyncGraph, one_node
@@ -92,8 +92,9 @@ def around(
             inputs |= {name: state.get(name) for name in ("streamed", "summary")}
             found: dict[str, Any] = {"output": None}
             # The whole state is streamed, for whoever looks at the steps from outside.
-            async for values in inner.astream(inputs, stream_mode="values"):
-                found |= values
+            async with members_of(services, agent_id):
+                async for values in inner.astream(inputs, stream_mode="values"):
+                    found |= values
             current.summary = found.get("summary")
             result = AgentResult.of(found)
             heard = labels_heard({"messages": [*said, *(found.get("messages") or ())]})
@@ -145,7 +146,12 @@ def _services(given: Services | None, alone: Services) -> Services:
         capacity=Capacity(),
     )
     return replace(
-        given or alone, runner=StepRunner(equipment), permissions=None, flow=None, engines=()
+        given or alone,
+        runner=StepRunner(equipment),
+        permissions=None,
+        flow=None,
+        engines=(),
+        rebind=None,
     )
 
 

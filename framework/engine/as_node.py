@@ -8,7 +8,7 @@ what the step left behind.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -35,7 +35,7 @@ from capgraph.base.spec import CapabilitySpec
 from capgraph.engine.apply_answers import take_up
 from capgraph.engine.asking import ask_apart, reader, remember
 from capgraph.engine.bind import unbound_services
-from capgraph.engine.run_scope import end_run, run_scope, services_around
+from capgraph.engine.run_scope import enclosing_services, end_run, run_scope, services_around
 from capgraph.engine.services import ParametersOfState, Services
 from capgraph.engine.undo import failed_before, offered_apart
 from capgraph.governance.spending import running_spending
@@ -134,6 +134,7 @@ async def run_request(
     services: Services | None = None,
     labels: Mapping[str, str] | None = None,
     *,
+    state: Mapping[str, Any] | None = None,
     raw_errors: bool = False,
     work: Any = None,
 ) -> StepRecord:
@@ -149,6 +150,7 @@ async def run_request(
         services: What ``bind`` or ``build_graph`` decided; without, what the run around it goes by,
             and where none knows the capability, default limits.
         labels: Of what whoever asks has heard, with their sources.
+        state: State of the graph that asks, which injected arguments read.
         raw_errors: Whether a failure is raised as it is.
         work: The caller's own work, which the capability's body only runs.
 
@@ -156,7 +158,7 @@ async def run_request(
         What it left behind, a failure included.
     """
     bound = services or services_around(spec) or unbound_services(spec)
-    view = bound.view({"capability_context_data": contexts or {}})
+    view = bound.view({**(state or {}), "capability_context_data": contexts or {}})
     key = "_".join((spec.name, *_apart(spec.name)))
     asked: PlannedStep = {"context_key": key, "capability": spec.name, **step}
     attempt = view.attempt(spec.name, asked, key=key, total=1)
@@ -171,6 +173,24 @@ async def run_request(
     if stopped is None:
         return record
     return replace(record, error=stopped, updates=killed(StoppedError(stopped.message)))
+
+
+@asynccontextmanager
+async def members_of(services: Services | None, name: str) -> AsyncIterator[None]:
+    """Run a member of a team, a workflow, or an agent in the block, under these services.
+
+    Args:
+        services: Those of the whole; without any, those around it apply.
+        name: Names the member within the run, the same after a restart.
+    """
+    if services is None or any(known is services for known in enclosing_services()):
+        yield
+        return
+    async with _entered(services.view({}), services, TurnBudget()):
+        spending = running_spending()
+        held = spending is None or spending.held()
+        async with nullcontext() if held or spending is None else spending.reserved(name):
+            yield
 
 
 async def _governed(

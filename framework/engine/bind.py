@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -387,4 +388,5 @@ def _unbound(cls: Any) -> Services:
 
     registry = Registry(infrastructure=())
     registry.register(cls)
-    return bind(registry, settings=Settings(infrastructure=[]))
+    # No operator decided this: what it runs inside goes by the services around.
+    return replace(bind(registry, settings=Settings(infrastructure=[])), rebind=None)

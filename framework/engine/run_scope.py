@@ -19,9 +19,26 @@ from capgraph.telemetry.audit import current_audit
 
 
 def services_around(spec: CapabilitySpec) -> Services | None:
-    """Return what the runs around the caller decided about a capability, the innermost first."""
+    """Return the services of the runs around the caller that decide about a capability.
+
+    The innermost services that register the name decide: the capability that they register runs.
+    Where none registers it, the innermost services decide, with the capability added to theirs.
+    """
+    around = enclosing_services()
+    known = next((s for s in around if spec.name in s.registry.capabilities), None)
+    return known or (around[0].beside(spec.cls) if around else None)
+
+
+def enclosing_services() -> list[Services]:
+    """Return the services that operators bound for the runs around the caller, innermost first."""
     around: Iterator[Services] = reversed(run_context().services)
-    return next((s for s in around if s.registry.capabilities.get(spec.name) is spec), None)
+    return [services for services in around if services.rebind is not None]
+
+
+def compiled_inside(services: Services | None) -> AbstractContextManager[None]:
+    """Have members that are compiled in the block know the services that they will run with."""
+    around = run_context().services
+    return using(services=around if services is None else (*around, services))
 
 
 async def _ask(services: Services, about: str, said: Any, reasons: Sequence[str]) -> Verdict:

@@ -176,6 +176,9 @@ class Services:
     answer_type: type[BaseModel] | None = None
     rebind: Callable[[Registry], Services] | None = None
     openings: Latest[str, Opening] = field(default_factory=partial(Latest, 256))
+    _with_others: Latest[tuple[Any, ...], Services] = field(
+        init=False, default_factory=partial(Latest, 64)
+    )
     _locks: WeakValueDictionary[tuple[str | None, int], asyncio.Lock] = field(
         default_factory=WeakValueDictionary
     )
@@ -218,14 +221,17 @@ class Services:
         """
         if not capabilities or self.rebind is None:
             return self
-        other = self.rebind(self.registry.with_(*capabilities))
-        return replace(
-            self,
-            runner=other.runner,
-            permissions=other.permissions,
-            flow=other.flow,
-            plan_policies=other.plan_policies,
-        )
+        made = self._with_others.get(capabilities)
+        if made is None:
+            other = self.rebind(self.registry.with_(*capabilities))
+            made = self._with_others[capabilities] = replace(
+                self,
+                runner=other.runner,
+                permissions=other.permissions,
+                flow=other.flow,
+                plan_policies=other.plan_policies,
+            )
+        return made
 
     def registry_of(self, view: TurnView) -> Registry:
         """Return what the caller of a turn may use: nothing else is shown to whoever plans."""

@@ -105,7 +105,7 @@ class DAGWorkflow(BaseWorkflow):
 
         async def run(state: Any) -> dict[str, Any]:
             known = {**(state.get("inputs") or {}), "task": state["task"]}
-            return await _Run(nodes, edges, graphs, known).run()
+            return await _Run(nodes, edges, graphs, known, self.services).run()
 
         builder = one_node("nodes", run, WorkflowOutput, takes=WorkflowInput, gives=WorkflowOutput)
         made = builder.compile(checkpointer=checkpointer, name=self.name, **options)
@@ -199,8 +199,10 @@ class _Run:
         edges: Iterable[WorkflowEdge],
         graphs: Mapping[str, TaskGraph],
         known: dict[str, Any],
+        services: Services | None,
     ) -> None:
         self._nodes = nodes
+        self._services = services
         self._graphs = graphs
         self._known = known
         self._labels: dict[str, Mapping[str, str]] = {}
@@ -242,7 +244,7 @@ class _Run:
             node, graph = self._nodes[name], self._graphs[name]
             used = names_used(node, graph, self._known)
             labels = {k: v for n in used for k, v in self._labels.get(n, {}).items()}
-            return await run_node(node, graph, self._known, labels)
+            return await run_node(node, graph, self._known, labels, self._services)
 
         return body
 

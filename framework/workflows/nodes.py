@@ -27,6 +27,7 @@ from capgraph.base.ports import Agent
 from capgraph.base.spec import CapabilitySpec
 from capgraph.base.task import TaskInput, TaskOutput
 from capgraph.base.values import short_text
+from capgraph.engine.as_node import members_of
 from capgraph.engine.envelopes import hearing
 from capgraph.engine.services import Services
 from capgraph.engine.sync_graph import SyncGraph
@@ -246,7 +247,11 @@ class Plain(TypedDict):
 
 
 async def run_node(
-    node: WorkflowNode, graph: TaskGraph, known: Mapping[str, Any], labels: Mapping[str, str]
+    node: WorkflowNode,
+    graph: TaskGraph,
+    known: Mapping[str, Any],
+    labels: Mapping[str, str],
+    services: Services | None,
 ) -> Plain:
     """Give a node what it needs and return what it gave; a failure is what it gave, too.
 
@@ -255,6 +260,7 @@ async def run_node(
         graph: Its graph, of :meth:`BaseWorkflow.nested`.
         known: The input of the workflow and what earlier nodes gave, by name.
         labels: Of what reaches it of these.
+        services: Those of the workflow.
 
     Raises:
         GraphBubbleUp: The node asks a person.
@@ -263,7 +269,8 @@ async def run_node(
     try:
         given, context = _given(node, graph, known)
         with hearing(labels) as told:
-            found = await graph.ainvoke(given, context=context)
+            async with members_of(services, node.node_id):
+                found = await graph.ainvoke(given, context=context)
         # What a capability gives has the labels that its step says.
         hear(told if _is_capability(node) else {**labels, **told})
         output = found.get("output")

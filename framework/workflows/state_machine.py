@@ -167,7 +167,8 @@ class StateMachineWorkflow(BaseWorkflow):
             before = state.get("heard") or {}
             more = {*names_used(node, graph, known)} - {"task"}
             with hearing({}) as told:
-                found = await run_node(node, graph, known, before if more else {})
+                labels = before if more else {}
+                found = await run_node(node, graph, known, labels, self.services)
             heard = {**before, **told}
             hear(heard)
             following, error = await self._next(node.node_id, found, len(state["path"]) - 1)
