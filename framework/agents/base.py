@@ -145,6 +145,11 @@ class BaseAgent:
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.agent_id}>"
 
+    @property
+    def reads_context(self) -> bool:
+        """True if a subclass wrote the work, which reads ``context``; a model reads only the task."""
+        return hasattr(type(self).execute, "own")
+
     # --- the graph ------------------------------------------------------------------------
 
     @checked

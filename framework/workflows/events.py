@@ -22,16 +22,15 @@ from capgraph.engine.services import Services
 from capgraph.engine.sync_graph import compiled, one_node
 from capgraph.langgraph_compat import Checkpointer
 from capgraph.pipeline.job import hear
+from capgraph.workflows.inputs import WorkflowNode, task_of
 from capgraph.workflows.nodes import (
     BaseWorkflow,
     Plain,
     WorkflowGraph,
-    WorkflowNode,
     WorkflowOutput,
     WorkflowResult,
     failed,
     run_node,
-    task_of,
 )
 
 
@@ -167,7 +166,7 @@ class EventDrivenWorkflow(BaseWorkflow):
         if gives is None and callable(handler) and not works:
             return lambda event: _handled(handler, event, self.services)
         node = WorkflowNode(f"{name}_{place}", handler)
-        graph = self.nested(node.node_id, handler)
+        graph = self.nested(node)
 
         async def work(event: WorkflowEvent) -> Plain:
             found = await run_node(node, graph, event.payload, {}, self.services)
