@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,7 +12,7 @@ from uuid import uuid4
 from langgraph.runtime import Runtime
 
 from capgraph.adapters.request import labels_heard, refusal_of
-from capgraph.agents.result import AgentResult, said_in
+from capgraph.agents.result import AgentResult
 from capgraph.agents.tool_calls import labelled
 from capgraph.base import BaseCapability, capability_node
 from capgraph.base.awaiting import awaited
@@ -43,6 +43,7 @@ class _Run:
         result: What came of it, as behaviours left it.
         error: What was raised.
         summary: What is known of the conversation in short.
+        values: The state in which its graph ended.
         heard: Labels of what its tools told it, also before this run was gone on with.
     """
 
@@ -51,6 +52,7 @@ class _Run:
     result: AgentResult | None = None
     error: Exception | None = None
     summary: dict[str, Any] | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
     heard: dict[str, str] = field(default_factory=dict)
 
 
@@ -67,6 +69,7 @@ def around(
     *,
     state: Any,
     output: Any,
+    talk: Callable[[str, Mapping[str, Any], Any], list[Any]],
 ) -> Any:
     """Return a graph with one node that runs an agent's own graph as one attempt.
 
@@ -77,18 +80,20 @@ def around(
         services: What ``bind`` decided, if it was given something.
         state: The state of both.
         output: What they leave behind.
+        talk: Makes the messages of a run that the next one is shown, of its task, its state and
+            its answer.
     """
     spec = _capability(agent_id, behaviors, services).capability_spec
     under = _services(services, unbound_services(spec))
 
     async def run(state: Any, runtime: Runtime[Any]) -> dict[str, Any]:
         given = state.get("given") or {}
-        said = state.get("conversation") or []
+        before = state.get("conversation") or []
 
         async def work() -> AgentResult:
             if given.get("success") is not None:
                 return AgentResult.of(given)
-            inputs = {"conversation": said, **given, "task": state["task"]}
+            inputs = {"conversation": before, **given, "task": state["task"]}
             inputs |= {name: state.get(name) for name in ("streamed", "summary")}
             found: dict[str, Any] = {"output": None}
             # The whole state is streamed, for whoever looks at the steps from outside.
@@ -96,8 +101,9 @@ def around(
                 async for values in inner.astream(inputs, stream_mode="values"):
                     found |= values
             current.summary = found.get("summary")
+            current.values = found
             result = AgentResult.of(found)
-            heard = labels_heard({"messages": [*said, *(found.get("messages") or ())]})
+            heard = labels_heard({"messages": [*before, *(found.get("messages") or ())]})
             current.heard = {**result.metadata.get("labels", {}), **heard}
             return result
 
@@ -115,11 +121,12 @@ def around(
         result = current.result or AgentResult(gave, metadata={"source": record.source})
         if result.to_plain()["output"] != gave:
             result = result.with_output(gave)
-        talk = said_in(state["task"], result.output if result.success else result.error)
+        answer = result.output if result.success else result.error
+        said = talk(state["task"], current.values, answer)
         if current.heard:
-            talk[-1] = labelled(talk[-1], current.heard)
+            said[-1] = labelled(said[-1], current.heard)
             result.metadata = {**result.metadata, "labels": current.heard}
-        left = {"given": None, "conversation": talk, "summary": current.summary}
+        left = {"given": None, "conversation": said, "summary": current.summary}
         return {**result.to_plain(), **left}
 
     return one_node("agent", run, state, gives=output)
