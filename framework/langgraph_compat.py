@@ -34,6 +34,7 @@ from langgraph.graph.message import push_message
 from langgraph.pregel._call import CACHE, get_runnable_for_task
 from langgraph.pregel._checkpoint import LATEST_VERSION as LATEST_VERSION
 from langgraph.pregel._checkpoint import achannels_from_checkpoint
+from langgraph.pregel._messages import StreamMessagesHandler, graph_namespace
 from langgraph.runtime import Runtime
 from langgraph.types import Interrupt
 from ormsgpack import OPT_NON_STR_KEYS, unpackb
@@ -329,6 +330,20 @@ def write_message(message: AnyMessage) -> None:
         return
     if message.id is not None:
         push_message(message, state_key=None)
+
+
+def takes_only_own_messages() -> bool:
+    """Return True if the messages stream of the running graph leaves out those of nested graphs.
+
+    What a nested graph streams then has to be passed on by :func:`write_message`.
+    """
+    config = var_child_runnable_config.get() or {}
+    manager = config.get("callbacks")
+    if not isinstance(manager, BaseCallbackManager) or TAG_NOSTREAM in manager.tags:
+        return False
+    namespace = graph_namespace(config.get("metadata") or {})
+    handlers = [one for one in manager.handlers if isinstance(one, StreamMessagesHandler)]
+    return any(not one.subgraphs and namespace in ((), one.parent_ns) for one in handlers)
 
 
 class _Counter:

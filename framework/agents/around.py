@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
+from langchain_core.messages import HumanMessage
 from langgraph.runtime import Runtime
 
 from capgraph.adapters.request import labels_heard, refusal_of
@@ -17,13 +18,14 @@ from capgraph.agents.tool_calls import labelled
 from capgraph.base import BaseCapability, capability_node
 from capgraph.base.awaiting import awaited
 from capgraph.base.errors import CapabilityError
-from capgraph.base.ports import BehaviorContext
+from capgraph.base.ports import BehaviorContext, TurnGuardrail
 from capgraph.behaviors.base import BaseBehavior
 from capgraph.engine.as_node import members_of, run_request
 from capgraph.engine.bind import unbound_services
 from capgraph.engine.services import Services
 from capgraph.engine.sync_graph import SyncGraph, one_node
 from capgraph.governance.spending import running_spending
+from capgraph.langgraph_compat import takes_only_own_messages, write_message
 from capgraph.pipeline.capacity import Capacity
 from capgraph.pipeline.equipment import Equipment
 from capgraph.pipeline.job import Returned, current_job, hear, in_body_of, requested_work
@@ -85,6 +87,9 @@ def around(
     """
     spec = _capability(agent_id, behaviors, services).capability_spec
     under = _services(services, unbound_services(spec))
+    # The words of a model are not shown before a guard has seen the answer.
+    guarded = any(isinstance(one, TurnGuardrail) for one in behaviors)
+    guarded = guarded or (services is not None and services.guard is not None)
 
     async def run(state: Any, runtime: Runtime[Any]) -> dict[str, Any]:
         given = state.get("given") or {}
@@ -97,9 +102,14 @@ def around(
             inputs |= {name: state.get(name) for name in ("streamed", "summary")}
             found: dict[str, Any] = {"output": None}
             # The whole state is streamed, for whoever looks at the steps from outside.
+            passes_on = not guarded and takes_only_own_messages()
+            modes: Any = ["values", "messages"] if passes_on else ["values"]
             async with members_of(services, agent_id):
-                async for values in inner.astream(inputs, stream_mode="values"):
-                    found |= values
+                async for mode, part in inner.astream(inputs, stream_mode=modes):
+                    if mode == "values":
+                        found |= part
+                    elif not isinstance(part[0], HumanMessage):
+                        write_message(part[0])
             current.summary = found.get("summary")
             current.values = found
             result = AgentResult.of(found)

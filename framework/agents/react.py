@@ -240,6 +240,9 @@ class ReActAgent(BaseAgent):
 
     def _talk(self, task: str, values: Mapping[str, Any], answer: Any) -> list[BaseMessage]:
         asked, said = said_in(task, answer)
+        last = next(reversed(values.get("messages") or ()), None)
+        if last is not None and last.text == said.text:
+            said.id = last.id  # a stream that has it shows it once
         if self.memory is None or not self.memory.tools:
             return [asked, said]
         answered = [
