@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackManager
@@ -42,6 +42,7 @@ from pydantic import BaseModel
 
 from capgraph.configs.scoped import scoped
 
+T = TypeVar("T")
 Checkpointer: TypeAlias = BaseCheckpointSaver[Any] | bool | None
 """Argument of ``compile``; LangGraph's own alias leaves out the type of versions."""
 INTERRUPT = "__interrupt__"
@@ -379,6 +380,24 @@ def times_asked(name: str, attempt: int) -> int:
     asked = _ASKED.setdefault(pad.get_null_resume, Counter())
     asked[name, attempt] += 1
     return asked[name, attempt]
+
+
+_HELD_BY_RUN: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+def held_by_node_run(key: Any, make: Callable[[], T]) -> T | None:
+    """Return an object that ends with the run of the running node; ``None`` outside of one.
+
+    Args:
+        key: Names the object.
+        make: Makes it when it is first asked for.
+    """
+    pad = _configurable().get("__pregel_scratchpad")
+    if pad is None:
+        return None
+    held = _HELD_BY_RUN.setdefault(pad.get_null_resume, {})
+    found: T = held[key] if key in held else held.setdefault(key, make())
+    return found
 
 
 def channels_of_graph() -> frozenset[str] | None:

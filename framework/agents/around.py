@@ -105,7 +105,8 @@ def around(
             passes_on = not guarded and takes_only_own_messages()
             modes: Any = ["values", "messages"] if passes_on else ["values"]
             async with members_of(services, agent_id):
-                async for mode, part in inner.astream(inputs, stream_mode=modes):
+                stream: Any = inner.astream(inputs, stream_mode=modes)
+                async for mode, part in stream:
                     if mode == "values":
                         found |= part
                     elif not isinstance(part[0], HumanMessage):

@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from langchain_core.tools import BaseTool
+
 from capgraph.adapters.task_graph import TaskGraph
 from capgraph.base.checked import checked
 from capgraph.base.errors import CapgraphError, ConfigurationError, ValidationError
@@ -51,7 +53,7 @@ def kind_of(node: WorkflowNode) -> Kind:
     only the task.
     """
     thing = node.agent
-    if isinstance(getattr(thing, "capability_spec", None), CapabilitySpec):
+    if is_capability(thing) or isinstance(thing, BaseTool):
         return "capability"
     if hasattr(thing, "compile") and not hasattr(thing, "ainvoke"):
         own = getattr(thing, "reads_context", None)
@@ -183,7 +185,14 @@ def _taken(graph: TaskGraph) -> Collection[str]:
     return takes
 
 
+def is_capability(thing: Any) -> bool:
+    """Return True for a decorated capability."""
+    return isinstance(getattr(thing, "capability_spec", None), CapabilitySpec)
+
+
 def _fields(capability: Any) -> list[str]:
+    if isinstance(capability, BaseTool):
+        return list(capability.args)
     spec: CapabilitySpec = capability.capability_spec
     own = spec.parameters.model_fields if spec.parameters is not None else ()
     return [*own, *(need.label for need in spec.requires)]

@@ -30,7 +30,7 @@ from capgraph.engine.sync_graph import SyncGraph
 from capgraph.langgraph_compat import INTERRUPT, Checkpointer
 from capgraph.pipeline.job import hear
 from capgraph.pipeline.run_config import current_runtime
-from capgraph.workflows.inputs import WorkflowNode, check_inputs, hand_over, kind_of, task_of
+from capgraph.workflows.inputs import WorkflowNode, check_inputs, hand_over, is_capability, task_of
 
 WorkflowGraph = SyncGraph[Any]
 
@@ -229,7 +229,7 @@ async def run_node(
             async with members_of(services, node.node_id):
                 found = await graph.ainvoke(given, context=context)
         # What a capability gives has the labels that its step says.
-        hear(told if kind_of(node) == "capability" else {**labels, **told})
+        hear(told if is_capability(node.agent) else {**labels, **told})
         output = found.get("output")
         success = found.get("success")
         more = {k: v for k, v in found.items() if k not in TaskOutput.__annotations__}

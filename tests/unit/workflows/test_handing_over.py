@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
+from langchain_core.tools import tool
 from langgraph.graph import START, StateGraph
 from typing_extensions import TypedDict
 
@@ -53,6 +54,12 @@ async def declares_values(last_output: str = "", draft: str = "") -> str:
     return "done"
 
 
+def describes_values(last_output: str = "", draft: str = "") -> str:
+    """Read the last output."""
+    SEEN.append({"last_output": last_output, "draft": draft})
+    return "done"
+
+
 class Tool:
     """Return an agent whose tool reads the context of the run."""
 
@@ -69,7 +76,8 @@ class Tool:
         return ReActAgent(ScriptedModel(responses=[calls(call("look")), "done"]), tools=[look])
 
 
-KINDS = [Plain, Own, Tool, lambda: reads_context, lambda: declares_values]
+TOOL = tool(describes_values)
+KINDS = [Plain, Own, Tool, lambda: reads_context, lambda: declares_values, lambda: TOOL]
 
 
 def write(task: str) -> str:
@@ -103,7 +111,7 @@ async def test_a_state_sees_the_last_output_and_earlier_ones(made: Any) -> None:
 @pytest.mark.parametrize("made", [*KINDS, lambda: names_values])
 async def test_mapped_keys_arrive(made: Any, wrap: Any) -> None:
     mapping = {"draft": "draft", "last_output": "tone"}
-    if made() is not declares_values:
+    if made() not in (declares_values, TOOL):
         mapping["task"] = "task"
     found = await wrap(WorkflowNode("look", made(), mapping)).run({"task": "x", "tone": "dry"})
     assert found.success, found.error
