@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from langchain_core.messages import convert_to_messages
 from langgraph.config import get_config
@@ -439,14 +439,12 @@ async def _refuse_old(journal: Journal) -> None:
         await journal.write(name, {"run": run})
 
 
-@asynccontextmanager
-async def _refuse_to_ask(name: str) -> AsyncIterator[None]:
+def _refuse_to_ask(name: str) -> NoReturn:
     raise ConfigurationError(
         f"A person has to decide about {name!r}, and it was called synchronously, where nothing"
         " can wait for the answer.",
         fix="Run the graph with ainvoke or astream, and call the tool with ainvoke.",
     )
-    yield
 
 
 async def _ask(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,19 @@ from capgraph.configs.streaming import is_heard
 from capgraph.engine.services import Services
 from capgraph.langgraph_compat import is_streamed
 from capgraph.telemetry.audit import current_audit
+
+
+@dataclass(frozen=True, slots=True)
+class OpenQuestions:
+    """Questions that are open on a thread.
+
+    Attributes:
+        ids: LangGraph's ids of the questions.
+        steps: Keys of the steps that asked, each with its capability.
+    """
+
+    ids: list[str]
+    steps: dict[str, str | None]
 
 
 def services_around(spec: CapabilitySpec) -> Services | None:
@@ -55,12 +69,19 @@ def brings_answer() -> bool:
     return run_context().brings_answer
 
 
+def dropped_questions() -> OpenQuestions | None:
+    """Return the questions that the message of this run dropped."""
+    found: OpenQuestions | None = run_context().dropped_questions
+    return found
+
+
 def run_scope(
     services: Services,
     config: Mapping[str, Any],
     *,
     listened: bool | None = None,
     answering: bool = True,
+    dropped: OpenQuestions | None = None,
 ) -> AbstractContextManager[None]:
     """Return what a run goes on in.
 
@@ -74,6 +95,7 @@ def run_scope(
         listened: Whether anybody beside the sinks takes up the run's events; as LangGraph, or the
             run around this one, has it when not given.
         answering: Whether the run may bring an answer; one that goes on by itself finds it saved.
+        dropped: The questions that the run's message drops.
     """
     around: tuple[Services, ...] = run_context().services
     if any(known is services for known in around):
@@ -88,6 +110,7 @@ def run_scope(
     changes: dict[str, Any] = {
         "services": (*around, services),
         "brings_answer": answering,
+        "dropped_questions": dropped,
         "is_heard": listened or services.events.has_sinks,
         "masker": current_masker().joined(services.masker),
         "asker": partial(_ask, services),

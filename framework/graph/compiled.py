@@ -18,8 +18,14 @@ from typing_extensions import TypeVar
 from capgraph.base.errors import ConfigurationError, ValidationError
 from capgraph.base.ports import Sink
 from capgraph.configs.streaming import is_heard
-from capgraph.engine.entry import addressed, admitted, need_thread
-from capgraph.engine.run_scope import end_run, run_scope
+from capgraph.engine.entry import (
+    addressed,
+    admitted,
+    need_thread,
+    open_questions,
+    refuse_message,
+)
+from capgraph.engine.run_scope import OpenQuestions, end_run, run_scope
 from capgraph.engine.services import Services
 from capgraph.engine.sync_graph import SyncGraph, graph_of
 from capgraph.engine.thread_lease import hold, run_alone
@@ -147,12 +153,18 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
         inside: AbstractContextManager[None] = contextlib.nullcontext()
         if services is not None:
             inputs = admitted(given, config, services, saved=persistence is not None)
-            if persistence is not None and not is_task(config):
-                inputs = await addressed(inputs, persistence.saver, config)
             modes = kwargs.get("stream_mode") or self.stream_mode
             listened = "custom" in modes or (is_task(config) and is_heard())
             answering = isinstance(given, Command) or is_task(config)
-            inside = run_scope(services, config, listened=listened, answering=answering)
+            asked: OpenQuestions | None = None
+            if persistence is not None and not is_task(config):
+                inputs = await addressed(inputs, persistence.saver, config)
+                asked = await open_questions(inputs, persistence.saver, config)
+            about: Any = {"listened": listened, "answering": answering, "dropped": asked}
+            inside = run_scope(services, config, **about)
+            if asked is not None and services.settings.approvals.new_message == "keep":
+                with inside:
+                    refuse_message(asked)
 
         def run() -> AsyncIterator[Any]:
             return super(AgentGraph, self).astream(inputs, *others, **kwargs)
