@@ -118,14 +118,15 @@ class PlanningSettings(Section):
             the planner say in each reply whether it wants to see the results. In ``look`` and
             ``auto`` the planner reads the conversation, without a call that extracts the task.
         max_result_tokens: Up to how many tokens of results the planner is shown whole, the latest
-            ones first. Other results are shown as a summary or a preview.
+            ones first. Other results are shown as a summary or a preview. In ``look`` and ``auto``
+            the results of the turn before count, too.
         max_stored_results: How many results of each type that earlier turns stored the planner is
             shown, the latest ones; of older ones it is shown the keys, which a plan may use.
     """
 
     mode: PlanMode = "plan"
     max_result_tokens: int = Field(2000, ge=0)
-    max_stored_results: int = Field(3, ge=0)
+    max_stored_results: int = Field(1, ge=0)
     features: Literal["auto", "all"] | list[PlanFeature] = "auto"
 
 

@@ -54,6 +54,7 @@ class BeginTurnNode(BaseInfrastructureNode):
         if not brought and any(known.startswith(f"{_hash(opened_by)}.") for known in begun):
             opened_by = f"{opened_by}.{mark}"  # the message stands where another one stood
         update["control_turn"] = _opened(opened_by, number)
+        update["control_turn"]["recent"] = _outputs(view) or view.turn.get("recent") or []
         update["runtime_info"] = {"turn": number, "seconds_used": 0.0}
         update["execution_start_time"] = services.clock.now()
         if number == 1 and services.settings.context:
@@ -107,6 +108,12 @@ def _opened(opened_by: str, number: int) -> dict[str, Any]:
         turn["question"] = {"status": "dropped", **asdict(dropped)}
         emit(QuestionDropped(**asdict(dropped)))
     return turn
+
+
+def _outputs(view: TurnView) -> list[list[str]]:
+    """Return the type and key of each result of the turn that ended."""
+    records = view.results.values()
+    return [[*pair] for record in records for pair in (record.get("outputs") or {}).items()]
 
 
 def _last_message(state: AgentState) -> HumanMessage | None:
