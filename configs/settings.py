@@ -183,8 +183,11 @@ class PersistenceSettings(Section):
         keep_turns: How many turns of a thread can still be gone back to; ``None`` for all. Messages
             and context data stay whole in any case.
         keep_checkpoints: How many checkpoints of a thread can still be gone back to.
+        keep_results: How many results of each type a thread keeps when a turn begins, the latest
+            ones; ``None`` for all.
         keep_days: Threads that were not saved for so many days are dropped, unless a person is
-            asked, and so is what calls used longer ago. These three are applied as turns end;
+            asked, and so is what calls used longer ago. Turns, checkpoints, and days are applied as
+            turns end;
             ``capgraph threads prune`` does it at once.
     """
 
@@ -192,6 +195,7 @@ class PersistenceSettings(Section):
     encryption_key: SecretStr | None = None
     keep_turns: int | None = Field(None, ge=1)
     keep_checkpoints: int | None = Field(None, ge=1)
+    keep_results: int | None = Field(None, ge=1)
     keep_days: float | None = Field(None, gt=0)
 
 
