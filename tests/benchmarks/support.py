@@ -1,0 +1,267 @@
+"""The support desk of ``docs/examples/ferry_support``: the plain loop beside the forms with capgraph.
+
+Every form has the same tool bodies and the same scripted model, which decides from what its prompt
+shows. Counted are right results (the database in the end), model calls, and tokens of the prompts: four
+characters each, tools and forms included. The milliseconds are the program's own, with a model that
+thinks for no time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.types import Command
+
+from capgraph.testing import ModelCall, ScriptedModel
+from tests.benchmarks import markdown
+from tests.benchmarks.peers import Tally, counted
+from tests.benchmarks.peers.create_agent import written
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "docs" / "examples"
+sys.path.insert(0, str(EXAMPLES))
+
+from ferry_support.conversations import CONVERSATIONS, RESULTS, results  # noqa: E402
+from ferry_support.database import make_database  # noqa: E402
+from ferry_support.governed_loop import governed_loop  # noqa: E402
+from ferry_support.loop import support_loop  # noqa: E402
+from ferry_support.node_in_graph import front_desk  # noqa: E402
+from ferry_support.scripted import reply  # noqa: E402
+from ferry_support.specialists import specialists  # noqa: E402
+from ferry_support.specialists_loop import specialists_loop  # noqa: E402
+from ferry_support.whole import support_agent  # noqa: E402
+
+ROUNDS = 5
+MAX_STEPS = 200
+HAND_OVERS = "three hand-overs"
+
+
+@dataclass(frozen=True)
+class Form:
+    """One form of the application.
+
+    Attributes:
+        name: Its name in the tables.
+        build: Returns its graph, from a model and a saver.
+        files: Files that it has beside the shared ones (`desk.py`, `database.py`).
+    """
+
+    name: str
+    build: Callable[[Any, Any], Any]
+    files: tuple[str, ...]
+
+
+FORMS = (
+    Form("plain loop", support_loop, ("loop.py",)),
+    Form("loop, tools governed", governed_loop, ("capabilities.py", "governed_loop.py")),
+    Form("capgraph as a node", front_desk, ("capabilities.py", "whole.py", "node_in_graph.py")),
+    Form(
+        "capgraph, planned",
+        lambda model, saver: support_agent(model, saver, "plan"),
+        ("capabilities.py", "whole.py"),
+    ),
+    Form("capgraph, looking", support_agent, ("capabilities.py", "whole.py")),
+)
+DESKS = (
+    Form("specialists, plain LangGraph", specialists_loop, ("loop.py", "specialists_loop.py")),
+    Form("specialists, capgraph", specialists, ("capabilities.py", "specialists.py")),
+)
+
+
+class CountedModel(ScriptedModel):
+    """The scripted model, with the tools and forms that each call carries."""
+
+    carried: dict[Any, str] = {}
+    tally: Any = None
+
+    def bind_tools(self, tools: Sequence[Any], **options: Any) -> Any:
+        listed = [convert_to_openai_tool(tool) for tool in tools]
+        names = tuple(tool["function"]["name"] for tool in listed)
+        self.carried[names] = json.dumps(listed)
+        return super().bind_tools(tools, **options)
+
+    def with_structured_output(self, schema: Any, **options: Any) -> Any:
+        form = convert_to_openai_tool(schema)["function"]
+        self.carried[form["name"]] = json.dumps(form)
+        return super().with_structured_output(schema, **options)
+
+
+def model_that_counts(tally: Tally | None) -> CountedModel:
+    """Return the scripted model; without a tally it only answers."""
+
+    def answer(call: ModelCall) -> Any:
+        said = reply(call)
+        if tally is not None:
+            carried = model.carried.get(call.schema or call.tools, "")
+            text = written(said) if hasattr(said, "tool_calls") else counted(said)
+            tally.note([carried, *map(written, call.messages)], text)
+        return said
+
+    model = CountedModel(responses=answer)
+    return model
+
+
+@dataclass
+class Talk:
+    """A conversation as one form had it.
+
+    Attributes:
+        replies: The last message of each turn.
+        tallies: Model calls and tokens of each turn.
+        questions: How often a person was asked in each turn.
+        seconds: Time of all turns.
+        right: True if the database holds in the end what it must hold.
+    """
+
+    replies: list[str] = field(default_factory=list)
+    tallies: list[Tally] = field(default_factory=list)
+    questions: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+    right: bool = False
+
+    @property
+    def calls(self) -> int:
+        return sum(tally.calls for tally in self.tallies)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(tally.prompt_chars for tally in self.tallies) // 4
+
+
+def agreement(interrupts: Sequence[Any]) -> Any:
+    """Return the answer that approves everything that is asked."""
+    if len(interrupts) > 1:
+        return {one.id: agreement([one]) for one in interrupts}
+    [asked] = interrupts
+    if "action_requests" in asked.value:
+        return {"decisions": [{"type": "approve"} for _ in asked.value["action_requests"]]}
+    return "approve"
+
+
+async def talk(form: Form, name: str, folder: Path, *, count: bool = True) -> Talk:
+    """Lead a conversation with a form of the application, and agree to all that it asks."""
+    database = folder / f"{time.monotonic_ns()}.sqlite"
+    os.environ["FERRY_DATABASE"] = str(database)
+    make_database(str(database))
+    tally = Tally() if count else None
+    graph = form.build(model_that_counts(tally), InMemorySaver())
+    config: Any = {
+        "configurable": {"thread_id": "ada", "passenger_id": "ada"},
+        "recursion_limit": MAX_STEPS,
+    }
+    found = Talk()
+    for said in CONVERSATIONS[name]:
+        before = Tally(tally.calls, tally.prompt_chars, tally.answer_chars) if tally else Tally()
+        started, questions = time.perf_counter(), 0
+        out = await graph.ainvoke({"messages": [("user", said)]}, config)
+        while asked := out.get("__interrupt__"):
+            questions += len(asked)
+            out = await graph.ainvoke(Command(resume=agreement(asked)), config)
+        found.seconds += time.perf_counter() - started
+        found.replies.append(str(out["messages"][-1].text))
+        found.questions.append(questions)
+        if tally is not None:
+            found.tallies.append(
+                Tally(
+                    tally.calls - before.calls,
+                    tally.prompt_chars - before.prompt_chars,
+                    tally.answer_chars - before.answer_chars,
+                )
+            )
+    found.right = results() == RESULTS[name]
+    database.unlink()
+    return found
+
+
+async def milliseconds(form: Form, name: str, folder: Path) -> float:
+    """Return the least milliseconds of a turn, of several conversations."""
+    talks = [await talk(form, name, folder, count=False) for _ in range(ROUNDS)]
+    return 1000 * min(one.seconds for one in talks) / len(CONVERSATIONS[name])
+
+
+def lines_of(form: Form) -> int:
+    """Return the lines of a form's own files that are not blank."""
+    texts = [(EXAMPLES / "ferry_support" / file).read_text("utf-8") for file in form.files]
+    return sum(1 for text in texts for line in text.splitlines() if line.strip())
+
+
+async def by_conversation(folder: Path) -> list[tuple[str, ...]]:
+    """Return a row for every conversation and form."""
+    rows = []
+    for name, said in CONVERSATIONS.items():
+        for form in (*FORMS, *DESKS) if name == HAND_OVERS else FORMS:
+            found = await talk(form, name, folder)
+            rows.append(
+                (
+                    f"{name} ({len(said)})" if form is FORMS[0] else "",
+                    form.name,
+                    "yes" if found.right else "no",
+                    f"{found.calls:,}",
+                    f"{found.prompt_tokens:,}",
+                    f"{await milliseconds(form, name, folder):.0f}",
+                )
+            )
+    return rows
+
+
+async def by_turn(folder: Path, name: str = "five turns") -> list[tuple[str, ...]]:
+    """Return a row for every turn of a conversation, with calls and tokens of each form."""
+    forms = [FORMS[0], *FORMS[3:]]
+    talks = [await talk(form, name, folder) for form in forms]
+    rows = []
+    for place, said in enumerate(CONVERSATIONS[name]):
+        tallies = [one.tallies[place] for one in talks]
+        cells = [f"{tally.calls}: {tally.prompt_chars // 4:,}" for tally in tallies]
+        rows.append((f"{place + 1}. {said}", *cells))
+    return rows
+
+
+async def tables() -> str:
+    """Return all tables."""
+    with tempfile.TemporaryDirectory() as folder:
+        turns = await by_turn(Path(folder))
+        talks = await by_conversation(Path(folder))
+    names = [FORMS[0].name, *(form.name for form in FORMS[3:])]
+    lines = [(form.name, f"{lines_of(form)}", ", ".join(form.files)) for form in (*FORMS, *DESKS)]
+    return "\n\n".join(
+        [
+            "Model calls and prompt tokens of each turn of one thread:",
+            markdown.table(("turn", *names), turns),
+            "Whole conversations; the number in parentheses is that of their turns:",
+            markdown.table(
+                ("conversation", "form", "right", "calls", "prompt tokens", "ms a turn"), talks
+            ),
+            "Lines that are not blank, without the shared tools:",
+            markdown.table(("form", "lines", "files"), lines),
+        ]
+    )
+
+
+def main() -> int:
+    """Count, print the tables, and put them into a page where one is named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--docs", type=Path, help="put the tables into this Markdown file")
+    options = parser.parse_args()
+    logging.getLogger("capgraph").setLevel(logging.CRITICAL)
+    text = asyncio.run(tables())
+    print(text)
+    if options.docs is not None:
+        markdown.replace_results(options.docs, text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
