@@ -65,13 +65,13 @@ ACTIONS = {
 }
 
 
-def sailings(shown: Shown, origin: str, destination: str, day: str) -> Decision | list[Any]:
+def sailings(shown: Shown, origin: str, destination: str, day: str) -> list[Any]:
     """Return the sailings that are shown, or the call that looks for them."""
     wanted = {"origin": origin, "destination": destination, "day": day}
     return shown.find("departs", **wanted) or [Call("search_sailings", wanted)]
 
 
-def offers(shown: Shown, kind: str, place: str) -> Decision | list[Any]:
+def offers(shown: Shown, kind: str, place: str) -> list[Any]:
     """Return the offers that are shown, or the call that looks for them."""
     return shown.find("offer", "available", kind=kind, place=place) or [
         Call(SEARCHES[kind], {"island": place})
@@ -195,11 +195,11 @@ def order_by_name(wish: re.Match[str], shown: Shown) -> Decision:
     kind = "bicycle" if "bicycle" in name else "tour" if re.search(tours, name) else "inn"
     if amount is None:
         return f"For how many {ACTIONS[kind][2]}?"
-    found = offers(shown, kind, place)
-    if isinstance(found[0], Call):
-        return found
-    return order(
-        shown, next(one for one in found if one["name"].lower() == name.lower()), int(amount)
+    known = shown.find("offer", "available", kind=kind, place=place)
+    named = [one for one in known if one["name"].lower() == name.lower()]
+    # A prompt may show a part of an earlier result.
+    return (
+        order(shown, named[0], int(amount)) if named else [Call(SEARCHES[kind], {"island": place})]
     )
 
 
@@ -283,10 +283,13 @@ def as_plan(wish: str, decision: Decision, text: str) -> dict[str, Any]:
     """Write a decision as a plan; a step that only a specialist can do is a task for that one."""
     if isinstance(decision, str):
         return {"steps": [], "answer": decision}
-    steps = []
+    # A plan as a whole marks the steps whose results decide what comes next.
+    looks = "look_again" in text and bool(re.search("book |rent|reserve|or from", wish, re.I))
+    marks = {"look_again": True} if looks else {}
+    steps: list[dict[str, Any]] = []
     for one in decision:
         if f"- {one.tool}(" in text:
-            steps.append({"capability": one.tool, "parameters": one.arguments})
+            steps.append({"capability": one.tool, "parameters": one.arguments, **marks})
         elif done := re.search(r'"output": "([^"]*)"', text.partition("finished steps")[2]):
             return {"steps": [], "answer": done[1]}
         else:
