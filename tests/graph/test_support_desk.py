@@ -127,6 +127,26 @@ async def test_a_passenger_acts_for_nobody_else(database: Path) -> None:
         assert out["execution_outcome"]["status"] == "failed"
 
 
+async def test_a_plan_refers_to_fields_of_what_a_tool_returned(database: Path) -> None:
+    from ferry_support.scripted import scripted_model
+
+    graph = support_agent(scripted_model(), InMemorySaver())
+    route = {"origin": "Haven", "destination": "Sund", "day": "2026-06-12"}
+    second = {"sailing": {"$from": "found.1.sailing"}, "persons": 1}
+    plan = {
+        "steps": [
+            {"context_key": "found", "capability": "search_sailings", "parameters": route},
+            {"context_key": "booked", "capability": "book_sailing", "parameters": second},
+        ]
+    }
+    given = {"messages": [("user", "Book the second one.")], "planning_execution_plan": plan}
+    out = await graph.ainvoke(given, THREAD)
+    [question] = out["__interrupt__"]
+    assert question.value["steps"][0]["parameters"] == {"sailing": "S2", "persons": 1}
+    await graph.ainvoke(Command(resume="approve"), THREAD)
+    assert results() == {("S2", 1)}
+
+
 KILLED = textwrap.dedent(
     """
     import asyncio, os, signal, sys

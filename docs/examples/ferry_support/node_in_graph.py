@@ -12,7 +12,8 @@ def front_desk(model: Any, checkpointer: Any) -> Any:
     """Return a graph that answers thanks itself and leaves the rest to the support desk."""
     builder = StateGraph(MessagesState)
     builder.add_node("reply", lambda state: {"messages": [AIMessage("You are welcome.")]})
-    builder.add_node("desk", support_agent(model, checkpointer))
+    # True: the desk keeps its results in the thread of this graph, from turn to turn.
+    builder.add_node("desk", support_agent(model, True))
     builder.add_conditional_edges(START, choose, ["reply", "desk"])
     builder.add_edge("reply", END)
     builder.add_edge("desk", END)
