@@ -24,6 +24,7 @@ from typing import Any
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
+from pydantic import Field
 
 from capgraph.testing import ModelCall, ScriptedModel
 from tests.benchmarks import markdown
@@ -45,8 +46,11 @@ from ferry_support.specialists_loop import specialists_loop  # noqa: E402
 from ferry_support.whole import support_agent  # noqa: E402
 
 ROUNDS = 5
-MAX_STEPS = 200
+MAX_STEPS = 40
+"""Supersteps of LangGraph in one turn."""
 HAND_OVERS = "three hand-overs"
+LOCAL = ("five turns", "search, then book")
+"""Conversations with the local model."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,8 @@ FORMS = (
     ),
     Form("capgraph, looking", support_agent, ("capabilities.py", "whole.py")),
 )
+BESIDE = (FORMS[0], *FORMS[3:])
+"""The loop and the whole application."""
 DESKS = (
     Form("specialists, plain LangGraph", specialists_loop, ("loop.py", "specialists_loop.py")),
     Form("specialists, capgraph", specialists, ("capabilities.py", "specialists.py")),
@@ -84,8 +90,7 @@ DESKS = (
 class CountedModel(ScriptedModel):
     """The scripted model, with the tools and forms that each call carries."""
 
-    carried: dict[Any, str] = {}
-    tally: Any = None
+    carried: dict[Any, str] = Field(default_factory=dict)
 
     def bind_tools(self, tools: Sequence[Any], **options: Any) -> Any:
         listed = [convert_to_openai_tool(tool) for tool in tools]
@@ -99,19 +104,44 @@ class CountedModel(ScriptedModel):
         return super().with_structured_output(schema, **options)
 
 
-def model_that_counts(tally: Tally | None) -> CountedModel:
-    """Return the scripted model; without a tally it only answers."""
+@dataclass(frozen=True)
+class Spent:
+    """Model calls, tokens of their prompts, and seconds."""
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    seconds: float = 0.0
+
+    def __sub__(self, other: Spent) -> Spent:
+        return Spent(
+            self.calls - other.calls,
+            self.prompt_tokens - other.prompt_tokens,
+            self.seconds - other.seconds,
+        )
+
+
+Meter = Callable[[], Spent]
+"""Returns what was spent so far."""
+
+
+def counted_model() -> tuple[Any, Meter]:
+    """Return the scripted model, and what counts its calls and tokens."""
+    tally = Tally()
 
     def answer(call: ModelCall) -> Any:
         said = reply(call)
-        if tally is not None:
-            carried = model.carried.get(call.schema or call.tools, "")
-            text = written(said) if hasattr(said, "tool_calls") else counted(said)
-            tally.note([carried, *map(written, call.messages)], text)
+        carried = model.carried.get(call.schema or call.tools, "")
+        text = written(said) if hasattr(said, "tool_calls") else counted(said)
+        tally.note([carried, *map(written, call.messages)], text)
         return said
 
     model = CountedModel(responses=answer)
-    return model
+    return model, lambda: Spent(tally.calls, tally.prompt_chars // 4)
+
+
+def timed_model() -> tuple[Any, Meter]:
+    """Return the scripted model, and what takes the time of the process."""
+    return ScriptedModel(responses=reply), lambda: Spent(seconds=time.process_time())
 
 
 @dataclass
@@ -120,25 +150,29 @@ class Talk:
 
     Attributes:
         replies: The last message of each turn.
-        tallies: Model calls and tokens of each turn.
+        turns: What each turn spent.
         questions: How often a person was asked in each turn.
-        seconds: Time of all turns.
-        right: True if the database holds in the end what it must hold.
+        results: What was booked and ordered in the end.
+        right: True if that is exactly what was asked for.
     """
 
     replies: list[str] = field(default_factory=list)
-    tallies: list[Tally] = field(default_factory=list)
+    turns: list[Spent] = field(default_factory=list)
     questions: list[int] = field(default_factory=list)
-    seconds: float = 0.0
+    results: set[tuple[str, int]] = field(default_factory=set)
     right: bool = False
 
     @property
     def calls(self) -> int:
-        return sum(tally.calls for tally in self.tallies)
+        return sum(turn.calls for turn in self.turns)
 
     @property
     def prompt_tokens(self) -> int:
-        return sum(tally.prompt_chars for tally in self.tallies) // 4
+        return sum(turn.prompt_tokens for turn in self.turns)
+
+    @property
+    def seconds(self) -> float:
+        return sum(turn.seconds for turn in self.turns) / len(self.turns)
 
 
 def agreement(interrupts: Sequence[Any]) -> Any:
@@ -151,45 +185,38 @@ def agreement(interrupts: Sequence[Any]) -> Any:
     return "approve"
 
 
-async def talk(form: Form, name: str, folder: Path, *, count: bool = True) -> Talk:
+async def talk(form: Form, name: str, folder: Path, model: Any, spent: Meter) -> Talk:
     """Lead a conversation with a form of the application, and agree to all that it asks."""
     database = folder / f"{time.monotonic_ns()}.sqlite"
     os.environ["FERRY_DATABASE"] = str(database)
     make_database(str(database))
-    tally = Tally() if count else None
-    graph = form.build(model_that_counts(tally), InMemorySaver())
+    graph = form.build(model, InMemorySaver())
     config: Any = {
         "configurable": {"thread_id": "ada", "passenger_id": "ada"},
         "recursion_limit": MAX_STEPS,
     }
     found = Talk()
     for said in CONVERSATIONS[name]:
-        before = Tally(tally.calls, tally.prompt_chars, tally.answer_chars) if tally else Tally()
-        started, questions = time.perf_counter(), 0
-        out = await graph.ainvoke({"messages": [("user", said)]}, config)
-        while asked := out.get("__interrupt__"):
-            questions += len(asked)
-            out = await graph.ainvoke(Command(resume=agreement(asked)), config)
-        found.seconds += time.perf_counter() - started
-        found.replies.append(str(out["messages"][-1].text))
+        before, questions = spent(), 0
+        try:
+            out = await graph.ainvoke({"messages": [("user", said)]}, config)
+            while asked := out.get("__interrupt__"):
+                questions += len(asked)
+                out = await graph.ainvoke(Command(resume=agreement(asked)), config)
+            found.replies.append(str(out["messages"][-1].text))
+        except Exception as exc:  # a turn that ends so is not right, and the next one begins
+            found.replies.append(f"ended by {type(exc).__name__}: {exc}")
+        found.turns.append(spent() - before)
         found.questions.append(questions)
-        if tally is not None:
-            found.tallies.append(
-                Tally(
-                    tally.calls - before.calls,
-                    tally.prompt_chars - before.prompt_chars,
-                    tally.answer_chars - before.answer_chars,
-                )
-            )
-    found.right = results() == RESULTS[name]
-    database.unlink()
+    found.results = results()
+    found.right = found.results == RESULTS[name]
     return found
 
 
 async def milliseconds(form: Form, name: str, folder: Path) -> float:
     """Return the least milliseconds of a turn, of several conversations."""
-    talks = [await talk(form, name, folder, count=False) for _ in range(ROUNDS)]
-    return 1000 * min(one.seconds for one in talks) / len(CONVERSATIONS[name])
+    talks = [await talk(form, name, folder, *timed_model()) for _ in range(ROUNDS)]
+    return 1000 * min(one.seconds for one in talks)
 
 
 def lines_of(form: Form) -> int:
@@ -203,7 +230,7 @@ async def by_conversation(folder: Path) -> list[tuple[str, ...]]:
     rows = []
     for name, said in CONVERSATIONS.items():
         for form in (*FORMS, *DESKS) if name == HAND_OVERS else FORMS:
-            found = await talk(form, name, folder)
+            found = await talk(form, name, folder, *counted_model())
             rows.append(
                 (
                     f"{name} ({len(said)})" if form is FORMS[0] else "",
@@ -217,29 +244,69 @@ async def by_conversation(folder: Path) -> list[tuple[str, ...]]:
     return rows
 
 
-async def by_turn(folder: Path, name: str = "five turns") -> list[tuple[str, ...]]:
-    """Return a row for every turn of a conversation, with calls and tokens of each form."""
-    forms = [FORMS[0], *FORMS[3:]]
-    talks = [await talk(form, name, folder) for form in forms]
-    rows = []
-    for place, said in enumerate(CONVERSATIONS[name]):
-        tallies = [one.tallies[place] for one in talks]
-        cells = [f"{tally.calls}: {tally.prompt_chars // 4:,}" for tally in tallies]
-        rows.append((f"{place + 1}. {said}", *cells))
+async def by_turn(folder: Path, name: str, width: int = 1) -> list[tuple[str, ...]]:
+    """Return a row for every few turns of a conversation, with calls and tokens of each form."""
+    talks = [await talk(form, name, folder, *counted_model()) for form in BESIDE]
+    said, rows = CONVERSATIONS[name], []
+    for first in range(0, len(said), width):
+        cells = []
+        for one in talks:
+            turns = one.turns[first : first + width]
+            tokens = sum(turn.prompt_tokens for turn in turns)
+            cells.append(f"{sum(turn.calls for turn in turns)}: {tokens:,}")
+        title = said[first] if width == 1 else f"to {first + width}"
+        rows.append((f"{first + 1} {title}", *cells))
     return rows
+
+
+async def with_local_model(folder: Path) -> str:
+    """Return the table of conversations with a small model on this machine."""
+    from tests.benchmarks.local_model.chat_model import chat_model
+    from tests.benchmarks.local_model.meter import metered
+    from tests.benchmarks.local_model.server import running_server
+
+    rows = []
+    with running_server() as url, metered(url) as meter:
+        made: list[Any] = []
+
+        def spent() -> Spent:
+            made.extend(meter.take())
+            return Spent(len(made), sum(one.prompt_tokens for one in made), time.monotonic())
+
+        for name in LOCAL:
+            for form in BESIDE:
+                found = await talk(form, name, folder, chat_model(meter.url), spent)
+                right = len(found.results & RESULTS[name])
+                rows.append(
+                    (
+                        name if form is BESIDE[0] else "",
+                        form.name,
+                        f"{right} of {len(RESULTS[name])}",
+                        f"{len(found.results - RESULTS[name])}",
+                        f"{found.calls:,}",
+                        f"{found.prompt_tokens:,}",
+                        f"{found.seconds:.0f}",
+                    )
+                )
+                print(rows[-1], found.replies, sep="\n", file=sys.stderr)
+    heading = ("conversation", "form", "right", "wrong", "calls", "prompt tokens", "s a turn")
+    return markdown.table(heading, rows)
 
 
 async def tables() -> str:
     """Return all tables."""
     with tempfile.TemporaryDirectory() as folder:
-        turns = await by_turn(Path(folder))
+        turns = await by_turn(Path(folder), "five turns")
+        many = await by_turn(Path(folder), "thirty turns", 5)
         talks = await by_conversation(Path(folder))
-    names = [FORMS[0].name, *(form.name for form in FORMS[3:])]
+    names = [form.name for form in BESIDE]
     lines = [(form.name, f"{lines_of(form)}", ", ".join(form.files)) for form in (*FORMS, *DESKS)]
     return "\n\n".join(
         [
             "Model calls and prompt tokens of each turn of one thread:",
             markdown.table(("turn", *names), turns),
+            "The same for a thread of thirty turns:",
+            markdown.table(("turns", *names), many),
             "Whole conversations; the number in parentheses is that of their turns:",
             markdown.table(
                 ("conversation", "form", "right", "calls", "prompt tokens", "ms a turn"), talks
@@ -254,12 +321,17 @@ def main() -> int:
     """Count, print the tables, and put them into a page where one is named."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--docs", type=Path, help="put the tables into this Markdown file")
+    parser.add_argument("--local", action="store_true", help="with the local model instead")
     options = parser.parse_args()
     logging.getLogger("capgraph").setLevel(logging.CRITICAL)
-    text = asyncio.run(tables())
+    if options.local:
+        with tempfile.TemporaryDirectory() as folder:
+            part, text = "local results", asyncio.run(with_local_model(Path(folder)))
+    else:
+        part, text = "results", asyncio.run(tables())
     print(text)
     if options.docs is not None:
-        markdown.replace_results(options.docs, text)
+        markdown.replace_results(options.docs, text, part)
     return 0
 
 

@@ -23,6 +23,7 @@ from tests.benchmarks.support import (
     ROOT,
     Form,
     Talk,
+    counted_model,
     results,
     support_agent,
     support_loop,
@@ -54,24 +55,24 @@ def _keeps_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 @pytest.mark.parametrize("name", PATTERNS)
 async def test_each_form_comes_to_the_same_results(form: Form, name: str, tmp_path: Path) -> None:
-    found = await talk(form, name, tmp_path)
+    found = await talk(form, name, tmp_path, *counted_model())
     assert found.right, found.replies
     assert len(CONVERSATIONS[name]) >= 3
 
 
 @pytest.mark.parametrize("form", DESKS, ids=lambda form: form.name)
 async def test_specialists_hand_over_three_times(form: Form, tmp_path: Path) -> None:
-    found = await talk(form, HAND_OVERS, tmp_path)
+    found = await talk(form, HAND_OVERS, tmp_path, *counted_model())
     assert found.right, found.replies
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
 async def test_looking_costs_no_more_than_the_loop(name: str, tmp_path: Path) -> None:
-    loop: Talk = await talk(LOOP, name, tmp_path)
-    looking: Talk = await talk(LOOKING, name, tmp_path)
+    loop: Talk = await talk(LOOP, name, tmp_path, *counted_model())
+    looking: Talk = await talk(LOOKING, name, tmp_path, *counted_model())
     assert looking.calls <= loop.calls
-    for of_loop, of_looking in zip(loop.tallies[2:], looking.tallies[2:], strict=True):
-        assert of_looking.prompt_chars <= of_loop.prompt_chars
+    for of_loop, of_looking in zip(loop.turns[2:], looking.turns[2:], strict=True):
+        assert of_looking.prompt_tokens <= of_loop.prompt_tokens
     assert looking.right
 
 
@@ -212,9 +213,7 @@ def run_killed(form: Form, folder: Path, *, kill: bool) -> subprocess.CompletedP
 
 
 @pytest.mark.parametrize(("form", "bookings"), [(LOOP, 2), (LOOKING, 1)], ids=["loop", "looking"])
-def test_a_kill_inside_an_effect(
-    form: Form, bookings: int, database: Path, tmp_path: Path
-) -> None:
+def test_a_kill_inside_an_effect(form: Form, bookings: int, database: Path, tmp_path: Path) -> None:
     """Plain LangGraph runs an unfinished tool again; capgraph asks a person."""
     from ferry_support.database import connect
 

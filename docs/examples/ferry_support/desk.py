@@ -6,7 +6,7 @@ passenger is, so no model can book for somebody else.
 """
 
 from sqlite3 import Connection
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import ToolException
@@ -16,6 +16,7 @@ from ferry_support.database import connect
 
 Port = Literal["Haven", "Sund", "Holm", "Vik"]
 Topic = Literal["refunds", "pets", "bicycles", "luggage"]
+Row = TypeVar("Row")
 RULES: dict[str, str] = {
     "refunds": "Tickets are refunded in full up to 48 hours before departure, later by half.",
     "pets": "Dogs travel free of charge on deck; cats need a carrier.",
@@ -223,8 +224,8 @@ def _passenger(config: RunnableConfig) -> str:
     return str(config["configurable"]["passenger_id"])
 
 
-def _fields(kind: Any, row: Any) -> Any:
-    return {name: row[name] for name in kind.__annotations__}
+def _fields(kind: type[Row], row: Any) -> Row:
+    return kind(**{name: row[name] for name in kind.__annotations__})
 
 
 def _bookings(db: Connection, config: RunnableConfig) -> list[Booking]:

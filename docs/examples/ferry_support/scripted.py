@@ -67,15 +67,15 @@ ACTIONS = {
 
 def sailings(shown: Shown, origin: str, destination: str, day: str) -> list[Any]:
     """Return the sailings that are shown, or the call that looks for them."""
-    wanted = {"origin": origin, "destination": destination, "day": day}
-    return shown.find("departs", **wanted) or [Call("search_sailings", wanted)]
+    wanted: dict[str, Any] = {"origin": origin, "destination": destination, "day": day}
+    found: list[Any] = shown.find("departs", **wanted)
+    return found or [Call("search_sailings", wanted)]
 
 
 def offers(shown: Shown, kind: str, place: str) -> list[Any]:
     """Return the offers that are shown, or the call that looks for them."""
-    return shown.find("offer", "available", kind=kind, place=place) or [
-        Call(SEARCHES[kind], {"island": place})
-    ]
+    found: list[Any] = shown.find("offer", "available", kind=kind, place=place)
+    return found or [Call(SEARCHES[kind], {"island": place})]
 
 
 def book(shown: Shown, sailing: dict[str, Any], persons: int) -> Decision:

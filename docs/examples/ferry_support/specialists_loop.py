@@ -3,7 +3,7 @@
 A specialist keeps the conversation until it hands back, so the graph keeps who is talking in a key of its state.
 """
 
-from typing import Any, Literal, NotRequired
+from typing import Any, NotRequired
 
 from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware
@@ -67,6 +67,6 @@ def specialists_loop(model: Any, checkpointer: Any) -> Any:
     return builder.compile(checkpointer=checkpointer)
 
 
-def talking(state: State) -> Literal["front", "tickets", "lodging", "outings"]:
+def talking(state: State) -> str:
     """Return the desk that has the conversation."""
     return state.get("desk", FRONT)
