@@ -155,6 +155,10 @@ def order_cheaper(wish: re.Match[str], shown: Shown) -> Decision:
 @rule(r"book (S\d+) for (\d+) .*full.* from (\w+) to (\w+) on (\S+\d)")
 def book_or_next(wish: re.Match[str], shown: Shown) -> Decision:
     sailing, persons, *route = wish.groups()
+    known = shown.find("departs", **dict(zip(("origin", "destination", "day"), route, strict=True)))
+    for one in known:
+        if shown.find("booking", "persons", sailing=one["sailing"]):
+            return book(shown, one, int(persons))
     if f"Sailing {sailing} has" not in shown.text:
         return [Call("book_sailing", {"sailing": sailing, "persons": int(persons)})]
     found = sailings(shown, *route)
