@@ -32,12 +32,8 @@ class Shown(NamedTuple):
 
     def find(self, *fields: str, **values: Any) -> list[dict[str, Any]]:
         """Return the facts that have these fields and values."""
-        return [
-            fact
-            for fact in self.facts
-            if all(name in fact for name in fields)
-            and all(fact.get(name) == value for name, value in values.items())
-        ]
+        facts = (fact for fact in self.facts if {*fields} <= fact.keys())
+        return [fact for fact in facts if values.items() <= fact.items()]
 
 
 Decision = list[Call] | str
@@ -120,9 +116,7 @@ def on_time(wish: re.Match[str], shown: Shown) -> Decision:
     return told[0] if told else [Call("sailing_status", {"sailing": wish[1]})]
 
 
-@rule(
-    r"(cheapest|earliest|latest) sailing from (\w+) to (\w+) on (\S+) for (\d+)",
-)
+@rule(r"(cheapest|earliest|latest) sailing from (\w+) to (\w+) on (\S+) for (\d+)")
 def book_best(wish: re.Match[str], shown: Shown) -> Decision:
     which, origin, destination, day, persons = wish.groups()
     found = sailings(shown, origin, destination, day)
@@ -294,7 +288,7 @@ def as_plan(wish: str, decision: Decision, text: str) -> dict[str, Any]:
     for one in decision:
         if f"- {one.tool}(" in text:
             steps.append({"capability": one.tool, "parameters": one.arguments, **marks})
-        elif done := re.search(r'"output": "([^"]*)"', text.partition("finished steps")[2]):
+        elif done := re.search(r'"output": ?"([^"]*)"', text.partition("finished steps")[2]):
             return {"steps": [], "answer": done[1]}
         else:
             steps.append({"capability": desk_of(one.tool), "task_objective": wish})
