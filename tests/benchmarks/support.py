@@ -45,7 +45,7 @@ from ferry_support.specialists import specialists  # noqa: E402
 from ferry_support.specialists_loop import specialists_loop  # noqa: E402
 from ferry_support.whole import support_agent  # noqa: E402
 
-ROUNDS = 5
+ROUNDS = 3
 MAX_STEPS = 40
 """Supersteps of LangGraph in one turn."""
 HAND_OVERS = "three hand-overs"
