@@ -84,10 +84,9 @@ ARGS ?= --set office warehouse --docs docs/local_models.md
 bench-local-model: $(VENV)/.bench
 	$(BIN)/python -m tests.benchmarks.local_model.run $(ARGS)
 
-# The support desk of docs/examples in every form of it. ARGS=--local for the local model.
-bench-support: ARGS =
+# The support desk of docs/examples in every form of it.
 bench-support: $(VENV)/.bench
-	$(BIN)/python -m tests.benchmarks.support $(ARGS) --docs docs/coming_from/langgraph.md
+	$(BIN)/python -m tests.benchmarks.support --docs docs/coming_from/langgraph.md
 
 # Ten minutes of requests that are made up from the description of the API.
 fuzz: $(VENV)/.dev $(VENV)/fuzz/bin/schemathesis

@@ -22,21 +22,15 @@ def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
-def replace_results(file: Path, text: str, part: str = "results") -> None:
+def replace_results(file: Path, text: str) -> None:
     """Put text between the marks of a file.
-
-    Args:
-        file: The page.
-        text: Its new text.
-        part: Name of the marks, where a page has several.
 
     Raises:
         ValueError: The file does not have both marks.
     """
-    first, last = (mark.replace("results", part, 1) for mark in (BEGIN, END))
     whole = file.read_text(encoding="utf-8")
-    head, begin, rest = whole.partition(first)
-    _, end, tail = rest.partition(last)
+    head, begin, rest = whole.partition(BEGIN)
+    _, end, tail = rest.partition(END)
     if not (begin and end):
-        raise ValueError(f"{file} has no place between {first!r} and {last!r}.")
-    file.write_text(f"{head}{first}\n\n{text}\n\n{last}{tail}", encoding="utf-8")
+        raise ValueError(f"{file} has no place between {BEGIN!r} and {END!r}.")
+    file.write_text(f"{head}{BEGIN}\n\n{text}\n\n{END}{tail}", encoding="utf-8")

@@ -327,17 +327,19 @@ def main() -> int:
     """Count, print the tables, and put them into a page where one is named."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--docs", type=Path, help="put the tables into this Markdown file")
-    parser.add_argument("--local", action="store_true", help="with the local model instead")
+    parser.add_argument(
+        "--local", action="store_true", help="print a table with the local model instead"
+    )
     options = parser.parse_args()
     logging.getLogger("capgraph").setLevel(logging.CRITICAL)
     if options.local:
         with tempfile.TemporaryDirectory() as folder:
-            part, text = "local results", asyncio.run(with_local_model(Path(folder)))
-    else:
-        part, text = "results", asyncio.run(tables())
+            print(asyncio.run(with_local_model(Path(folder))))
+        return 0
+    text = asyncio.run(tables())
     print(text)
     if options.docs is not None:
-        markdown.replace_results(options.docs, text, part)
+        markdown.replace_results(options.docs, text)
     return 0
 
 
