@@ -88,7 +88,7 @@ def create_app(
     identity: Identity
     if auth is None or isinstance(auth, (str, Path)):
         tokens = TokenFile(Path(auth)) if auth is not None else None
-        identity = Logins(serve, tokens, serve.base_url or "")
+        identity = Logins(serve, tokens, serve.base_url or "", graph.persistence.values)
     else:
         identity = auth
     by_provider = serve.oidc is not None and isinstance(identity, Logins)

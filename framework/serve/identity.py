@@ -6,21 +6,25 @@ import hashlib
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, cookie_parser
 
+from capgraph.base.clock import SystemClock
 from capgraph.base.ports import Caller
 from capgraph.configs.settings import ProxySettings, ServeSettings
 from capgraph.serve.tokens import TokenFile
+from capgraph.stores.atomic_values import AtomicValueStore, MemoryValues
 
 COOKIE = "capgraph_session"
 LOCAL = Caller("local", authenticated=True)
 """Whoever came by the one-time link of a server on loopback."""
 
-_MOST_SESSIONS = 10_000
+_SEEN_SECONDS = 2.0
+"""So long a session is not looked for again in the database."""
+_MOST_SEEN = 10_000
 
 
 class Identity(Protocol):
@@ -30,47 +34,61 @@ class Identity(Protocol):
         """Return who asks with an ASGI request; ``None`` for nobody that is known."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Session:
     caller: Caller
     ends: float
     token: str | None = None
 
 
-@dataclass(slots=True)
 class Sessions:
-    """Logins of browsers. They live as long as the process, and are known by a hash only.
+    """Logins of browsers, stored by a hash of what the cookie holds.
 
-    Attributes:
+    Server processes over one database share them, and they outlive a restart.
+
+    Args:
         seconds: How long one lasts.
+        values: Where they are stored; in this process when not given.
     """
 
-    seconds: float
-    _known: dict[str, _Session] = field(default_factory=dict)
+    def __init__(self, seconds: float, values: AtomicValueStore | None = None) -> None:
+        self.seconds: float = seconds
+        self._values = values or MemoryValues()
+        self._clock = SystemClock()
+        self._seen: dict[str, tuple[_Session | None, float]] = {}
 
-    def open(self, caller: Caller, token: str | None = None) -> str:
+    async def open(self, caller: Caller, token: str | None = None) -> str:
         """Begin a session, and return what the cookie holds; never an id that somebody brought."""
-        now = time.monotonic()
-        for name in [name for name, one in self._known.items() if one.ends <= now]:
-            del self._known[name]
-        while len(self._known) >= _MOST_SESSIONS:
-            del self._known[next(iter(self._known))]
         session = secrets.token_urlsafe(32)
-        self._known[_hash(session)] = _Session(caller, now + self.seconds, token)
+        stored = {"caller": asdict(caller), "ends": time.time() + self.seconds, "token": token}
+        await self._store(session, stored)
         return session
 
-    def find(self, session: str) -> _Session | None:
-        """Return a session that has not ended."""
-        found = self._known.get(_hash(session))
-        return found if found is not None and found.ends > time.monotonic() else None
+    async def find(self, session: str) -> _Session | None:
+        """Return a session that has not ended; another process may have ended it just now."""
+        name = _name(session)
+        found, looked = self._seen.get(name, (None, 0.0))
+        if not looked or time.monotonic() - looked > _SEEN_SECONDS:
+            stored, _ = await self._values.aread(name, self._clock)
+            one = stored.get(name)
+            found = one and _Session(Caller(**one["caller"]), one["ends"], one["token"])
+            if len(self._seen) >= _MOST_SEEN:
+                self._seen.clear()
+            self._seen[name] = found, time.monotonic()
+        return found if found is not None and found.ends > time.time() else None
 
-    def close(self, session: str) -> None:
+    async def close(self, session: str) -> None:
         """End a session."""
-        self._known.pop(_hash(session), None)
+        await self._store(session, None)
+
+    async def _store(self, session: str, value: dict[str, Any] | None) -> None:
+        name = _name(session)
+        await self._values.achange(name, lambda *_: (value, self.seconds, None), self._clock)
+        self._seen.pop(name, None)
 
 
-def _hash(session: str) -> str:
-    return hashlib.sha256(session.encode()).hexdigest()
+def _name(session: str) -> str:
+    return f"session/{hashlib.sha256(session.encode()).hexdigest()}"
 
 
 class Logins:
@@ -80,15 +98,21 @@ class Logins:
         settings: How the server answers.
         tokens: The file of tokens; without one there is the one-time link.
         base_url: Where the server is reached; ``https`` makes the cookie a secure one.
+        values: Where sessions are stored; in this process when not given.
     """
 
     def __init__(
-        self, settings: ServeSettings, tokens: TokenFile | None = None, base_url: str = ""
+        self,
+        settings: ServeSettings,
+        tokens: TokenFile | None = None,
+        base_url: str = "",
+        values: AtomicValueStore | None = None,
     ) -> None:
-        self.sessions: Sessions = Sessions(settings.session_hours * 3600)
         self.tokens = tokens
         # Where people log in as themselves there is no user 'local' beside them.
         alone = tokens is None and not settings.has_logins
+        # A session of 'local' is no login at another server over the same database.
+        self.sessions: Sessions = Sessions(settings.session_hours * 3600, None if alone else values)
         self.link = secrets.token_urlsafe(32) if alone else None
         self.secure: bool = base_url.startswith("https:")
         self._proxy = settings.proxy
@@ -104,14 +128,14 @@ class Logins:
         if self._proxy is not None and self._proxy.user_header is not None:
             return proxied(scope, headers, self._proxy)
         session = cookie_parser(headers.get("cookie", "")).get(COOKIE)
-        known = self.sessions.find(session) if session else None
+        known = await self.sessions.find(session) if session else None
         if known is None:
             return None
         gone = known.token is not None and not (
             self.tokens is not None and await self.tokens.still_holds(known.token)
         )
         if gone and session:
-            self.sessions.close(session)
+            await self.sessions.close(session)
         return None if gone else known.caller
 
     async def by_token(self, token: str) -> tuple[Caller, str] | None:

@@ -71,7 +71,7 @@ def routes(logins: Logins, *, oidc: bool = False) -> list[Route]:
         if caller is None:
             told = "This link has been used, or is not of this server. Start it again for another."
             return login_page(told, 401, oidc=oidc)
-        return logged_in(logins, caller, thread=request.query_params.get("thread"))
+        return await logged_in(logins, caller, thread=request.query_params.get("thread"))
 
     async def post(request: Request) -> Response:
         thread = request.query_params.get("thread")
@@ -81,10 +81,10 @@ def routes(logins: Logins, *, oidc: bool = False) -> list[Route]:
             told = "This token is not known, or has ended."
             return login_page(told, 401, oidc=oidc, thread=thread)
         caller, hashed = found
-        return logged_in(logins, caller, hashed, thread=thread)
+        return await logged_in(logins, caller, hashed, thread=thread)
 
     async def logout(request: Request) -> Response:
-        logins.sessions.close(request.cookies.get(COOKIE, ""))
+        await logins.sessions.close(request.cookies.get(COOKIE, ""))
         answer = RedirectResponse("/", 303)
         answer.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
         return answer
@@ -96,14 +96,14 @@ def routes(logins: Logins, *, oidc: bool = False) -> list[Route]:
     ]
 
 
-def logged_in(
+async def logged_in(
     logins: Logins, caller: Caller, token: str | None = None, *, thread: str | None = None
 ) -> Response:
     """Begin a session, and send its browser to the console, where a thread may be open."""
     answer = RedirectResponse(f"/{_query(thread)}", 303)
     answer.set_cookie(
         COOKIE,
-        logins.sessions.open(caller, token),
+        await logins.sessions.open(caller, token),
         max_age=int(logins.sessions.seconds),
         path="/",
         httponly=True,

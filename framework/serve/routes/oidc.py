@@ -70,7 +70,7 @@ def routes(logins: Logins, settings: OidcSettings, serve: ServeSettings) -> list
             return login_page(str(exc), 401, oidc=True)
         finally:
             request.session.clear()
-        return logged_in(logins, caller)
+        return await logged_in(logins, caller)
 
     secret = serve.session_secret
     cookie = Middleware(

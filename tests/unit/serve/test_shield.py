@@ -36,7 +36,8 @@ async def told(request: Request) -> StreamingResponse:
     async def words() -> AsyncIterator[str]:
         for number in count(1):
             if number == 3:
-                request.app.state.sessions._known.clear()
+                await request.app.state.sessions.close(request.cookies[COOKIE])
+                request.app.state.sessions._seen.clear()
             yield f"data: {number}\n\n"
             await asyncio.sleep(0)
 
