@@ -176,7 +176,7 @@ def test_every_decision_is_that_of_the_written_model(
     expected = (
         lowered not in [tool.lower() for tool in denied]
         and mode >= needed
-        and (allowed is None or lowered in [tool.lower() for tool in allowed])
+        and (allowed is None or name in allowed)
     )
     assert found.allowed is expected
     assert (found.reason is None) is expected
