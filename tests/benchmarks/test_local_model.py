@@ -117,6 +117,8 @@ def post(url: str, timeout: float = 30.0, **body: Any) -> bytes:
         ([RecordedCall("weather", {"city": "Rome"})], "14", cases.WRONG_ARGUMENTS),
         ([RIGHT], "It is warm.", cases.WRONG_ANSWER),
         ([RIGHT], " ", cases.NO_ANSWER),
+        ([RIGHT], "<response>It is 14 °C.</response>", cases.NO_ANSWER),
+        ([RIGHT], "It is 14 °C. The forecast was not included.", cases.DENIAL),
         ([RIGHT], '```json\n{"city": "14"}\n```', cases.NO_ANSWER),
     ],
 )

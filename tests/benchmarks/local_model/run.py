@@ -25,6 +25,7 @@ from typing import Any
 
 from tests.benchmarks.local_model.cases import Case, Domain, judge, recorded_calls
 from tests.benchmarks.local_model.fetch import MODEL_NAME, fetch, is_fetched
+from tests.benchmarks.local_model.greenhouse import GREENHOUSE
 from tests.benchmarks.local_model.meter import Meter, metered
 from tests.benchmarks.local_model.office import OFFICE
 from tests.benchmarks.local_model.server import running_server
@@ -32,7 +33,7 @@ from tests.benchmarks.local_model.systems import SYSTEMS, Ask, Reply, System
 from tests.benchmarks.local_model.warehouse import WAREHOUSE
 from tests.benchmarks.markdown import replace_results, table
 
-DOMAINS = {domain.name: domain for domain in (OFFICE, WAREHOUSE)}
+DOMAINS = {domain.name: domain for domain in (OFFICE, WAREHOUSE, GREENHOUSE)}
 REQUEST_TIMEOUT_SECONDS = 300.0
 TIMED_OUT = "timed out"
 COLUMNS = (
@@ -102,7 +103,7 @@ async def measure_request(
     failure = ""
     with recorded_calls() as calls:
         try:
-            reply = await asyncio.wait_for(ask(case.request), REQUEST_TIMEOUT_SECONDS)
+            reply = await asyncio.wait_for(ask(case.messages), REQUEST_TIMEOUT_SECONDS)
             failure = reply.problem
         except TimeoutError:
             failure = error = TIMED_OUT
