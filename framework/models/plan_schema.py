@@ -7,6 +7,7 @@ different parts of JSON schema, therefore the forms are rendered in four ways.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Literal
@@ -24,6 +25,9 @@ Rendering = Literal["open", "grammar", "strict", "optional"]
 - ``strict``: for OpenAI's strict mode. Every property is required; null means the default.
 - ``optional``: for Anthropic and Google. Optional properties are left out; no bounds.
 """
+
+Parameter = tuple[str, str]
+"""A capability and the name of one of its parameters."""
 
 FEATURES = ("references", "for_each", "when", "look_again", "wait_until")
 """Features of plans that are part of schema and prompt only if an agent can use them."""
@@ -96,6 +100,7 @@ def plan_schema(
     rendering: Rendering,
     features: Collection[str] = (),
     *,
+    referring: Collection[Parameter] | None = None,
     can_clarify: bool = True,
 ) -> tuple[dict[str, Any], bool]:
     """Return the schema of a plan, and whether it constrains names and parameters.
@@ -105,6 +110,8 @@ def plan_schema(
         rendering: Form of the schema.
         features: Features of plans beside capability and parameters; see :data:`FEATURES`, and
             ``inputs``.
+        referring: Parameters that may refer to a result if ``features`` has references; ``None``
+            for all.
         can_clarify: True if a plan may ask the person back.
 
     >>> schema, typed = plan_schema([CapabilitySpec("fetch", "Fetches.")], "grammar")
@@ -114,7 +121,7 @@ def plan_schema(
     if rendering == "open":
         return open_schema(specs, features), False
     try:
-        forms = [_form(spec, rendering, features) for spec in specs]
+        forms = [_form(spec, rendering, features, referring) for spec in specs]
     except _InexpressibleError as exc:
         return _past_limits(specs, features, rendering, str(exc)), False
     if can_clarify:
@@ -225,11 +232,23 @@ def _name(name: str, rendering: Rendering) -> dict[str, Any]:
     return {"const": name} if rendering == "grammar" else {"type": "string", "enum": [name]}
 
 
-def _form(spec: CapabilitySpec, rendering: Rendering, features: Collection[str]) -> dict[str, Any]:
+def _form(
+    spec: CapabilitySpec,
+    rendering: Rendering,
+    features: Collection[str],
+    referring: Collection[Parameter] | None,
+) -> dict[str, Any]:
     own: dict[str, Any] = {"capability": _name(spec.name, rendering)}
     needed = ["capability"]
     if spec.parameters is not None and spec.parameters.model_fields:
-        own["parameters"] = parameters = _parameters(spec, rendering, "references" in features)
+        own["parameters"] = parameters = _parameters(spec, rendering)
+        if "references" in features or "for_each" in features:
+            parameters["properties"] = {
+                name: _union([part, _REFERENCE])
+                if referring is None or (spec.name, name) in referring
+                else part
+                for name, part in parameters["properties"].items()
+            }
         if parameters["required"]:
             needed.append("parameters")
     if spec.requires and "inputs" in features:
@@ -247,15 +266,10 @@ def _form(spec: CapabilitySpec, rendering: Rendering, features: Collection[str])
     return _object(own, needed)
 
 
-def _parameters(spec: CapabilitySpec, rendering: Rendering, references: bool) -> dict[str, Any]:
+def _parameters(spec: CapabilitySpec, rendering: Rendering) -> dict[str, Any]:
     assert spec.parameters is not None
     whole = spec.parameters.model_json_schema()
     schema = _render(whole, whole.get("$defs", {}), rendering, ())
-    properties = schema.get("properties", {})
-    if references:
-        schema["properties"] = {
-            name: _union([part, _REFERENCE]) for name, part in properties.items()
-        }
     schema.setdefault("properties", {})
     schema.setdefault("required", [])
     return schema
@@ -354,7 +368,9 @@ def without_nulls(step: dict[str, Any], spec: CapabilitySpec | None) -> None:
     step["parameters"] = {n: v for n, v in given.items() if v is not None or n in needed}
 
 
-def usable_features(specs: Sequence[CapabilitySpec], *, by_name: bool = False) -> frozenset[str]:
+def usable_features(
+    specs: Sequence[CapabilitySpec], *, by_name: bool = False
+) -> Mapping[str, frozenset[Parameter]]:
     """Return the features that outputs and parameters of capabilities make useful.
 
     ``references``: a field of an output fits a parameter of another capability. ``for_each``: an
@@ -364,36 +380,47 @@ def usable_features(specs: Sequence[CapabilitySpec], *, by_name: bool = False) -
         specs: The capabilities.
         by_name: Let text fit only a parameter of the same name. Small models otherwise copy
             references where the request has the value.
+
+    Returns:
+        Feature to the parameters that may refer to a result because of it.
     """
-    wanted: dict[str, list[tuple[str, str]]] = {}
+    wanted: dict[Parameter, str] = {}
     for spec in specs:
         if spec.parameters is not None:
-            for name, part in spec.parameters.model_json_schema().get("properties", {}).items():
-                wanted.setdefault(spec.name, []).append((name, _kind(part)))
-    found = set()
+            properties = spec.parameters.model_json_schema().get("properties", {})
+            wanted |= {(spec.name, name): _kind(part) for name, part in properties.items()}
+    found: dict[str, set[Parameter]] = {}
+
+    def add(feature: str, spec: CapabilitySpec, field: str, kind: str) -> None:
+        fitting = {
+            parameter
+            for parameter, other in wanted.items()
+            if parameter[0] != spec.name and _fits(field, kind, (parameter[1], other), by_name)
+        }
+        if fitting:
+            found.setdefault(feature, set()).update(fitting)
+
     for spec in specs:
-        others = [pair for name, own in wanted.items() if name != spec.name for pair in own]
         for field, part in _outputs(spec):
-            kind = _kind(part)
-            if any(_fits(field, kind, other, by_name) for other in others):
-                found.add("references")
-            if kind == "array" and part.get("items"):
-                element = _kind(part["items"])
-                if element == "object" or any(
-                    _fits("", element, other, by_name) for other in others
-                ):
-                    found.add("for_each")
-    producers: dict[str, int] = {}
-    for spec in specs:
-        for kind in spec.provides:
-            producers[kind] = producers.get(kind, 0) + 1
-    if any(
-        need.cardinality != "one" or producers.get(need.type, 0) > 1 or need.type in spec.provides
+            add("references", spec, field, _kind(part))
+            if _kind(part) == "array" and (element := part.get("items")):
+                add("for_each", spec, "", _kind(element))
+                if _kind(element) == "object":  # its fields are named by the model
+                    found.setdefault("for_each", set()).update(
+                        parameter for parameter in wanted if parameter[0] != spec.name
+                    )
+    if _has_several_suppliers(specs):
+        found["inputs"] = set()
+    return {feature: frozenset(parameters) for feature, parameters in found.items()}
+
+
+def _has_several_suppliers(specs: Sequence[CapabilitySpec]) -> bool:
+    producers = Counter(kind for spec in specs for kind in spec.provides)
+    return any(
+        need.cardinality != "one" or producers[need.type] > 1 or need.type in spec.provides
         for spec in specs
         for need in spec.requires
-    ):
-        found.add("inputs")
-    return frozenset(found)
+    )
 
 
 def _outputs(spec: CapabilitySpec) -> Iterable[tuple[str, dict[str, Any]]]:

@@ -193,12 +193,28 @@ def test_features_are_those_that_outputs_and_parameters_make_useful() -> None:
     ship = CapabilitySpec("ship", "Ships.", parameters=Wanted)
     send = CapabilitySpec("send", "Sends.", parameters=Sent)
     pay = CapabilitySpec("pay", "Pays.", parameters=Amount)
-    assert usable_features([find]) == frozenset()
-    assert usable_features([find, ship], by_name=True) == {"references"}
-    assert usable_features([find, send], by_name=True) == frozenset()
-    assert usable_features([find, send]) == {"references"}
+    assert not usable_features([find])
+    assert usable_features([find, ship], by_name=True) == {"references": {("ship", "order_id")}}
+    assert not usable_features([find, send], by_name=True)
+    assert usable_features([find, send]) == {"references": {("send", "text")}}
     assert "for_each" in usable_features([find, pay], by_name=True)
-    assert usable_features([READ, ADD]) == {"inputs"}
+    assert usable_features([READ, ADD]) == {"inputs": frozenset()}
+
+
+def test_only_parameters_that_an_output_fits_may_refer_to_it() -> None:
+    find = CapabilitySpec("find", "Finds.", provides=("ORDER",), context_types=(Order,))
+    ship = CapabilitySpec("ship", "Ships.", parameters=Wanted)
+    send = CapabilitySpec("send", "Sends.", parameters=Sent)
+    usable = usable_features([find, ship, send], by_name=True)
+    referring = frozenset().union(*usable.values())
+    schema, _ = plan_schema([find, ship, send], "grammar", usable, referring=referring)
+    forms = {
+        form["properties"]["capability"]["const"]: form["properties"]
+        for form in schema["properties"]["steps"]["items"]["anyOf"]
+    }
+    ship_to = forms["ship"]["parameters"]["properties"]["order_id"]
+    assert [part["type"] for part in ship_to["anyOf"]] == ["string", "object"]
+    assert forms["send"]["parameters"]["properties"]["text"] == {"type": "string"}
 
 
 def test_a_signature_has_types_defaults_and_descriptions() -> None:
