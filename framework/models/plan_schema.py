@@ -378,7 +378,7 @@ def usable_features(
 
     Args:
         specs: The capabilities.
-        by_name: Let text fit only a parameter of the same name. Small models otherwise copy
+        by_name: Let values fit only a parameter of the same name. Small models otherwise write
             references where the request has the value.
 
     Returns:
@@ -404,7 +404,7 @@ def usable_features(
         for field, part in _outputs(spec):
             add("references", spec, field, _kind(part))
             if _kind(part) == "array" and (element := part.get("items")):
-                add("for_each", spec, "", _kind(element))
+                add("for_each", spec, field.removesuffix("s"), _kind(element))
                 if _kind(element) == "object":  # its fields are named by the model
                     found.setdefault("for_each", set()).update(
                         parameter for parameter in wanted if parameter[0] != spec.name
@@ -460,4 +460,4 @@ def _fits(field: str, kind: str, other: tuple[str, str], by_name: bool) -> bool:
     if kind != wanted or kind in ("", "choice"):
         return False
     # A name of several words, such as customer_id, says what it is; name or text does not.
-    return kind != "string" or not by_name or ("_" in name and name.lower() == field.lower())
+    return not by_name or (name.lower() == field.lower() and (kind != "string" or "_" in name))

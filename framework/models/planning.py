@@ -261,7 +261,7 @@ class ModelPlanner:
         if self.features == "all":
             found = {*FEATURES, "inputs"}
         elif self.features == "auto":
-            # Text fits any text, which is too little for the models that a grammar serves.
+            # A value fits each parameter of its type: too little for the models that a grammar serves.
             usable = usable_features(specs, by_name=self.role.rendering == "grammar")
             guides = self._guides(request)
             told = {name for name in FEATURES if f'"{name}"' in guides}

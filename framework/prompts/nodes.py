@@ -238,13 +238,14 @@ class ResponseGenerationPrompt(PromptBuilder):
     title and a text), ``missing``, ``abilities``, ``problem`` (of the answer before).
     """
 
-    # Two short sentences: with a list of rules, small models deny what the results say.
+    # Few short sentences: with a list of rules, or asked for what was not done, small models deny
+    # what the results say.
     role = "You answer a person for an agent that did the work."
     instructions = (
-        "The results are true: answer the request from them alone, never refuse, never add"
-        " anything, and keep their figures, units, dates, and names. Write one short plain text"
-        " in the language of the request, and say what was not done and why.\n"
-        f"{DATA_RULE}"
+        f"{DATA_RULE}\n"
+        "The results are true. Answer the request from them in short plain sentences, in the language"
+        " of the request. Never refuse, never add anything, and keep figures, units, dates, and"
+        " names."
     )
 
     def get_dynamic_context(
@@ -280,7 +281,8 @@ def _report(
 ) -> str:
     parts = [as_request(task), first, *(as_data(title, text) for title, text in results)]
     if missing:
-        parts.append("Not done:\n" + as_data("not done", "\n".join(missing)))
+        told = "This was not done. Say so, and why:\n"
+        parts.append(told + as_data("not done", "\n".join(missing)))
     return "\n\n".join(part for part in parts if part)
 
 
