@@ -85,7 +85,13 @@ _KEPT = frozenset(
     ["type", "enum", "const", "anyOf", "properties", "required", "items", "additionalProperties"]
 )
 _LIMITS: dict[str, dict[str, int]] = {
-    "strict": {"properties": 5000, "values": 1000, "characters": 120_000, "depth": 10},
+    "strict": {
+        "properties": 5000,
+        "values": 1000,
+        "characters": 120_000,
+        "depth": 10,
+        "enum_characters": 15_000,
+    },
     "optional": {"left_out": 24, "unions": 16},
 }
 """What providers accept at most; tests hold the same figures with date and source."""
@@ -197,11 +203,15 @@ def past_limit(schema: Mapping[str, Any], rendering: str) -> str:
             "properties": len(own),
             "values": len(values),
             "characters": sum(map(len, own)) + sum(len(str(value)) for value in values),
+            # Of an enumeration with more than 250 values.
+            "enum_characters": sum(map(len, map(str, values))) if len(values) > 250 else 0,
+            "depth": depth,
             "left_out": len(own) - len(part.get("required", ())),
             "unions": "anyOf" in part,
         }
         for name in found:
-            found[name] = max(found[name], depth) if name == "depth" else found[name] + sizes[name]
+            is_each = name in ("depth", "enum_characters")
+            found[name] = max(found[name], sizes[name]) if is_each else found[name] + sizes[name]
     return next((f"{n} {found[n]} > {limits[n]}" for n in limits if found[n] > limits[n]), "")
 
 

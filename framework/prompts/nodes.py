@@ -28,6 +28,7 @@ _SEEN_LAST = (
     "These steps are done, and you are not asked again. Write the steps that are left; or no steps,"
     " and your reply in answer, with what stays undone:"
 )
+_MISSING = "This was not done. Say so, and why:"
 NO_FUNCTION = "No function can do this."
 """Answer of a planner that finds no function; the person gets a reply of the agent's own."""
 
@@ -269,8 +270,9 @@ class ResponseGenerationPrompt(PromptBuilder):
                 "There are no results. If the conversation answers the request, answer from it;"
                 " else say kindly that the agent cannot do this, and what it can do instead."
             )
-            return f"{_report(task, told, missing=missing)}\n\n{able}{again}"
-        return _report(task, "" if results else "There are no results.", results, missing) + again
+            return f"{_report(task, told, (), missing, _MISSING)}\n\n{able}{again}"
+        told = "" if results else "There are no results."
+        return _report(task, told, results, missing, _MISSING) + again
 
 
 def _report(
@@ -278,11 +280,11 @@ def _report(
     first: str = "",
     results: Sequence[tuple[str, str]] = (),
     missing: Sequence[str] = (),
+    missing_title: str = "Not done:",
 ) -> str:
     parts = [as_request(task), first, *(as_data(title, text) for title, text in results)]
     if missing:
-        told = "This was not done. Say so, and why:\n"
-        parts.append(told + as_data("not done", "\n".join(missing)))
+        parts.append(f"{missing_title}\n" + as_data("not done", "\n".join(missing)))
     return "\n\n".join(part for part in parts if part)
 
 

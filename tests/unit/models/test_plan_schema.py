@@ -21,12 +21,19 @@ from capgraph.models.plan_schema import (
 from capgraph.models.signatures import describe_capability
 
 LIMITS = {
-    # OpenAI: as a profile of its documentation listed them in February 2026, read on 2026-11-23.
+    # OpenAI: the limits of its documentation, as code against them quoted it on 2026-11-23.
     "strict": (
-        {"properties": 5000, "values": 1000, "characters": 120_000, "depth": 10},
-        "platform.openai.com/docs/guides/structured-outputs#supported-schemas",
+        {
+            "properties": 5000,
+            "values": 1000,
+            "characters": 120_000,
+            "depth": 10,
+            "enum_characters": 15_000,
+        },
+        "developers.openai.com/api/docs/guides/structured-outputs#supported-schemas",
     ),
-    # Anthropic: assumed, not yet confirmed against the page named.
+    # Anthropic: the limits that its errors name ("too many optional parameters ... limit: 24",
+    # "too many parameters with union types ... limit: 16"), in reports read on 2026-11-23.
     "optional": (
         {"left_out": 24, "unions": 16},
         "platform.claude.com/docs/en/build-with-claude/structured-outputs",
@@ -139,6 +146,14 @@ def test_past_a_providers_limits_only_names_are_listed(rendering: Any) -> None:
     names = schema["properties"]["steps"]["items"]["properties"]["capability"]["enum"]
     assert names == [*(spec.name for spec in many), "clarify"]
     assert plan_schema(many, "grammar")[1], "a grammar has no such limit"
+
+
+def test_a_long_enumeration_past_the_limit_lists_only_names() -> None:
+    names = Enum("Names", {f"n{i}": f"{'x' * 60}{i}" for i in range(260)})  # type: ignore[misc]
+    one = type("One", (BaseModel,), {"__annotations__": {"name": names}})
+    spec = CapabilitySpec("find", "Finds.", parameters=one)
+    assert not plan_schema([spec], "strict")[1]
+    assert plan_schema([spec], "grammar")[1]
 
 
 def test_what_strict_cannot_express_lists_only_names() -> None:
