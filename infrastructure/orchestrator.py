@@ -34,7 +34,7 @@ from capgraph.engine.looking import (
     split_reply,
     with_look,
 )
-from capgraph.engine.model_replies import find_overlooked, is_refusal, read_reply, with_suppliers
+from capgraph.engine.model_replies import find_doubt, is_refusal, read_reply, with_suppliers
 from capgraph.engine.recipes import plan_of_recipe
 from capgraph.engine.routing import LOOKED, due_looks, ends_with_look
 from capgraph.infrastructure.respond import list_abilities
@@ -257,9 +257,9 @@ class _Drafts:
             asked = PlanRequest(**request)
             reply: Any = read_reply(await services.planner.plan(asked), asked, services)
             if self.made < allowed and not self.looks:
-                overlooked = await find_overlooked(reply, asked, services)
-                if overlooked is not None:
-                    request |= {"problems": (overlooked,), "refused": reply}
+                doubt = await find_doubt(reply, asked, services)
+                if doubt is not None:
+                    request |= {"problems": (doubt,), "refused": reply}
                     continue
             try:
                 return await self._accepted(reply, asked, active, labels)

@@ -7,18 +7,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from capgraph.base import CapabilitySpec, PlanError
+from capgraph.base.clock import running_clock
 from capgraph.engine.services import Services
 from capgraph.planning import repair_plan
+from capgraph.planning.grounding import Grounds, possible_today, ungrounded_values
 from capgraph.planning.model_repairs import read_model_plan
 from capgraph.planning.parameters import required_parameters
 from capgraph.planning.planner_traits import planner_traits
-from capgraph.planning.problems import EMPTY, Problem, make_problem
+from capgraph.planning.problems import EMPTY, PARAMETER, Problem, make_problem
 from capgraph.planning.request_values import read_parameters
 from capgraph.planning.strategies import PlanRequest
 from capgraph.registry import Registry
 from capgraph.telemetry import ReplyRepaired, emit
 
 PLANNING = "planning"
+_WORDS = re.compile(r"[^\W\d_]{3,}")
 CLEAR_SCORE = 0.6
 """Score from which the offline selector names a capability clearly; 0.5 is where one starts to fit."""
 _REFUSAL = re.compile(
@@ -109,21 +112,30 @@ def _offline(spec: CapabilitySpec, task: str) -> dict[str, Any]:
         return {}
 
 
-async def find_overlooked(plan: Any, request: PlanRequest, services: Services) -> Problem | None:
-    """Return the problem of a plan without steps for a request that a capability clearly serves.
+async def find_doubt(plan: Any, request: PlanRequest, services: Services) -> Problem | None:
+    """Return the reason to ask a planner once more before its plan is checked.
 
-    The planner is asked once more with the capability named. Only the first plan of a turn is
-    looked at: what was tried in vain is no oversight. A planner that reads the conversation may reply
-    to any request.
+    - The plan has no steps, and the offline selector names a capability clearly: the planner is
+      asked with that capability named.
+    - A step needs a value that a model invented: small models plan something, with made-up names
+      and numbers, for what no capability does.
+
+    Only the first plan of a turn is looked at. A planner that insists gets its way: what was tried
+    in vain is no oversight, and a person is asked before an effect with invented values.
     """
+    is_first = not (request.failure or request.previous or request.finished or request.problems)
+    steps = plan.get("steps") if isinstance(plan, dict) else None
+    if not (is_first and isinstance(steps, list) and is_model_written("orchestrator", services)):
+        return None
+    if not planner_traits(services.planner).can_correct:
+        return None
+    return _invented(steps, request) if steps else await _overlooked(request, services)
+
+
+async def _overlooked(request: PlanRequest, services: Services) -> Problem | None:
     offline = getattr(services.selector, "offline", None)
     catalog = request.catalog
-    is_first = not (request.failure or request.previous or request.finished or request.problems)
-    empty = isinstance(plan, dict) and plan.get("steps") == []
-    if not (empty and is_first and offline is not None and isinstance(catalog, Registry)):
-        return None
-    traits = planner_traits(services.planner)
-    if not traits.can_correct or traits.reads_conversation:
+    if offline is None or not isinstance(catalog, Registry):
         return None
     found = await offline.select(request.task, catalog.candidates(), excluded=request.excluded)
     if not found.names or found.best < CLEAR_SCORE:
@@ -137,6 +149,34 @@ async def find_overlooked(plan: Any, request: PlanRequest, services: Services) -
         f"has no steps, and {name!r} fits the request",
         f"plan a step of {name!r}, or no steps if it does not do what is asked",
     )
+
+
+def _invented(steps: list[Any], request: PlanRequest) -> Problem | None:
+    """Return the problem of the first required value that neither request nor results hold."""
+    texts = [request.task, *(str(message.text) for message in request.messages)]
+    today = possible_today(running_clock().now())
+    grounds = Grounds(texts, [dict(request.available)], today)
+    said = set(_WORDS.findall(" ".join(texts).casefold()))
+    for number, step in enumerate(steps):
+        spec = request.catalog.capabilities.get(step.get("capability"))
+        parameters = step.get("parameters")
+        if spec is None or spec.parameters is None or not isinstance(parameters, dict):
+            continue
+        needed = required_parameters(spec.parameters)
+        values = {name: value for name, value in parameters.items() if name in needed}
+        for one in ungrounded_values(spec, values, parameters, grounds):
+            # Text may say in other words what was asked for; with none of its words, it is made up.
+            if not said & set(_WORDS.findall(str(one.value).casefold())):
+                return make_problem(
+                    PARAMETER,
+                    number,
+                    None,
+                    one.value,
+                    "is not in the request",
+                    "leave this step out, and plan no steps if no function does what is asked",
+                    ("parameters", one.path),
+                )
+    return None
 
 
 def is_refusal(answer: str) -> bool:

@@ -198,6 +198,45 @@ async def test_a_model_that_overlooks_a_capability_is_asked_once_more_with_its_n
     assert "'weather' fits the request" in model.calls[1].prompt
 
 
+@pytest.mark.parametrize(
+    ("capability", "invented"),
+    [
+        ("weather", {"city": "Springfield"}),
+        ("convert_units", {"value": 42, "from_unit": "kg", "to_unit": "pounds"}),
+    ],
+)
+async def test_a_plan_with_an_invented_value_is_asked_for_once_more(
+    capability: str, invented: dict[str, Any]
+) -> None:
+    plans = iter(
+        [
+            {"steps": [{"capability": capability, "parameters": invented}]},
+            {"steps": [], "answer": "I cannot book flights."},
+        ]
+    )
+    model, events, _ = await run("Book me a flight to Tokyo.", lambda _: next(plans))
+    text = "".join(event.text for event in events if isinstance(event, AnswerToken))
+    assert not CALLS
+    assert "is not in the request" in model.calls[1].prompt
+    assert "weather" in text
+
+
+async def test_a_planner_that_insists_on_an_invented_value_gets_its_way() -> None:
+    def answer(call: ModelCall) -> Any:
+        steps = [{"capability": "weather", "parameters": {"city": "Oslo"}}]
+        return {"steps": steps} if call.schema == "ExecutionPlan" else "Rain."
+
+    model, _, _ = await run("Will it rain in the capital of Norway?", answer)
+    assert [name for name, _ in CALLS] == ["weather"]
+    assert len(model.calls) == 3
+
+
+async def test_a_value_in_other_words_is_not_invented() -> None:
+    plan = {"capability": "weather", "parameters": {"city": "Oslo, Norway"}}
+    model, _, _ = await run("Will it rain in oslo?", [{"steps": [plan]}, "Rain."])
+    assert len(model.calls) == 2
+
+
 async def test_a_refusal_names_what_this_agent_can_do_and_not_what_the_model_says() -> None:
     model, events, _ = await run(
         "Book me a flight to Tokyo.",

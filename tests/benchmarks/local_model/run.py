@@ -34,7 +34,7 @@ from tests.benchmarks.local_model.warehouse import WAREHOUSE
 from tests.benchmarks.markdown import replace_results, table
 
 DOMAINS = {domain.name: domain for domain in (OFFICE, WAREHOUSE, GREENHOUSE)}
-REQUEST_TIMEOUT_SECONDS = 300.0
+REQUEST_TIMEOUT_SECONDS = 1200.0
 TIMED_OUT = "timed out"
 COLUMNS = (
     "system",

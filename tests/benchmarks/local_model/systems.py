@@ -17,7 +17,7 @@ from tests.benchmarks.local_model.cases import Domain
 MODEL = "local"
 TEMPERATURE = 0.0
 MAX_TOKENS = 400
-CALL_TIMEOUT_SECONDS = 180.0
+CALL_TIMEOUT_SECONDS = 600.0
 MAX_ROUNDS = 8
 """Model calls for one request, for systems that ask the model after each tool call."""
 INSTRUCTIONS = (
