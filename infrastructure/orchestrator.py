@@ -34,7 +34,13 @@ from capgraph.engine.looking import (
     split_reply,
     with_look,
 )
-from capgraph.engine.model_replies import find_doubt, is_refusal, read_reply, with_suppliers
+from capgraph.engine.model_replies import (
+    find_doubt,
+    is_refusal,
+    read_reply,
+    with_suppliers,
+    without_unasked_effects,
+)
 from capgraph.engine.recipes import plan_of_recipe
 from capgraph.engine.routing import LOOKED, due_looks, ends_with_look
 from capgraph.infrastructure.respond import list_abilities
@@ -261,6 +267,7 @@ class _Drafts:
                 if doubt is not None:
                     request |= {"problems": (doubt,), "refused": reply}
                     continue
+            reply = await without_unasked_effects(reply, asked, services)
             try:
                 return await self._accepted(reply, asked, active, labels)
             except PlanProblemsError as exc:

@@ -18,6 +18,7 @@ from capgraph.planning.problems import EMPTY, PARAMETER, Problem, make_problem
 from capgraph.planning.request_values import read_parameters
 from capgraph.planning.strategies import PlanRequest
 from capgraph.registry import Registry
+from capgraph.selection import Selection
 from capgraph.telemetry import ReplyRepaired, emit
 
 PLANNING = "planning"
@@ -117,28 +118,21 @@ async def find_doubt(plan: Any, request: PlanRequest, services: Services) -> Pro
 
     - The plan has no steps, and the offline selector names a capability clearly: the planner is
       asked with that capability named.
-    - A step needs a value that a model invented: small models plan something, with made-up names
-      and numbers, for what no capability does.
+    - A step needs a value that a small model invented: it plans something, with made-up names and
+      numbers, for what no capability does.
 
     Only the first plan of a turn is looked at. A planner that insists gets its way: what was tried
     in vain is no oversight, and a person is asked before an effect with invented values.
     """
     is_first = not (request.failure or request.previous or request.finished or request.problems)
     steps = plan.get("steps") if isinstance(plan, dict) else None
-    if not (is_first and isinstance(steps, list) and is_model_written("orchestrator", services)):
+    traits = planner_traits(services.planner)
+    if not (is_first and isinstance(steps, list) and traits.can_correct):
         return None
-    if not planner_traits(services.planner).can_correct:
-        return None
-    return _invented(steps, request) if steps else await _overlooked(request, services)
-
-
-async def _overlooked(request: PlanRequest, services: Services) -> Problem | None:
-    offline = getattr(services.selector, "offline", None)
-    catalog = request.catalog
-    if offline is None or not isinstance(catalog, Registry):
-        return None
-    found = await offline.select(request.task, catalog.candidates(), excluded=request.excluded)
-    if not found.names or found.best < CLEAR_SCORE:
+    if steps:
+        return _invented(steps, request) if traits.needs_confirmation else None
+    found = await _offline_choice(request, services)
+    if found is None or not found.names or found.best < CLEAR_SCORE:
         return None
     name = found.names[0]
     return make_problem(
@@ -149,6 +143,42 @@ async def _overlooked(request: PlanRequest, services: Services) -> Problem | Non
         f"has no steps, and {name!r} fits the request",
         f"plan a step of {name!r}, or no steps if it does not do what is asked",
     )
+
+
+async def without_unasked_effects(plan: Any, request: PlanRequest, services: Services) -> Any:
+    """Return a plan, without its steps if a small model plans an effect that nobody asked for.
+
+    An effect that the offline selector does not name is confirmed by one small call. A model that
+    plans what was not asked for is wrong about the whole request.
+
+    Raises:
+        ModelError: The call failed.
+    """
+    ask = getattr(services.planner, "is_asked_for", None)
+    steps = plan.get("steps") if isinstance(plan, dict) else None
+    if ask is None or not steps or not planner_traits(services.planner).needs_confirmation:
+        return plan
+    known = request.catalog.capabilities
+    specs = [known[s["capability"]] for s in steps if s.get("capability") in known]
+    effects = {spec.name: spec for spec in specs if spec.effect != "none"}
+    found = await _offline_choice(request, services) if effects else None
+    for name, spec in effects.items():
+        if found is not None and name not in found.names and not await ask(request.task, spec):
+            report_repairs({"unasked_effect": 1})
+            return {**plan, "steps": []}
+    return plan
+
+
+async def _offline_choice(request: PlanRequest, services: Services) -> Selection | None:
+    """Return what the offline selector chooses for a request; ``None`` without one."""
+    offline = getattr(services.selector, "offline", None)
+    catalog = request.catalog
+    if offline is None or not isinstance(catalog, Registry):
+        return None
+    found: Selection = await offline.select(
+        request.task, catalog.candidates(), excluded=request.excluded
+    )
+    return found
 
 
 def _invented(steps: list[Any], request: PlanRequest) -> Problem | None:

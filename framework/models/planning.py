@@ -18,7 +18,7 @@ from capgraph.base.values import json_in
 from capgraph.configs.settings import PlanMode
 from capgraph.langgraph_compat import lent_saver
 from capgraph.models.calls import structured
-from capgraph.models.parameters import ask_for_parameters
+from capgraph.models.parameters import ask_for_parameters, is_asked_for
 from capgraph.models.plan_schema import (
     FEATURES,
     MAX_STEPS,
@@ -207,6 +207,11 @@ class ModelPlanner:
         """True if the model gets the earlier messages; a choice before it needs the task alone."""
         return self.mode != "plan" and self.chooses and self.catalogue.room >= 0
 
+    @property
+    def needs_confirmation(self) -> bool:
+        """True for the models that a grammar serves, most of them small."""
+        return self.role.rendering == "grammar"
+
     async def plan(self, request: PlanRequest) -> ExecutionPlan:
         """Return what the model proposes, right or wrong.
 
@@ -246,6 +251,10 @@ class ModelPlanner:
     ) -> Mapping[str, Any]:
         """Return the parameters of steps, by their keys; see :func:`ask_for_parameters`."""
         return await ask_for_parameters(self.role, task, steps)
+
+    async def is_asked_for(self, task: str, spec: CapabilitySpec) -> bool:
+        """Return whether a request asks for an effect; see :func:`is_asked_for`."""
+        return await is_asked_for(self.role, task, spec)
 
     def _shown(self, request: PlanRequest) -> list[CapabilitySpec]:
         """Return the capabilities that schema and prompt list, in alphabetical order."""
