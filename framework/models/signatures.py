@@ -39,7 +39,7 @@ def describe_capability(
     if len(spec.provides) > 1:
         line += " Name the wanted one in expected_output."
     if spec.effect == "once":
-        line += " Cannot be undone."
+        line += " Only if asked for."
     return line
 
 
