@@ -10,7 +10,12 @@ from capgraph.base import CapabilitySpec, PlanError
 from capgraph.base.clock import running_clock
 from capgraph.engine.services import Services
 from capgraph.planning import repair_plan
-from capgraph.planning.grounding import Grounds, possible_today, ungrounded_values
+from capgraph.planning.grounding import (
+    Grounds,
+    Ungrounded,
+    possible_today,
+    ungrounded_values,
+)
 from capgraph.planning.model_repairs import read_model_plan
 from capgraph.planning.parameters import required_parameters
 from capgraph.planning.planner_traits import planner_traits
@@ -130,7 +135,21 @@ async def find_doubt(plan: Any, request: PlanRequest, services: Services) -> Pro
     if not (is_first and isinstance(steps, list) and traits.can_correct):
         return None
     if steps:
-        return _invented(steps, request) if traits.needs_confirmation else None
+        if not traits.needs_confirmation or (made_up := _invented(steps, request)) is None:
+            return None
+        number, one = made_up
+        found = await _offline_choice(request, services)
+        others = [n for n in found.names if n != steps[number]["capability"]] if found else []
+        instead = f"plan {others[0]!r} if it fits" if others else "plan no steps if nothing fits"
+        return make_problem(
+            PARAMETER,
+            number,
+            None,
+            one.value,
+            "is not in the request",
+            f"leave this step out, and {instead}",
+            ("parameters", one.path),
+        )
     found = await _offline_choice(request, services)
     if found is None or not found.names or found.best < CLEAR_SCORE:
         return None
@@ -156,10 +175,9 @@ async def without_unasked_effects(plan: Any, request: PlanRequest, services: Ser
     """
     ask = getattr(services.planner, "is_asked_for", None)
     steps = plan.get("steps") if isinstance(plan, dict) else None
-    if ask is None or not steps or not planner_traits(services.planner).needs_confirmation:
+    if ask is None or not isinstance(steps, list) or not planner_traits(services.planner).needs_confirmation:
         return plan
-    known = request.catalog.capabilities
-    specs = [known[s["capability"]] for s in steps if s.get("capability") in known]
+    specs = [spec for step in steps if (spec := _spec_of(step, request)) is not None]
     effects = {spec.name: spec for spec in specs if spec.effect != "none"}
     found = await _offline_choice(request, services) if effects else None
     for name, spec in effects.items():
@@ -167,6 +185,11 @@ async def without_unasked_effects(plan: Any, request: PlanRequest, services: Ser
             report_repairs({"unasked_effect": 1})
             return {**plan, "steps": []}
     return plan
+
+
+def _spec_of(step: Any, request: PlanRequest) -> CapabilitySpec | None:
+    name = step.get("capability") if isinstance(step, dict) else None
+    return request.catalog.capabilities.get(name) if isinstance(name, str) else None
 
 
 async def _offline_choice(request: PlanRequest, services: Services) -> Selection | None:
@@ -181,15 +204,15 @@ async def _offline_choice(request: PlanRequest, services: Services) -> Selection
     return found
 
 
-def _invented(steps: list[Any], request: PlanRequest) -> Problem | None:
-    """Return the problem of the first required value that neither request nor results hold."""
+def _invented(steps: list[Any], request: PlanRequest) -> tuple[int, Ungrounded] | None:
+    """Return the first required value that neither request nor results hold, with its step."""
     texts = [request.task, *(str(message.text) for message in request.messages)]
     today = possible_today(running_clock().now())
     grounds = Grounds(texts, [dict(request.available)], today)
     said = set(_WORDS.findall(" ".join(texts).casefold()))
     for number, step in enumerate(steps):
-        spec = request.catalog.capabilities.get(step.get("capability"))
-        parameters = step.get("parameters")
+        spec = _spec_of(step, request)
+        parameters = step.get("parameters") if spec is not None else None
         if spec is None or spec.parameters is None or not isinstance(parameters, dict):
             continue
         needed = required_parameters(spec.parameters)
@@ -197,15 +220,7 @@ def _invented(steps: list[Any], request: PlanRequest) -> Problem | None:
         for one in ungrounded_values(spec, values, parameters, grounds):
             # Text may say in other words what was asked for; with none of its words, it is made up.
             if not said & set(_WORDS.findall(str(one.value).casefold())):
-                return make_problem(
-                    PARAMETER,
-                    number,
-                    None,
-                    one.value,
-                    "is not in the request",
-                    "leave this step out, and plan no steps if no function does what is asked",
-                    ("parameters", one.path),
-                )
+                return number, one
     return None
 
 

@@ -275,6 +275,13 @@ async def test_an_effect_that_the_request_does_not_name_is_confirmed_by_a_small_
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("step", ["weather", {"capability": ["weather"]}, {"name": 3}, None])
+async def test_steps_that_are_none_are_problems_of_the_plan(step: Any) -> None:
+    _, _, outcome = await run("Raise the salary of Tom.", [{"steps": [step]}] * 9, set_reminder)
+    assert outcome["status"] == "failed"
+
+
+@pytest.mark.usefixtures("small")
 async def test_an_effect_that_the_request_names_costs_no_confirmation() -> None:
     step = {"capability": "set_reminder", "parameters": {"text": "call mum"}}
     model, _, _ = await run("Remind me to call mum.", [{"steps": [step]}, "Done."], set_reminder)
