@@ -150,6 +150,8 @@ async def find_doubt(plan: Any, request: PlanRequest, services: Services) -> Pro
             f"leave this step out, and {instead}",
             ("parameters", one.path),
         )
+    if traits.reads_conversation:
+        return None  # its reply may come from the conversation
     found = await _offline_choice(request, services)
     if found is None or not found.names or found.best < CLEAR_SCORE:
         return None
