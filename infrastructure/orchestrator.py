@@ -265,7 +265,10 @@ class _Drafts:
             if self.made < allowed and not self.looks:
                 doubt = await find_doubt(reply, asked, services)
                 if doubt is not None:
-                    request |= {"problems": (doubt,), "refused": reply}
+                    # One step is shown of a doubtful plan: small models copy the plans they see.
+                    steps = reply["steps"]
+                    shown = steps if doubt.step is None else steps[doubt.step : doubt.step + 1]
+                    request |= {"problems": (doubt,), "refused": {"steps": shown}}
                     continue
             reply = await without_unasked_effects(reply, asked, services)
             try:
