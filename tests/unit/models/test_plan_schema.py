@@ -232,6 +232,17 @@ def test_only_parameters_that_an_output_fits_may_refer_to_it() -> None:
     assert forms["send"]["parameters"]["properties"]["text"] == {"type": "string"}
 
 
+def test_a_signature_leaves_out_lengths_and_shows_pairs() -> None:
+    class Period(BaseModel):
+        column: str = Field(max_length=500)
+        period: tuple[int, int | None] = (1, 2)
+
+    spec = CapabilitySpec("query", "Queries.", parameters=Period)
+    assert describe_capability(spec).startswith(
+        "- query(column: string, period: [integer, integer] = [1, 2])"
+    )
+
+
 def test_a_signature_has_types_defaults_and_descriptions() -> None:
     assert describe_capability(READ) == (
         '- read(place: {name: string, floor?: integer}, unit: "K" | "C" = "K",'
