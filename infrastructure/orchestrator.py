@@ -36,6 +36,7 @@ from capgraph.engine.looking import (
 )
 from capgraph.engine.model_replies import (
     find_doubt,
+    fits_nothing,
     is_refusal,
     read_reply,
     with_suppliers,
@@ -280,6 +281,8 @@ class _Drafts:
                 if not planner_traits(services.planner).can_correct:
                     break
         assert problem is not None
+        if not self.looks and await fits_nothing(request["refused"], asked, services):
+            return await self._accepted({"steps": []}, asked, active, labels)
         raise _of_model(problem, request["refused"], services)
 
     async def _accepted(

@@ -189,6 +189,19 @@ async def without_unasked_effects(plan: Any, request: PlanRequest, services: Ser
     return plan
 
 
+async def fits_nothing(refused: Any, request: PlanRequest, services: Services) -> bool:
+    """Return True if a small model's plans were all refused, and no capability fits the request.
+
+    The person is then told what the agent can do, in place of a plan's failure.
+    """
+    if not planner_traits(services.planner).needs_confirmation or request.failure:
+        return False
+    if not isinstance(refused, dict):
+        return False  # no plan: the reply is what is wrong
+    found = await _offline_choice(request, services)
+    return found is not None and not found.names
+
+
 def _spec_of(step: Any, request: PlanRequest) -> CapabilitySpec | None:
     name = step.get("capability") if isinstance(step, dict) else None
     return request.catalog.capabilities.get(name) if isinstance(name, str) else None
