@@ -177,7 +177,11 @@ async def without_unasked_effects(plan: Any, request: PlanRequest, services: Ser
     """
     ask = getattr(services.planner, "is_asked_for", None)
     steps = plan.get("steps") if isinstance(plan, dict) else None
-    if ask is None or not isinstance(steps, list) or not planner_traits(services.planner).needs_confirmation:
+    if (
+        ask is None
+        or not isinstance(steps, list)
+        or not planner_traits(services.planner).needs_confirmation
+    ):
         return plan
     specs = [spec for step in steps if (spec := _spec_of(step, request)) is not None]
     effects = {spec.name: spec for spec in specs if spec.effect != "none"}
