@@ -21,7 +21,7 @@ from capgraph.capabilities.guided import Guided
 from capgraph.capabilities.python import DATA_TYPES, Code, collect_inputs
 from capgraph.prompts import get_framework_prompts
 
-_FENCE = re.compile(r"^```(?:python|py)?[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"^```(?:python|py)?[ \t]*\n((?:(?!```).*\n)*)```[ \t]*$", re.MULTILINE)
 _SAMPLE_ITEMS, _SAMPLE_TEXT, _SAMPLE_DEPTH = 3, 200, 8
 
 

@@ -13,9 +13,17 @@ from datetime import UTC, datetime
 from functools import lru_cache, partialmethod
 from typing import Any
 
-from capgraph.configs.safe_text import SecretMasker, clean_text, mask_data, mask_secrets, use_masker
+from capgraph.configs.safe_text import (
+    LONGEST_MESSAGE,
+    SecretMasker,
+    clean_text,
+    mask_data,
+    mask_secrets,
+    use_masker,
+)
 
 __all__ = [
+    "LONGEST_MESSAGE",
     "ComponentLogger",
     "SafeFormatter",
     "SecretMasker",

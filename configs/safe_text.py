@@ -15,18 +15,20 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from typing import Any
 from urllib.parse import quote, unquote
 from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, SecretBytes, SecretStr
 
-from capgraph.configs.scoped import scoped
+from capgraph.configs.run_context import run_context, using
 
 MASK = "***"
 """What stands in place of a secret."""
 
+LONGEST_MESSAGE = 20_000
+"""Characters of an error's message that are kept and shown."""
+_LONGEST_SECRET = 8192  # characters of a secret of a known form, such as a private key
 _SHORTEST = 4  # a shorter value would mask half of every text
 _SHORTEST_KEY = 16  # a key or token of a known form that is one word has at least so many
 _SHORTEST_BY_NAME = 8  # what only its name makes a secret may be "none" or "true"
@@ -37,7 +39,11 @@ _NAMES = (
 _SECRET_NAME = rf"(?i){_NAMES}s?$"
 _ENVIRONMENT_NAME = r"_(?:API_KEY|ACCESS_KEY|TOKEN|SECRET|PASSWORD)$"
 # A password may hold "/"; what begins like a port and a path holds none.
-_URL = r"(://[^\s/:@\[\"']*:)(?!\d{1,5}/)([^\s/\"']*|[^\s\"']*)@"
+# None is looked for past the next address: a text full of "://a:" would take for ever.
+_URL = (
+    r"(://[^\s/:@\[\"']*+:)(?!\d{1,5}/)"
+    r"((?:(?!://)[^\s/\"'])*|(?:(?!://)[^\s\"'])*)@"
+)
 _NAMED = (
     rf"(?i)({_NAMES}s?\\?[\"']?\s*[:=]\s*(?:(?:bearer|basic)\s+)?)"
     r"(?:\"[^\"]*\"|'[^']*'|\\\"[^\"\\]*\\\"|[^\s\"',;&}\])]+)"
@@ -51,7 +57,7 @@ _SHAPES = (
     r"|glpat-[\w-]{16,}|xox[abeoprs]-[\w-]{8,}|xapp-[\w-]{8,}|(?:AKIA|ASIA)[0-9A-Z]{16}"
     r"|AIza[\w-]{30,}|ya29\.[\w-]{16,}|hf_[A-Za-z0-9]{20,}|gsk_[A-Za-z0-9]{20,}|npm_\w{30,}"
     r"|(?:xai|pplx|tvly)-[\w-]{16,}|lsv2_[a-z]{2}_\w{16,}"
-    r"|eyJ[\w-]{8,2000}\.[\w-]{8,}(?:\.[\w-]*)?)"
+    r"|eyJ[\w-]{8,2000}+\.[\w-]{8,}(?:\.[\w-]*)?)"
 )
 _PRIVATE_KEY = r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
 # Every event passes here: a union made anew at each look would cost as much as the rest.
@@ -137,6 +143,17 @@ class SecretMasker:
         text = _like(_OPTION).sub(rf"\1{MASK}", _like(_COOKIE).sub(_keep_attributes, text))
         return _like(_SHAPES).sub(MASK, text)
 
+    def excerpt(self, text: str, limit: int) -> str:
+        """Return at most so many characters of a text, without secrets.
+
+        It is cut before it is masked, behind whatever secret could begin within the limit, so that
+        a text of any length takes the time of a short one.
+        """
+        most = limit + max([_LONGEST_SECRET, *map(len, self._values[:1])])
+        shown = self.text(text[:most])
+        fits = len(shown) <= limit and len(text) <= most
+        return shown if fits else f"{shown[: limit - 1]}…"
+
     def data(self, value: Any) -> Any:
         """Return a copy of plain data without secrets, in values and under telling names."""
         if isinstance(value, str):
@@ -166,7 +183,7 @@ def _keep_attributes(match: re.Match[str]) -> str:
     def hidden(pair: re.Match[str]) -> str:
         return pair[0] if pair[1].lower() in _ATTRIBUTES else f"{pair[1]}={MASK}"
 
-    return match[1] + _like(r"([^\s=;,]+)=([^\s;]+)").sub(hidden, match[2])
+    return match[1] + _like(r"(?<![^\s=;,])([^\s=;,]+)=([^\s;]+)").sub(hidden, match[2])
 
 
 def _keep_quotes(match: re.Match[str]) -> str:
@@ -198,7 +215,13 @@ def _secrets_of(value: Any, name: str = "") -> Iterator[str]:
             yield value
 
 
-_masker: ContextVar[SecretMasker] = ContextVar("capgraph_masker", default=SecretMasker())  # noqa: B039 - never changed
+_DEFAULT = SecretMasker()
+
+
+def current_masker() -> SecretMasker:
+    """Return what knows the secrets of the running code."""
+    masker: SecretMasker | None = run_context().masker
+    return _DEFAULT if masker is None else masker
 
 
 def use_masker(masker: SecretMasker) -> AbstractContextManager[None]:
@@ -209,16 +232,23 @@ def use_masker(masker: SecretMasker) -> AbstractContextManager[None]:
     Args:
         masker: What knows the secrets.
     """
-    return scoped(_masker, _masker.get().joined(masker))
+    return using(masker=current_masker().joined(masker))
 
 
-def mask_secrets(text: str) -> str:
+def mask_secrets(text: str, limit: int | None = None) -> str:
     """Replace what is or looks like a secret by ``***``.
+
+    Args:
+        text: The text.
+        limit: How many characters of it are wanted; all when not given.
 
     >>> mask_secrets("api_key=abc123 postgresql://me:pw@host/db")
     'api_key=*** postgresql://me:***@host/db'
+    >>> mask_secrets("x" * 1_000_000, limit=4)
+    'xxx…'
     """
-    return _masker.get().text(text)
+    masker = current_masker()
+    return masker.text(text) if limit is None else masker.excerpt(text, limit)
 
 
 def mask_data(value: Any) -> Any:
@@ -227,7 +257,7 @@ def mask_data(value: Any) -> Any:
     >>> mask_data({"url": "redis://:pw@host", "login": {"password": "x"}, "rows": 3})
     {'url': 'redis://:***@host', 'login': {'password': '***'}, 'rows': 3}
     """
-    return _masker.get().data(value)
+    return current_masker().data(value)
 
 
 # Control characters but the tab, Unicode's category Cf, and what has a width of nothing or looks

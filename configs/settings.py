@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Mapping
-from contextvars import ContextVar
 from functools import cache
 from importlib import resources
 from typing import Any, ClassVar, Literal, get_args
@@ -34,14 +32,13 @@ from pydantic_settings import (
 from capgraph.configs.errors import ConfigurationError
 from capgraph.configs.limits import Limits, Section
 from capgraph.configs.near import nearest
-from capgraph.configs.scoped import scoped
 from capgraph.configs.yaml_files import deep_merge, explained, read_yaml
 
 _PREFIX = "CAPGRAPH_"
 _OWN_SERVER_TIMEOUT_SECONDS = 300.0
 _FILE_VARIABLE = "CAPGRAPH_CONFIG"
 _UPLOADED = ".csv .tsv .txt .tab .dat .json .jsonl .ndjson .parquet .pq .sqlite .sqlite3 .db"
-_file_values: ContextVar[Mapping[str, Any]] = ContextVar("capgraph_settings_files")
+_FILES = "_values_of_files"
 
 
 @cache
@@ -122,10 +119,13 @@ class PlanningSettings(Section):
             ``auto`` the planner reads the conversation, without a call that extracts the task.
         max_result_tokens: Up to how many tokens of results the planner is shown whole, the latest
             ones first. Other results are shown as a summary or a preview.
+        max_stored_results: How many results of each type that earlier turns stored the planner is
+            shown, the latest ones; of older ones it is shown the keys, which a plan may use.
     """
 
     mode: PlanMode = "plan"
     max_result_tokens: int = Field(2000, ge=0)
+    max_stored_results: int = Field(3, ge=0)
     features: Literal["auto", "all"] | list[PlanFeature] = "auto"
 
 
@@ -363,6 +363,8 @@ class McpSettings(Section):
         parameters_from: Function that reads parameters from a task, as ``"module:attribute"``; or
             tool name to that.
         on_unknown: Policy for steps of unknown outcome; or tool name to that.
+        on_error: What a failure means to a planner that looks (``fail`` or ``observe``); or tool name to
+            that.
         always_active: Whether the tools are always selected; or tool name to that.
         effect_key: Parameters that identify an effect; or tool name to them.
         repeatable: Whether an effect may be repeated; or tool name to that.
@@ -396,6 +398,7 @@ class McpSettings(Section):
     classify_error: str | dict[str, str] | None = None
     parameters_from: str | dict[str, str] | None = None
     on_unknown: str | dict[str, str] | None = None
+    on_error: str | dict[str, str] | None = None
     always_active: bool | dict[str, bool] | None = None
     effect_key: list[str] | dict[str, list[str]] | None = None
     repeatable: bool | dict[str, bool] | None = None
@@ -649,7 +652,8 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Read arguments, then the environment, then what the files said."""
         _refuse_misspelt_variables()
-        files = InitSettingsSource(settings_cls, dict(_file_values.get({})))
+        assert isinstance(init_settings, InitSettingsSource)
+        files = InitSettingsSource(settings_cls, init_settings.init_kwargs.pop(_FILES, {}))
         return init_settings, env_settings, files
 
 
@@ -672,8 +676,8 @@ def load_settings(*files: str | os.PathLike[str], **overrides: Any) -> Settings:
     for file in ([named] if named else []) + [os.fspath(item) for item in files]:
         values = deep_merge(values, read_yaml(file))
     try:
-        with scoped(_file_values, values):
-            return Settings(**overrides)
+        arguments: dict[str, Any] = {**overrides, _FILES: values}
+        return Settings(**arguments)
     except ValidationError as exc:
         about = [_PREFIX + "__".join(map(str, error["loc"])).upper() for error in exc.errors()]
         given = sorted(name for name in os.environ if name.upper() in about)

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
-from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
 
+from capgraph.configs.run_context import run_context, using
 from capgraph.configs.safe_text import mask_data
-from capgraph.configs.scoped import scoped
 
 Event = dict[str, Any]
 _PREPARATION = {"task_extraction": 1, "classifier": 2, "orchestrator": 3}
-_outlet: ContextVar[Callable[[Event], Event] | None] = ContextVar("capgraph_outlet", default=None)
-_heard: ContextVar[bool] = ContextVar("capgraph_heard", default=True)
-_taker: ContextVar[_Taker | None] = ContextVar("capgraph_taker", default=None)
-_running: ContextVar[tuple[int, int] | None] = ContextVar("capgraph_running_step", default=None)
 
 
 def step_of_plan(index: int, total: int) -> AbstractContextManager[None]:
@@ -28,7 +23,7 @@ def step_of_plan(index: int, total: int) -> AbstractContextManager[None]:
     ...     _position("weather", {})
     {'step': 3, 'total_steps': 5, 'phase': 'Execution'}
     """
-    return scoped(_running, (index, total))
+    return using(step_position=(index, total))
 
 
 def use_outlet(outlet: Callable[[Event], Event]) -> AbstractContextManager[None]:
@@ -37,7 +32,7 @@ def use_outlet(outlet: Callable[[Event], Event]) -> AbstractContextManager[None]
     Args:
         outlet: Takes an event and returns it as it goes to the stream.
     """
-    return scoped(_outlet, outlet)
+    return using(outlet=outlet)
 
 
 class _Taker:
@@ -59,7 +54,7 @@ def taken_by(take: Callable[[Event], None]) -> AbstractContextManager[None]:
     Args:
         take: Takes an event, as it would go to the stream; in the thread that sends it.
     """
-    return scoped(_taker, _Taker(take))
+    return using(taker=_Taker(take))
 
 
 def heard(by_somebody: bool) -> AbstractContextManager[None]:
@@ -69,12 +64,12 @@ def heard(by_somebody: bool) -> AbstractContextManager[None]:
     ...     stream_writer() is None
     True
     """
-    return scoped(_heard, by_somebody)
+    return using(is_heard=by_somebody)
 
 
 def is_heard() -> bool:
     """Tell whether anybody may take up an event that is sent now."""
-    return _heard.get()
+    return run_context().is_heard
 
 
 def stream_writer() -> Callable[[Event], None] | None:
@@ -87,9 +82,11 @@ def stream_writer() -> Callable[[Event], None] | None:
     """
     from langgraph.config import get_stream_writer
 
-    if not _heard.get():
+    context = run_context()
+    if not context.is_heard:
         return None
-    outlet, taker = _outlet.get(), _taker.get()
+    outlet = context.outlet
+    taker: _Taker | None = context.taker
     write: Callable[[Event], None] | None = None
     with suppress(RuntimeError, KeyError):
         write = get_stream_writer()
@@ -167,7 +164,7 @@ def get_streamer(source: str, component: str, state: Mapping[str, Any] | None = 
 def _position(component: str, state: Mapping[str, Any] | None) -> dict[str, Any]:
     if component in _PREPARATION:
         return {"step": _PREPARATION[component], "total_steps": 3, "phase": "Task Preparation"}
-    if (running := _running.get()) is not None:
+    if (running := run_context().step_position) is not None:
         return {"step": running[0] + 1, "total_steps": running[1], "phase": "Execution"}
     plan = (state or {}).get("planning_execution_plan")
     # A caller may have brought anything as a plan; it is refused elsewhere, not here.

@@ -16,6 +16,9 @@ from capgraph.configs.errors import ConfigurationError
 from capgraph.configs.near import misspelled, nearest
 
 _MAX_VALUES = 100_000
+_MAX_BYTES = 4 * 1024**2
+_MAX_MERGED = 10_000
+_MERGE = "tag:yaml.org,2002:merge"
 
 
 def read_yaml(path: str | os.PathLike[str], *, variables: bool = True) -> dict[str, Any]:
@@ -29,14 +32,21 @@ def read_yaml(path: str | os.PathLike[str], *, variables: bool = True) -> dict[s
         ConfigurationError: The file cannot be read, is no mapping, or names an unset variable.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        with Path(path).open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise ConfigurationError(
+                f"The configuration file {str(path)!r} is too large: more than {_MAX_BYTES:,} bytes."
+                " Fix: shorten it."
+            )
+        text = content.decode("utf-8")
         values = yaml.load(text, _UniqueKeys)  # noqa: S506 - derived from the safe loader
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigurationError(
             f"The configuration file {str(path)!r} cannot be read: {exc}."
             " Fix: check the path and its permissions."
         ) from exc
-    except (yaml.YAMLError, RecursionError) as exc:
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as exc:
         raise ConfigurationError(
             f"The configuration file {str(path)!r} is not valid YAML: {exc}."
             " Fix: correct the place that the message names."
@@ -53,13 +63,36 @@ def read_yaml(path: str | os.PathLike[str], *, variables: bool = True) -> dict[s
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """The safe loader, which would keep the last of two equal keys and drop the first."""
+    """The safe loader, which would keep the last of two equal keys and drop the first.
+
+    It bounds what merge keys (``<<``) bring together, and names the key of a value that its type
+    refuses, such as the date 2024-13-01.
+    """
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Put the pairs of merge keys into a mapping."""
+        merged = 0
+        for key, value in node.value:
+            if key.tag != _MERGE:
+                continue
+            for part in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                if isinstance(part, yaml.MappingNode):
+                    self.flatten_mapping(part)
+                    merged += len(part.value)
+                if merged > _MAX_MERGED:
+                    raise yaml.YAMLError(
+                        f"the merge keys in line {node.start_mark.line + 1} bring together more"
+                        f" than {_MAX_MERGED:,} values"
+                    )
+        super().flatten_mapping(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return a mapping whose keys are each given once."""
         seen: dict[str, int] = {}
-        for key, _ in node.value:
-            if key.tag == "tag:yaml.org,2002:merge" or not isinstance(key, yaml.ScalarNode):
+        for key, value in node.value:
+            if key.tag == _MERGE or not isinstance(key, yaml.ScalarNode):
                 continue
+            self._check_value(key, value)
             line = key.start_mark.line + 1
             if key.value in seen:
                 raise yaml.YAMLError(
@@ -67,6 +100,17 @@ class _UniqueKeys(yaml.SafeLoader):
                 )
             seen[key.value] = line
         return super().construct_mapping(node, deep)
+
+    def _check_value(self, key: yaml.ScalarNode, value: yaml.Node) -> None:
+        if not isinstance(value, yaml.ScalarNode):
+            return
+        try:
+            self.construct_object(value)
+        except (ValueError, OverflowError, LookupError) as exc:
+            raise yaml.YAMLError(
+                f"the value of {key.value!r} in line {value.start_mark.line + 1} cannot be read"
+                f" ({str(exc)[:200]}); quote it if it is a text"
+            ) from exc
 
 
 def _expand(

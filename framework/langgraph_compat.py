@@ -281,10 +281,14 @@ def is_watched(*known: Any) -> bool:
     return any(handler not in known for handler in handlers)
 
 
-def as_in_a_run(context: Any) -> AbstractContextManager[None]:
-    """Give those inside the block, which is in no run, what a caller hands over as ``context=``."""
+def as_in_a_run(
+    context: Any, configurable: Mapping[str, Any] | None = None
+) -> AbstractContextManager[None]:
+    """Give the block, which is in no run, a caller's ``context=`` and ``configurable``."""
     runtime: Any = Runtime(context=context)
-    config: RunnableConfig | None = {"configurable": {CONFIG_KEY_RUNTIME: runtime}}
+    config: RunnableConfig | None = {
+        "configurable": {**(configurable or {}), CONFIG_KEY_RUNTIME: runtime}
+    }
     return scoped(var_child_runnable_config, config)
 
 

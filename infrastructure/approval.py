@@ -104,7 +104,7 @@ async def _decide_plan(answer: Answer, view: TurnView, services: Services) -> di
         update |= await accept(checked, view, services, author="approval", previous=view.plan)
     elif answer.decision == "approve":
         agreements = services.ledger(view).agreements
-        await agreements.agree(plan_digest(view.plan), PLAN, view.caller, services.clock.now())
+        await agreements.agree(plan_digest(view.plan), PLAN, view.sender, services.clock.now())
     return {**update, **over}
 
 

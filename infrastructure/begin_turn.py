@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from langchain_core.messages import AnyMessage, HumanMessage
@@ -51,10 +52,10 @@ class BeginTurnNode(BaseInfrastructureNode):
         if not brought and any(known.startswith(f"{_hash(opened_by)}.") for known in begun):
             opened_by = f"{opened_by}.{mark}"  # the message stands where another one stood
         update["control_turn"] = {"id": opened_by or str(number), "number": number}
-        payer = current_payer()
-        known = {"user": payer.user_id, "tenant": payer.tenant}
-        known["trace"] = current_ids().get("turn_trace")
-        update["control_turn"] |= {name: str(told) for name, told in known.items() if told}
+        caller = asdict(current_payer())
+        update["control_turn"]["caller"] = {name: told for name, told in caller.items() if told}
+        if trace := current_ids().get("turn_trace"):
+            update["control_turn"]["trace"] = str(trace)
         update["runtime_info"] = {"turn": number, "seconds_used": 0.0}
         update["execution_start_time"] = services.clock.now()
         if number == 1 and services.settings.context:

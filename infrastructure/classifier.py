@@ -38,13 +38,14 @@ class ClassifierNode(BaseInfrastructureNode):
         always = [name for name, spec in registry.capabilities.items() if spec.always_active]
         chosen = [name for name in selection.names if name in registry.capabilities]
         wanted = list(dict.fromkeys([*chosen, *always]))
-        # Producers of what is stored already stay in reach: a plan may want fresh data.
-        active = list(dict.fromkeys([*wanted, *requires_closure(wanted, registry, task=view.task)]))
         told = {"chosen": chosen, "reason": selection.reason, "deferred": selection.deferred}
         if selection.deferred:
             # The planner chooses; what asked for another choice stays out of its reach.
             active = wanted
         else:
+            # Producers of what is stored already stay in reach: a plan may want fresh data.
+            closure = requires_closure(wanted, registry, task=view.task)
+            active = list(dict.fromkeys([*wanted, *closure]))
             scores = {n: selection.scores[n] for n in active if n in selection.scores}
             emit(CapabilitiesSelected(capabilities=active, reason=selection.reason, scores=scores))
         return {

@@ -324,7 +324,9 @@ class _Drafts:
             return ""
         if view.state.get("task_depends_on_chat_history"):
             return ""
-        return _refusal(view, self.services) if is_refusal(answer) else answer
+        if planner_traits(self.services.planner).reads_conversation or not is_refusal(answer):
+            return answer
+        return _refusal(view, self.services)
 
     def refused_steps(self) -> list[str]:
         """Return the keys, or else the capabilities, of the steps of the plan that was refused."""
@@ -356,7 +358,9 @@ class _Drafts:
             "failed_capability": failure.get("capability_name"),
             "previous": view.plan if view.has_plan else None,
             "finished": {
-                k: r for k, r in view.results.items() if r.get("success") and k == plan_key(k)
+                key: record
+                for key, record in view.results.items()
+                if (record.get("success") or record.get("observed")) and key == plan_key(key)
             },
             "messages": view.messages,
             "chosen": not is_all,

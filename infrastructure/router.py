@@ -27,12 +27,12 @@ from capgraph.engine.undo import closed, offered
 from capgraph.engine.waiting import waits_in, waits_no_more, wake
 from capgraph.governance.budget import BudgetExceededError
 from capgraph.pipeline.failures import clear_failure, raise_failure, read_failure, refusal
-from capgraph.pipeline.retry_policy import JITTER, RetryPolicy, wait_seconds
-from capgraph.pipeline.runner import innermost
+from capgraph.pipeline.middlewares import innermost
+from capgraph.pipeline.retry_policy import next_try
 from capgraph.pipeline.state_update import Writes, applied, combined
 from capgraph.planning import CLOSING
 from capgraph.state import AgentState, TurnView
-from capgraph.telemetry import Reclassify, Replan, Retry, emit
+from capgraph.telemetry import Reclassify, Replan, emit
 
 
 @infrastructure_node(quiet=True)
@@ -261,23 +261,14 @@ async def _wait(view: TurnView, decision: Route, services: Services) -> None:
         services.registry.infrastructure.get(info.get("node_name") or ""),
     )
     rule = innermost(node.behaviors, RetryRule) if node is not None else None
-    policy = RetryPolicy.from_dict(info.get("retry_policy"), limits)
-    asked = Failure.from_state(info).metadata.get("retry_after_seconds")
-    jitter = JITTER if rule is None else 0.0
-    waits = rule or policy
-    delay = wait_seconds(waits, decision.failures, limits, retry_after=asked, jitter=jitter)
-    delay = min(delay, max(0.0, delay - _seconds_since(info.get("timestamp"), services)))
-    emit(
-        Retry(
-            name=info.get("node_name") or info.get("capability_name") or "",
-            context_key=info.get("context_key"),
-            attempt=decision.failures + 1,
-            max_attempts=policy.max_attempts,
-            delay=delay,
-            message=decision.reason,
-        )
-    )
-    await services.clock.sleep(delay)
+    found = next_try(Failure.from_state(info), decision.failures, limits, rule)
+    if found is None:
+        return
+    left = found.delay - _seconds_since(info.get("timestamp"), services)
+    found = found._replace(delay=min(found.delay, max(0.0, left)))
+    name = info.get("node_name") or info.get("capability_name") or ""
+    emit(found.event(name, decision.reason, info.get("context_key")))
+    await services.clock.sleep(found.delay)
 
 
 def _seconds_since(moment: str | None, services: Services) -> float:

@@ -25,6 +25,7 @@ from .limits import CodeError, Figure, Level, SandboxLimits, SandboxOutcome
 
 _SETTLE_SECONDS = 3.0
 _LOOK_SECONDS = 0.1
+_MOST_MESSAGES = 8
 
 
 class InputTooLargeError(ValueError):
@@ -175,8 +176,7 @@ class _Run:
             level=self.level,
         )
         try:
-            said = _beginning(self.messages, self.limits.outcome_bytes)
-            messages = [parse_message(line) for line in said.splitlines()]
+            messages = self._messages()
         except HostileOutputError as error:
             messages = []
             if self.limit is None:
@@ -196,6 +196,20 @@ class _Run:
         layers = by_event.get("ready", {}).get("layers")
         outcome.layers = layers if isinstance(layers, dict) else {}
         return outcome
+
+    def _messages(self) -> list[dict[str, Any]]:
+        """Read the messages of the process; a forged one must not cost more than a true one.
+
+        Raises:
+            HostileOutputError: They are too many, or hold more values than a result can.
+        """
+        said = _beginning(self.messages, self.limits.outcome_bytes)
+        if said.count(b"\n") > _MOST_MESSAGES:
+            raise HostileOutputError("made of too many messages")
+        # A value of a few bytes takes a hundred times as many when it is read.
+        if sum(map(said.count, (b",", b"[", b"{"))) > self.limits.result_bytes:
+            raise HostileOutputError("made of too many values")
+        return [parse_message(line) for line in said.split(b"\n") if line]
 
     def _why_broken(self, message: dict[str, Any] | None, stderr: str) -> str:
         """Say why the walls could not be built."""

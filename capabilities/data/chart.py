@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#444444"]
 _ACCENT, _GRID, _TEXT = "#C0392B", "#E3E6EA", "#2B2F36"
 _MAX_POINTS, _MAX_SERIES, _MAX_BARS = 2000, 8, 40
+_LONGEST_TITLE, _LONGEST_NAME = 110, 40  # characters; the layout takes ever longer with more
 _LENGTHS = (("hour", 3600.0), ("day", 86400.0), ("week", 604800.0), ("month", 2629800.0))
 
 
@@ -88,8 +89,10 @@ def draw(result: QueryResult, wanted: PlottingParameters, settings: Mapping[str,
         answer = (extremes or result.answers)[0]
         with open_session(settings) as session:
             _draw_values(axes, session, answer, result, settings)
-    title = wanted.title or title_of(answer)
-    figure.suptitle(title, x=0.012, ha="left", fontsize=14, fontweight="bold", color=_TEXT)
+    title = _shortened(wanted.title or title_of(answer), _LONGEST_TITLE)
+    figure.suptitle(
+        _as_text(title), x=0.012, ha="left", fontsize=14, fontweight="bold", color=_TEXT
+    )
     kind = wanted.file_format or "png"
     folder = Path(settings.get("output_dir") or "capgraph-output")
     width, height = map(round, figure.bbox.size)
@@ -122,7 +125,17 @@ def title_of(answer: Answer) -> str:
     title += "".join(f", {value}" for value in values[:4])
     periods = list(dict.fromkeys(row.period for row in answer.rows if row.period))
     title += f", {' and '.join(periods[:3])}" if periods else ""
-    return title if len(title) <= 110 else title[:107] + "…"
+    return _shortened(title, _LONGEST_TITLE)
+
+
+def _shortened(text: str, most: int) -> str:
+    text = " ".join(text[: 4 * most].split())
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _as_text(text: str) -> str:
+    """Escape what matplotlib would read as a formula."""
+    return text.replace("$", r"\$")
 
 
 def _style(axes: Axes) -> None:
@@ -149,12 +162,16 @@ def _bars_of(answer: Answer) -> list[tuple[str, float]]:
 
 def _label(answer: Answer) -> str:
     name = answer.query.value or "number of rows"
-    return readable(name) + (f" ({answer.unit})" if answer.unit and answer.unit not in name else "")
+    label = readable(name) + (
+        f" ({answer.unit})" if answer.unit and answer.unit not in name else ""
+    )
+    return _as_text(_shortened(label, 2 * _LONGEST_NAME))
 
 
 def _draw_bars(axes: Any, answer: Answer) -> None:
     bars = _bars_of(answer)
-    names, values = [name for name, _ in bars], [value for _, value in bars]
+    names = [_as_text(_shortened(name, _LONGEST_NAME)) for name, _ in bars]
+    values = [value for _, value in bars]
     top = values.index(max(values))
     colours = [_ACCENT if place == top else _COLOURS[0] for place in range(len(bars))]
     axes.bar(range(len(bars)), values, color=colours, width=0.72)
@@ -211,7 +228,7 @@ def _draw_values(
         raise _nothing(answer)
     few = max(len(curve.times) for curve in curves) <= 40
     for colour, curve in zip(_COLOURS, curves, strict=False):
-        axes.plot(curve.times, curve.values, color=colour, linewidth=1.7, label=curve.name or None,
+        axes.plot(curve.times, curve.values, color=colour, linewidth=1.7, label=_as_text(_shortened(curve.name, _LONGEST_NAME)) or None,
                   marker="o" if few else None, markersize=4, solid_capstyle="round")  # fmt: skip
     axes.set_ylabel(_label(answer))
     axes.margins(x=0.015, y=0.14)
@@ -240,7 +257,7 @@ def _mark(axes: Any, answer: Answer) -> None:
                   markeredgecolor="white", markeredgewidth=1.4, zorder=5)  # fmt: skip
         text = f"{date_text(row.time, answer.frequency)}: {value_text(row.value, 1, answer.unit)}"
         axes.annotate(
-            text, (row.time, row.value), xytext=(0, 12 if up else -18),
+            _as_text(text), (row.time, row.value), xytext=(0, 12 if up else -18),
             textcoords="offset points", ha="center", fontsize=10, fontweight="bold",
             color=_ACCENT, zorder=6,
         )  # fmt: skip
@@ -263,10 +280,15 @@ def _save(figure: Figure, folder: Path, kind: str, title: str) -> Path:
             path = folder / f"{name}.{kind}"
             try:
                 # Exclusive creation: two runs at once never take the same name.
-                with path.open("xb") as file:
-                    figure.savefig(file, format=kind, facecolor="white")
+                file = path.open("xb")
             except FileExistsError:
                 continue
+            try:
+                with file:
+                    figure.savefig(file, format=kind, facecolor="white")
+            except BaseException:
+                path.unlink()
+                raise
             return path.resolve()
     except OSError as exc:
         raise CapabilityError(

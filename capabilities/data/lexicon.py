@@ -144,8 +144,9 @@ def _phrase(pattern: str) -> re.Pattern[str]:
 
 NUMBER = re.compile(r"[-\u2212]?\d[\d,]*(?:\.\d+)?")
 CLAUSE = _phrase(
-    r"\s*[,;?.\u2013]\s+(?:and\s+)?(?=(?:how|which|what|when|in which|on which)\b)"
-    r"|\s+-\s+(?=(?:which|what|when)\b)|\s+and\s+(?=how (?:did|do|does|have|has)\b)"
+    r"(?<!\s)\s*+[,;?.\u2013]\s++(?:and\s++)?(?=(?:how|which|what|when|in which|on which)\b)"
+    r"|(?<!\s)\s++-\s++(?=(?:which|what|when)\b)"
+    r"|(?<!\s)\s++and\s++(?=how (?:did|do|does|have|has)\b)"
 )
 FOLLOWING = _phrase(r"^\W*(?:and|what about|how about|und|or)\b")
 PICTURE = _phrase(

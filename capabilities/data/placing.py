@@ -642,7 +642,7 @@ class Placing:
 
     def _unit(self) -> None:
         """Find "in MWh"."""
-        for match in re.finditer(r"\bin\s+(?=(°?)\s*([^\W\d]\w*(?:/\w+)?))", self.text):
+        for match in re.finditer(r"\bin\s++(?=(°?)\s*+([^\W\d]\w*(?:/\w+)?))", self.text):
             places, word = self.places(*match.span(2)), match[2]
             lasts = any(m.column.unit in TIMES for m in self.placed.columns)
             known = {*lex.NOTHING, *self.names, *(() if lasts else lex.UNITS)}

@@ -243,7 +243,9 @@ def _columns(
         else:
             column = identifier(name)
             rows = session.query(
-                f"SELECT DISTINCT CAST({column} AS VARCHAR) AS v FROM {session.relation(table)}"  # noqa: S608
+                # In a query of its own, since a column called "v" would be meant otherwise.
+                f"SELECT v FROM (SELECT DISTINCT CAST({column} AS VARCHAR) AS v"  # noqa: S608
+                f" FROM {session.relation(table)})"
                 f" WHERE v IS NOT NULL AND trim(v) <> '' LIMIT {MAX_VALUES + 1}",
                 label=table.label,
             )

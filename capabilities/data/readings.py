@@ -232,7 +232,7 @@ def time_sql(time: Time, alias: str = "") -> str:
     elif reading.startswith("format:"):
         fmt = reading.removeprefix("format:")
         base = f"try_strptime({text}, {literal(fmt)})"
-        if "%d" in fmt and re.search("%[Yy].*%|%.*%[Yy]", fmt) and fmt != "%Y%m%d":
+        if "%d" in fmt and re.search("%[Yy]", fmt) and fmt.count("%") > 1 and fmt != "%Y%m%d":
             base = f"coalesce({base}, {_dated(text)})"
     elif reading.startswith("epoch_"):
         factor = _EPOCHS[reading.removeprefix("epoch_")]

@@ -226,4 +226,6 @@ def open_session(settings: Mapping[str, Any] | None = None) -> Iterator[Session]
             contextlib.closing(duckdb_module.connect(":memory:", config=options)) as connection,
             work.interrupting(connection.interrupt),
         ):
+            # The bar would stand between the messages of a protocol over standard output.
+            connection.execute("SET enable_progress_bar = false")
             yield Session(connection, Path(folder), work)

@@ -9,7 +9,8 @@ from typing import Any
 from capgraph.base import ErrorSeverity, ValidationError, require_extra
 from capgraph.capabilities.data.words import fold, name_words, words_set
 
-_BRACKET = re.compile(r"[(\[]\s*([^()\[\]]{1,16}?)\s*[)\]]")
+_BRACKET = re.compile(r"[(\[]([^()\[\]]{1,40})[)\]]")
+_LONGEST_IN_BRACKETS, _LONGEST_UNIT = 16, 30
 # What people write, where pint does not know it or takes it for something else.
 _WRITTEN = {
     "°c": "degC", "ºc": "degC", "deg c": "degC", "celsius": "degC", "centigrade": "degC",
@@ -35,6 +36,9 @@ _SPLIT = re.compile(r"[\W_]+")
 _LAST = {"c": "°C", "f": "°F", "g": "g", "m": "m", "s": "s", "h": "h", "l": "L", "w": "W"}
 _SIGNS = {"c": "°C", "f": "°F", "k": "K", "$": "USD", "€": "EUR", "£": "GBP"}
 _NO_DIMENSION = {"%", "USD", "EUR", "GBP", "ppm", "ppb"}
+# pint computes with what it reads: "3**3333333333" would never end.
+_FACTOR = r"°?[^\W\d_]+(?:_[^\W\d_]+)*(?:(?:\*\*|\^)?-?[1-4])?"
+_UNIT = re.compile(rf"{_FACTOR}(?:(?:\s*[/*·⋅]\s*|\s+){_FACTOR}){{0,3}}")
 
 
 def unit_in_name(name: str) -> str | None:
@@ -44,9 +48,9 @@ def unit_in_name(name: str) -> str | None:
     ('°C', 'g', 'm/s')
     >>> unit_in_name("price")
     """
-    match = _BRACKET.search(name)
-    if match:
-        text = match[1].strip()
+    bracketed = (match[1].strip() for match in _BRACKET.finditer(name))
+    text = next((one for one in bracketed if 0 < len(one) <= _LONGEST_IN_BRACKETS), None)
+    if text:
         return _SIGNS.get(fold(text)) or _NAMED.get(fold(text)) or (text if _parse(text) else None)
     if "°" in name:
         return _SIGNS.get(name[name.index("°") + 1 : name.index("°") + 2].lower())
@@ -100,9 +104,11 @@ def _registry() -> Any:
 @functools.lru_cache(maxsize=512)
 def _parse(unit: str) -> Any:
     """Return what pint makes of a unit, or ``None``."""
-    if len(unit) > 30 or any(char.isdigit() for char in unit.replace("2", "").replace("3", "")):
+    if len(unit) > _LONGEST_UNIT:
         return None
     text = _WRITTEN.get(fold(unit)) or _WRITTEN.get(unit.lower()) or unit
+    if _UNIT.fullmatch(text) is None:
+        return None
     try:
         return _registry().Unit(text)
     except Exception:  # pint raises a dozen types for what is no unit

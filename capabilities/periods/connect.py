@@ -19,14 +19,14 @@ from capgraph.capabilities.periods.scan import scan
 from capgraph.capabilities.wording import date_text, listed
 
 _RANGE = re.compile(
-    r"^\s*,?\s*(?:up\s+)?(?:to|until|till|through|thru|-|\u2013|\u2014)\s*(?:the\s+)?$", re.I
+    r"^\s*+,?\s*+(?:up\s+)?(?:to|until|till|through|thru|-|\u2013|\u2014)\s*+(?:the\s+)?$", re.I
 )
 _LIST = re.compile(
-    r"^\s*,?\s*(?:and|or|&|vs\.?|versus|against|with|than|to|,|(?:is |was )?compared (?:to|with))"
-    r"\s*(?:the\s+)?$|^,?\s*$",
+    r"^\s*+,?\s*+(?:and|or|&|vs\.?|versus|against|with|than|to|,|(?:is |was )?compared (?:to|with))"
+    r"\s*+(?:the\s+)?$|^,?\s*$",
     re.I,
 )
-_AND = re.compile(r"^\s*(?:and|-|\u2013|\u2014|to)\s*(?:the\s+)?$", re.I)
+_AND = re.compile(r"^\s*+(?:and|-|\u2013|\u2014|to)\s*+(?:the\s+)?$", re.I)
 _BETWEEN = re.compile(r"\bbetween(?:\s+the)?\s*$", re.I)
 _FROM = re.compile(
     r"\b(?:from|starting(?: in| on| from)?|beginning(?: in| on)?)(?:\s+the)?\s*$", re.I

@@ -23,7 +23,7 @@ _AT_CLOCK = re.compile(
     re.I,
 )
 _BETWEEN_CLOCK = re.compile(
-    r"\b(?:between|from)\s+(?P<a>\d{1,2})(?::00)?\s*(?P<ah>[ap]\.?m\.?)?\s*(?:and|to|until|-|\u2013)\s*"
+    r"\b(?:between|from)\s+(?P<a>\d{1,2})(?::00)?\s*+(?P<ah>[ap]\.?m\.?)?\s*+(?:and|to|until|-|\u2013)\s*"
     r"(?P<b>\d{1,2})(?::00)?\s*(?P<bh>[ap]\.?m\.?)|\b(?:between|from)\s+(?P<c>\d{1,2}):00\s*"
     r"(?:and|to|until|-|\u2013)\s*(?P<d>\d{1,2}):00",
     re.I,
@@ -73,7 +73,7 @@ def find_recurring(text: str) -> ParsedTime:
 def _find_weekdays(text: str, found: ParsedTime) -> None:
     for match in _WEEKDAY.finditer(text):
         # "On Monday 4 July 2011" is a date and no rule.
-        if match["single"] and re.match(r",?\s+(?:the\s+)?\d", text[match.end() :]):
+        if match["single"] and re.match(r",?\s++(?:the\s++)?\d", text[match.end() :]):
             continue
         found.weekdays.append(WEEKDAYS[(match["plural"] or match["single"]).lower()])
         found.spans.append(match.span())

@@ -102,7 +102,7 @@ def _iso_month(match: Match, _options: Options) -> Item | None:
 def _season(match: Match, _options: Options) -> Item | None:
     name = match["season"].lower().replace("fall", "autumn")
     verb = match["season"].lower() in ("fall", "spring") and match.start() > 0
-    if verb and not _BEFORE_BARE.search(match.string[: match.start()]):
+    if verb and not _BEFORE_BARE.search(_tail(match.string, match.start())):
         # "How much did the price fall in 2008" speaks of no season.
         return None
     year = _year_of(match)
@@ -216,13 +216,20 @@ _RULES: list[Rule] = [
     rule(rf"{_ORDINAL}\s+quarter", _quarter),
     rule(rf"{_YEAR}", _bare_year),
 ]
+_TAIL = 60  # characters; longer than every expression that ends before a month or season
+
+
+def _tail(text: str, end: int) -> str:
+    return text[max(0, end - _TAIL) : end]
+
+
 _BARE_MONTH = re.compile(rf"(?<![\w.]){_MONTH}", re.IGNORECASE)
 _BARE_SEASON = re.compile(rf"(?<!\w){_SEASON}\b", re.IGNORECASE)
 # Words before a month or season that show it is one, where it could be a verb.
 _BEFORE_BARE = re.compile(
-    r"(?:\b(?:in|of|during|since|until|till|before|after|by|from|to|and|or|between|vs\.?|versus"
+    r"(?:(?:\b(?:in|of|during|since|until|till|before|after|by|from|to|and|or|between|vs\.?|versus"
     r"|than|for|the|every|each|through|with|this|next|last|early|late|mid|per|over|an?|average"
-    r"|typical)|[,\-\u2013(])[\s-]*$",
+    r"|typical)|[,\u2013(])[\s-]*|-\s*)$",
     re.IGNORECASE,
 )
 _PORTION = re.compile(
@@ -263,14 +270,14 @@ def _bare_names(text: str, taken: list[bool]) -> list[Item]:
             if any(taken[match.start() : match.end()]):
                 continue
             word = match[0].lower()
-            shown = bool(_BEFORE_BARE.search(text[: match.start()]))
+            shown = bool(_BEFORE_BARE.search(_tail(text, match.start())))
             if word in ("may", "march", "mar") and not (
                 shown or (match[0][0].isupper() and match.start() > 0)
             ):
                 continue
             if word in ("may", "fall", "spring", "dec", "sun") and not shown:
                 continue
-            before = text[: match.start()]
+            before = _tail(text, match.start())
             joined = word == "fall" and re.search(r"(?:and|or|to|the)\s+$", before, re.IGNORECASE)
             if joined and not re.search(r"\bin\s+the\s+$", before, re.IGNORECASE):
                 # "Rise and fall" and "the fall in price" are no season.

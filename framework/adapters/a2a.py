@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -32,28 +32,35 @@ from pydantic import BaseModel
 
 from capgraph.adapters.foreign import away, failed, plain_text, task_of
 from capgraph.base.checked import checked
+from capgraph.base.errors import CapabilityError, ErrorSeverity
 from capgraph.base.step_context import StepContext
 from capgraph.base.threads import in_thread
 from capgraph.langgraph_compat import answers_taken
+from capgraph.planning.problems import preview
 
 _POLL_SECONDS = 1.0
+_PORTS = {"http": 80, "https": 443}
 _BINDINGS = ["JSONRPC", "HTTP+JSON"]
 _WORKS = (State.TASK_STATE_UNSPECIFIED, State.TASK_STATE_SUBMITTED, State.TASK_STATE_WORKING)
 
 
 @checked
-async def agent_card(url: str, headers: Mapping[str, str] | None = None) -> AgentCard:
+async def agent_card(
+    url: str, headers: Mapping[str, str] | None = None, *, origins: Collection[str] = ()
+) -> AgentCard:
     """Fetch the card of an A2A agent: what ``remote_capability`` describes it by.
 
     Args:
         url: Where the agent is; or where its card is, when that ends in ``.json``.
         headers: What is sent with the request.
+        origins: Origins besides the URL's own to which the card may send messages, such as
+            ``https://agents.example:8443``.
 
     Raises:
-        CapabilityError: There is no card.
+        CapabilityError: There is no card, or it names an address of another origin.
     """
     async with _http(dict(headers or {}), await in_thread(ssl.create_default_context)) as http:
-        return await _card(url, http)
+        return await _card(url, http, origins)
 
 
 def _http(headers: dict[str, str], tls: ssl.SSLContext) -> httpx.AsyncClient:
@@ -61,14 +68,34 @@ def _http(headers: dict[str, str], tls: ssl.SSLContext) -> httpx.AsyncClient:
     return httpx.AsyncClient(headers=headers, verify=tls, timeout=httpx.Timeout(30, read=None))
 
 
-async def _card(url: str, http: httpx.AsyncClient) -> AgentCard:
+async def _card(url: str, http: httpx.AsyncClient, origins: Collection[str]) -> AgentCard:
     parts = urlsplit(url)
     named = parts.path.endswith(".json")
     where = A2ACardResolver(http, f"{parts.scheme}://{parts.netloc}" if named else url)
     try:
-        return await where.get_agent_card(relative_card_path=parts.path if named else None)
+        card = await where.get_agent_card(relative_card_path=parts.path if named else None)
     except A2AClientError as exc:
         raise away(f"The A2A agent at {url}", exc) from exc
+    known = {_origin(url), *map(_origin, origins)}
+    # Whoever writes the card would otherwise choose who gets the messages and the credentials.
+    for one in card.supported_interfaces:
+        if _origin(one.url) not in known:
+            raise CapabilityError(
+                f"The card of the A2A agent at {url} names {preview(one.url)}, which is of another"
+                " origin.",
+                fix="Add this origin to origins=[...] if the agent is to be reached there.",
+                severity=ErrorSeverity.CRITICAL,
+            )
+    return card
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    """Return scheme, host and port of a URL; of what is none, something that equals no origin."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
+    except ValueError:
+        return url, None, None
 
 
 class _Message(BaseModel):
@@ -83,8 +110,10 @@ class A2AAgent:
 
     Parameters = _Message
 
-    def __init__(self, agent: str | AgentCard, headers: dict[str, str]) -> None:
-        self._agent, self._headers = agent, headers
+    def __init__(
+        self, agent: str | AgentCard, headers: dict[str, str], origins: Collection[str] = ()
+    ) -> None:
+        self._agent, self._headers, self._origins = agent, headers, origins
         self._tls: ssl.SSLContext | None = None
         where = agent if isinstance(agent, str) else agent.name
         self._what = f"The A2A agent {plain_text(where, 200)}"
@@ -142,7 +171,7 @@ class A2AAgent:
         async with _http(self._headers, self._tls) as http:
             card = self._agent
             if isinstance(card, str):
-                card = self._agent = await _card(card, http)
+                card = self._agent = await _card(card, http, self._origins)
             known: dict[str, Any] = {"httpx_client": http, "supported_protocol_bindings": _BINDINGS}
             sender = ClientFactory(ClientConfig(streaming=False, polling=True, **known))
             watcher = ClientFactory(ClientConfig(**known))

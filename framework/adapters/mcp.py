@@ -56,7 +56,7 @@ from capgraph.base.threads import in_thread
 from capgraph.base.value_context import ValueContext
 from capgraph.base.values import misfits
 from capgraph.pipeline.effect_ledger import digest_of
-from capgraph.pipeline.job import CURRENT
+from capgraph.pipeline.job import outer_job
 from capgraph.planning.json_parameters import json_parameters
 
 KEY = "capgraph/idempotency-key"
@@ -73,9 +73,11 @@ class ToolResult(CapabilityContext):
     Attributes:
         text: All its text.
         content: Its blocks (text, images, resources) as the server sent them.
+        DECLARED_FIELDS: The fields that a planner is told of.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
+    DECLARED_FIELDS: ClassVar[tuple[str, ...]] = ("text",)
     text: str = ""
     content: list[dict[str, Any]] = Field(default_factory=list)
 
@@ -260,8 +262,11 @@ def _result_type(name: str, schema: Mapping[str, Any] | None) -> type[Capability
             "$defs": schema.get("$defs", {}),
         }
 
+    fields = tuple(schema.get("properties", ()))
+
     class Structured(ValueContext if schema.get("type") != "object" else CapabilityContext):  # type: ignore[misc]
         CONTEXT_TYPE: ClassVar[str] = kind
+        DECLARED_FIELDS: ClassVar[tuple[str, ...]] = fields
         model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
 
         @classmethod
@@ -366,8 +371,8 @@ class _Caller:
         call = line.parked.pop(step.idempotency_key, None)
         if call is None:
             tools = line.tools or await self.server.tools()
-            job = CURRENT.get()
-            why = self.changed(tools) if job is None or job.agreed is None else ""
+            job = outer_job()
+            why = self.changed(tools) if job is None or job.agreement is None else ""
             if self.name not in tools or why:
                 raise CapabilityError(
                     why or f"The tool {self.name!r} is no longer among those of {self.server}.",

@@ -8,7 +8,7 @@ attaches to it and sends nothing twice.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -40,6 +40,7 @@ def remote_capability(
     provides: ContextType | None = None,
     effect: Effect = "idempotent",
     headers: Mapping[str, str] | None = None,
+    origins: Collection[str] = (),
     **options: Any,
 ) -> type[BaseCapability]:
     """Make a capability of an agent that works elsewhere.
@@ -57,6 +58,7 @@ def remote_capability(
         effect: What it does there. A step that begins again attaches to the work that it began,
             so ``idempotent`` holds for any.
         headers: What an A2A agent is sent with each request, such as ``Authorization``.
+        origins: Origins besides its URL's own that the card of an A2A agent may name.
         **options: What :func:`~capgraph.adapters.declare.declare` takes, such as ``requires``,
             ``permission`` and ``timeout_seconds``.
 
@@ -81,7 +83,7 @@ def remote_capability(
             )
         from capgraph.adapters.a2a import A2AAgent
 
-        worker = A2AAgent(agent, dict(headers or {}))
+        worker = A2AAgent(agent, dict(headers or {}), origins)
         own = urlsplit(agent).hostname or agent if isinstance(agent, str) else agent.name
         said = f"Has the A2A agent {own} do a task."
         if not isinstance(agent, str):

@@ -25,6 +25,7 @@ from capgraph.base.injected import Getter, hints_of, injection
 from capgraph.base.step_context import StepContext
 from capgraph.base.threads import in_thread
 from capgraph.langgraph_compat import is_watched
+from capgraph.pipeline.failures import TOOL_ERROR
 from capgraph.telemetry.accounts import CASHIER
 from capgraph.telemetry.metered import METER
 
@@ -89,6 +90,8 @@ def tool_capability(
     bare = _bare(own) if shown is schema else None
     call = partial(_call, own, injected, bare)
     options.setdefault("classify_error", partial(_classify, tool))
+    if effect == "none":
+        options.setdefault("on_error", "observe")
     return declare(
         name or tool.name,
         description or tool.description,
@@ -272,4 +275,5 @@ def _classify(
     how = tool.handle_tool_error
     said = how(error) if callable(how) else how if isinstance(how, str) else error
     severity = ErrorSeverity.REPLANNING if how else ErrorSeverity.CRITICAL
-    return ErrorClassification(severity, str(said) or f"{tool.name} failed.")
+    details = {"category": TOOL_ERROR}
+    return ErrorClassification(severity, str(said) or f"{tool.name} failed.", details)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
@@ -20,7 +19,6 @@ from capgraph.base.awaiting import awaited
 from capgraph.base.errors import CapabilityError
 from capgraph.base.ports import BehaviorContext
 from capgraph.behaviors.base import BaseBehavior
-from capgraph.configs.scoped import scoped
 from capgraph.engine.as_node import run_request
 from capgraph.engine.bind import unbound_services
 from capgraph.engine.services import Services
@@ -28,7 +26,7 @@ from capgraph.engine.sync_graph import SyncGraph, one_node
 from capgraph.governance.spending import running_spending
 from capgraph.pipeline.capacity import Capacity
 from capgraph.pipeline.equipment import Equipment
-from capgraph.pipeline.job import CURRENT, hear
+from capgraph.pipeline.job import Returned, current_job, hear, in_body_of, requested_work
 from capgraph.pipeline.run_config import configurable
 from capgraph.pipeline.runner import StepRunner
 
@@ -56,7 +54,9 @@ class _Run:
     heard: dict[str, str] = field(default_factory=dict)
 
 
-_RUN: ContextVar[_Run] = ContextVar("capgraph_agent_run")
+def _current_run() -> _Run:
+    run: _Run = requested_work()
+    return run
 
 
 def around(
@@ -101,8 +101,8 @@ def around(
             return result
 
         current = _Run(work, execution_id(runtime) or uuid4().hex)  # nothing keeps this run
-        with scoped(_RUN, current):
-            record = await run_request(spec, {"task_objective": state["task"]}, services=under)
+        step: Any = {"task_objective": state["task"]}
+        record = await run_request(spec, step, services=under, work=current)
         if record.error is not None:
             info = runtime.execution_info
             if record.attempts > 1 and info is not None:
@@ -162,7 +162,7 @@ def _capability(agent_id: str, around: Sequence[Any], services: Services | None)
         timeout_seconds = (limits.run_timeout_seconds if limits else None) or 86_400.0
 
         async def execute(self) -> Any:
-            run, job = _RUN.get(), CURRENT.get()
+            run, job = _current_run(), current_job()
             assert job is not None
             spending = running_spending()
             # Model calls draw on what is held: of the step around the agent, or else for its run.
@@ -170,12 +170,12 @@ def _capability(agent_id: str, around: Sequence[Any], services: Services | None)
                 nullcontext() if spending is None or spending.held() else spending.reserved(job.key)
             )
             async with holds:
-                with scoped(CURRENT, job.outer):
+                with in_body_of(job.outer):
                     run.result = await run.work()
                     hear(run.heard)
-            if not run.result.success:
-                job.source = "fallback"  # nothing that a cache should keep
-            return {_OUTPUT: run.result.to_plain()["output"]}
+            output = {_OUTPUT: run.result.to_plain()["output"]}
+            # Nothing that a cache should keep.
+            return output if run.result.success else Returned(output, "fallback")
 
     return capability_node(Run)
 
@@ -191,7 +191,7 @@ class _Listener(BaseBehavior):
     """Remembers what was raised, for whoever called the agent."""
 
     def on_error(self, context: BehaviorContext, error: Exception) -> None:
-        _RUN.get().error = error
+        _current_run().error = error
 
 
 class _Hooks:
@@ -207,11 +207,11 @@ class _Hooks:
         return getattr(self._behavior, name)
 
     async def before_execute(self, context: BehaviorContext) -> None:
-        context.execution_id = _RUN.get().execution_id
+        context.execution_id = _current_run().execution_id
         await self._call("before_execute", context)
 
     async def after_execute(self, context: BehaviorContext, gave: Any) -> Any:
-        run = _RUN.get()
+        run = _current_run()
         if run.result is None:  # it was there already
             run.result = AgentResult(gave, metadata={"source": "cache"})
         before = run.result.to_plain()
@@ -226,7 +226,7 @@ class _Hooks:
         found = await self._call("on_error", context, error)
         if found is None:
             return None
-        run = _RUN.get()
+        run = _current_run()
         run.result = AgentResult.of(found)
         run.result.metadata = {**run.result.metadata, "source": "fallback"}
         return {_OUTPUT: run.result.to_plain()["output"]}

@@ -17,13 +17,13 @@ from langgraph.types import Command, Interrupt
 
 from capgraph.agents.around import around
 from capgraph.agents.kept import behind_step, restored, snapshot
-from capgraph.agents.own_methods import OWN_CALL, OwnCall, runs_own_method, through_the_door
+from capgraph.agents.own_methods import OwnCall, runs_own_method, through_the_door
 from capgraph.agents.result import FINAL, AgentResult, AgentStep
 from capgraph.base.checked import checked
 from capgraph.base.errors import ConfigurationError
 from capgraph.base.ports import KeyValueStore
 from capgraph.base.task import TaskInput, TaskOutput
-from capgraph.configs.scoped import scoped
+from capgraph.configs.run_context import using
 from capgraph.engine.services import Services
 from capgraph.engine.sync_graph import SyncGraph, compiled, one_node
 from capgraph.langgraph_compat import INTERRUPT, Checkpointer
@@ -187,10 +187,10 @@ class BaseAgent:
             task = state["task"]
             stream = getattr(type(self).stream_execute, "own", None)
             if state.get("streamed") and stream is not None:
-                with scoped(OWN_CALL, OwnCall(self, "stream_execute", task)):
+                with using(own_method=OwnCall(self, "stream_execute", task)):
                     result = await self._streamed(stream(self, task, runtime.context))
             else:
-                with scoped(OWN_CALL, OwnCall(self, method, task)):
+                with using(own_method=OwnCall(self, method, task)):
                     result = AgentResult.of(await own(self, task, runtime.context))
             return result.to_plain()
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
+
+from capgraph.configs.run_context import run_context
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +25,15 @@ class OwnCall:
     task: str
 
 
-OWN_CALL: ContextVar[OwnCall | None] = ContextVar("capgraph_agent_own_call", default=None)
-"""The innermost running method that a subclass wrote."""
+def own_call() -> OwnCall | None:
+    """Return the innermost running method that a subclass wrote."""
+    call: OwnCall | None = run_context().own_method
+    return call
 
 
 def runs_own_method(agent: Any) -> bool:
     """Return whether a method that an agent's subclass wrote is running."""
-    running = OWN_CALL.get()
+    running = own_call()
     return running is not None and running.agent is agent
 
 
@@ -44,7 +47,7 @@ def through_the_door(door: Callable[..., Any], own: Callable[..., Any]) -> Calla
 
     @functools.wraps(own)
     def method(self: Any, task: str, context: Any = None) -> Any:
-        running = OWN_CALL.get()
+        running = own_call()
         if running is not None and running.agent is self:
             is_super_call = getattr(type(self), name) is not method
             if is_super_call or (running.method != name and running.task == task):

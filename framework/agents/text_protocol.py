@@ -29,13 +29,13 @@ Action Input: the tool's arguments as a JSON object; for Final Answer {"answer":
 You are then told the observation. These are the tools:
 """
 _STEP = re.compile(
-    r"(?:Thought:\s*(?P<thought>.*?)\s*)?^\s*Action:\s*(?P<action>[^\n]+?)\s*"
-    r"^\s*Action Input:\s*(?P<input>.*?)\s*"
-    r"(?=^\s*(?:Observation|Thought|Action|Final Answer)\s*:|\Z)",
+    r"(?:Thought:(?P<thought>(?:(?!Thought:).)*?))?^[ \t]*Action:[ \t]*(?P<action>[^\n]++)\n"
+    r"(?:[ \t]*\n)*[ \t]*Action Input:(?P<input>.*?)"
+    r"(?=^[ \t]*(?:Observation|Thought|Action|Final Answer)[ \t]*:|\Z)",
     re.DOTALL | re.MULTILINE | re.IGNORECASE,
 )
 _FINAL = re.compile(
-    r"^\s*Final Answer:\s*(?P<answer>.+?)\s*(?=^\s*(?:Observation|Thought|Action)\s*:|\Z)",
+    r"^[ \t]*Final Answer:(?P<answer>.+?)(?=^[ \t]*(?:Observation|Thought|Action)[ \t]*:|\Z)",
     re.DOTALL | re.MULTILINE | re.IGNORECASE,
 )
 STOP = ("\nObservation:",)
@@ -45,7 +45,7 @@ STOP = ("\nObservation:",)
 it is cut off when the text is read.
 """
 _FENCED = re.compile(
-    r"```\w*\s*(?P<fence>.*?)\s*```|<tool_call>\s*(?P<tag>.*?)\s*</tool_call>", re.DOTALL
+    r"```\w*+(?P<fence>.*?)```|<tool_call>(?P<tag>(?:(?!<tool_call>).)*?)</tool_call>", re.DOTALL
 )
 _ARGUMENTS = ("arguments", "parameters", "args")
 
@@ -89,15 +89,15 @@ def read_text(message: AIMessage, tools: Sequence[Any]) -> AIMessage:
     found, answer = _STEP.search(text), _FINAL.search(text)
     if found is None or (answer is not None and answer.start() < found.start()):
         if answer is not None:
-            return _made(message, _answer(answer["answer"]), text[: answer.end()].strip())
+            return _made(message, _answer(answer["answer"].strip()), text[: answer.end()].strip())
         calls = calls_in(text, tools)
         if calls:
             return _made(message, "", text, calls)
         return unreadable(message, "It has neither an action nor a final answer.")
     if found["action"].strip().lower() == FINAL.lower():
-        return _made(message, _answer(found["input"]), text)
-    name = _tool_name(found["action"], tools)
-    args = _arguments(name, found["input"], tools)
+        return _made(message, _answer(found["input"].strip()), text)
+    name = _tool_name(found["action"].strip(), tools)
+    args = _arguments(name, found["input"].strip(), tools)
     if tools and any(mark in name for mark in '{}"\n'):
         names = ", ".join(_names(tools))
         return unreadable(message, f"Action must be the name of one tool: {names}.")
@@ -105,7 +105,7 @@ def read_text(message: AIMessage, tools: Sequence[Any]) -> AIMessage:
         return unreadable(message, f"The Action Input of {name} must be a JSON object.")
     # What it made up as an observation is not shown to it as its own words.
     told = text[: found.end()].strip()
-    return _made(message, found["thought"] or "", told, [_call(name, args)])
+    return _made(message, (found["thought"] or "").strip(), told, [_call(name, args)])
 
 
 def calls_in(text: str, tools: Sequence[Any]) -> list[dict[str, Any]]:
@@ -185,7 +185,7 @@ def unreadable(message: AIMessage, why: str) -> AIMessage:
 def as_json(text: str) -> Any:
     """Return what a text says in JSON, fenced or not; the text itself where it is none."""
     try:
-        return json.loads(re.sub(r"^```\w*\s*|\s*```$", "", text.strip()))
+        return json.loads(re.sub(r"^```\w*", "", text.strip()).removesuffix("```"))
     except ValueError:
         return text
 

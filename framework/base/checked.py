@@ -61,7 +61,7 @@ def checked(function: T) -> T:
                 continue
             first = next(iter(given.values())) if "self" in given else function
             owner = getattr(first, "__name__", type(first).__name__)
-            told = re.sub(r"\b[a-z_]+\.(?=[\w.]*[A-Z])", "", inspect.formatannotation(hint))
+            told = re.sub(r"(?<![\w.])(?:[a-z_]+\.)++(?=[A-Z])", "", inspect.formatannotation(hint))
             raise ConfigurationError(
                 f"{owner}: {name} is {value!r:.80}, not {told}.", fix=f"Give {told}."
             )

@@ -139,7 +139,7 @@ _MOST_MISFITS = 5
 _CONTEXT = re.compile(r"context[ _](?:length|size|window)", re.IGNORECASE)
 _EXCEEDED = re.compile(r"exceed|overflow|longer|greater|too long|only", re.IGNORECASE)
 _KEY_MARKERS = ("API key not valid", "API_KEY_INVALID")
-_RETRY_INFO = re.compile(r"retryDelay\W+([\d.]+)s")
+_RETRY_INFO = re.compile(r"retryDelay\W{1,9}+([\d.]{1,20}+)s")
 
 
 class Diagnosis(NamedTuple):

@@ -6,11 +6,10 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from typing import Protocol
 
 from capgraph.base.errors import ConfigurationError
-from capgraph.configs.scoped import scoped
+from capgraph.configs.run_context import run_context, using
 
 
 class Clock(Protocol):
@@ -77,16 +76,14 @@ def later(clock: Clock, seconds: float) -> float:
     return (time.time() if isinstance(clock, _Seconds) else clock.now()) + seconds
 
 
-_running: ContextVar[Clock | None] = ContextVar("capgraph_clock", default=None)
-
-
 def running_clock() -> Clock:
     """Return the clock of the graph whose attempt or model call is under way, else the machine's.
 
     >>> isinstance(running_clock(), SystemClock)
     True
     """
-    return _running.get() or SystemClock()
+    clock: Clock | None = run_context().clock
+    return clock or SystemClock()
 
 
 def use_clock(clock: Clock | None) -> AbstractContextManager[None]:
@@ -96,4 +93,4 @@ def use_clock(clock: Clock | None) -> AbstractContextManager[None]:
     ...     running_clock().now()
     12.0
     """
-    return scoped(_running, clock)
+    return using(clock=clock)

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import unicodedata
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -60,5 +61,12 @@ def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 def _cell(value: Any) -> Any:
     if isinstance(value, (dict, list)):
         value = json.dumps(value, ensure_ascii=False)
-    formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
-    return f"'{value}" if formula else value
+    return f"'{value}" if isinstance(value, str) and _is_formula(value) else value
+
+
+def _is_formula(text: str) -> bool:
+    """Tell whether a spreadsheet may take a text for a formula, also behind what it leaves out."""
+    if text.startswith(("\t", "\r", "\n")):
+        return True
+    first = next((char for char in text if unicodedata.category(char)[0] not in "CZ"), "")
+    return unicodedata.normalize("NFKC", first)[:1] in ("=", "+", "-", "@", "\u2212")

@@ -15,7 +15,6 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from pydantic import BaseModel, create_model
 from pydantic.errors import PydanticUserError
 
-from capgraph.base.awaiting import awaited
 from capgraph.base.capability import BaseCapability
 from capgraph.base.classify import ErrorClassification
 from capgraph.base.context import CapabilityContext
@@ -144,7 +143,7 @@ def _execute_of(
         given |= {name: getattr(step.parameters, name) for name in arguments.parameters}
         given |= {name: get(step) for name, get in arguments.injected.items()}
         made = await in_thread(function, **given) if is_sync(function) else function(**given)
-        result = await awaited(made)
+        result = await made if inspect.isawaitable(made) else made
         if is_command(type(result)):
             return result
         if result is None and outputs and wrap is None and not step.stored:

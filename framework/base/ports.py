@@ -236,6 +236,7 @@ class StepRecord:
         error: Why it failed.
         skipped: Why it was passed over, for a step that nobody will run.
         not_needed: Whether that is as the plan has it: a condition does not hold.
+        observed: True if its failure is shown to the planner, which goes on.
         attempts: Which try this was.
         execution_time: Seconds of the last try.
         timestamp: When it ended, as ISO text.
@@ -262,6 +263,7 @@ class StepRecord:
     error: Failure | None = None
     skipped: str | None = None
     not_needed: bool = False
+    observed: bool = False
     attempts: int = 1
     execution_time: float = 0.0
     timestamp: str = field(default_factory=now_text)
@@ -312,6 +314,7 @@ class StepRecord:
             found["source"] = self.source
         if self.skipped is not None:
             found |= {"skipped": True, "not_needed" if self.not_needed else "error": self.skipped}
+            found |= {"observed": True} if self.observed else {}
         if self.error is not None:
             found |= {"error": self.error.message, "severity": self.error.severity.value}
         return found

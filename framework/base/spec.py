@@ -29,6 +29,7 @@ from capgraph.configs.safe_text import clean_text
 
 Cardinality = Literal["one", "many", "optional"]
 Effect = Literal["none", "idempotent", "once"]
+OnError = Literal["fail", "observe"]
 OnUnknown = Literal["ask", "rerun", "fail", "skip"]
 
 
@@ -160,6 +161,9 @@ class Declarations:
         max_parallel: How many of its steps may run at once; ``None`` for no limit of its own.
         timeout_seconds: Time limit of one attempt; ``None`` for the setting's default.
         on_unknown: What to do when a ``once`` step started and its end is not known.
+        on_error: ``observe`` shows a failure to a planner that looks (``planning.mode``), which then
+            goes on; without one, and with ``fail``, the severity of the failure decides. A LangChain
+            tool without an effect is observed unless it says otherwise.
         always_active: Selected for every request.
         effect_key: Names of the parameters that make two effects the same one; ``None`` for all
             parameters and inputs.
@@ -184,6 +188,7 @@ class Declarations:
     max_parallel: Annotated[int, Field(ge=1)] | None = None
     timeout_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     on_unknown: OnUnknown = "ask"
+    on_error: OnError = "fail"
     always_active: bool = False
     effect_key: _Names | None = None
     repeatable: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, cast
 
 from pydantic import BaseModel, create_model
@@ -43,10 +43,28 @@ class ValueContext(CapabilityContext):
         return f"{self.CONTEXT_TYPE.replace('_', ' ').lower()}: {short_text(data)}"
 
 
+def plain_data(data: Any, kind: type[CapabilityContext] | None) -> Any:
+    """Return what a path reads of stored data: of a plain value the value itself.
+
+    Args:
+        data: The stored data.
+        kind: Its context type; ``None`` if no class is registered, as for most tools.
+
+    >>> plain_data({"value": [3]}, None), plain_data({"days": 3}, None)
+    ([3], {'days': 3})
+    """
+    is_value = kind is None or issubclass(kind, ValueContext)
+    wrapped = isinstance(data, Mapping) and data.keys() == {"value"}
+    return data["value"] if is_value and wrapped else data
+
+
 def value_fields(kind: type[CapabilityContext]) -> list[str]:
-    """Name the fields of a plain value of a structured type; none of any other context type."""
+    """Name the fields of a plain value of a structured type, or of what a server declares.
+
+    Other context types have none here: they are inputs, which plans name as a whole.
+    """
     if not issubclass(kind, ValueContext):
-        return []
+        return list(getattr(kind, "DECLARED_FIELDS", ()))
     annotation = kind.model_fields["value"].annotation
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return list(annotation.model_fields)

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from capgraph.behaviors.rate_limit import RateLimitBehavior as RateLimitBehavior
     from capgraph.behaviors.rate_limit import RateLimiter as RateLimiter
     from capgraph.behaviors.rate_limit import RateLimitExceededError as RateLimitExceededError
-    from capgraph.behaviors.retry import RetryBehavior as RetryBehavior
-    from capgraph.behaviors.retry import TimeoutBehavior as TimeoutBehavior
+    from capgraph.behaviors.time_limit import TimeoutBehavior as TimeoutBehavior
+    from capgraph.pipeline.retry_policy import RetryBehavior as RetryBehavior
     from capgraph.pipeline.retry_policy import backoff_delay as backoff_delay
 
 __getattr__, __dir__ = lazy_exports(
@@ -96,7 +96,7 @@ __getattr__, __dir__ = lazy_exports(
             "RateLimitExceededError",
             "RateLimiter",
         ),
-        "capgraph.behaviors.retry": ("RetryBehavior", "TimeoutBehavior"),
-        "capgraph.pipeline.retry_policy": ("backoff_delay",),
+        "capgraph.behaviors.time_limit": ("TimeoutBehavior",),
+        "capgraph.pipeline.retry_policy": ("RetryBehavior", "backoff_delay"),
     },
 )

@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Any
 
 from capgraph.behaviors.base import BaseBehavior, BehaviorContext
-from capgraph.configs.logger import clean_text, get_logger, mask_secrets
+from capgraph.configs.logger import LONGEST_MESSAGE, clean_text, get_logger, mask_secrets
 
 _BEGAN = "audit_began"
 
@@ -51,7 +51,7 @@ class AuditBehavior(BaseBehavior):
     def after_execute(self, context: BehaviorContext, result: Any) -> None:
         """Write that it ended, and how its result begins."""
         spent = self._spent(context)
-        shown = clean_text(mask_secrets(str(result)))[: self._preview] if self._preview else ""
+        shown = clean_text(mask_secrets(str(result), self._preview)) if self._preview else ""
         self._logger.info("%s ended after %d ms: %s", self._named(context), spent, shown)
         if self._metrics is not None:
             name = "behavior.audit.duration_ms"
@@ -59,7 +59,7 @@ class AuditBehavior(BaseBehavior):
 
     def on_error(self, context: BehaviorContext, error: Exception) -> None:
         """Write that it failed, and why."""
-        told = clean_text(mask_secrets(f"{type(error).__name__}: {error}"))
+        told = clean_text(mask_secrets(f"{type(error).__name__}: {error}", LONGEST_MESSAGE))
         self._logger.error(
             "%s failed after %d ms: %s", self._named(context), self._spent(context), told
         )

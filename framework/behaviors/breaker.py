@@ -474,9 +474,9 @@ def _with_severity(error: CircuitOpenError, attempt: Attempt, job: Job | None) -
 
 def _came_back(attempt: Attempt, job: Job | None) -> bool | None:
     """Say what a result means: one from the ledger, or a question, says nothing by itself."""
-    if job is None or job.worked is not None:
+    if job is None or job.current.returned is not None:
         return True
-    failed = job.failure[0] if job.failure is not None else None
+    failed = job.current.failure[0] if job.current.failure is not None else None
     # A failure whose effect may have happened is a question or a step passed over.
     is_one = isinstance(failed, Exception) and _is_its_failure(failed, attempt, job)
     return False if is_one else None

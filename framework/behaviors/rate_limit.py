@@ -349,7 +349,7 @@ class RateLimitBehavior:
         if not self._wait:
             return 0.0
         job = current_job() if attempt.kind == "step" else None
-        left = job.door.seconds_left() if job is not None else None
+        left = job.door.control.seconds_left() if job is not None else None
         return None if left is None else max(0.0, left)
 
     def _key(self, attempt: Attempt) -> str:

@@ -22,10 +22,10 @@ from collections.abc import (
 )
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
-from contextvars import ContextVar
 from dataclasses import InitVar, asdict, dataclass, field, replace
 from functools import cached_property, lru_cache, wraps
-from typing import Any, Literal, ParamSpec, TypeVar
+from inspect import signature
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 from langgraph.errors import GraphBubbleUp
 from langgraph.types import interrupt
@@ -59,11 +59,11 @@ from capgraph.compat.worker import (
 )
 from capgraph.configs.limits import Limits
 from capgraph.configs.logger import get_logger, mask_secrets
-from capgraph.configs.scoped import scoped
 from capgraph.configs.settings import Settings
 from capgraph.engine.as_node import run_request
 from capgraph.engine.bind import bind
 from capgraph.engine.services import Services
+from capgraph.pipeline.job import requested_work
 from capgraph.pipeline.run_config import called_by, current_caller, current_runtime
 from capgraph.registry import Registry
 from capgraph.telemetry import (
@@ -302,22 +302,30 @@ Orchestrator = AgentSession
 """The older name."""
 
 
-_SYNC: ContextVar[bool] = ContextVar("capgraph_session_sync", default=False)
+class _Blocking(NamedTuple):
+    """A function that a synchronous method was given: it may block."""
+
+    function: Call
+
+    def __call__(self) -> Any:
+        return self.function()
 
 
 def _blocking(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
     """Return the synchronous form; what is bounded in time works in a thread, to be left behind."""
 
     async def work(*args: P.args, **kwargs: P.kwargs) -> T:
-        with scoped(_SYNC, True):
-            return await method(*args, **kwargs)
+        given = signature(method).bind(*args, **kwargs)
+        given.arguments["fn"] = _Blocking(given.arguments["fn"])
+        return await method(*given.args, **given.kwargs)
 
     return wraps(method)(blocking(work))
 
 
 async def _through(breaker: Any, fn: Call, timeout: float | None) -> Any:
     async def call() -> Any:
-        return await awaited(await in_thread(fn) if timeout and _SYNC.get() else fn())
+        threaded = timeout and isinstance(fn, _Blocking)
+        return await awaited(await in_thread(fn) if threaded else fn())
 
     return await (call() if breaker is None else breaker.acall(call))
 
@@ -684,9 +692,10 @@ class OrchestrationSession:
         step: Any = {"parameters": plain, **({} if timeout is None else {"timeout": timeout})}
         caller = replace(current_caller(), role=self.agent.role)
         try:
-            with scoped(_WORK, work), called_by(caller):
+            with called_by(caller):
                 spec = services.registry.capabilities[name]
-                record = await run_request(spec, step, services=services, raw_errors=True)
+                about: Any = {"services": services, "raw_errors": True, "work": work}
+                record = await run_request(spec, step, **about)
             gave = record.contexts[_RESULT][record.key]
             result = work.result if gave == work.shown else gave  # a guard rewrote it
             result = await self._hooks(f"after_{stage}", told, result)
@@ -963,9 +972,6 @@ class _Work:
         self.raised: Exception | None = None
 
 
-_WORK: ContextVar[_Work] = ContextVar("capgraph_session_work")
-
-
 @lru_cache(maxsize=256)
 def _capability(called: str) -> Any:
     """Make the capability that stands for a model or a tool."""
@@ -976,7 +982,7 @@ def _capability(called: str) -> Any:
         provides = (_RESULT,)
 
         async def execute(self) -> Any:
-            work = _WORK.get()
+            work: _Work = requested_work()
             if dict(self.parameters) != work.arguments:
                 told = (
                     "The arguments of a session's tool are with its function, and stay as they are."

@@ -28,7 +28,7 @@ from capgraph.governance.spending import running_spending
 from capgraph.pipeline.authorize import judge, weighed
 from capgraph.pipeline.effect_ledger import EffectLedger
 from capgraph.pipeline.failures import clear_failure
-from capgraph.pipeline.retry_policy import RetryPolicy, declared_policy
+from capgraph.pipeline.retry_policy import declared_attempts
 from capgraph.planning import (
     CLOSING,
     CarryOver,
@@ -390,7 +390,7 @@ def _allowance(plan: ExecutionPlan, again: set[str], view: TurnView, services: S
     known = services.registry.capabilities
     needed = Counter(step["capability"] for step in plan["steps"] if step["context_key"] in again)
     return int(view.budget.get("attempts", 0)) + sum(
-        count * RetryPolicy.from_dict(declared_policy(known[name].cls), limits).max_attempts
+        count * declared_attempts(known[name].cls, limits)
         for name, count in needed.items()
         if name in known
     )

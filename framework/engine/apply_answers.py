@@ -44,7 +44,7 @@ async def apply_answers(
     prints = fingerprints(view.plan)
     decisions: dict[str, dict[str, Any]] = {}
     results: dict[str, Any] = {}
-    by = view.caller if brings_answer() else Caller()
+    by = view.sender if brings_answer() else Caller()
     ledger = services.ledger(view)
     for key, rule in (rules or {}).items():
         decisions[key] = {"decision": "approve", "rule": rule}

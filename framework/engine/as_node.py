@@ -49,10 +49,11 @@ from capgraph.langgraph_compat import (
 )
 from capgraph.pipeline.effect_ledger import digest_of
 from capgraph.pipeline.failures import clear_failure, killed, raise_failure
-from capgraph.pipeline.job import CURRENT, Door
+from capgraph.pipeline.job import Door, ResultReading, nth_request, outer_job
 from capgraph.pipeline.journal import Journal, Opening
 from capgraph.pipeline.run_config import current_runtime, paid_by
 from capgraph.pipeline.state_update import last_result, to_state
+from capgraph.planning.parameters import required_parameters
 from capgraph.state import TurnView
 from capgraph.telemetry.accounts import CASHIER, paying
 from capgraph.telemetry.metered import METER, counting
@@ -92,6 +93,8 @@ async def run_capability_node(
     if parameters is not None:
         values = await _parameters_of(spec, parameters, state)
         attempt = replace(attempt, step=PlannedStep(parameters=values))
+    elif in_run and not (is_planned or view.begun):
+        _refuse_missing(spec)
     # Without turns nothing would ever begin a new budget: then it is that of this visit.
     budget = TurnBudget.from_plain(view.budget if view.begun else {})
 
@@ -103,8 +106,7 @@ async def run_capability_node(
             budget,
             is_planned=is_planned,
             apart=in_run and not view.begun and not is_planned,
-            state_keys=channels_of_graph() if in_run else None,
-            unsorted=not in_run,
+            reading=ResultReading(channels_of_graph() if in_run else None, unsorted=not in_run),
             failures=failures,
         )
 
@@ -133,6 +135,7 @@ async def run_request(
     labels: Mapping[str, str] | None = None,
     *,
     raw_errors: bool = False,
+    work: Any = None,
 ) -> StepRecord:
     """Run a capability for somebody who keeps neither plan nor state: a tool call, a task.
 
@@ -147,6 +150,7 @@ async def run_request(
             and where none knows the capability, default limits.
         labels: Of what whoever asks has heard, with their sources.
         raw_errors: Whether a failure is raised as it is.
+        work: The caller's own work, which the capability's body only runs.
 
     Returns:
         What it left behind, a failure included.
@@ -154,17 +158,12 @@ async def run_request(
     bound = services or services_around(spec) or unbound_services(spec)
     view = bound.view({"capability_context_data": contexts or {}})
     key = "_".join((spec.name, *_apart(spec.name)))
-    attempt = Attempt(
-        capability=spec.name,
-        step={"context_key": key, "capability": spec.name, **step},
-        key=key,
-        total=1,
-        objective=view.objective_of({"capability": spec.name, **step}),
-    )
-    apart, nowhere = current_runtime() is not None, frozenset[str]()
+    asked: PlannedStep = {"context_key": key, "capability": spec.name, **step}
+    attempt = view.attempt(spec.name, asked, key=key, total=1)
     budget = TurnBudget()
-    about: Any = {"apart": apart, "state_keys": nowhere, "labels": labels or {}}
-    about["raw_errors"] = raw_errors
+    reading = ResultReading(frozenset(), raw_errors=raw_errors)
+    about: Any = {"apart": current_runtime() is not None, "reading": reading}
+    about |= {"labels": labels or {}, "work": work}
     run = partial(_answered, attempt, view, bound, budget, **about)
     async with _entered(view, bound, budget):
         again = lambda failures: run(failures=failures)  # noqa: E731
@@ -257,9 +256,23 @@ async def _turn(services: Services, state: Mapping[str, Any]) -> tuple[TurnView,
     here = began.config["configurable"]
     behind = plain_values(began).get("planning_current_step_index") or 0
     own = TurnView(
-        state, thread_id=view.thread_id, caller=view.caller, opened_by=here["checkpoint_id"]
+        state,
+        thread_id=view.thread_id,
+        caller=view.caller,
+        sender=view.sender,
+        opened_by=here["checkpoint_id"],
     )
     return own, 0 if "planning_current_step_index" in given else behind
+
+
+def _refuse_missing(spec: CapabilitySpec) -> None:
+    if needed := required_parameters(spec.parameters):
+        shown = ", ".join(f'"{name}": "<state key>"' for name in needed)
+        raise ConfigurationError(
+            f"The node of {spec.name!r} needs the parameters {', '.join(needed)}, and no plan in the"
+            " state has a step for it.",
+            fix=f"Write services.node({spec.cls.__name__}, parameters={{{shown}}}).",
+        )
 
 
 async def _parameters_of(
@@ -283,14 +296,8 @@ def _attempt(spec: CapabilitySpec, view: TurnView, behind: int, *, planned: bool
     step = steps[index] if 0 <= index < len(steps) else PlannedStep()
     if step.get("capability", spec.name) != spec.name:
         step = PlannedStep()
-    return Attempt(
-        capability=spec.name,
-        step=step,
-        key=step.get("context_key") or "_".join((str(index), spec.name, *_apart(spec.name))),
-        index=index,
-        total=len(steps),
-        objective=view.objective_of({"capability": spec.name, **step}),
-    )
+    key = step.get("context_key") or "_".join((str(index), spec.name, *_apart(spec.name)))
+    return view.attempt(spec.name, step, key=key, index=index)
 
 
 def _apart(name: str) -> list[str]:
@@ -305,11 +312,8 @@ def _apart(name: str) -> list[str]:
         return []
     node = str(known.get("langgraph_node") or name)
     numbers = [str(part) for part in known.get("langgraph_path") or () if type(part) is int]
-    if (outer := CURRENT.get()) is not None:
-        # A graph inside the body has tasks of its own, and may go on in the middle.
-        request = (str(known.get("langgraph_checkpoint_ns")), name)
-        outer.asked[request] += 1
-        times = outer.asked[request]
+    if (outer := outer_job()) is not None:
+        times = nth_request(outer, str(known.get("langgraph_checkpoint_ns")), name)
     else:
         runtime = current_runtime()
         info = runtime.execution_info if runtime is not None else None
@@ -326,11 +330,10 @@ async def _answered(
     *,
     is_planned: bool = True,
     apart: bool,
-    state_keys: frozenset[str] | None,
-    unsorted: bool = False,
+    reading: ResultReading,
     failures: int = 0,
     labels: Mapping[str, str] | None = None,
-    raw_errors: bool = False,
+    work: Any = None,
 ) -> StepRecord:
     """Run the step; ask a person whatever it needs to know, as often as it asks.
 
@@ -354,11 +357,10 @@ async def _answered(
         ledger=ledger,
         plan_keys=[step["context_key"] for step in view.steps if "context_key" in step],
         failures=view.attempts.get(attempt.key, 0) if is_planned and view.begun else failures,
-        state_keys=state_keys,
-        unsorted=unsorted,
+        reading=reading,
         budget=tries,
         labels=labels or {},
-        raw_errors=raw_errors,
+        work=work,
     )
     while True:
         result = await services.runner.run(attempt, door)

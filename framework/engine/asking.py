@@ -17,7 +17,7 @@ from capgraph.engine.envelopes import as_task
 from capgraph.engine.services import Services
 from capgraph.langgraph_compat import answers_there
 from capgraph.pipeline.effect_ledger import digest_of
-from capgraph.pipeline.run_config import current_caller
+from capgraph.pipeline.run_config import current_sender
 from capgraph.state import TurnView
 from capgraph.telemetry import ApprovalRequested, emit
 from capgraph.telemetry.audit import note_answer
@@ -76,7 +76,7 @@ async def ask_apart(
 
     async def ask() -> Any:
         # Who answers is kept with the answer: another person's run may come back to it.
-        return [digest_of(question), ask_person(question, read), asdict(current_caller())]
+        return [digest_of(question), ask_person(question, read), asdict(current_sender())]
 
     while True:
         # LangGraph gives answers back in the order of the calls; a later run may ask less.
@@ -121,7 +121,7 @@ async def remember(
             id=name.hex,
             capability=capabilities[key],
             thread_id=view.thread_id if answer.remember.scope == "thread" else None,
-            user_id=view.caller.user_id,
+            user_id=view.sender.user_id,
             expires_at=answer.remember.until,
             reason=answer.reason,
         )

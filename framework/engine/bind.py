@@ -16,6 +16,7 @@ from capgraph.base.errors import ConfigurationError
 from capgraph.base.ports import PlanPolicy, StepPolicy, TurnGuardrail
 from capgraph.base.spec import CapabilitySpec
 from capgraph.configs.logger import SecretMasker, get_logger
+from capgraph.configs.run_context import run_context
 from capgraph.engine.default_strategies import SummaryAnswerer
 from capgraph.engine.defaults_policy import AskAboutDefaults
 from capgraph.engine.named import named, of_capabilities
@@ -25,7 +26,7 @@ from capgraph.governance.flow import InformationFlow, declares_labels
 from capgraph.governance.spending import BudgetStage, Purse, declared_budgets, declared_prices
 from capgraph.langgraph_compat import lent_saver, running_checkpoints
 from capgraph.pipeline.equipment import Equipment
-from capgraph.pipeline.journal import LENT, Journal
+from capgraph.pipeline.journal import Journal
 from capgraph.pipeline.runner import StepRunner
 from capgraph.planning.planner_traits import planner_traits
 from capgraph.prompts import get_framework_prompts
@@ -358,7 +359,7 @@ def policies_of(
 
 def running_journal(checkpointer: BaseCheckpointSaver[Any] | None = None) -> Journal:
     """Return the journal of the running thread; a server may have brought its own saver."""
-    lent = LENT.get()
+    lent: Journal | None = run_context().journal
     try:
         config = get_config()
     except RuntimeError:

@@ -11,12 +11,13 @@ from typing import Any, TypeVar
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from langgraph.func import task
 
-from capgraph.base.errors import InfrastructureError
+from capgraph.base.errors import ErrorSeverity, InfrastructureError
 from capgraph.base.ports import FlowPolicy, StepRecord
-from capgraph.configs.scoped import scoped
+from capgraph.configs.run_context import using
 from capgraph.engine.bind import running_journal
 from capgraph.governance.flow import InformationFlow
-from capgraph.pipeline.job import HEARING, LABELS, Hearing, hear
+from capgraph.pipeline.failures import TOOL_ERROR
+from capgraph.pipeline.job import LABELS, Hearing, current_hearing, hear
 from capgraph.pipeline.state_update import to_state
 from capgraph.registry import Registry
 
@@ -69,6 +70,22 @@ def let_go(record: StepRecord) -> StepRecord:
     return replace(record, skipped=error.message)
 
 
+def observed(record: StepRecord) -> StepRecord:
+    """Return the record of a step whose failure the planner is shown, in place of ending the turn.
+
+    A failure that somebody classified means what they said, except that a planner is asked for
+    another plan either way.
+    """
+    error, after = record.error, let_go(record)
+    if error is None or after is record or "effect_done" in error.metadata:
+        return record
+    told = error.unclassified or error.metadata.get("category") == TOOL_ERROR
+    replans = error.severity is ErrorSeverity.REPLANNING
+    if not (told or replans) or "rejected_by_person" in error.metadata:
+        return record
+    return replace(after, observed=True)
+
+
 @contextmanager
 def hearing(known: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """Have what runs in the block carry labels, those of what is around among them.
@@ -79,9 +96,9 @@ def hearing(known: Mapping[str, str]) -> Iterator[dict[str, str]]:
     Yields:
         Takes up the labels of what is read in the block.
     """
-    around, told = HEARING.get(), dict[str, str]()
+    around, told = current_hearing(), dict[str, str]()
     before = {**around.before, **known} if around is not None else known
-    with scoped(HEARING, Hearing(before, told, _flow)):
+    with using(labels=Hearing(before, told, _flow)):
         yield told
 
 
@@ -94,7 +111,7 @@ def as_task(name: str, work: Callable[[], Awaitable[T]]) -> Awaitable[T]:
 
     The labels of what it heard meanwhile are kept beside it, and heard wherever it is handed out.
     """
-    around = HEARING.get()
+    around = current_hearing()
     known = around.labels if around is not None else {}
 
     async def body() -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,20 +26,23 @@ from capgraph.base.errors import (
     LimitError,
     PersistenceError,
 )
-from capgraph.base.ports import Failure
+from capgraph.base.ports import Failure, RetryRule
 from capgraph.base.spec import InfrastructureSpec
 from capgraph.configs.limits import Limits
 from capgraph.configs.logger import get_logger
 from capgraph.configs.streaming import get_streamer
 from capgraph.engine.caller_plan import Accepted
 from capgraph.engine.guarded import CLOSING_NODES, Closing
-from capgraph.engine.node_behaviors import executed, ruled
+from capgraph.engine.node_behaviors import executed
 from capgraph.engine.services import Services
 from capgraph.engine.turn_outcome import outcome_of
 from capgraph.governance.spending import spending_of
 from capgraph.pipeline.call import accepted_arguments
 from capgraph.pipeline.failures import clear_failure, fatal, killed, raise_failure, read_failure
+from capgraph.pipeline.middlewares import innermost
+from capgraph.pipeline.retry_policy import with_rule
 from capgraph.pipeline.run_config import (
+    called_by,
     current_payer,
     current_runtime,
     paid_by,
@@ -90,8 +94,11 @@ async def run_infrastructure_node(
         run = services.view(state) if services is not None else view
         await _may_begin(spec, services, budget, run, endless=endless)
         payer = TurnView(paid).begun_by or current_payer()  # of the turn around, where one is
-        with paid_by(payer), about(**ids), counting(budget, limits.max_model_calls):
-            account = None if services is None else services.spending(services.view(paid))
+        turn = services.view(paid) if services is not None else TurnView(paid)
+        # What is nested in the node acts for who began the turn, whoever resumes it.
+        acting = called_by(turn.caller) if turn.caller != turn.sender else nullcontext()
+        with acting, paid_by(payer), about(**ids), counting(budget, limits.max_model_calls):
+            account = None if services is None else services.spending(turn)
             async with spending_of(account, spec.name):
                 given = _arguments(spec, state, services, logger, extra)
                 work = closing.quiet(partial(spec.cls.execute, state, **given))
@@ -271,7 +278,7 @@ def _read(
     }
     tries = view.attempts.get(spec.name, 0) + 1
     failure = read_failure(spec.cls, exc, context, node=spec.name, attempts=tries)
-    return ruled(spec, failure, exc)
+    return with_rule(failure, innermost(spec.behaviors, RetryRule), exc)
 
 
 def _failure(spec: InfrastructureSpec, exc: Exception, duration: float, view: TurnView) -> Failure:

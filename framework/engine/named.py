@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from capgraph.base.errors import ConfigurationError
 from capgraph.configs.near import nearest, use_known
-from capgraph.pipeline.runner import check_middlewares, in_parts
+from capgraph.pipeline.middlewares import check_middlewares, in_parts
 from capgraph.registry import Registry
 
 if TYPE_CHECKING:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Any
 
 from langgraph.errors import GraphBubbleUp
 
-from capgraph.base.errors import ErrorSeverity, FatalExecutionError, PersistenceError
-from capgraph.base.ports import BehaviorContext, Failure, RetryRule, TimeLimit
+from capgraph.base.errors import FatalExecutionError, PersistenceError
+from capgraph.base.ports import BehaviorContext, Failure, TimeLimit
 from capgraph.base.spec import InfrastructureSpec
 from capgraph.configs.limits import Limits
 from capgraph.pipeline import hooks
-from capgraph.pipeline.retry_policy import RetryPolicy
-from capgraph.pipeline.runner import innermost
+from capgraph.pipeline.middlewares import innermost
+from capgraph.pipeline.retry_policy import has_tries_left
 from capgraph.state import TurnView
 
 
@@ -52,9 +51,7 @@ async def executed(
     except (GraphBubbleUp, FatalExecutionError, PersistenceError):
         raise
     except Exception as exc:
-        failure = read(exc)
-        most = RetryPolicy.from_dict(failure.retry_policy, limits).max_attempts
-        if failure.severity is ErrorSeverity.RETRIABLE and failure.attempts < most:
+        if has_tries_left(read(exc), limits):
             raise
         found = await hooks.instead(own, context, exc)
         if found is None:
@@ -75,16 +72,3 @@ async def _in_time(spec: InfrastructureSpec, work: Callable[[], Awaitable[Any]])
             f"The node {spec.name!r} took longer than {limit.time_limit:g} s."
             f" Fix: raise {limit!r}, or give it less to do."
         ) from exc
-
-
-def ruled(spec: InfrastructureSpec, failure: Failure, exc: Exception) -> Failure:
-    """Return a failure as the node's ``RetryBehavior`` means it, where it has one."""
-    rule: RetryRule | None = innermost(spec.behaviors, RetryRule)
-    if rule is None or failure.severity is ErrorSeverity.FATAL:
-        return failure
-    severity = failure.severity
-    if rule.applies(exc, failure):
-        severity = ErrorSeverity.RETRIABLE
-    elif severity is ErrorSeverity.RETRIABLE:
-        severity = ErrorSeverity.CRITICAL
-    return replace(failure, severity=severity, retry_policy=rule.policy())

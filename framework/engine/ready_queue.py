@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import ExitStack
-from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
@@ -20,15 +20,17 @@ from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from capgraph.base.budget import TurnBudget
 from capgraph.base.plan import PlannedStep, copy_key, plan_key
 from capgraph.base.ports import Attempt, Failure, Question, StepRecord
+from capgraph.configs.run_context import run_context, using
 from capgraph.engine.copies import Copies, collects
 from capgraph.engine.entry import ASKED
-from capgraph.engine.envelopes import Envelope, envelope_of, let_go, one_signal, own
+from capgraph.engine.envelopes import Envelope, envelope_of, let_go, observed, one_signal, own
+from capgraph.engine.model_replies import is_model_written
 from capgraph.engine.routing import due_looks
 from capgraph.engine.services import Services
 from capgraph.langgraph_compat import answers_there, called_back
 from capgraph.pipeline.failures import clear_failure, raise_failure
-from capgraph.pipeline.job import Door
-from capgraph.pipeline.retry_policy import RetryPolicy, declared_policy
+from capgraph.pipeline.job import Door, Result, TurnControl
+from capgraph.pipeline.retry_policy import declared_attempts
 from capgraph.pipeline.run_config import current_runtime
 from capgraph.pipeline.state_update import Writes, applied, combined, last_result
 from capgraph.planning import CLOSING, dependencies
@@ -39,7 +41,6 @@ from capgraph.telemetry.metered import counting
 from capgraph.telemetry.sinks import about
 
 _BY_TYPE = ("capability_context_data", "capability_context_labels")
-_RUN: ContextVar[PlanRun | None] = ContextVar("capgraph_plan_run", default=None)
 
 
 class Pass(NamedTuple):
@@ -128,7 +129,9 @@ class PlanRun:
             **{name: fold_context(view.state.get(name), ()) for name in _BY_TYPE},
             "execution_step_results": dict(view.results),
         }
-        self._view = TurnView(self._state, thread_id=view.thread_id, caller=view.caller)
+        self._view = TurnView(
+            self._state, thread_id=view.thread_id, caller=view.caller, sender=view.sender
+        )
         self._ledger = services.ledger(self._view)
         self._failures = dict(view.attempts)
         self._ended = view.done | view.skipped
@@ -156,6 +159,9 @@ class PlanRun:
         self._began = services.clock.monotonic()
         self._used = view.seconds_used
         self.budget: TurnBudget = TurnBudget.from_plain(view.budget)
+        self._steering = TurnControl(
+            self._seconds_left, self._stops, self.drain_requested, may_wait=True
+        )
 
     def _runnable(self, view: TurnView) -> list[tuple[int, PlannedStep]]:
         """Return the steps that can end in this pass: nothing undecided stands before them."""
@@ -178,14 +184,13 @@ class PlanRun:
             FatalExecutionError: A step failed with severity FATAL.
             GraphBubbleUp: A step interrupted itself; all that did not need it has run.
         """
-        token = _RUN.set(self)
         try:
-            self._call_ready(self._places)
-            while self._calls:
-                call = await self._over.get()
-                self._take(self._calls.pop(call), call)
+            with using(plan_run=self):
+                self._call_ready(self._places)
+                while self._calls:
+                    call = await self._over.get()
+                    self._take(self._calls.pop(call), call)
         finally:
-            _RUN.reset(token)
             for call in self._calls:
                 call.cancel()
         if self._error is not None:
@@ -269,17 +274,17 @@ class PlanRun:
         self._running.add(task)
         try:
             if "element" in payload:
-                return await self._run_copy(self._copies[key], payload["element"])
-            attempt = Attempt(
-                capability=step["capability"],
-                step=step,
-                key=key,
-                index=index,
-                total=len(self._view.steps),
-                objective=self._view.objective_of(step),
-            )
-            run_step = self._run_each if step.get("for_each") else self._run_step
-            return await run_step(attempt, self._door(key))
+                attempt, work = self._copy(self._copies[key], payload["element"])
+            else:
+                attempt = self._view.attempt(step["capability"], step, index=index)
+                if step.get("for_each"):
+                    return await self._run_each(attempt, self._door(key))
+                work = self._services.runner.run(attempt, self._door(key))
+            try:
+                return self._envelope(await work, attempt)
+            except GraphInterrupt as signal:
+                self._asked |= {question.id: attempt.key for question in signal.args[0]}
+                raise
         finally:
             self._running.discard(task)
 
@@ -289,11 +294,8 @@ class PlanRun:
             ledger=self._ledger,
             plan_keys=self._keys,
             failures=self._failures.get(key, 0),
-            seconds_left=self._seconds_left,
-            draining=self.drain_requested,
+            control=self._steering if stops is None else replace(self._steering, stops=stops),
             budget=self.budget,
-            stops=stops or self._stops,
-            may_wait=True,
         )
 
     def _stops(self, begun: bool) -> bool:
@@ -306,12 +308,7 @@ class PlanRun:
         """
         return self._looking and not begun and not answers_there()
 
-    async def _run_step(self, attempt: Attempt, door: Door) -> Envelope | None:
-        try:
-            result = await self._services.runner.run(attempt, door)
-        except GraphInterrupt as signal:
-            self._asked |= {question.id: attempt.key for question in signal.args[0]}
-            raise
+    def _envelope(self, result: Result, attempt: Attempt) -> Envelope | None:
         if result is None:
             return None
         if isinstance(result, Question):
@@ -321,7 +318,18 @@ class PlanRun:
     def _leave(self, record: StepRecord, attempt: Attempt) -> Envelope:
         optional = attempt.step.get("optional") and attempt.element is None
         collected = attempt.element is not None and collects(attempt.step)
+        if record.error is not None and not optional and self._observes(attempt):
+            record = observed(record)
         return envelope_of(let_go(record) if optional or collected else record, self._plan_id)
+
+    def _observes(self, attempt: Attempt) -> bool:
+        """Return True if the planner is shown a failure of a step, and goes on."""
+        spec = self._services.registry.capabilities.get(attempt.capability)
+        if spec is None or spec.on_error != "observe" or attempt.step.get("for_each"):
+            return False
+        looks = self._services.settings.planning.mode != "plan"
+        undoing = bool(self._view.state.get("control_undo"))
+        return looks and not undoing and is_model_written("orchestrator", self._services)
 
     async def _run_each(self, attempt: Attempt, door: Door) -> Envelope | None:
         """Run a step for each element of its list; one LangGraph task holds those of the copies."""
@@ -344,8 +352,7 @@ class PlanRun:
         self._keys.update(map(copies.key, range(len(found))))
         limits = self._services.limits
         if limits.max_turn_attempts is None:
-            policy = RetryPolicy.from_dict(declared_policy(spec.cls), limits)
-            self.budget.allow(policy.max_attempts * len(found))
+            self.budget.allow(declared_attempts(spec.cls, limits) * len(found))
         window = 2 * min(limits.max_parallel, spec.max_parallel or limits.max_parallel)
         with about(**self._view.ids, step_id=attempt.key):
             left = await copies.run(window)
@@ -355,10 +362,10 @@ class PlanRun:
         kept = left if record.error or spec.effect != "none" else copies.stripped()
         return {**self._leave(record, attempt), "copies": kept}
 
-    async def _run_copy(self, copies: Copies, number: int) -> Envelope | None:
+    def _copy(self, copies: Copies, number: int) -> tuple[Attempt, Awaitable[Result]]:
         attempt = copies.attempt_at(number)
         stops = lambda _begun: self._stopping or copies.stopped  # noqa: E731
-        return await self._run_step(attempt, self._door(attempt.key, stops))
+        return attempt, self._services.runner.run(attempt, self._door(attempt.key, stops))
 
     def drain_requested(self) -> bool:
         """Whether the process is to stop: what runs may end, nothing else begins."""
@@ -385,14 +392,14 @@ def _payload(index: int, step: PlannedStep) -> dict[str, Any]:
     }
 
 
-async def run_step_task(payload: dict[str, Any]) -> Envelope | None:
-    """Body of every step's LangGraph task."""
-    run = _RUN.get()
+def run_step_task(payload: dict[str, Any]) -> Awaitable[Envelope | None]:
+    """Return the work of a step's LangGraph task."""
+    run: PlanRun | None = run_context().plan_run
     if run is None:
         raise RuntimeError(
             "A step task was called outside of a plan's run. Fix: let the router node call it."
         )
-    return await run.step(payload)
+    return run.step(payload)
 
 
 def _current_index(state: Mapping[str, Any]) -> int:

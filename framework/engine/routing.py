@@ -13,7 +13,7 @@ from capgraph.base.plan import plan_key
 from capgraph.base.ports import Failure
 from capgraph.configs.limits import Limits
 from capgraph.engine.caller_plan import is_accepted
-from capgraph.pipeline.retry_policy import RetryPolicy
+from capgraph.pipeline.retry_policy import has_tries_left
 from capgraph.planning import CLOSING, Catalog, ready_steps
 from capgraph.planning.waits import WAIT
 from capgraph.state import TurnView
@@ -95,9 +95,8 @@ def _after_failure(state: Mapping[str, Any], failure: Failure, limits: Limits) -
             return Route(FATAL, message)
         case ErrorSeverity.RETRIABLE:
             failures = attempts.get(failure.key or failure.node, 1)
-            bound = RetryPolicy.from_dict(failure.retry_policy, limits).max_attempts
             # A step's tries are counted where it runs; one that was cut short has some left.
-            if failures < bound and not (failure.key and failure.final):
+            if has_tries_left(failure, limits, failures) and not (failure.key and failure.final):
                 steps = (failure.key,) if failure.key else ()
                 return Route(failure.node or RUN, message, failures=failures, steps=steps)
         case ErrorSeverity.REPLANNING:
@@ -171,8 +170,8 @@ def due_looks(
 ) -> tuple[str, ...]:
     """Return the keys of the ended steps whose results the planner has to look at now.
 
-    They are those with ``look_again``. If the closing step has it, they are all that the planner
-    has not seen, once every step has ended.
+    They are those with ``look_again``, and those whose failure is observed. If the closing step has
+    it, they are all that the planner has not seen, once every step has ended.
 
     >>> steps = [{"context_key": "a"}, {"context_key": "z", "capability": "respond", "look_again": True}]
     >>> due_looks(steps, {}), due_looks(steps, {"a": {"success": True}})
@@ -180,12 +179,14 @@ def due_looks(
     """
     work = [step for step in steps if step.get("capability") not in CLOSING]
     records = {key: results.get(key) or {} for step in work if (key := step["context_key"])}
+    at_end = ends_with_look(steps)
     due = tuple(
-        step["context_key"]
+        key
         for step in work
-        if step.get("look_again") and _is_due(records[step["context_key"]])
+        if _is_due(record := records[key := step["context_key"]])
+        and (step.get("look_again") or (record.get("observed") and not at_end))
     )
-    if due or not ends_with_look(steps):
+    if due or not at_end:
         return due
     if not all(record.get("success") or record.get("skipped") for record in records.values()):
         return ()

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from contextvars import ContextVar, Token, copy_context
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 from capgraph.base.ports import Verdict
 from capgraph.base.spec import CapabilitySpec
-from capgraph.configs.logger import use_masker
-from capgraph.configs.streaming import heard, is_heard
+from capgraph.configs.run_context import run_context, using
+from capgraph.configs.safe_text import current_masker
+from capgraph.configs.streaming import is_heard
 from capgraph.engine.services import Services
 from capgraph.langgraph_compat import is_streamed
-from capgraph.pipeline.run_config import use_asker, use_models
-from capgraph.prompts.provider import use_prompts
-from capgraph.telemetry.audit import auditing, current_audit
-
-_inside: ContextVar[tuple[Services, ...]] = ContextVar("capgraph_run_scope", default=())
-_answering: ContextVar[bool] = ContextVar("capgraph_answering", default=True)
-_UNSET = object()
+from capgraph.telemetry.audit import current_audit
 
 
 def services_around(spec: CapabilitySpec) -> Services | None:
     """Return what the runs around the caller decided about a capability, the innermost first."""
-    around = reversed(_inside.get())
+    around: Iterator[Services] = reversed(run_context().services)
     return next((s for s in around if s.registry.capabilities.get(spec.name) is spec), None)
 
 
@@ -41,7 +35,7 @@ def brings_answer() -> bool:
 
     A run whose process died when it had been answered is gone on with by anybody.
     """
-    return _answering.get()
+    return run_context().brings_answer
 
 
 def run_scope(
@@ -64,7 +58,7 @@ def run_scope(
             run around this one, has it when not given.
         answering: Whether the run may bring an answer; one that goes on by itself finds it saved.
     """
-    around = _inside.get()
+    around: tuple[Services, ...] = run_context().services
     if any(known is services for known in around):
         return nullcontext()
     ids: dict[str, str | None] = {}
@@ -74,25 +68,18 @@ def run_scope(
         ids["thread_id"] = None if thread is None else str(thread)
     if listened is None:
         listened = is_heard() if around else is_streamed()
-    before = copy_context()
-    with ExitStack() as stack:
-        stack.enter_context(heard(listened or services.events.has_sinks))
-        stack.enter_context(use_masker(services.masker))
-        stack.enter_context(use_models(services.chat_model))
-        stack.enter_context(use_asker(partial(_ask, services)))
-        if services.prompts is not None:
-            stack.enter_context(use_prompts(services.prompts))
-        if services.auditor is not None:
-            stack.enter_context(auditing(services.auditor.of(config)))
-        stack.enter_context(services.events.run(**ids))
-        held = {
-            var: value
-            for var, value in copy_context().items()
-            if before.get(var, _UNSET) is not value
-        }
-    held[_inside] = (*around, services)
-    held[_answering] = answering
-    return _Scope(held, services)
+    changes: dict[str, Any] = {
+        "services": (*around, services),
+        "brings_answer": answering,
+        "is_heard": listened or services.events.has_sinks,
+        "masker": current_masker().joined(services.masker),
+        "asker": partial(_ask, services),
+    }
+    if services.prompts is not None:
+        changes["prompts"] = services.prompts
+    if services.auditor is not None:
+        changes["audit"] = services.auditor.of(config)
+    return _Scope(services, {**changes, **services.events.routing(**ids)})
 
 
 async def end_run(scope: AbstractContextManager[None], error: BaseException | None = None) -> None:
@@ -112,16 +99,9 @@ async def end_run(scope: AbstractContextManager[None], error: BaseException | No
             await services.auditor.close(audit)
 
 
-class _Scope(AbstractContextManager[None]):
-    """Values of context variables, worked out once and set for each piece of a run."""
+class _Scope(using):
+    """The context of a run, worked out once and entered for each piece of it."""
 
-    def __init__(self, held: Mapping[ContextVar[Any], Any], services: Services) -> None:
-        self._held, self.services = held, services
-        self._tokens: list[Token[Any]] = []
-
-    def __enter__(self) -> None:
-        self._tokens = [var.set(value) for var, value in self._held.items()]
-
-    def __exit__(self, *_: object) -> None:
-        for token in self._tokens:
-            token.var.reset(token)
+    def __init__(self, services: Services, changes: Mapping[str, Any]) -> None:
+        super().__init__(**changes)
+        self.services = services

@@ -41,7 +41,7 @@ from capgraph.pipeline.capacity import Capacity
 from capgraph.pipeline.effect_ledger import EffectLedger
 from capgraph.pipeline.equipment import Equipment
 from capgraph.pipeline.journal import Journal, Opening
-from capgraph.pipeline.run_config import configurable, current_caller, payer_around
+from capgraph.pipeline.run_config import configurable, current_caller, current_sender, payer_around
 from capgraph.pipeline.runner import StepRunner
 from capgraph.prompts import PromptProvider
 from capgraph.registry import Registry
@@ -275,7 +275,13 @@ class Services:
         """Return the typed reading of a state in the run that calls this."""
         thread = configurable().get("thread_id")
         known = None if thread is None else str(thread)
-        return TurnView(state, thread_id=known, caller=current_caller(), payer=payer_around())
+        return TurnView(
+            state,
+            thread_id=known,
+            caller=current_caller(),
+            sender=current_sender(),
+            payer=payer_around(),
+        )
 
     def spending(self, view: TurnView, *, planned: bool = False, run: str = "") -> Spending | None:
         """Return what the running turn may spend; ``None`` when nothing is bounded or kept.

@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, suppress
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.types import Command
 
 from capgraph.base.errors import CapgraphError, ValidationError
-from capgraph.configs.scoped import scoped
+from capgraph.configs.run_context import run_context, using
 from capgraph.langgraph_compat import is_task, open_interrupts, outer_checkpoint
 from capgraph.planning.waits import is_wait
 from capgraph.stores.leases import Lease, leases_of
@@ -26,13 +25,10 @@ from capgraph.stores.records import END, thread_config, write_record
 if TYPE_CHECKING:
     from capgraph.stores.retention import Retention
 
-_OUTER: ContextVar[tuple[Lease, ...]] = ContextVar("capgraph_outer_leases", default=())
-_LENT: ContextVar[tuple[Lease, ...]] = ContextVar("capgraph_lent_leases", default=())
-
 
 def lend(lease: Lease) -> AbstractContextManager[None]:
     """Let runs inside the block share a lease that the caller holds, and will give back."""
-    return scoped(_LENT, (lease,))
+    return using(lent_leases=(lease,))
 
 
 async def run_alone(
@@ -59,18 +55,16 @@ async def run_alone(
         alone = not is_task(config)
         if alone and isinstance(inputs, Command) and inputs.resume is not None:
             await _check_question(saver, config["configurable"])
-        before = _OUTER.get()
+        # Only what runs inside sees the lease; the caller's context stays as it was.
+        inside = using(leases=(*run_context().leases, lease))
         try:
             async with aclosing(run()) as stream:  # type: ignore[type-var]
                 while True:
-                    # Only what runs inside sees the lease; the caller's context stays as it was.
-                    _OUTER.set((*before, lease))
                     try:
-                        chunk = await anext(stream)
+                        with inside:
+                            chunk = await anext(stream)
                     except StopAsyncIteration:
                         break
-                    finally:
-                        _OUTER.set(before)
                     yield chunk
             if alone and retention is not None:
                 await retention.turn_ended(saver, lease.thread_id)
@@ -90,7 +84,8 @@ async def hold(saver: BaseCheckpointSaver[Any], config: Mapping[str, Any]) -> As
     thread = str(config["configurable"]["thread_id"])
     leases = leases_of(saver)
     # A run of its own on the thread of the run around it would write what that one writes.
-    outer = _OUTER.get() if is_task(config) else _LENT.get()
+    context = run_context()
+    outer = context.leases if is_task(config) else context.lent_leases
     lease = await leases.take(thread, family=outer_checkpoint(config), outer=outer)
     try:
         yield lease

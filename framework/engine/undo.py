@@ -113,8 +113,7 @@ async def offered_apart(
     note_answer(PLAN, PLAN, decision, by, digest=plan_digest(plan))
     writes, undone = [*failed.items()], []
     for effect, step in steps.items() if decision == "approve" else ():
-        about: Any = {"total": len(steps), "objective": step["task_objective"]}
-        record = await run(Attempt(step["capability"], step, step["context_key"], **about))
+        record = await run(shown.attempt(step["capability"], step, total=len(steps)))
         writes += to_state(record).items()
         if record.error is not None:
             break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections import Counter
@@ -14,10 +15,13 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    StringConstraints,
+    TypeAdapter,
     ValidationError,
     field_validator,
     model_validator,
 )
+from pydantic_core import SchemaError
 
 from capgraph.configs.errors import ConfigurationError
 from capgraph.configs.yaml_files import explained, read_yaml
@@ -34,11 +38,24 @@ class _Part(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
 
+@functools.lru_cache(maxsize=256)
+def _searching(pattern: str) -> TypeAdapter[str]:
+    """Return what accepts the texts in which a pattern is found.
+
+    pydantic searches with Rust's ``regex``, in time linear in the text: a set may come from
+    elsewhere, and Python's own engine can need for ever.
+    """
+    return TypeAdapter(Annotated[str, StringConstraints(pattern=pattern)])
+
+
 def _pattern(text: str) -> str:
     try:
-        re.compile(text)
-    except re.error as exc:
-        raise ValueError(f"{text!r} is no regular expression: {exc}") from exc
+        _searching(text)
+    except SchemaError as exc:
+        told = str(exc).strip().splitlines()[-1].strip()
+        raise ValueError(
+            f"{text!r} is no regular expression that can be searched in linear time: {told}"
+        ) from exc
     return text
 
 
@@ -48,7 +65,8 @@ class AnswerCheck(_Part):
     Attributes:
         contains: Text that it must hold, whatever the case of its letters.
         lacks: Text that it must not hold.
-        matches: Regular expression that must be found in it.
+        matches: Regular expression that must be found in it, as Rust's ``regex`` reads it: without
+            lookaround and references back.
         number: A number that must be in it, give or take ``tolerance``.
         tolerance: How far off the number may be.
 
@@ -80,7 +98,7 @@ class AnswerCheck(_Part):
             return f"does not contain {self.contains!r}"
         if self.lacks is not None and self.lacks.casefold() in folded:
             return f"contains {self.lacks!r}"
-        if self.matches is not None and not re.search(self.matches, answer):
+        if self.matches is not None and not _is_found(self.matches, answer):
             return f"does not match {self.matches!r}"
         if self.number is None or self._has_number(answer, self.number):
             return None
@@ -91,6 +109,14 @@ class AnswerCheck(_Part):
         # What binary fractions round away is forgiven in any case.
         allowed = self.tolerance + 1e-9 * max(1.0, abs(wanted))
         return any(abs(found - wanted) <= allowed for found in numbers_in(answer))
+
+
+def _is_found(pattern: str, text: str) -> bool:
+    try:
+        _searching(pattern).validate_python(text)
+    except ValidationError:
+        return False
+    return True
 
 
 def numbers_in(text: str) -> list[float]:
@@ -231,7 +257,7 @@ class Dataset(_Part):
     Attributes:
         version: Version of this form; 1.
         name: Name of the set.
-        config: Configuration file of the agent, beside the set's file.
+        config: Configuration file of the agent, in the folder of the set's file or below it.
         thresholds: Least values.
         judge: Chat model that judges the answers; none by default.
         cases: The requests.
@@ -263,7 +289,7 @@ def load_dataset(path: str | os.PathLike[str]) -> Dataset:
             its path.
     """
     try:
-        values = read_yaml(path)
+        values = read_yaml(path, variables=False)
         if "recipe" in values:
             recipe = load_recipe(path)
             values = {
@@ -283,7 +309,22 @@ def load_dataset(path: str | os.PathLike[str]) -> Dataset:
         raise ConfigurationError(
             f"The evaluation set {os.fspath(path)!r} cannot be used:\n{explained(exc)}"
         ) from exc
+    folder = Path(path).parent
+    if found.config is not None:
+        found.config = _below(folder, found.config, "config")
     for case in found.cases:
         if case.recording is not None:
-            case.recording = str(Path(path).parent / case.recording)
+            case.recording = _below(folder, case.recording, "recording")
     return found
+
+
+def _below(folder: Path, name: str, key: str) -> str:
+    """Return the path of a file that a set names; a set from elsewhere must not choose any file."""
+    file = folder / name
+    if not file.resolve().is_relative_to(folder.resolve()):
+        raise ConfigurationError(
+            f"The file {name!r} ({key}) is outside the folder of the evaluation set.",
+            fix="Put it beside the set."
+            + (" Or remove the key, and pass --config." if key == "config" else ""),
+        )
+    return str(file)

@@ -15,7 +15,6 @@ from capgraph.approvals.rules import list_rules
 from capgraph.base.approval_policy import ApprovalPolicy
 from capgraph.base.errors import CapgraphError, PersistenceError, ValidationError
 from capgraph.base.plan import ExecutionPlan, plan_key
-from capgraph.base.ports import Attempt
 from capgraph.engine.bind import as_registry
 from capgraph.engine.caller_plan import plan_digest
 from capgraph.engine.copies import attempt_for
@@ -227,7 +226,7 @@ class _Thread:
                 found = needed(spec, step, self.view, types)
                 if isinstance(found, Skipped):
                     continue
-                attempt = Attempt(spec.name, found, plan_key(key))
+                attempt = self.view.attempt(spec.name, found, key=plan_key(key))
                 if each := found.get("for_each"):
                     elements = value_at(each["of"], self.view.contexts, types)
                     number = int(key[len(attempt.key) + 1 : -1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from capgraph.base.plan import PlannedStep
@@ -22,6 +22,24 @@ from capgraph.registry import Registry
 
 _KEPT = 64
 """How many cuts of the registry are kept, one for each set of capabilities that somebody may use."""
+
+
+def unknown_names(
+    names: Iterable[str], exact: Collection[str], known: Collection[str]
+) -> list[str]:
+    """Return the names of permissions that no capability is registered by.
+
+    Args:
+        names: All names.
+        exact: Those that are compared exactly; the case of others does not count.
+        known: Names of the capabilities.
+    """
+    folded = {same_name(name) for name in known}
+    return [
+        name
+        for name in names
+        if same_name(name) not in folded or (name in exact and name.strip() not in known)
+    ]
 
 
 def required_mode(spec: CapabilitySpec) -> PermissionMode:
@@ -46,8 +64,8 @@ class CallerPermissions:
     def unknown_names(self) -> list[str]:
         """Return a warning if the permissions name capabilities that are not registered."""
         names = getattr(self._permissions, "capability_names", ())
-        known = {same_name(name) for name in self._registry.capabilities}
-        unknown = [name for name in names if same_name(name) not in known]
+        exact = getattr(self._permissions, "allowed_names", ())
+        unknown = unknown_names(names, exact, self._registry.capabilities)
         if not unknown:
             return []
         return [

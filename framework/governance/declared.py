@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from capgraph.base.errors import ConfigurationError
 from capgraph.configs.near import use_known
+from capgraph.governance.caller import unknown_names
 from capgraph.governance.cedar import CedarPermissions
 from capgraph.governance.permissions import (
     PermissionPolicy,
     Permissions,
     RolePermissionConfig,
-    same_name,
 )
 from capgraph.registry import Registry
 
@@ -30,11 +30,10 @@ def permissions_from(declared: PermissionSettings | None, registry: Registry) ->
         return None
     if declared.cedar is not None:
         return CedarPermissions(declared.cedar)
-    named = {*declared.tool_requirements}
-    for role in declared.roles:
-        named |= {*(role.allowed_tools or ()), *role.denied_tools}
-    known = {same_name(name) for name in registry.capabilities}
-    if unknown := sorted(name for name in named if name.strip().casefold() not in known):
+    allowed = {name for role in declared.roles for name in role.allowed_tools or ()}
+    denied = {name for role in declared.roles for name in role.denied_tools}
+    named = sorted({*declared.tool_requirements, *allowed, *denied})
+    if unknown := unknown_names(named, allowed, registry.capabilities):
         raise ConfigurationError(
             f"permissions: there is no capability called {', '.join(map(repr, unknown))}.",
             fix=use_known(*unknown, known=registry.capabilities),

@@ -142,7 +142,7 @@ class _Role:
         allowed = config.allowed_tools
         return cls(
             PermissionMode.of(config.mode),
-            None if allowed is None else frozenset(map(same_name, allowed)),
+            None if allowed is None else frozenset(name.strip() for name in allowed),
             frozenset(map(same_name, config.denied_tools)),
         )
 
@@ -150,8 +150,9 @@ class _Role:
 class PermissionPolicy:
     """Permissions by role: the deny list first, then the mode, then the allow list.
 
-    Names of capabilities are compared without regard to case, in every list. A role that is not
-    configured may do nothing.
+    What is allowed is compared exactly with the name that a capability is registered by. What is
+    denied or required is compared without regard to case, so that no spelling gets around it. A
+    role that is not configured may do nothing.
 
     Args:
         role_configs: The roles: a list, or a dictionary by role.
@@ -160,6 +161,7 @@ class PermissionPolicy:
 
     Attributes:
         capability_names: Names of capabilities in all lists, as they are written.
+        allowed_names: Those of the allow lists.
 
     Raises:
         ValueError: Two entries are for one role and tenant, or a key is not its entry's role.
@@ -208,6 +210,9 @@ class PermissionPolicy:
             known = self._required.get(same_name(tool), PermissionMode.READ_ONLY)
             self._required[same_name(tool)] = max(known, PermissionMode.of(mode))
         self._allow_unknown = default_allow_unknown_roles is True
+        self.allowed_names: frozenset[str] = frozenset(
+            name for _, config in entries for name in config.allowed_tools or ()
+        )
         named = [
             name
             for _, config in entries
@@ -247,7 +252,7 @@ class PermissionPolicy:
             reason = (
                 f"{name!r} requires {needed.name}, and the role {known!r} has {found.mode.name}"
             )
-        elif found.allowed is not None and tool not in found.allowed:
+        elif found.allowed is not None and name not in found.allowed:
             reason = f"{name!r} is not among what the role {known!r} may use"
         return PermissionOutcome(reason is None, reason, found.mode.name, needed.name)
 

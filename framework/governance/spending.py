@@ -13,10 +13,8 @@ import sys
 import uuid
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import takewhile
-from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
@@ -26,7 +24,7 @@ from capgraph.base.clock import Clock
 from capgraph.base.errors import ConfigurationError
 from capgraph.base.ports import Attempt, Caller, CallNext, Question, SqlExecutor
 from capgraph.base.spec import CapabilitySpec
-from capgraph.configs.scoped import scoped
+from capgraph.configs.run_context import run_context, using
 from capgraph.governance.budget import (
     Budget,
     BudgetExceededError,
@@ -36,7 +34,7 @@ from capgraph.governance.budget import (
 )
 from capgraph.governance.counters import METRICS, Place
 from capgraph.governance.estimate import estimate_plan
-from capgraph.pipeline.job import CURRENT, STOPPED, current_job
+from capgraph.pipeline.job import STOPPED, current_job, outer_job
 from capgraph.pipeline.run_config import current_payer, current_runtime
 from capgraph.state import TurnView
 from capgraph.stores.cells import cells_of
@@ -46,10 +44,6 @@ from capgraph.telemetry.sinks import current_ids
 from capgraph.telemetry.usage import ModelPricing, PriceTable, UsageSnapshot
 from capgraph.telemetry.usage_book import UsageBook, usage_of_capabilities
 
-_HELD: ContextVar[Mapping[int, tuple[Reservation, ...]]] = ContextVar(
-    "capgraph_reserved", default=MappingProxyType({})
-)
-"""What the step or node around holds, by the account that pays for it."""
 _INSTANT = 1e-6
 Taken = list[tuple[Part, float | None]]
 
@@ -215,7 +209,8 @@ class Spending:
 
     def held(self) -> tuple[Reservation, ...]:
         """Return what the step or node around holds."""
-        return _HELD.get().get(id(self), ())
+        reservations: Mapping[int, tuple[Reservation, ...]] = run_context().reservations
+        return reservations.get(id(self), ())
 
     @asynccontextmanager
     async def reserved(self, name: str, **asked: float) -> AsyncIterator[dict[str, float]]:
@@ -243,7 +238,8 @@ class Spending:
                 else:
                     taken.append(made := await self._take(budget, name, asked))
                     held.append(made)
-            with scoped(_HELD, {**_HELD.get(), id(self): tuple(held)}):
+            around = run_context().reservations
+            with using(reservations={**around, id(self): tuple(held)}):
                 yield used
         finally:
             for reservation in held:
@@ -439,7 +435,7 @@ class Spending:
     def noted(self, run_id: UUID, model: str, role: str, usage: UsageSnapshot) -> None:
         """Take up what a call used; one that was not reserved counts when its step has ended."""
         if self._rows is not None:
-            job, ids = CURRENT.get(), current_ids()
+            job, ids = outer_job(), current_ids()
             own = {"step_id": ids.get("step_id"), "capability": job.spec.name if job else None}
             told = {**self._about, **own, "role": role}
             self._book.note(self._rows, str(run_id), model, usage, told)
@@ -525,7 +521,10 @@ class BudgetStage:
                     if not isinstance(exc, BudgetExceededError):
                         used["consecutive_failures"] = 1
                     raise
-                if not (result is STOPPED or isinstance(result, Question)) and job.source == "run":
+                if (
+                    not (result is STOPPED or isinstance(result, Question))
+                    and job.current.source == "run"
+                ):
                     used |= {**own, "seconds": max(0.0, clock.monotonic() - began)}
                     used["consecutive_failures"] = 0
                 return result

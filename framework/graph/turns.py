@@ -18,7 +18,7 @@ from capgraph.base.errors import (
     InfrastructureError,
     ValidationError,
 )
-from capgraph.configs.logger import get_logger, mask_secrets
+from capgraph.configs.logger import LONGEST_MESSAGE, get_logger, mask_secrets
 from capgraph.configs.streaming import taken_by
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ def _told(exc: Exception) -> CapgraphError:
         return exc
     get_logger("framework", "turn").debug("The run raised", exc_info=exc)
     error = InfrastructureError(
-        mask_secrets(f"The run raised {type(exc).__name__}: {exc}"),
+        mask_secrets(f"The run raised {type(exc).__name__}: {exc}", LONGEST_MESSAGE),
         fix="Run it again with --debug before the command to see where it comes from.",
     )
     error.__cause__ = exc

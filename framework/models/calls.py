@@ -23,7 +23,7 @@ from pydantic import ValidationError as PydanticValidationError
 
 from capgraph.base import CapgraphError, ErrorSeverity, FatalExecutionError, ModelError
 from capgraph.base.classify import classify_exception, diagnose, speaks_for_itself
-from capgraph.base.clock import running_clock, use_clock
+from capgraph.base.clock import use_clock
 from capgraph.base.errors import MalformedAnswerError
 from capgraph.base.ports import (
     STAGES,
@@ -49,8 +49,9 @@ from capgraph.models.recovery import (
 )
 from capgraph.models.roles import RoleModel, structured_method
 from capgraph.pipeline import hooks
-from capgraph.pipeline.runner import in_order, innermost, is_rule
-from capgraph.telemetry import AnswerToken, ReplyRepaired, Retry, emit
+from capgraph.pipeline.middlewares import in_order, innermost, is_rule
+from capgraph.pipeline.retry import retry_call
+from capgraph.telemetry import AnswerToken, ReplyRepaired, emit
 from capgraph.telemetry.audit import note_refusal
 from capgraph.telemetry.metered import role_tag
 
@@ -170,37 +171,28 @@ async def _hooked(behaviors: Sequence[Behavior], inner: _Call, attempt: Attempt)
 
 async def _tried(role: RoleModel, rule: RetryRule, inner: _Call, attempt: Attempt) -> Any:
     """Try a call as often as a rule says; who called is told not to try again."""
-    failures = 0
-    while True:
-        try:
-            return await inner(replace(attempt, number=failures + 1))
-        except (GraphBubbleUp, FatalExecutionError):
+
+    def read(exc: Exception) -> Failure:
+        found = classify_exception(exc, role.role)
+        details = found.metadata or {}
+        nobody_knows = details.get("category") == "unknown" and not speaks_for_itself(exc)
+        told = str(found.user_message)
+        return Failure(found.severity, told, metadata=details, unclassified=nobody_knows)
+
+    try:
+        numbered = lambda number: inner(replace(attempt, number=number))  # noqa: E731
+        return await retry_call(role.role, rule, numbered, read)
+    except (GraphBubbleUp, FatalExecutionError):
+        raise
+    except Exception as exc:
+        failure = read(exc)
+        if failure.severity is not ErrorSeverity.RETRIABLE:
             raise
-        except Exception as exc:
-            failures += 1
-            found = classify_exception(exc, role.role)
-            details = found.metadata or {}
-            nobody_knows = details.get("category") == "unknown" and not speaks_for_itself(exc)
-            told = str(found.user_message)
-            failure = Failure(found.severity, told, metadata=details, unclassified=nobody_knows)
-            if failures >= rule.max_attempts or not rule.applies(exc, failure):
-                if found.severity is not ErrorSeverity.RETRIABLE:
-                    raise
-                if not isinstance(exc, CapgraphError):
-                    raise role.failed(f"failed: {told}", severity=ErrorSeverity.CRITICAL) from exc
-                exc.severity = ErrorSeverity.CRITICAL
-                raise
-        delay = max(rule.delay(failures), details.get("retry_after_seconds") or 0.0)
-        emit(
-            Retry(
-                name=role.role,
-                attempt=failures + 1,
-                max_attempts=rule.max_attempts,
-                delay=delay,
-                message=told,
-            )
-        )
-        await running_clock().sleep(delay)
+        if not isinstance(exc, CapgraphError):
+            told = f"failed: {failure.message}"
+            raise role.failed(told, severity=ErrorSeverity.CRITICAL) from exc
+        exc.severity = ErrorSeverity.CRITICAL
+        raise
 
 
 async def structured(
@@ -526,5 +518,5 @@ def _written(message: Any) -> str:
 
 
 def _shown(text: str, limit: int = 500) -> str:
-    shown = clean_text(" ".join(mask_secrets(text).split()))
+    shown = clean_text(" ".join(mask_secrets(text, 4 * limit).split()))
     return shown if len(shown) <= limit else f"{shown[: limit - 1]}…"

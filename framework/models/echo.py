@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 _MARK = re.compile(
-    r"<\s*(?P<close>/?)\s*(?P<name>request|data)(?:\s+name\s*=\s*(?:\"[^\"\n]*\"|'[^'\n]*'))?\s*>",
+    r"<\s*+(?P<close>/?)\s*+(?P<name>request|data)"
+    r"(?:\s++name\s*+=\s*+(?:\"[^\"\n]*\"|'[^'\n]*'))?\s*+>",
     re.IGNORECASE,
 )
 _STARTS = ("<request>", "</request>", "<data>", '<data name="', "<data name='", "</data>")

@@ -8,7 +8,7 @@ different parts of JSON schema, therefore the forms are rendered in four ways.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Literal
 
@@ -50,6 +50,7 @@ _LIST = {
     "required": ["of"],
     "additionalProperties": False,
 }
+_DEEPEST = 3
 _VALUE = {"anyOf": [_TEXT, {"type": "number"}, {"type": "boolean"}]}
 _CONDITION = {
     "type": "object",
@@ -383,7 +384,8 @@ def usable_features(
 ) -> Mapping[str, frozenset[Parameter]]:
     """Return the features that outputs and parameters of capabilities make useful.
 
-    ``references``: a field of an output fits a parameter of another capability. ``for_each``: an
+    ``references``: a field of an output, or of an element of one, fits a parameter of another
+    capability; an output of unknown form, as of most tools, fits any. ``for_each``: an
     output holds a list whose elements fit one. ``inputs``: several results may fit an input.
 
     Args:
@@ -401,36 +403,46 @@ def usable_features(
             wanted |= {(spec.name, name): _kind(part) for name, part in properties.items()}
     found: dict[str, set[Parameter]] = {}
 
-    def add(feature: str, spec: CapabilitySpec, field: str, kind: str) -> None:
-        fitting = {
-            parameter
-            for parameter, other in wanted.items()
-            if parameter[0] != spec.name and _fits(field, kind, (parameter[1], other), by_name)
-        }
-        if fitting:
+    def add(feature: str, spec: CapabilitySpec, fits: Callable[[tuple[str, str]], bool]) -> None:
+        others = {one: kind for one, kind in wanted.items() if one[0] != spec.name}
+        if fitting := {one for one, kind in others.items() if fits((one[1], kind))}:
             found.setdefault(feature, set()).update(fitting)
 
+    needed = {need.type for spec in specs for need in spec.requires}
     for spec in specs:
-        for field, part in _outputs(spec):
-            add("references", spec, field, _kind(part))
-            if _kind(part) == "array" and (element := part.get("items")):
-                add("for_each", spec, field.removesuffix("s"), _kind(element))
-                if _kind(element) == "object":  # its fields are named by the model
-                    found.setdefault("for_each", set()).update(
-                        parameter for parameter in wanted if parameter[0] != spec.name
-                    )
-    if _has_several_suppliers(specs):
+        for part in _inner_parts(spec, needed):
+            add("references", spec, lambda other, part=part: _part_fits(part, other, by_name))
+        for field, schema in _outputs(spec):
+            kind = _kind(schema)
+            add("references", spec, lambda o, f=field, k=kind: _fits(f, k, o, by_name))
+            if kind == "array" and schema.get("items"):
+                one, inner = field.removesuffix("s"), _kind(schema["items"])
+                is_object = inner == "object"  # its fields are named by the model
+                add(
+                    "for_each",
+                    spec,
+                    lambda o, f=one, k=inner, any_=is_object: any_ or _fits(f, k, o, by_name),
+                )
+    if _several_fit(specs):
         found["inputs"] = set()
     return {feature: frozenset(parameters) for feature, parameters in found.items()}
 
 
-def _has_several_suppliers(specs: Sequence[CapabilitySpec]) -> bool:
+def _several_fit(specs: Sequence[CapabilitySpec]) -> bool:
+    """Tell whether several results may fit one input."""
     producers = Counter(kind for spec in specs for kind in spec.provides)
     return any(
         need.cardinality != "one" or producers[need.type] > 1 or need.type in spec.provides
         for spec in specs
         for need in spec.requires
     )
+
+
+def _inner_parts(spec: CapabilitySpec, needed: Collection[str]) -> list[tuple[str, Any]]:
+    """Return what a path can reach inside of the outputs; an input of others is no such output."""
+    known = {kind.CONTEXT_TYPE for kind in spec.context_types}.union(needed)
+    found = [inner for field, part in _outputs(spec) for inner in _inside(field, part)]
+    return found + [("", {}) for kind in spec.provides if kind not in known]
 
 
 def _outputs(spec: CapabilitySpec) -> Iterable[tuple[str, dict[str, Any]]]:
@@ -448,7 +460,33 @@ def _outputs(spec: CapabilitySpec) -> Iterable[tuple[str, dict[str, Any]]]:
             inner = _resolved(fields.get("value", {}), defs)
             fields = inner.get("properties", fields)
         for name, part in fields.items():
-            yield name, _resolved(part, defs)
+            yield name, {"$defs": defs, **_resolved(part, defs)}
+
+
+def _inside(field: str, part: Mapping[str, Any], depth: int = 0) -> Iterable[tuple[str, Any]]:
+    """Yield what a path can reach inside of an output; an empty schema where anything may be."""
+    defs = part.get("$defs", {})
+    part = _resolved(dict(part), defs)
+    kind, more = part.get("type"), part.get("additionalProperties", True)
+    if not part.keys() - {"title", "description", "$defs"}:
+        yield field, {}
+    elif depth < _DEEPEST and kind in ("array", "object"):
+        parts = {field: part.get("items", {})} if kind == "array" else part.get("properties", {})
+        if kind == "object" and not parts and more:
+            parts = {"": more if isinstance(more, dict) else {}}
+        for name, one in parts.items():
+            yield from _inside(name, {"$defs": defs, **_resolved(one, defs)}, depth + 1)
+    elif depth:
+        yield field, part
+
+
+def _part_fits(part: tuple[str, Any], other: tuple[str, str], by_name: bool) -> bool:
+    (field, schema), (name, wanted) = part, other
+    if not schema:
+        return wanted not in ("choice", "boolean") and (not by_name or "_" in name)
+    # The ID of an element, such as "id", fits "hotel_id".
+    same = f"_{name}".lower().endswith(f"_{field}".lower()) and "_" in name
+    return _fits(field, _kind(schema), other, by_name=False) and (same or not by_name)
 
 
 def _resolved(part: dict[str, Any], defs: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from langgraph.config import get_config
 
 from capgraph.base import CapabilitySpec, ExecutionPlan
 from capgraph.base.errors import MalformedAnswerError
+from capgraph.base.value_context import value_fields
 from capgraph.base.values import json_in
 from capgraph.configs.settings import PlanMode
 from capgraph.langgraph_compat import lent_saver
@@ -37,7 +38,7 @@ from capgraph.planning.recipes import once_each, recipe_of
 from capgraph.planning.strategies import PlanRequest
 from capgraph.prompts import PromptBuilder
 from capgraph.prompts.data import plain_text
-from capgraph.prompts.nodes import NO_FUNCTION
+from capgraph.prompts.nodes import NO_FUNCTION, LookingPrompt
 from capgraph.registry import Candidate, Registry
 from capgraph.selection import Selection, Selector
 from capgraph.selection.protocols import NOTHING_EXCLUDED
@@ -46,8 +47,8 @@ _SHOWN_EXAMPLES = 2
 _OBJECTS = frozenset({"parameters", "when", "for_each"})
 _SCHEMAS_KEPT = 64
 _REFERENCES = (
-    'A parameter may be {"$from": "key.field"}: the result, or a field of it, of the earlier step'
-    " with that context_key."
+    'A parameter may be {"$from": "key.field"}, or "key.0.field" of a list: the result, or a field'
+    " of it, of the earlier step with that context_key."
 )
 _MORE = {
     "references": _REFERENCES,
@@ -89,11 +90,13 @@ class Catalogue:
     Args:
         registry: The capabilities; read when it is first needed, and complete by then.
         budget: Up to how many tokens of them, and of what they note, the planner is shown.
+        is_brief: True to leave out the types of results that no capability takes.
     """
 
-    def __init__(self, registry: Registry, budget: int) -> None:
+    def __init__(self, registry: Registry, budget: int, *, is_brief: bool = False) -> None:
         self._registry = registry
         self._budget = budget
+        self.is_brief = is_brief
         self._cuts: WeakKeyDictionary[Any, Catalogue] = WeakKeyDictionary()
 
     def of(self, catalog: Any) -> Catalogue:
@@ -101,7 +104,7 @@ class Catalogue:
         if catalog is self._registry or not isinstance(catalog, Registry):
             return self
         if catalog not in self._cuts:
-            self._cuts[catalog] = Catalogue(catalog, self._budget)
+            self._cuts[catalog] = Catalogue(catalog, self._budget, is_brief=self.is_brief)
         return self._cuts[catalog]
 
     @cached_property
@@ -113,7 +116,7 @@ class Catalogue:
             for c in self._registry.candidates()
         }
         specs = self._registry.capabilities
-        return _listing([specs[name] for name in sorted(specs)], hints)
+        return _listing([specs[name] for name in sorted(specs)], hints, self.is_brief)
 
     @cached_property
     def has_recipes(self) -> bool:
@@ -185,6 +188,7 @@ class ModelPlanner:
         features: Features of plans that the model may use, or ``auto`` or ``all``.
         mode: As in the settings.
         max_result_tokens: As in the settings.
+        max_stored_results: As in the settings.
         chooses: True if the selector leaves the choice of capabilities to the planner.
     """
 
@@ -197,7 +201,11 @@ class ModelPlanner:
     features: str | Sequence[str] = "auto"
     mode: PlanMode = "plan"
     max_result_tokens: int = 2000
+    max_stored_results: int = 3
     chooses: bool = False
+    _usable: tuple[Any, Mapping[str, frozenset[Parameter]]] | None = field(
+        default=None, init=False, repr=False
+    )
     _schemas: dict[Any, tuple[dict[str, Any], bool]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -270,8 +278,7 @@ class ModelPlanner:
         if self.features == "all":
             found = {*FEATURES, "inputs"}
         elif self.features == "auto":
-            # A value fits each parameter of its type: too little for the models that a grammar serves.
-            usable = usable_features(specs, by_name=self.role.rendering == "grammar")
+            usable = self._usable_features(specs)
             guides = self._guides(request)
             told = {name for name in FEATURES if f'"{name}"' in guides}
             found = {*usable, *told}
@@ -281,9 +288,22 @@ class ModelPlanner:
             found = {*self.features, "inputs"}
         if request.problems or request.available or request.finished:
             found.add("inputs")  # stored results are named by their keys
+        if not any(spec.requires for spec in specs):
+            found.discard("inputs")
         if not _has_checkpointer():
             found.discard("wait_until")
         return frozenset(found), referring
+
+    def _usable_features(
+        self, specs: Sequence[CapabilitySpec]
+    ) -> Mapping[str, frozenset[Parameter]]:
+        """Return the features that capabilities can use; the schemas are read once."""
+        key = tuple(map(id, specs))
+        if self._usable is None or self._usable[0] != key:
+            # A value fits each parameter of its type: too little for the models of a grammar.
+            by_name = self.role.rendering == "grammar"
+            self._usable = (key, usable_features(specs, by_name=by_name))
+        return self._usable[1]
 
     def _schema(
         self,
@@ -314,7 +334,7 @@ class ModelPlanner:
         features: Collection[str],
     ) -> list[BaseMessage]:
         if request.chosen:
-            shown, notes = _listing(specs, {}), request.notes
+            shown, notes = _listing(specs, {}, self.catalogue.is_brief), request.notes
         else:
             # All of them each time, what was excluded too: the beginning stays the same.
             catalogue = self.catalogue.of(request.catalog)
@@ -322,7 +342,9 @@ class ModelPlanner:
         rules = [_MORE[name] for name in FEATURES if name in features]
         if "inputs" in features:
             rules.append(_RESULTS_BY_NAME)
-        if self.mode != "plan":
+        if self.mode == "auto" or (
+            self.mode == "look" and not isinstance(self.prompt, LookingPrompt)
+        ):
             rules += [_OF_MODE[self.mode], _ANSWERS]
         own = {
             "capabilities": "\n".join([shown, *rules]),
@@ -332,6 +354,7 @@ class ModelPlanner:
             "shows_examples": self.role.method != "function_calling",
             "problems": [_for_model(problem) for problem in request.problems],
             "max_result_tokens": self.max_result_tokens,
+            "max_stored_results": self.max_stored_results,
             "types": getattr(request.catalog, "context_types", None),
         }
         return prompt_of(
@@ -378,14 +401,23 @@ def _named(request: PlanRequest, step: Mapping[str, Any]) -> CapabilitySpec | No
     return request.catalog.capabilities.get(name) if isinstance(name, str) else None
 
 
-def _listing(specs: Sequence[CapabilitySpec], hints: Mapping[str, Sequence[str]]) -> str:
+def _listing(
+    specs: Sequence[CapabilitySpec], hints: Mapping[str, Sequence[str]], is_brief: bool
+) -> str:
     producers: dict[str, list[str]] = {}
     for spec in specs:
         for kind in spec.provides:
             producers.setdefault(kind, []).append(spec.name)
+    taken = {need.type for spec in specs for need in spec.requires}
     lines = []
     for spec in specs:
-        lines += [describe_capability(spec, producers), *hints.get(spec.name, ())]
+        if is_brief and len(spec.provides) == 1 and not taken.intersection(spec.provides):
+            shown = (
+                spec if any(map(value_fields, spec.context_types)) else replace(spec, provides=())
+            )
+        else:
+            shown = spec
+        lines += [describe_capability(shown, producers), *hints.get(spec.name, ())]
     return "\n".join(lines)
 
 

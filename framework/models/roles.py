@@ -20,7 +20,7 @@ from capgraph.base import (
 from capgraph.base.clock import Clock
 from capgraph.base.ports import AnyBehavior
 from capgraph.base.values import misfits
-from capgraph.configs.logger import mask_secrets
+from capgraph.configs.logger import LONGEST_MESSAGE, mask_secrets
 from capgraph.configs.settings import ModelSettings, StructuredMethod
 from capgraph.models.local import is_local, local_settings
 
@@ -342,7 +342,7 @@ def _is_openai(settings: ModelSettings) -> bool:
 
 
 def _unusable(role: str, settings: ModelSettings, exc: Exception) -> ConfigurationError:
-    told = " ".join(mask_secrets(str(exc)).split())
+    told = " ".join(mask_secrets(str(exc), LONGEST_MESSAGE).split())
     name = f"The model {settings.model!r} of the role {role!r}"
     lowered = told.lower()
     if "api_key" in lowered or "api key" in lowered or "credentials" in lowered:

@@ -12,6 +12,7 @@ from capgraph.base.value_context import value_fields
 _PLAIN_KEYS = frozenset(
     ["type", "title", "default", "description", "examples", "format", "minLength", "maxLength"]
 )
+_SHOWN_FIELDS = 20
 _BOUND_SIGNS = {
     "minimum": ">=",
     "maximum": "<=",
@@ -51,11 +52,13 @@ def _need(need: Any, producers: Mapping[str, Collection[str]]) -> str:
 
 
 def _outputs(spec: CapabilitySpec) -> list[str]:
-    """Name the outputs, and of a plain value its fields, which parameters may refer to."""
+    """Name the outputs, and of some their fields, which parameters may refer to."""
     fields = {kind.CONTEXT_TYPE: value_fields(kind) for kind in spec.context_types}
-    return [
-        f"{kind}({', '.join(own)})" if (own := fields.get(kind)) else kind for kind in spec.provides
-    ]
+    shown = {
+        kind: ", ".join([*own[:_SHOWN_FIELDS], *(["…"] if len(own) > _SHOWN_FIELDS else [])])
+        for kind, own in fields.items()
+    }
+    return [f"{kind}({shown[kind]})" if shown.get(kind) else kind for kind in spec.provides]
 
 
 def _arguments(spec: CapabilitySpec) -> list[str]:

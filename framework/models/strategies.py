@@ -23,8 +23,9 @@ from capgraph.models.roles import (
 )
 from capgraph.models.selection import ModelSelector, PerCapabilitySelector
 from capgraph.models.surrounded import surrounded
-from capgraph.pipeline.runner import around_models
+from capgraph.pipeline.middlewares import around_models
 from capgraph.prompts import PromptProvider, get_framework_prompts
+from capgraph.prompts.nodes import LookingPrompt, OrchestratorPrompt
 from capgraph.registry import Registry
 from capgraph.selection import LexicalSelector, Selector
 
@@ -89,7 +90,8 @@ def model_strategies(
         builder = prompts.get_task_extraction_prompt_builder()
         chosen["extractor"] = ModelExtractor(roles["extraction"], builder)
     wanted = settings.selection
-    catalogue = Catalogue(registry, wanted.max_catalog_tokens)
+    mode = settings.planning.mode
+    catalogue = Catalogue(registry, wanted.max_catalog_tokens, is_brief=mode != "plan")
     if "selection" in roles and wanted.strategy != "lexical":
         if len(registry.capabilities) > wanted.shortlist:
             require_extra("numpy", "offline")  # now, not at the first request
@@ -106,13 +108,16 @@ def model_strategies(
         chosen["selector"] = selector
     if "planning" in roles:
         builder = prompts.get_orchestrator_prompt_builder()
+        if mode == "look" and type(builder) is OrchestratorPrompt:
+            builder = LookingPrompt()
         chosen["planner"] = ModelPlanner(
             roles["planning"],
             builder,
             catalogue,
             settings.planning.features,
-            settings.planning.mode,
+            mode,
             settings.planning.max_result_tokens,
+            settings.planning.max_stored_results,
             isinstance(chosen.get("selector"), DeferringSelector),
         )
     if "answer" in roles:

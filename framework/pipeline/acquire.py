@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 from capgraph.base.ports import Attempt, Question
@@ -18,32 +19,29 @@ async def acquire(job: Job, attempt: Attempt, inner: Inner) -> Any:
         CapabilityError: The wait would never end: who holds the slots waits for this attempt.
         LimitError: The turn has no tries left.
     """
-    spec, sender = job.spec, job.equipment.sender
+    spec, outer, sender = job.spec, job.outer, job.equipment.sender
+    shared: AbstractAsyncContextManager[Any] = nullcontext()
     if sender is not None and spec.max_parallel is not None:
         # Held while a slot of this process is waited for: that wait is short, and by itself.
-        async with sender.slot(spec.name, spec.max_parallel):
-            return await _here(job, attempt, inner)
-    return await _here(job, attempt, inner)
-
-
-async def _here(job: Job, attempt: Attempt, inner: Inner) -> Any:
-    spec, outer = job.spec, job.outer
-    job.door.budget.take_attempt()
-    whole = job.equipment.limits.max_parallel if outer is None else None
-    if whole is None and spec.max_parallel is None:
-        job.slot = outer.slot if outer is not None else None
-        result = await inner(job, attempt)
-    else:
-        capacity = job.equipment.capacity
+        shared = sender.slot(spec.name, spec.max_parallel)
+    async with shared:
+        job.door.budget.take_attempt()
+        whole = job.equipment.limits.max_parallel if outer is None else None
         around = outer.slot if outer is not None else None
-        job.slot = await capacity.take(spec.name, spec.max_parallel, whole, around)
-        try:
-            stopped = job.door.stopping() or job.door.draining()
-            job.door.begun = job.door.begun or not stopped
-            result = STOPPED if stopped else await inner(job, attempt)
-        finally:
-            capacity.give_back(job.slot)
-    if result is STOPPED or isinstance(result, Question):
-        # What a person decides about is bounded by the person.
-        job.door.budget.give_back_attempt()
-    return result
+        if whole is None and spec.max_parallel is None:
+            job.slot = around
+            result = await inner(job, attempt)
+        else:
+            capacity = job.equipment.capacity
+            job.slot = await capacity.take(spec.name, spec.max_parallel, whole, around)
+            try:
+                stopped = job.stopping() or job.door.control.draining()
+                if not stopped:
+                    job.begin()
+                result = STOPPED if stopped else await inner(job, attempt)
+            finally:
+                capacity.give_back(job.slot)
+        if result is STOPPED or isinstance(result, Question):
+            # What a person decides about is bounded by the person.
+            job.door.budget.give_back_attempt()
+        return result

@@ -21,39 +21,24 @@ from capgraph.base.spec import CapabilitySpec
 from capgraph.base.values import copied
 from capgraph.pipeline.effect_ledger import digest_of, plain_inputs
 from capgraph.pipeline.finalize import failed_record
-from capgraph.pipeline.job import Inner, Job, Result
+from capgraph.pipeline.job import Agreement, Job, Result
 from capgraph.planning import fingerprints
 from capgraph.telemetry.audit import digest, note
 
 
 async def authorize(
-    job: Job, attempt: Attempt, inner: Inner, policies: Sequence[StepPolicy] = ()
-) -> Result:
+    job: Job, attempt: Attempt, policies: Sequence[StepPolicy] = ()
+) -> Attempt | Result:
     """Refuse a step, ask about it, or let it pass; nothing below has begun.
 
     Args:
         job: The run of the stages.
         attempt: What is asked for.
-        inner: What it may go on with.
         policies: What is asked about the step.
     """
-    reasons = list(attempt.approval_reasons)
-    if job.labels and job.flow is not None:
-        try:
-            reasons += await _labels_in_the_way(job, attempt, job.flow)
-        except PolicyError as exc:
-            return await failed_record(job, attempt, exc)
-    if policies:
-        step: Any = {**step_of(attempt), "parameters": dict(attempt.values)}
-        try:
-            verdict = await judge(policies, step, job.view)
-        except PolicyError as exc:
-            return await failed_record(job, attempt, exc)
-        if verdict.decision == "ask":
-            reasons += verdict.problems or ["A policy asks for a person's agreement."]
     ungrounded = _ungrounded(job, attempt)
     try:
-        reasons += await _ungrounded_reasons(job, attempt, ungrounded)
+        reasons = await _reasons(job, attempt, policies, ungrounded)
     except PolicyError as exc:
         return await failed_record(job, attempt, exc)
     if reasons or needs_approval(job.spec, job.view.switches, job.equipment.settings):
@@ -61,14 +46,46 @@ async def authorize(
         shown |= {"ungrounded": ungrounded} if ungrounded else {}
         digest = agreement_digest(attempt.capability, shown)
         ask = Question(STEP, attempt.capability, " ".join(reasons), digest=digest, shown=shown)
-        question = await agreement(job, attempt, ask)
-        if question is not None:
-            return question
-    result: Result = await inner(job, attempt)
-    done = isinstance(result, StepRecord) and result.success
-    if job.agreed and done and job.spec.effect != "once":  # what acts once is never repeated on it
-        await job.door.ledger.agreements.use(job.agreed.digest, attempt.key)
-    return result
+        return await agreement(job, attempt, ask) or attempt
+    return attempt
+
+
+def can_ask(spec: CapabilitySpec, settings: Any, policies: Sequence[StepPolicy]) -> bool:
+    """Return whether something about a capability itself may have a person asked, or refuse it."""
+    declared = spec.requires_approval or settings.approvals.steps == "all"
+    return bool(policies or declared or spec.effect != "none")
+
+
+async def authorize_marked(job: Job, attempt: Attempt) -> Attempt | Result:
+    """Authorize a step about which only a middleware or a label of its data asks."""
+    if attempt.approval_reasons or (job.labels and job.flow is not None):
+        return await authorize(job, attempt)
+    return attempt
+
+
+async def use_agreement(job: Job, record: StepRecord) -> None:
+    """Record that a step used the agreement to it; what acts once is never repeated on one."""
+    if job.agreement is not None and record.success and job.spec.effect != "once":
+        await job.door.ledger.agreements.use(job.agreement.question.digest, record.key)
+
+
+async def _reasons(
+    job: Job, attempt: Attempt, policies: Sequence[StepPolicy], ungrounded: Mapping[str, Any]
+) -> list[str]:
+    """Return why a person has to agree to a step.
+
+    Raises:
+        PolicyError: The step is refused.
+    """
+    reasons = list(attempt.approval_reasons)
+    if job.labels and job.flow is not None:
+        reasons += await _labels_in_the_way(job, attempt, job.flow)
+    if policies:
+        step: Any = {**step_of(attempt), "parameters": dict(attempt.values)}
+        verdict = await judge(policies, step, job.view)
+        if verdict.decision == "ask":
+            reasons += verdict.problems or ["A policy asks for a person's agreement."]
+    return reasons + await _ungrounded_reasons(job, attempt, ungrounded)
 
 
 def _ungrounded(job: Job, attempt: Attempt) -> dict[str, Any]:
@@ -145,10 +162,9 @@ async def agreement(job: Job, attempt: Attempt, ask: Question) -> Question | Non
     others, now = list(job.door.plan_keys), job.equipment.clock.now()
     book = job.door.ledger.agreements
     # A node that asks by itself looks again when it is answered; a router has been told the answer.
-    anew = job.door.may_wait
+    anew = job.door.control.may_wait
     found = await book.consent(ask.digest, attempt.key, others, policy, now, anew=anew)
-    job.agreed = ask if found.enough else None
-    job.agreed_until = found.until
+    job.agreement = Agreement(ask, found.until) if found.enough else None
     if found.enough:
         return None
     told: dict[str, Any] = {}
@@ -164,9 +180,9 @@ async def agreement(job: Job, attempt: Attempt, ask: Question) -> Question | Non
 
 async def last_look(job: Job, attempt: Attempt) -> Question | None:
     """Look again, just before a step begins, whether the agreement to it still holds."""
-    if job.agreed is None or job.agreed_until is None:
+    if job.agreement is None or job.agreement.until is None:
         return None
-    return await agreement(job, attempt, job.agreed)
+    return await agreement(job, attempt, job.agreement.question)
 
 
 def rests_on(plan: ExecutionPlan, step: PlannedStep) -> list[str]:

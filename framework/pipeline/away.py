@@ -22,8 +22,7 @@ from capgraph.base.errors import CapabilityError, CapgraphError, ErrorSeverity, 
 from capgraph.base.ports import Attempt, Failure, Question, StepRecord
 from capgraph.configs.streaming import emit, is_heard
 from capgraph.pipeline.effect_ledger import Claim, digest_of, plain_inputs
-from capgraph.pipeline.finalize import failed_record
-from capgraph.pipeline.idempotency import acted
+from capgraph.pipeline.finalize import announced, failed_record, know_failure
 from capgraph.pipeline.job import Inner, Job, Result, kept_effects
 from capgraph.pipeline.observe import run_limit_reached
 from capgraph.telemetry.metered import counted_elsewhere, current_budget
@@ -45,7 +44,7 @@ async def away(job: Job, attempt: Attempt, inner: Inner, queue: str) -> Result:
     if await _runs_here(job, attempt, queue):
         here: Result = await inner(job, attempt)
         return here
-    job.failure = None
+    job.begin_try()
     try:
         found = await _sent(job, attempt, queue)
         return None if found is None else await _taken(job, attempt, found)
@@ -77,11 +76,11 @@ async def _taken(job: Job, attempt: Attempt, found: Mapping[str, Any]) -> Result
         raise CapabilityError(told["message"], fix=told["fix"], severity=severity)
     await _done_there(job, found)
     result = _result(found)
-    job.announced = attempt.number
+    announced(job, attempt)
     if isinstance(result, StepRecord):
-        job.source, job.effect = result.source, result.effect
+        job.begin_try(result.source, result.effect)
         if result.error is not None:
-            job.failure = (_raised(found["raised"]), result.error)
+            know_failure(job, _raised(found["raised"]), result.error)
     return result
 
 
@@ -116,10 +115,10 @@ async def _sent(job: Job, attempt: Attempt, queue: str) -> Mapping[str, Any] | N
                 queue,
                 _request(job, attempt, claim),
                 tell=_teller(door.notify),
-                seconds=door.seconds_left(),
-                begins=lambda: setattr(door, "begun", True),
-                leave=door.draining,
-                should_cancel=door.stopping,
+                seconds=door.control.seconds_left(),
+                begins=job.begin,
+                leave=door.control.draining,
+                should_cancel=job.stopping,
             )
         except TimeoutError:
             raise run_limit_reached(job, attempt) from None
@@ -149,7 +148,7 @@ def _name(job: Job, attempt: Attempt) -> str:
 
 def _request(job: Job, attempt: Attempt, claim: Claim | None) -> dict[str, Any]:
     door, view, book = job.door, job.view, job.door.ledger
-    budget = current_budget()
+    budget, agreement = current_budget(), job.agreement
     return {
         "thread": book.journal.thread_id,
         "room": book.journal.room,
@@ -174,11 +173,11 @@ def _request(job: Job, attempt: Attempt, claim: Claim | None) -> dict[str, Any]:
         "values": dict(attempt.values),
         "state": {name: value for name, value in view.state.items() if name not in STAYS},
         "plan_keys": list(door.plan_keys),
-        "state_keys": None if door.state_keys is None else sorted(door.state_keys),
+        "state_keys": None if door.reading.state_keys is None else sorted(door.reading.state_keys),
         "labels": dict(job.labels),
         "bounded": job.bounded,
-        "agreed": None if job.agreed is None else job.agreed.to_state(),
-        "agreed_until": job.agreed_until,
+        "agreed": None if agreement is None else agreement.question.to_state(),
+        "agreed_until": agreement.until if agreement is not None else None,
         "model_calls": budget.model_calls if budget is not None else 0,
     }
 
@@ -200,7 +199,7 @@ async def _done_there(job: Job, found: Mapping[str, Any]) -> None:
     counted_elsewhere(found["model_calls"])
     job.acted_inside = job.acted_inside or found["acted_inside"]
     if found["effect_done"]:
-        await acted(job)
+        await job.act()
 
 
 # --- plain data -------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from capgraph.base.threads import in_thread, is_sync
 from capgraph.configs.streaming import step_of_plan
 from capgraph.pipeline.commands import plain_command
 from capgraph.pipeline.finalize import announce
-from capgraph.pipeline.job import CURRENT, Job
+from capgraph.pipeline.job import Job, Returned, in_body_of
 from capgraph.pipeline.lifecycle import Lifecycle
 from capgraph.pipeline.run_config import current_runtime
 from capgraph.pipeline.step_state import StepState
@@ -32,21 +32,46 @@ async def call(job: Job, attempt: Attempt) -> Any:
     Raises:
         CapabilityError: What stands around the call called again after an effect was done.
     """
-    if job.worked is not None and job.spec.effect == "once":
+    if job.current.returned is not None and job.spec.effect == "once":
         raise CapabilityError(
             f"The effect of {attempt.key!r} ({job.spec.name}) is done, and it was called again.",
             fix="Put a behaviour that calls again at the stage 'retry', outside of the ledger.",
             severity=ErrorSeverity.CRITICAL,
         )
     announce(job, attempt)
+    context = _context_of(job, attempt)
+    job.asked.clear()
+    try:
+        with in_body_of(job), step_of_plan(attempt.index, attempt.total):
+            result = await _invoke(job.spec.cls, context, job)
+            if not isinstance(result, Returned):
+                result = Returned(plain_command(result))
+            job.current.returned = result
+            return result.value
+    except asyncio.CancelledError as exc:
+        running = asyncio.current_task()
+        if running is None or running.cancelling():
+            raise
+        # Nobody stopped the run: what the author awaited was cancelled.
+        raise CapabilityError(
+            f"{job.spec.name!r} awaited work that was cancelled.",
+            fix="Catch asyncio.CancelledError where the work is cancelled.",
+        ) from exc
+    finally:
+        job.current.stored = context.stored
+
+
+def _context_of(job: Job, attempt: Attempt) -> StepContext:
     equipment, spec = job.equipment, job.spec
     ledger = job.door.ledger
 
     async def once(key: str, action: Any) -> Any:
         keys = job.door.plan_keys
-        return await ledger.once(spec, attempt, key, action, effect=job.effect, plan_keys=keys)
+        return await ledger.once(
+            spec, attempt, key, action, effect=job.current.effect, plan_keys=keys
+        )
 
-    context = StepContext(
+    return StepContext(
         capability=spec.name,
         planned=attempt.step,
         step_index=attempt.index,
@@ -67,25 +92,6 @@ async def call(job: Job, attempt: Attempt) -> Any:
         notify=job.door.notify or _streamed(attempt),
         once=once,
     )
-    job.asked.clear()
-    token = CURRENT.set(job)
-    try:
-        with step_of_plan(attempt.index, attempt.total):
-            result = plain_command(await _invoke(spec.cls, context, job))
-        job.worked = (result,)
-        return result
-    except asyncio.CancelledError as exc:
-        running = asyncio.current_task()
-        if running is None or running.cancelling():
-            raise
-        # Nobody stopped the run: what the author awaited was cancelled.
-        raise CapabilityError(
-            f"{spec.name!r} awaited work that was cancelled.",
-            fix="Catch asyncio.CancelledError where the work is cancelled.",
-        ) from exc
-    finally:
-        CURRENT.reset(token)
-        job.stored = context.stored
 
 
 def _streamed(attempt: Attempt) -> Callable[[str, float | None], None]:
@@ -121,7 +127,7 @@ async def _invoke(cls: Any, context: StepContext, job: Job) -> Any:
     try:
         return await life.run()
     finally:
-        job.worked = (plain_command(life.result),) if life.executed else None
+        job.current.returned = Returned(plain_command(life.result)) if life.executed else None
 
 
 async def _awaited(method: Callable[[], Any]) -> None:

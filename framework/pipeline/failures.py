@@ -21,12 +21,14 @@ from capgraph.base.errors import (
     StoppedError,
 )
 from capgraph.base.ports import Failure
-from capgraph.configs.logger import get_logger, mask_data, mask_secrets
+from capgraph.configs.logger import LONGEST_MESSAGE, get_logger, mask_data, mask_secrets
 from capgraph.pipeline.retry_policy import declared_policy
 from capgraph.telemetry.audit import note_refusal
 
 REFUSED_BY_GUARDS = "CG-GUARDRAIL"
 """Code of the failure of which guards are the reason."""
+TOOL_ERROR = "tool_error"
+"""Category of the failure that a LangChain tool reports, which means nothing beyond the tool."""
 _RANK = (
     ErrorSeverity.FATAL,
     ErrorSeverity.CRITICAL,
@@ -76,8 +78,10 @@ def read_failure(
         answer = default
     return Failure(
         severity=answer.severity,
-        message=mask_secrets(answer.user_message or str(exc) or type(exc).__name__),
-        original_error=mask_secrets(f"{type(exc).__name__}: {exc}"),
+        message=mask_secrets(
+            answer.user_message or str(exc) or type(exc).__name__, LONGEST_MESSAGE
+        ),
+        original_error=mask_secrets(f"{type(exc).__name__}: {exc}", LONGEST_MESSAGE),
         metadata=mask_data(answer.to_dict()["metadata"]),
         capability=capability,
         node=node,
@@ -108,8 +112,8 @@ def refusal(node: str, problem: CapgraphError) -> Failure:
     note_refusal(problem)
     return Failure(
         severity=ErrorSeverity.CRITICAL,
-        message=mask_secrets(str(problem)),
-        original_error=mask_secrets(problem.message),
+        message=mask_secrets(str(problem), LONGEST_MESSAGE),
+        original_error=mask_secrets(problem.message, LONGEST_MESSAGE),
         metadata={"code": problem.code},
         node=node,
     )

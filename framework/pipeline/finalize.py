@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -40,61 +39,71 @@ class Skipped(NamedTuple):
     not_needed: bool = False
 
 
-async def finalize(job: Job, attempt: Attempt, inner: Inner) -> Result:
+async def finalize(job: Job, attempt: Attempt, inner: Inner, *, leaves: bool = True) -> Result:
     """Sort and check what one try gave, and say what a failure means.
+
+    Args:
+        job: The run of the stages.
+        attempt: The try.
+        inner: What it runs.
+        leaves: True if the record leaves the stage; False if a middleware or a gate looks at it.
 
     Raises:
         FatalExecutionError: The failure was classified FATAL; the cause is chained.
     """
-    job.began = asyncio.get_running_loop().time()
-    job.stored, job.source, job.effect, job.failure = [], "run", None, None
-    job.cut_off, job.worked = False, None
-    try:
-        found = await _gave(job, attempt, inner)
-        if isinstance(found, Sorted):
-            # What a replay hands back was looked at when it was made.
-            if job.spec.gate is None or attempt.replayed:
-                return _succeeded(job, attempt, found)
-            seen = await examined(job, attempt, found)
-            record = _succeeded(job, attempt, found)
-            return replace(
-                record, quality=seen.level, approval_reasons=(seen.ask,) if seen.ask else ()
-            )
-    except GraphBubbleUp:
-        raise
-    except Exception as exc:
-        return await failed_record(job, attempt, exc)
-    return found
+    job.begin_try(attempt.given.source if attempt.given is not None else None)
+    found: StepRecord
+    with about(attempt_id=_name_of(job, attempt)):
+        try:
+            if attempt.given is not None:
+                result = attempt.given.value
+            else:
+                result = job.current.result = await inner(job, attempt)
+            if result is STOPPED or isinstance(result, Question):
+                return None if result is STOPPED else result
+            if isinstance(result, Skipped):
+                return passed_over(job, attempt, result)
+            found = await _examined(job, attempt, _sorted(job, attempt, result))
+        except GraphBubbleUp:
+            raise
+        except Exception as exc:
+            found = await failed_record(job, attempt, exc, tell=False)
+        if not leaves or (found.error is None and not found.approval_reasons and not is_heard()):
+            return found
+        return await _left(job, attempt, found)
 
 
-async def _gave(job: Job, attempt: Attempt, inner: Inner) -> Sorted | Result:
-    """Return what the try gave, sorted; or what stands in its place."""
-    if attempt.given is not None:
-        job.source, result = attempt.given.source, attempt.given.value
-    else:
-        result = job.returned = await inner(job, attempt)
-    if result is STOPPED or isinstance(result, Question):
-        return None if result is STOPPED else result
-    if isinstance(result, Skipped):
-        return passed_over(job, attempt, result)
-    if job.door.unsorted and isinstance(result, Mapping) and not job.stored:
+async def _examined(job: Job, attempt: Attempt, found: Sorted) -> StepRecord:
+    """Return the record of a try that succeeded, as good as the capability's gate wants it."""
+    # What a replay hands back was looked at when it was made.
+    if job.spec.gate is None or attempt.replayed:
+        return _succeeded(job, attempt, found)
+    seen = await examined(job, attempt, found)
+    record = _succeeded(job, attempt, found)
+    return replace(record, quality=seen.level, approval_reasons=(seen.ask,) if seen.ask else ())
+
+
+def _sorted(job: Job, attempt: Attempt, result: Any) -> Sorted:
+    if job.door.reading.unsorted and isinstance(result, Mapping) and not job.current.stored:
         # No schema could drop a key here: a unit test looks at what was returned.
         return Sorted(dict(result), {}, None)
     types = job.equipment.registry.context_types
     found = sort_result(
         result,
-        job.stored,
+        job.current.stored,
         job.spec,
         attempt.step,
         attempt.key,
         types,
-        job.equipment.schema.names if job.door.state_keys is None else job.door.state_keys,
+        job.equipment.schema.names
+        if job.door.reading.state_keys is None
+        else job.door.reading.state_keys,
     )
     unknown = found.contexts.keys() - types.keys()
-    if unknown or job.door.types is not None:
-        for context in contexts_in(result, job.stored):
-            if job.door.types is not None:
-                job.door.types.setdefault(context.CONTEXT_TYPE, type(context))
+    if unknown or job.door.reading.types is not None:
+        for context in contexts_in(result, job.current.stored):
+            if job.door.reading.types is not None:
+                job.door.reading.types.setdefault(context.CONTEXT_TYPE, type(context))
             elif context.CONTEXT_TYPE in unknown:
                 _tell_unknown(job, type(context))
     return found
@@ -120,69 +129,75 @@ def _succeeded(job: Job, attempt: Attempt, found: Sorted) -> StepRecord:
         plan=found.plan,
     )
     announce(job, attempt)
-    job.made = record.contexts
+    job.current.contexts = record.contexts
     return record
 
 
-async def finished(job: Job, attempt: Attempt, inner: Inner, *, checked: bool) -> Result:
+def _name_of(job: Job, attempt: Attempt) -> str:
+    return "/".join(part for part in (job.view.plan_id, attempt.key, str(attempt.number)) if part)
+
+
+async def finished(job: Job, attempt: Attempt, inner: Inner) -> Result:
     """Let a result out of the stage: valid whatever changed it, and agreed to where that is asked.
 
     Args:
         job: The run of the stages.
         attempt: The try.
-        inner: The stage, with what stands around it.
-        checked: Whether anything does.
+        inner: The stage, with the middlewares around it.
     """
-    name = "/".join(part for part in (job.view.plan_id, attempt.key, str(attempt.number)) if part)
-    with about(attempt_id=name):
-        may_ask = (checked or job.spec.gate is not None) and attempt.given is None
-        held = await job.door.ledger.held(attempt.key) if may_ask else {}
+    with about(attempt_id=_name_of(job, attempt)):
+        held = await job.door.ledger.held(attempt.key) if attempt.given is None else {}
         if held and held["of"] == work_of(attempt):
             # A person is asked about this very result; another try would give another one.
-            job.began, job.effect = asyncio.get_running_loop().time(), held["effect"]
+            job.begin_try(effect=held["effect"])
             kept = {name: held[name] for name in ("contexts", "quality")}
             asks = tuple(held["asks"])
             found: Result = _record(job, attempt, success=True, approval_reasons=asks, **kept)
         else:
-            job.settling = True
-            try:
-                found = await _as_it_leaves(job, attempt, await inner(job, attempt))
-            finally:
-                job.settling = False
-            if job.effect_done and isinstance(found, StepRecord):
-                await _kept_as_it_leaves(job, found)
-        if not isinstance(found, StepRecord) or not found.success:
-            if isinstance(found, StepRecord) and found.error is not None:
-                tell_failed(job, attempt, found.error)
-            return found
-        if found.approval_reasons and (question := await _asked(job, attempt, found)) is not None:
-            return question
-        if is_heard() and not (attempt.given and attempt.given.told):
-            duration = found.execution_time
-            telemetry.emit(
-                telemetry.StepFinished(duration=duration, outputs=found.outputs, **attempt.event())
-            )
+            found = await _as_it_leaves(job, attempt, await inner(job, attempt))
+        return await _left(job, attempt, found) if isinstance(found, StepRecord) else found
+
+
+async def _left(job: Job, attempt: Attempt, found: StepRecord) -> Result:
+    """Return a record that leaves the stage, or the question about it, and say how the try ended."""
+    if job.effect_done:
+        await _kept_as_it_leaves(job, found)
+    if not found.success:
+        if found.error is not None:
+            tell_failed(job, attempt, found.error)
         return found
+    if found.approval_reasons and (question := await _asked(job, attempt, found)) is not None:
+        return question
+    if is_heard() and not (attempt.given and attempt.given.told):
+        duration = found.execution_time
+        telemetry.emit(
+            telemetry.StepFinished(duration=duration, outputs=found.outputs, **attempt.event())
+        )
+    return found
 
 
 async def _kept_as_it_leaves(job: Job, found: StepRecord) -> None:
     """Have the ledger hold what came out: what a guard took out of a result does not lie there."""
-    if found.success and found.contexts is not job.made:
+    if found.success and found.contexts is not job.current.contexts:
         gave: list[Any] = [{kind: of[found.key]} for kind, of in found.contexts.items()]
         gave += [found.updates] if found.updates else []
         gave += [] if found.plan is None else [{PLAN_KEY: found.plan}]
-        await job.door.ledger.amend(str(job.effect), result=gave)
+        await job.door.ledger.amend(str(job.current.effect), result=gave)
     elif found.error is not None and found.error.metadata.get("code") == REFUSED_BY_GUARDS:
-        await job.door.ledger.amend(str(job.effect), result=[], withheld=True)
+        await job.door.ledger.amend(str(job.current.effect), result=[], withheld=True)
 
 
 async def _as_it_leaves(job: Job, attempt: Attempt, found: Result) -> Result:
     """Check what stands around the stage made of a record."""
-    if isinstance(found, StepRecord) and found.success and found.contexts is not job.made:
+    if (
+        isinstance(found, StepRecord)
+        and found.success
+        and found.contexts is not job.current.contexts
+    ):
         try:
             return replace(found, contexts=_valid(job, found.contexts))
         except ValidationError as exc:
-            return await failed_record(job, attempt, exc)
+            return await failed_record(job, attempt, exc, tell=False)
     return found
 
 
@@ -212,7 +227,7 @@ async def _asked(job: Job, attempt: Attempt, record: StepRecord) -> Question | N
     if await _agreed(job, attempt, digest):
         return None
     if not record.updates and record.plan is None:
-        kept: dict[str, Any] = {"contexts": record.contexts, "effect": job.effect}
+        kept: dict[str, Any] = {"contexts": record.contexts, "effect": job.current.effect}
         kept |= {
             "of": work_of(attempt),
             "asks": list(record.approval_reasons),
@@ -234,7 +249,7 @@ def announce(job: Job, attempt: Attempt) -> None:
     """Say once that a try begins."""
     if job.announced >= attempt.number:
         return
-    job.announced = attempt.number
+    announced(job, attempt)
     if not is_heard():
         return
     name = attempt.capability
@@ -242,10 +257,16 @@ def announce(job: Job, attempt: Attempt) -> None:
     telemetry.emit(telemetry.StepStarted(task_objective=attempt.objective, **attempt.event()))
 
 
+def announced(job: Job, attempt: Attempt) -> None:
+    """Remember that an event announced a try."""
+    job.announced = attempt.number
+
+
 def read_job_failure(job: Job, attempt: Attempt, exc: Exception) -> Failure:
     """Say what an exception of a try means; asked again, it gives the same answer."""
-    if job.failure is not None and job.failure[0] is exc:
-        return job.failure[1]
+    known = job.current.failure
+    if known is not None and known[0] is exc:
+        return known[1]
     context = {
         "capability": job.spec.name,
         "current_step_index": attempt.index,
@@ -261,31 +282,43 @@ def read_job_failure(job: Job, attempt: Attempt, exc: Exception) -> Failure:
         key=attempt.key,
         attempts=attempt.number,
     )
-    job.failure = (exc, failure)
+    know_failure(job, exc, failure)
     return failure
 
 
-async def failed_record(job: Job, attempt: Attempt, exc: Exception) -> StepRecord:
+def know_failure(job: Job, exc: BaseException, failure: Failure) -> None:
+    """Remember the classification of an exception of the present try."""
+    job.current.failure = (exc, failure)
+
+
+async def failed_record(
+    job: Job, attempt: Attempt, exc: Exception, *, tell: bool = True
+) -> StepRecord:
     """Return the record of a try that failed.
+
+    Args:
+        job: The run of the stages.
+        attempt: The try.
+        exc: The exception.
+        tell: True if the failure is final for the try; False if a middleware may still change it.
 
     Raises:
         FatalExecutionError: The failure was classified FATAL; the cause is chained.
         Exception: The original one, where development mode wants it.
     """
     ends_the_run = isinstance(exc, PersistenceError) and exc.ends_the_run
-    if ends_the_run or job.door.raw_errors or raw_errors_wanted():
+    if ends_the_run or job.door.reading.raw_errors or raw_errors_wanted():
         note_refusal(exc)
         raise exc
     failure = read_job_failure(job, attempt, exc)
     if failure.severity is ErrorSeverity.FATAL:
         raise fatal(job.spec.name, failure) from exc
     # An earlier process, or the run that asked a person, may have come as far as acting inside.
-    job.acted_inside = job.acted_inside or await job.door.ledger.acted_inside(attempt.key)
     again = failure.severity is ErrorSeverity.RETRIABLE
-    if job.effect_done or (job.acted_inside and not again):
+    if job.effect_done or (await job.has_acted_inside() and not again):
         failure = after_effect(failure)
     announce(job, attempt)
-    if not job.settling:
+    if tell:
         tell_failed(job, attempt, failure)
     return _record(job, attempt, error=failure, updates=killed(exc))
 
@@ -329,8 +362,8 @@ def _record(job: Job, attempt: Attempt, **found: Any) -> StepRecord:
         attempt,
         attempts=attempt.number,
         execution_time=job.seconds(),
-        source=job.source,
-        effect=job.effect,
+        source=job.current.source,
+        effect=job.current.effect,
         values=attempt.values,
         **found,
     )

@@ -26,8 +26,9 @@ def _value(job: Job, attempt: Attempt, found: Sorted) -> Any:
     given = attempt.given
     if given is not None and (given.told or given.source != "cache"):
         return given.value
-    if given is None and job.worked is not None:
-        return job.worked[0] if job.worked[0] is not None or not job.stored else job.stored[-1]
+    if given is None and (returned := job.current.returned) is not None:
+        stored = job.current.stored
+        return returned.value if returned.value is not None or not stored else stored[-1]
     types = job.equipment.registry.context_types
     objects = {
         kind: load_context(kind, key, data, types)

@@ -12,7 +12,7 @@ from capgraph.base.awaiting import awaited
 from capgraph.base.errors import CapabilityError, FatalExecutionError, PolicyError
 from capgraph.base.ports import Attempt, Behavior, BehaviorContext, ShortCircuit, StepRecord
 from capgraph.pipeline.finalize import failed_record
-from capgraph.pipeline.job import Inner, Job, Result
+from capgraph.pipeline.job import Inner, Job, Result, standing_in
 
 
 async def hooks(
@@ -44,13 +44,15 @@ async def hooks(
         return replace(found, effect=record.effect) if isinstance(found, StepRecord) else found
 
     try:
-        await before(behaviors, context)
+        with standing_in(job):
+            await before(behaviors, context)
         record: Result = await inner(job, attempt)
         if isinstance(record, StepRecord):
             context.attempt = record.attempts
             if record.success:
                 result = _returned(job, record)
-                found = await after(behaviors, context, result)
+                with standing_in(job):
+                    found = await after(behaviors, context, result)
                 if found is not result:
                     record = await settled(record, ShortCircuit(found, record.source, told=True))
     except (GraphBubbleUp, FatalExecutionError):
@@ -59,10 +61,11 @@ async def hooks(
         record = await failed_record(job, attempt, exc)
     if not isinstance(record, StepRecord) or record.error is None:
         return record
-    raised = job.failure[0] if job.failure is not None else None
+    raised = job.current.failure[0] if job.current.failure is not None else None
     error = raised if isinstance(raised, Exception) else CapabilityError(record.error.message)
     try:
-        found = await instead(behaviors, context, error)
+        with standing_in(job):
+            found = await instead(behaviors, context, error)
     except (GraphBubbleUp, FatalExecutionError):
         raise
     except Exception as second:
@@ -124,8 +127,8 @@ async def instead(behaviors: Sequence[Behavior], context: BehaviorContext, error
 
 def _returned(job: Job, record: StepRecord) -> Any:
     """Return what the capability returned; of a result that was there already its data."""
-    if job.returned is not None and record.source == "run":
-        return job.returned
+    if job.current.result is not None and record.source == "run":
+        return job.current.result
     return plain_result(record)
 
 

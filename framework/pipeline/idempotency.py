@@ -29,6 +29,27 @@ _NO_ANSWER = frozenset({"timeout", "network"})
 _SKIPPED = "Skipped: nobody knows whether its effect happened."
 
 
+async def without_effect(job: Job, attempt: Attempt, inner: Inner) -> Any:
+    """Let a step run that has no effect, as long as the turn goes on and nobody took it over.
+
+    A part of it may be of unknown outcome all the same.
+
+    Raises:
+        PersistenceError: Another process has the thread.
+        StoppedError: Somebody stopped the run.
+    """
+    book = job.door.ledger
+    await book.go_on(confirm=False)
+    if (question := await last_look(job, attempt)) is not None:
+        return question
+    if not book.journal.is_lent:
+        await book.have()  # elsewhere, what comes of it is kept for the next who runs the turn
+    try:
+        return await inner(job, attempt)
+    except UnknownOutcome as signal:
+        return signal.question or Skipped(_SKIPPED)
+
+
 async def idempotency(job: Job, attempt: Attempt, inner: Inner) -> Any:
     """Keep the record of an effect around the call.
 
@@ -42,11 +63,6 @@ async def idempotency(job: Job, attempt: Attempt, inner: Inner) -> Any:
     """
     spec, book = job.spec, job.door.ledger
     await book.go_on(confirm=spec.effect == "idempotent")
-    if spec.effect == "none":
-        question = await last_look(job, attempt)
-        if question is None and not book.journal.is_lent:
-            await book.have()  # elsewhere, what comes of it is kept for the next who runs the turn
-        return question or await _parts_of(job, inner, attempt)
     if book.journal.is_lent and job.outer is not None:
         raise CapabilityError(
             f"{spec.name!r} has an effect and is asked for inside {job.outer.spec.name!r}, which runs"
@@ -57,13 +73,14 @@ async def idempotency(job: Job, attempt: Attempt, inner: Inner) -> Any:
     taken = kept_effects(job.view.results, [k for k in job.door.plan_keys if k != attempt.key])
     plan = job.view.plan_id
     claim = await book.claim(spec, attempt, plan, taken)
-    job.effect = claim.name
+    job.current.effect = claim.name
     keyed = replace(attempt, idempotency_key=book.key(claim.name))
     if spec.effect != "once":
         return await last_look(job, keyed) or await _repeatable(job, keyed, inner)
     status = claim.record.get("status")
     if status == "finished":
-        job.source, job.effect_done = "run" if claim.mine else "ledger", True
+        job.current.is_repeated = not claim.mine
+        job.happened()
         return book.result(claim.record)
     if status == "begun":
         instead = await _settled(job, keyed, claim)
@@ -95,11 +112,11 @@ async def _act(job: Job, attempt: Attempt, claim: Claim, inner: Inner) -> Any:
         await book.end(claim.name, "asking")
         raise
     except Exception as exc:
-        if job.worked is not None:  # only what cleans up, or stands around the call, failed
-            await _finished(job, claim, job.worked[0])
+        if job.current.returned is not None:  # only what cleans up, or wraps the call, failed
+            await _finished(job, claim, job.current.returned.value)
             raise
         failure = read_job_failure(job, attempt, exc)
-        if not (job.cut_off or _is_unknown(failure)):
+        if not (job.current.cut_off or _is_unknown(failure)):
             await book.end(claim.name, "failed")
             raise
         if job.spec.on_unknown == "skip":
@@ -108,7 +125,7 @@ async def _act(job: Job, attempt: Attempt, claim: Claim, inner: Inner) -> Any:
         if job.spec.on_unknown == "ask":
             return _question(attempt, claim, run, f"Its end is not known ({failure.message})")
         await book.end(claim.name, "failed")
-        if job.spec.on_unknown == "fail" and job.cut_off:
+        if job.spec.on_unknown == "fail" and job.current.cut_off:
             raise CapabilityError(
                 f"{failure.message} Nobody knows whether its effect happened.",
                 fix="Look at the outside system; then run it again, or set on_unknown.",
@@ -121,41 +138,24 @@ async def _act(job: Job, attempt: Attempt, claim: Claim, inner: Inner) -> Any:
 
 async def _finished(job: Job, claim: Claim, result: Any) -> None:
     """Write down at once, before anybody looks at the result, that the effect happened."""
-    await acted(job)
-    await job.door.ledger.end(claim.name, "finished", result=encode(result, job.stored))
-
-
-async def acted(job: Job) -> None:
-    """Have a step, and those around it, know that it acted once."""
-    job.effect_done = True
-    durable, outer = job.door.ledger.durable, job.outer
-    while outer is not None:
-        # Another try of it finds what is kept; another plan would act anew.
-        if not outer.acted_inside:
-            await outer.door.ledger.act_inside(outer.key)
-        outer.acted_inside = True
-        outer.effect_done, outer = outer.effect_done or not durable, outer.outer
+    await job.act()
+    await job.door.ledger.end(claim.name, "finished", result=encode(result, job.current.stored))
 
 
 async def _repeatable(job: Job, attempt: Attempt, inner: Inner) -> Any:
     """Run an effect that bears being repeated; the audit knows of it all the same."""
-    await must("effect", effect=job.effect, status="begun", run=attempt.number)
+    await must("effect", effect=job.current.effect, status="begun", run=attempt.number)
     await job.door.ledger.have()
     status = "failed"
     try:
-        result = await _parts_of(job, inner, attempt)
+        try:
+            result = await inner(job, attempt)
+        except UnknownOutcome as signal:
+            result = signal.question or Skipped(_SKIPPED)
         status = "asking" if isinstance(result, Question) else "finished"
         return result
     finally:
-        await may("effect", effect=job.effect, status=status)
-
-
-async def _parts_of(job: Job, inner: Inner, attempt: Attempt) -> Any:
-    """Run a step that may be repeated; a part of it may be of unknown outcome all the same."""
-    try:
-        return await inner(job, attempt)
-    except UnknownOutcome as signal:
-        return signal.question or Skipped(_SKIPPED)
+        await may("effect", effect=job.current.effect, status=status)
 
 
 async def _settled(job: Job, attempt: Attempt, claim: Claim) -> Any:
@@ -170,7 +170,7 @@ async def _settled(job: Job, attempt: Attempt, claim: Claim) -> Any:
     if answer == "skip":
         return Skipped(_SKIPPED)
     if answer == "done":
-        job.effect_done = True
+        job.happened()
         outputs = [{kind: data} for kind, data in (decision.get("outputs") or {}).items()]
         await job.door.ledger.end(claim.name, "finished", result=outputs)
         return outputs
@@ -188,7 +188,7 @@ async def _acted_before(
 ) -> Question | None:
     """Ask before a capability acts again in a new plan of the turn, in another way."""
     spec, book = job.spec, job.door.ledger
-    if spec.repeatable or not claim.new or job.agreed:
+    if spec.repeatable or not claim.new or job.agreement:
         return None
     if not book.acted_before(spec, plan, claim.name, taken) or _was_planned(job, attempt):
         return None

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
@@ -30,8 +29,6 @@ from capgraph.stores.rows import rows_of
 from capgraph.stores.stops import stops_of
 
 _CHECKPOINT_SECONDS = 10.0
-LENT: ContextVar[Journal | None] = ContextVar("capgraph_lent_journal", default=None)
-"""The journal of the turn to which a step belongs that runs elsewhere than its turn."""
 
 
 @contextmanager

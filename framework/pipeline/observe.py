@@ -5,7 +5,6 @@ Events from inside say which turn, plan and step they are about.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from capgraph.base.errors import LimitError, StoppedError
@@ -32,9 +31,8 @@ def run_limit_reached(job: Job, attempt: Attempt) -> LimitError:
 
 async def observe(job: Job, attempt: Attempt, inner: Inner) -> Any:
     """Begin no step for which the turn has no time left, or of a turn that was stopped."""
-    job.began = asyncio.get_running_loop().time()
     with about(**job.view.ids, step_id=attempt.key):
-        left = job.door.seconds_left()
+        left = job.door.control.seconds_left()
         if left is not None and left <= 0:
             return await failed_record(job, attempt, run_limit_reached(job, attempt))
         try:

@@ -1,17 +1,24 @@
-"""Stage ``retry``: the one owner of tries. Each try passes the stages inside again."""
+"""The tries of a step (stage ``retry``) and of a model call; each passes the stages inside again."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import TypeVar
+
+from langgraph.errors import GraphBubbleUp
 
 import capgraph.telemetry as telemetry
-from capgraph.base.errors import ErrorSeverity
+from capgraph.base.clock import running_clock
+from capgraph.base.errors import ErrorSeverity, FatalExecutionError
 from capgraph.base.ports import Attempt, Failure, RetryRule, StepRecord
 from capgraph.langgraph_compat import new_try
 from capgraph.pipeline.failures import after_effect
 from capgraph.pipeline.finalize import with_attempts
 from capgraph.pipeline.job import Inner, Job, Result
-from capgraph.pipeline.retry_policy import JITTER, RetryPolicy, wait_seconds
+from capgraph.pipeline.retry_policy import RetryPolicy, is_worth_a_try, next_try
+
+T = TypeVar("T")
 
 
 async def retry(job: Job, attempt: Attempt, inner: Inner, rule: RetryRule | None = None) -> Result:
@@ -32,7 +39,7 @@ async def retry(job: Job, attempt: Attempt, inner: Inner, rule: RetryRule | None
     while True:
         if wait is not None:
             await job.equipment.clock.sleep(wait)
-        if door.stopping() or door.draining():
+        if job.stopping() or door.control.draining():
             return None
         if attempt.number != failures + 1:
             attempt = replace(attempt, number=failures + 1)
@@ -41,11 +48,11 @@ async def retry(job: Job, attempt: Attempt, inner: Inner, rule: RetryRule | None
             return result
         failures += 1
         wait = await _next_try(job, attempt, result.error, failures, rule)
-        if wait is not None and door.draining():
+        if wait is not None and door.control.draining():
             return None  # the journal holds the attempt and the wait
-        if wait is None or door.stopping():
+        if wait is None or job.stopping():
             # Cut short by another failure, it may have tries left; that one has not.
-            if wait is None and job.acted_inside:
+            if wait is None and await job.has_acted_inside():
                 result = replace(result, error=after_effect(result.error))
             return with_attempts(result, failures, final=wait is None)
         new_try()
@@ -58,42 +65,26 @@ async def _next_try(
     if not _may_pass(job, error, rule):
         return None
     limits, door = job.equipment.limits, job.door
-    declared = RetryPolicy.from_dict(error.retry_policy, limits)
-    policy = rule or declared
-    tries = _allowed(policy.max_attempts, job)
-    if failures >= tries:
+    declared = RetryPolicy.from_dict(error.retry_policy, limits).max_attempts
+    allowed = _allowed(declared if rule is None else rule.max_attempts, job)
+    found = next_try(error, failures, limits, rule, allowed)
+    left = door.control.seconds_left()
+    if found is None or (left is not None and found.delay >= left):
         return None
-    asked = error.metadata.get("retry_after_seconds")
-    jitter = JITTER if rule is None else 0.0
-    delay = wait_seconds(policy, failures, limits, retry_after=asked, jitter=jitter)
-    left = door.seconds_left()
-    if left is not None and delay >= left:
-        return None
-    if failures >= declared.max_attempts and limits.max_turn_attempts is None:
+    if failures >= declared and limits.max_turn_attempts is None:
         door.budget.allow(1)  # the budget was made of what the class says
-    await door.ledger.failed(attempt.key, failures, delay, job.equipment.clock.now())
-    telemetry.emit(
-        telemetry.Retry(
-            name=attempt.capability,
-            context_key=attempt.key,
-            attempt=failures + 1,
-            max_attempts=tries,
-            delay=delay,
-            message=error.message,
-        )
-    )
-    return delay
+    await door.ledger.failed(attempt.key, failures, found.delay, job.equipment.clock.now())
+    telemetry.emit(found.event(attempt.capability, error.message, attempt.key))
+    return found.delay
 
 
 def _may_pass(job: Job, error: Failure, rule: RetryRule | None) -> bool:
     """Tell whether a failure is worth another try; what acted once is never guessed about."""
-    if rule is None:
-        return error.severity is ErrorSeverity.RETRIABLE
-    if job.effect_done or error.severity is ErrorSeverity.FATAL:
+    passing = error.severity is ErrorSeverity.RETRIABLE
+    if rule is not None and (job.effect_done or (job.spec.effect == "once" and not passing)):
         return False
-    if job.spec.effect == "once" and error.severity is not ErrorSeverity.RETRIABLE:
-        return False
-    return rule.applies(job.failure[0] if job.failure is not None else None, error)
+    failure = job.current.failure
+    return is_worth_a_try(error, rule, failure[0] if failure is not None else None)
 
 
 def _allowed(declared: int, job: Job) -> int:
@@ -102,3 +93,36 @@ def _allowed(declared: int, job: Job) -> int:
     if isinstance(retries, int) and not isinstance(retries, bool) and retries >= 0:
         declared = retries + 1
     return min(declared, job.equipment.limits.max_attempts)
+
+
+async def retry_call(
+    name: str,
+    rule: RetryRule,
+    call: Callable[[int], Awaitable[T]],
+    read: Callable[[Exception], Failure],
+) -> T:
+    """Make a call as often as a rule says, and return the result of the first that succeeds.
+
+    Args:
+        name: The role that is called.
+        rule: Which failures are worth another try, and how many tries there are.
+        call: Makes the call; its argument is the number of the try.
+        read: Classifies an exception.
+
+    Raises:
+        Exception: The last try failed with it.
+    """
+    failures = 0
+    while True:
+        try:
+            return await call(failures + 1)
+        except (GraphBubbleUp, FatalExecutionError):
+            raise
+        except Exception as exc:
+            failures += 1
+            failure = read(exc)
+            found = next_try(failure, failures, rule=rule) if rule.applies(exc, failure) else None
+            if found is None:
+                raise
+        telemetry.emit(found.event(name, failure.message))
+        await running_clock().sleep(found.delay)

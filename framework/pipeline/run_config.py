@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from langgraph.config import get_config
@@ -12,19 +11,13 @@ from langgraph.runtime import get_runtime
 
 from capgraph.base.errors import ConfigurationError
 from capgraph.base.ports import Caller, Verdict
-from capgraph.configs.scoped import scoped
+from capgraph.configs.run_context import run_context, using
 
 if TYPE_CHECKING:
     from capgraph.configs.settings import Settings
 
 AskAbout = Callable[[str, Any, Sequence[str]], Awaitable[Verdict]]
 """Asks a person whether words may pass: what or who is told them, the words, and why."""
-_models: ContextVar[Callable[[str], Any] | None] = ContextVar("capgraph_models", default=None)
-
-
-def use_models(chat_model: Callable[[str], Any]) -> AbstractContextManager[None]:
-    """Have :func:`running_model` find a graph's models inside the block."""
-    return scoped(_models, chat_model)
 
 
 def running_model(role: str) -> Any:
@@ -33,22 +26,14 @@ def running_model(role: str) -> Any:
     Raises:
         ConfigurationError: It has none, or no graph runs.
     """
-    chat_model = _models.get()
-    found = chat_model(role) if chat_model is not None else None
+    around = run_context().services
+    found = around[-1].chat_model(role) if around else None
     if found is None:
         raise ConfigurationError(
             f"No graph runs here that has a chat model for the role {role!r}.",
             fix=f"Give build_graph(model={{{role!r}: …}}), or name a model in place of the role.",
         )
     return found
-
-
-_asker: ContextVar[AskAbout | None] = ContextVar("capgraph_asker", default=None)
-
-
-def use_asker(ask: AskAbout) -> AbstractContextManager[None]:
-    """Have :func:`ask_about` put its questions by ``ask`` inside the block."""
-    return scoped(_asker, ask)
 
 
 async def ask_about(about: str, said: Any, reasons: Sequence[str]) -> Verdict:
@@ -63,7 +48,7 @@ async def ask_about(about: str, said: Any, reasons: Sequence[str]) -> Verdict:
     >>> asyncio.run(ask_about("respond", "The safe is open.", ["It names the safe."])).decision
     'deny'
     """
-    ask = _asker.get()
+    ask: AskAbout | None = run_context().asker
     if ask is None:
         return Verdict("deny", ["nobody can be asked outside of a graph"])
     return await ask(about, said, reasons)
@@ -85,39 +70,40 @@ def configurable() -> Mapping[str, Any]:
         return {}
 
 
-_payer: ContextVar[Caller | None] = ContextVar("capgraph_payer", default=None)
-
-
 def paid_by(payer: Caller) -> AbstractContextManager[None]:
     """Have :func:`current_payer` name ``payer`` inside the block."""
-    return scoped(_payer, payer)
+    return using(begun_by=payer)
 
 
 def payer_around() -> Caller | None:
     """Return for whom limits and usage count in the turn around; ``None`` outside of one."""
-    return _payer.get()
+    payer: Caller | None = run_context().begun_by
+    return payer
 
 
 def current_payer() -> Caller:
     """Return for whom limits and usage count: who began the turn, whoever goes on with it."""
-    return _payer.get() or current_caller()
-
-
-_caller: ContextVar[Caller | None] = ContextVar("capgraph_caller", default=None)
+    return payer_around() or current_caller()
 
 
 def called_by(caller: Caller | None) -> AbstractContextManager[None]:
     """Have :func:`current_caller` name whom a program asks for; ``None`` for the run's own again."""
-    return scoped(_caller, caller)
+    return using(caller=caller)
+
+
+def current_sender() -> Caller:
+    """Return who sent the run's input, which may be the answer to another person's question."""
+    return caller_of(configurable())
 
 
 def current_caller() -> Caller:
-    """Return who asks: whom a server authenticated, and only without one what the run says.
+    """Return for whom the code acts: who began the turn, whom a program names, or who asks: whom a server authenticated, and only without one what the run says.
 
     A ``configurable`` is a caller's input: once a server made sure who it is, nothing else in it
     is believed.
     """
-    return _caller.get() or caller_of(configurable())
+    caller: Caller | None = run_context().caller
+    return caller or current_sender()
 
 
 def caller_of(known: Mapping[str, Any]) -> Caller:
@@ -171,4 +157,4 @@ def raw_errors_wanted() -> bool:
     """
     wanted = configurable().get("development")
     wanted = isinstance(wanted, Mapping) and wanted.get("raise_raw_errors")
-    return bool(wanted) and not current_caller().authenticated
+    return bool(wanted) and not current_sender().authenticated

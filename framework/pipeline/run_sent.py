@@ -15,10 +15,11 @@ from langgraph.errors import GraphBubbleUp
 from capgraph.base.budget import TurnBudget
 from capgraph.base.errors import CapabilityError, CapgraphError, FatalExecutionError
 from capgraph.base.ports import Attempt, Caller, Element, Question, StepRecord
+from capgraph.base.spec import CapabilitySpec
 from capgraph.pipeline.away import STAYS
 from capgraph.pipeline.effect_ledger import Claim, EffectLedger
 from capgraph.pipeline.finalize import failed_record
-from capgraph.pipeline.job import Door, Job, Result
+from capgraph.pipeline.job import Agreement, Door, Job, Result, ResultReading, TurnControl
 from capgraph.pipeline.journal import Journal
 from capgraph.pipeline.runner import StepRunner
 from capgraph.pipeline.state_update import with_inside
@@ -60,51 +61,13 @@ async def run_sent(
     Raises:
         PersistenceError: Nothing that the step did could be reported.
     """
-    view, about = view_of(request), request["attempt"]
-    spec = runner.equipment.registry.capabilities[about["capability"]]
-    name, new, mine = request["claim"] or ("", False, False)
-    ledger = EffectLedger(
-        journal,
-        view,
-        visit=request["visit"],
-        claimed=Claim(name, {}, new=new, mine=mine) if name else None,
-    )
+    spec = runner.equipment.registry.capabilities[request["attempt"]["capability"]]
+    job = _job_of(runner, spec, request, journal, seconds_left, draining)
     budget = current_budget() or TurnBudget()
-    agreed = request["agreed"]
-    door = Door(
-        view=view,
-        ledger=ledger,
-        plan_keys=request["plan_keys"],
-        seconds_left=seconds_left,
-        draining=draining,
-        state_keys=None if request["state_keys"] is None else frozenset(request["state_keys"]),
-        absent=STAYS,
-    )
-    job = Job(
-        spec,
-        runner.equipment,
-        door,
-        bounded=request["bounded"],
-        flow=runner.equipment.flow,
-        labels=request["labels"],
-        agreed=None if agreed is None else Question(**agreed),
-        agreed_until=request["agreed_until"],
-    )
-    element = request["element"]
-    attempt = Attempt(**about, element=None if element is None else Element(**element))
-    types = runner.equipment.registry.context_types
+    attempt = _attempt_of(job.view, request["attempt"], request["element"])
     try:
-        parameters, values = validated_parameters(spec, request["values"])
-        attempt = replace(
-            attempt,
-            inputs={
-                label: _unpacked(value, f"{attempt.key}.{label}", types)
-                for label, value in request["inputs"].items()
-            },
-            parameters=parameters,
-            values=values,
-        )
-        result: Result = await runner.inside(spec, bounded=job.bounded)(job, attempt)
+        prepared = _prepared(attempt, job, request)
+        result: Result = await runner.inside(spec, bounded=job.bounded)(job, prepared)
         if isinstance(result, StepRecord):
             result = with_inside(result, job.inside)
     except GraphBubbleUp as signal:
@@ -117,13 +80,70 @@ async def run_sent(
         result = await failed_record(job, attempt, exc)
     if result is None:
         return None
+    failure = job.current.failure
     return {
         **_plain(result),
-        "raised": _told(job.failure[0]) if job.failure is not None else None,
+        "raised": _told(failure[0]) if failure is not None else None,
         "effect_done": job.effect_done,
         "acted_inside": job.acted_inside,
         "model_calls": budget.model_calls - request["model_calls"],
     }
+
+
+def _job_of(
+    runner: StepRunner,
+    spec: CapabilitySpec,
+    request: Mapping[str, Any],
+    journal: Journal,
+    seconds_left: Callable[[], float | None],
+    draining: Callable[[], bool],
+) -> Job:
+    view, agreed, keys = view_of(request), request["agreed"], request["state_keys"]
+    name, new, mine = request["claim"] or ("", False, False)
+    claimed = Claim(name, {}, new=new, mine=mine) if name else None
+    door = Door(
+        view=view,
+        ledger=EffectLedger(journal, view, visit=request["visit"], claimed=claimed),
+        plan_keys=request["plan_keys"],
+        control=TurnControl(seconds_left=seconds_left, draining=draining),
+        reading=ResultReading(None if keys is None else frozenset(keys)),
+        absent=STAYS,
+    )
+    return Job(
+        spec,
+        runner.equipment,
+        door,
+        key=request["attempt"]["key"],
+        bounded=request["bounded"],
+        flow=runner.equipment.flow,
+        labels=request["labels"],
+        agreement=None
+        if agreed is None
+        else Agreement(Question(**agreed), request["agreed_until"]),
+    )
+
+
+def _attempt_of(
+    view: TurnView, about: Mapping[str, Any], element: Mapping[str, Any] | None
+) -> Attempt:
+    place = {name: about[name] for name in ("key", "index", "total")}
+    return replace(
+        view.attempt(about["capability"], about["step"], **place),
+        number=about["number"],
+        objective=about["objective"],
+        element=None if element is None else Element(**element),
+    )
+
+
+def _prepared(attempt: Attempt, job: Job, request: Mapping[str, Any]) -> Attempt:
+    """Return the attempt as ``validate`` left it where its turn runs."""
+    types = job.equipment.registry.context_types
+    parameters, values = validated_parameters(job.spec, request["values"])
+    inputs = {
+        label: _unpacked(value, f"{attempt.key}.{label}", types)
+        for label, value in request["inputs"].items()
+    }
+    return replace(attempt, inputs=inputs, parameters=parameters, values=values)
 
 
 def refused(error: Exception) -> dict[str, Any]:

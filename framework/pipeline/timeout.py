@@ -30,7 +30,7 @@ async def timeout(
     if planned is not None:
         own = planned if instead is None else min(planned, instead.time_limit)
     limit = own or job.equipment.limits.step_timeout_seconds
-    left = job.door.seconds_left()
+    left = job.door.control.seconds_left()
     by_turn = left is not None and (limit is None or left < limit)
     timer = asyncio.timeout(left if by_turn else limit)
     try:
@@ -39,7 +39,7 @@ async def timeout(
     except TimeoutError as exc:
         if not timer.expired():
             raise
-        job.cut_off = True
+        job.current.cut_off = True
         if by_turn:
             raise run_limit_reached(job, attempt) from exc
         what = "timeout_seconds" if instead is None else repr(instead)

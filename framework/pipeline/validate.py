@@ -5,7 +5,7 @@ What leaves here is what is shown, agreed to, keyed and run; nothing below rewri
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from capgraph.base.ports import Attempt, Question, StepRecord
 from capgraph.base.spec import CapabilitySpec
 from capgraph.pipeline.finalize import Skipped, failed_record, passed_over
 from capgraph.pipeline.inputs import resolve_inputs
-from capgraph.pipeline.job import Inner, Job, Result
+from capgraph.pipeline.job import Job, Result
 from capgraph.pipeline.needed import needed
 from capgraph.pipeline.waiting import waited
 from capgraph.planning.parameters import validated_parameters
@@ -25,34 +25,23 @@ from capgraph.planning.references import references_of, resolve_references, valu
 from capgraph.state import ContextTypes, TurnView
 
 
-async def validate(job: Job, attempt: Attempt, inner: Inner) -> Result:
+async def validate(job: Job, attempt: Attempt) -> Attempt | Result:
     """Give the attempt its inputs and parameters, or fail it; where it has to wait, say so."""
-    return await _prepared(_resolved, job, attempt, inner)
-
-
-async def leave(job: Job, attempt: Attempt, inner: Inner) -> Result:
-    """Bring parameters and their plain form together after a middleware changed one of them."""
-    return await _prepared(_agreeing, job, attempt, inner)
-
-
-async def _prepared(
-    prepare: Callable[[Job, Attempt], Awaitable[Attempt | Skipped | Question]],
-    job: Job,
-    attempt: Attempt,
-    inner: Inner,
-) -> Result:
     try:
-        ready = await prepare(job, attempt)
-        if isinstance(ready, Skipped):
-            return passed_over(job, attempt, ready)
-        if isinstance(ready, Question):
-            return ready
+        found = await _resolved(job, attempt)
     except GraphBubbleUp:
         raise
     except Exception as exc:
         return await failed_record(job, attempt, exc)
-    result: Result = await inner(job, ready)
-    return result
+    return passed_over(job, attempt, found) if isinstance(found, Skipped) else found
+
+
+async def leave(job: Job, attempt: Attempt) -> Attempt | Result:
+    """Bring parameters and their plain form together after a middleware changed one of them."""
+    try:
+        return _agreeing(job, attempt)
+    except Exception as exc:
+        return await failed_record(job, attempt, exc)
 
 
 async def _resolved(job: Job, attempt: Attempt) -> Attempt | Skipped | Question:
@@ -120,7 +109,7 @@ async def elements(job: Job, attempt: Attempt) -> list[Any] | StepRecord:
         return await failed_record(job, attempt, exc)
 
 
-async def _agreeing(job: Job, attempt: Attempt) -> Attempt:
+def _agreeing(job: Job, attempt: Attempt) -> Attempt:
     values, changed = dict(attempt.values), attempt.parameters
     if isinstance(changed, BaseModel):
         changed = changed.model_dump(mode="json")

@@ -41,7 +41,7 @@ async def waited(job: Job, attempt: Attempt, step: PlannedStep) -> Question | di
     if not any(step.get(name) for name in WAITS):
         return {}
     ledger, now = job.door.ledger, job.equipment.clock.now()
-    if not job.door.may_wait:
+    if not job.door.control.may_wait:
         raise ValidationError(
             f"The step {attempt.key!r} is to wait, and only the router of a plan lets steps wait.",
             fix="Let the plan run by itself, without Command(goto=…) or a node of one's own.",

@@ -40,6 +40,8 @@ _JSON_TYPES = {
 _TYPES = {name: kind for kind, names in _JSON_TYPES.items() for name in names.split()}
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _SAID = 300
+_MOST_LEVELS = 64
+_MOST_PARTS = 20_000
 _PLAIN = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,)}
 _SAYS_LITTLE = {
     *("$defs", "$schema", "additionalProperties", "default", "description", "properties"),
@@ -119,6 +121,7 @@ def json_parameters(name: str, schema: Mapping[str, Any]) -> type[JsonParameters
     """
     jsonschema = require_extra("jsonschema", "tools")
     validators = require_extra("jsonschema.validators", "tools")
+    _check_size(schema, name)
     plain = {"properties": {}, **_plain(schema, name), "type": "object"}
     kind = validators.validator_for(plain, default=jsonschema.Draft202012Validator)
     kind = validators.extend(kind, {"pattern": _pattern, "patternProperties": _named_like})
@@ -162,6 +165,47 @@ def json_parameters(name: str, schema: Mapping[str, Any]) -> type[JsonParameters
         and made.checker.evolve(schema=said).is_valid(said["default"])
     }
     return cast("type[JsonParameters]", made)
+
+
+def _check_size(schema: Mapping[str, Any], owner: str) -> None:
+    """Refuse a schema that is large, deep, or grows when its references are followed.
+
+    Raises:
+        ValidationError: It has too many parts.
+    """
+    known: dict[str, int] = {}
+
+    def count(part: Any, depth: int) -> int:
+        if depth > _MOST_LEVELS:
+            raise _too_large(owner, f"is nested more than {_MOST_LEVELS} levels deep")
+        inner = part.values() if isinstance(part, Mapping) else part
+        total = 1 + sum(count(one, depth + 1) for one in inner if isinstance(one, (Mapping, list)))
+        name = part.get("$ref") if isinstance(part, Mapping) else None
+        if isinstance(name, str) and name.startswith("#"):
+            if name not in known:
+                known[name] = 1  # a reference to what it stands in is followed once
+                known[name] = count(_target(schema, name), depth + 1)
+            total += known[name]
+        if total > _MOST_PARTS:
+            raise _too_large(owner, f"has more than {_MOST_PARTS:,} parts with its references")
+        return total
+
+    count(schema, 0)
+
+
+def _target(schema: Mapping[str, Any], reference: str) -> Any:
+    found: Any = schema
+    for part in reference.removeprefix("#").split("/")[1:]:
+        part = part.replace("~1", "/").replace("~0", "~")
+        found = found.get(part, {}) if isinstance(found, Mapping) else {}
+    return found if isinstance(found, (Mapping, list)) else {}
+
+
+def _too_large(owner: str, told: str) -> ValidationError:
+    return ValidationError(
+        f"The parameters' schema of {owner!r} {told}.",
+        fix="Declare fewer parameters, or leave this tool out.",
+    )
 
 
 def _is_plain(said: Mapping[str, Any]) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 _INTERNAL = re.compile(
     r"[{}]|\[\s*[\"'\[]|CG-[A-Z0-9]|</?\w+[^>]*>|```|Traceback|\bobject at 0x|\b\w+Error\b"
 )
-_FIX = re.compile(r"\s*\bFix: .*\Z", re.DOTALL)
+_FIX = re.compile(r"(?<!\s)\s*+\bFix: .*\Z", re.DOTALL)
 _PROBLEM_CODE = re.compile(r"\[CG-P\d+\]\s*")
 _OBJECT = re.compile(r"\{[^{}]*\}")
 _PREFIX = re.compile(r"\A(?:Unhandled error|Infrastructure error) in [^:]*:\s*")

@@ -45,6 +45,8 @@ from capgraph.planning.waits import WAITS, references_in
 from capgraph.state import TurnView
 
 _DEEPEST = 10
+_PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
+_LONGEST_TEXT = 1_000_000  # characters of one text with its parameters filled in
 _TYPES: dict[str, Any] = {
     "string": str,
     "integer": int,
@@ -571,9 +573,14 @@ def _written(text: str, given: Mapping[str, Any], *, whole: bool = True) -> str:
     Raises:
         PlanError: One is the result of a step, which is not there yet.
     """
-    for name, value in given.items() if "{" in text else ():
-        if f"{{{name}}}" not in text:
-            continue
+    length = len(text)
+
+    def value_of(match: re.Match[str]) -> str:
+        nonlocal length
+        name = match[1]
+        if name not in given:
+            return match[0]
+        value = given[name]
         key, _, outer = str(value[FROM] if is_reference(value) else "").partition(".")
         if key and key != PARAMETERS and whole:
             raise PlanError(
@@ -582,9 +589,18 @@ def _written(text: str, given: Mapping[str, Any], *, whole: bool = True) -> str:
                 fix="Give a plain value, or look again when that step is done.",
             )
         # A recipe around this one has the value of its own parameter.
-        said = f"{{{outer}}}" if key == PARAMETERS else value[FROM] if key else value
-        text = text.replace(f"{{{name}}}", str(said))
-    return text
+        said = f"{{{outer}}}" if key == PARAMETERS else str(value[FROM] if key else value)
+        length += len(said)
+        if length > _LONGEST_TEXT:
+            raise PlanError(
+                f"A text of the recipe is longer than {_LONGEST_TEXT:,} characters with its"
+                " parameters filled in.",
+                fix="Give shorter values.",
+            )
+        return said
+
+    # One pass: a value that holds a placeholder itself is not filled again.
+    return _PLACEHOLDER.sub(value_of, text)
 
 
 def _used(step: Mapping[str, Any]) -> set[str]:

@@ -11,7 +11,7 @@ from collections.abc import Container, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from capgraph.base import CapabilityContext, ErrorSeverity, ValidationError
-from capgraph.base.value_context import LISTED, ValueContext
+from capgraph.base.value_context import LISTED, plain_data
 from capgraph.planning.conditions import comparisons
 from capgraph.planning.problems import Path
 from capgraph.planning.reading import is_too_deep
@@ -201,17 +201,14 @@ def value_at(text: str, contexts: Mapping[str, Mapping[str, Any]], types: Contex
     found = []
     for kind, stored in contexts.items():
         if key in stored:
-            value = stored[key]
-            if _is_plain(types.get(kind)):
-                value = _plain(value)
-            elif kind.endswith(LISTED) and _is_plain(types.get(kind.removesuffix(LISTED))):
-                value = [_plain(item) for item in value]
-            try:
-                for part in parts:
-                    value = value[int(part)] if isinstance(value, list) else value[part]
-            except (LookupError, TypeError, ValueError):
-                continue
-            found.append(value)
+            for value in _readings(kind, stored[key], types):
+                try:
+                    for part in parts:
+                        value = value[int(part)] if isinstance(value, list) else value[part]
+                except (LookupError, TypeError, ValueError):
+                    continue
+                found.append(value)
+                break
     if len(found) == 1:
         return found[0]
     cause = "names several results" if found else "names nothing that is stored"
@@ -233,9 +230,13 @@ class Keys:
         return any(key in stored for stored in self._contexts.values())
 
 
-def _is_plain(cls: type[CapabilityContext] | None) -> bool:
-    return cls is not None and issubclass(cls, ValueContext)
-
-
-def _plain(value: Any) -> Any:
-    return value.get("value") if isinstance(value, Mapping) else value
+def _readings(kind: str, data: Any, types: ContextTypes) -> Iterator[Any]:
+    """Yield stored data as a path reads it; ``kind`` is empty for the element of a list."""
+    cls = types.get(kind)
+    if kind.endswith(LISTED) and isinstance(data, list):
+        cls = types.get(kind.removesuffix(LISTED))
+        yield [plain_data(item, cls) for item in data]
+    elif kind:
+        yield plain_data(data, cls)
+    if cls is None:
+        yield data  # older plans name the field of a tool's value: "hotels.value.0.id"

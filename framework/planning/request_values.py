@@ -14,7 +14,7 @@ from capgraph.planning.catalog import Catalog, is_harmless
 from capgraph.planning.parameters import required_parameters
 from capgraph.planning.schemas import Shape
 
-_IDENTIFIER = re.compile(r"([A-Za-z]+[-_]?)\d+")
+_IDENTIFIER = re.compile(r"(?<![A-Za-z])([A-Za-z]+[-_]?)\d+")
 _QUOTED = r"\"([^\"]+)\"|'([^']+)'|“([^”]+)”|‘([^’]+)’"
 _CODE = r"(?P<code>(?=[\w-]*\d)\w[\w-]*)"
 _WORD = 3

@@ -57,7 +57,8 @@ class PlanRequest:
         problems: What was wrong with the plan that this planner proposed just before.
         refused: The plan with these problems, as the planner wrote it.
         previous: The plan that is being replaced.
-        finished: Step records of what is already done, by context key.
+        finished: Step records of what is already done, by context key; and of failures that the
+            planner observes.
         messages: The conversation.
         chosen: Whether the active capabilities were chosen for the task; otherwise they are all
             that may be used, and the planner chooses.

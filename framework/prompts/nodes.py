@@ -111,7 +111,7 @@ class OrchestratorPrompt(PromptBuilder):
     calls a function, whose schema has the form of a plan), and ``task``, ``available``, ``notes``,
     ``finished``, ``previous``, ``failure``, ``failed_capability``, ``problems``, ``refused``,
     ``excluded``, ``unavailable_capabilities``, ``budget_left``, ``look_again`` of the planning
-    request; ``max_result_tokens`` and ``types`` say how results are shown.
+    request; ``max_result_tokens``, ``max_stored_results`` and ``types`` say how results are shown.
     """
 
     role = "You plan how an agent answers a request. Choose from the functions below."
@@ -151,6 +151,7 @@ class OrchestratorPrompt(PromptBuilder):
         look_again: Sequence[str] = (),
         looks_left: int = 1,
         max_result_tokens: int = 2000,
+        max_stored_results: int = 3,
         types: ContextTypes | None = None,
         **_: Any,
     ) -> str:
@@ -171,7 +172,7 @@ class OrchestratorPrompt(PromptBuilder):
                 "These cannot be called now. Plan without them; if nothing else will do, say so in"
                 f" answer, with the moment:\n{as_data('out of reach', away)}"
             )
-        if stored := results.stored(but=texts):
+        if stored := results.stored(max_stored_results, but=texts):
             parts.append(f"Stored results, usable as inputs:\n{as_data('stored results', stored)}")
         for name, text in (notes or {}).items():
             parts.append(f"What {name} has at hand:\n{as_data(name, text)}")
@@ -210,6 +211,20 @@ class OrchestratorPrompt(PromptBuilder):
         if len(parts) > 1:
             parts.insert(0, DATA_RULE)
         return "\n\n".join(parts)
+
+
+class LookingPrompt(OrchestratorPrompt):
+    """Writes the steps of one round, or the answer; the context is that of the planner's prompt."""
+
+    role = "You answer requests, with the functions below where they help."
+    instructions = (
+        'Answer with JSON: {"steps": [{"capability": NAME, "parameters": {…}}, …]} or'
+        ' {"steps": [], "answer": TEXT}.\n'
+        "- steps: all that can be done now, with values from the request, the conversation, or"
+        " results. You are asked again with their results.\n"
+        "- answer: your reply when nothing is left to do, a question to the person, or that no"
+        " function can do it."
+    )
 
 
 def _latest_first(

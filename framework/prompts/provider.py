@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, cast
 
 from capgraph.base import ConfigurationError
 from capgraph.base.errors import RegistryError
-from capgraph.configs.scoped import scoped
+from capgraph.configs.run_context import run_context, using
 from capgraph.prompts.builder import PromptBuilder
 from capgraph.registry.discovery import import_object, load_entry_points
 
@@ -66,9 +65,6 @@ class PromptProvider:
         )
 
 
-_in_use: ContextVar[PromptProvider | None] = ContextVar("capgraph_prompts", default=None)
-
-
 @contextmanager
 def use_prompts(provider: PromptProvider) -> Iterator[PromptProvider]:
     """Make a provider the default of ``get_framework_prompts`` inside a ``with`` block.
@@ -77,7 +73,7 @@ def use_prompts(provider: PromptProvider) -> Iterator[PromptProvider]:
     ...     get_framework_prompts() is mine
     True
     """
-    with scoped(_in_use, provider):
+    with using(prompts=provider):
         yield provider
 
 
@@ -100,7 +96,8 @@ def get_framework_prompts(application: str | None = None) -> PromptProvider:
     try:
         if application is not None and ":" in application:
             return _as_provider(import_object(application), application)
-        if application is None and (provider := _in_use.get()) is not None:
+        provider: PromptProvider | None = run_context().prompts
+        if application is None and provider is not None:
             return provider
         installed = dict(load_entry_points(ENTRY_POINT_GROUP))
     except RegistryError as exc:

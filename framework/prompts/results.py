@@ -7,16 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from capgraph.base.context import CapabilityContext
-from capgraph.base.value_context import ValueContext
+from capgraph.base.value_context import ValueContext, plain_data
 from capgraph.planning.summaries import summary_of
 from capgraph.prompts.data import as_data, plain_text
 from capgraph.state import ContextTypes
 
-_PREVIEW = 300  # characters of a result that is not shown whole
+_PREVIEW = 200  # characters of a result that is not shown whole
+_STORED = 4_000  # characters of all results of earlier turns
 _CHARACTERS_PER_TOKEN = 4
 _MAX_KEYS = 20
 _LEAST = 40  # characters of a part that is cut
-_ID_FIELDS = ("id", "key", "uuid", "code", "number", "name")
+_ID_FIELDS = frozenset({"id", "key", "uuid", "code", "number"})
 
 
 def preview(value: Any, limit: int) -> str:
@@ -26,7 +27,7 @@ def preview(value: Any, limit: int) -> str:
     they fit.
 
     >>> preview([{"id": "a1", "stars": 3}, {"id": "b2", "stars": 4}, {"id": "c3", "stars": 5}], 50)
-    '[{"id": "a1", "stars": 3}, "… 2 more: b2, c3"]'
+    '[{"id":"a1","stars":3},"… 2 more: b2, c3"]'
     >>> preview("x" * 100, 50)
     '"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx … (60 more characters)"'
     """
@@ -34,7 +35,7 @@ def preview(value: Any, limit: int) -> str:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
+    return json.dumps(value, ensure_ascii=False, default=str, separators=(",", ":"))
 
 
 def _cut(value: Any, limit: int) -> Any:
@@ -62,7 +63,7 @@ def _cut_list(items: list[Any], limit: int) -> list[Any]:
     if not rest:
         return kept
     shown, room = [], limit // 4
-    for name in filter(None, map(_id_of, rest)):
+    for name in _ids(rest):
         room -= len(name) + 2
         if room < 0:
             break
@@ -86,13 +87,21 @@ def _cut_object(value: dict[str, Any], limit: int) -> dict[str, Any]:
     return found if not more else {**found, "…": f"{more:,} more keys"}
 
 
-def _id_of(item: Any) -> str:
-    """Return what names an element of a list; empty if nothing does."""
-    if not isinstance(item, Mapping):
-        return str(item) if isinstance(item, (str, int)) and len(str(item)) <= _LEAST else ""
-    named = [key for key in _ID_FIELDS if key in item]
-    named += [key for key in item if str(key).endswith(("_id", "_number", "_code", "_key"))]
-    return str(item[named[0]])[:_LEAST] if named else ""
+def _ids(items: list[Any]) -> list[str]:
+    """Return what names the elements of a list: short values, or a field that tells them apart."""
+    if not all(isinstance(item, Mapping) for item in items):
+        return [str(item) for item in items if _is_name(item)]
+    fields = [key for key in items[0] if str(key).lower() in _ID_FIELDS]
+    fields += [key for key in items[0] if key not in fields]
+    for field in fields:
+        values = [item.get(field) for item in items]
+        if all(map(_is_name, values)) and len(set(values)) == len(values):
+            return [str(value) for value in values]
+    return []
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, (str, int)) and 0 < len(str(value)) <= _LEAST
 
 
 class ShownResults:
@@ -128,30 +137,41 @@ class ShownResults:
             found[kind, key] = text
         return found
 
-    def brief(self, kind: str, key: str) -> str:
+    def brief(self, kind: str, key: str, limit: int = _PREVIEW) -> str:
         """Return a short text of a result: its author's summary, or a preview."""
         content = self._available[kind][key]
         known = self._types.get(kind, CapabilityContext)
         if known.get_summary not in (CapabilityContext.get_summary, ValueContext.get_summary):
-            return plain_text(summary_of(kind, key, content, self._types), _PREVIEW)
-        return preview(self._plain(kind, content), _PREVIEW)
+            return plain_text(summary_of(kind, key, content, self._types), limit)
+        return preview(self._plain(kind, content), limit)
 
-    def stored(self, but: Iterable[tuple[str, str]] = ()) -> str:
-        """Return a line for each stored result, except those that are shown elsewhere."""
-        lines, elsewhere = [], set(but)
-        for kind in sorted(self._available):
-            keys = [key for key in self._available[kind] if (kind, key) not in elsewhere]
-            lines += [f"{kind} {key}: {self.brief(kind, key)}" for key in keys[-_MAX_KEYS:]]
-            if len(keys) > _MAX_KEYS:
-                lines.append(f"{kind}: {len(keys) - _MAX_KEYS} older ones")
+    def stored(self, latest: int, but: Iterable[tuple[str, str]] = ()) -> str:
+        """Return a line for each type of stored results: the latest ones, and the keys of others.
+
+        Args:
+            latest: How many results of each type are shown with their content.
+            but: Results that are shown elsewhere, by type and key.
+        """
+        elsewhere = set(but)
+        found = {
+            kind: [key for key in self._available[kind] if (kind, key) not in elsewhere]
+            for kind in sorted(self._available)
+        }
+        shown = sum(min(len(keys), latest) for keys in found.values())
+        limit = min(_PREVIEW, max(_STORED // max(shown, 1), 2 * _LEAST))
+        lines = []
+        for kind, keys in found.items():
+            older, recent = keys[: len(keys) - latest], keys[max(len(keys) - latest, 0) :]
+            lines += [f"{kind} {key}: {self.brief(kind, key, limit)}" for key in recent]
+            if older:
+                names = ", ".join(older[-_MAX_KEYS:])
+                more = f", and {len(older) - _MAX_KEYS:,} more" if len(older) > _MAX_KEYS else ""
+                lines.append(f"{kind}, older: {names}{more}")
         return "\n".join(lines)
 
     def _plain(self, kind: str, content: Any) -> Any:
         """Return what a path reads: of a plain value the value itself."""
-        known = self._types.get(kind)
-        wrapped = isinstance(content, Mapping) and content.keys() == {"value"}
-        is_value = known is not None and issubclass(known, ValueContext)
-        return content["value"] if wrapped and is_value else content
+        return plain_data(content, self._types.get(kind))
 
 
 def finished_steps(
@@ -178,5 +198,7 @@ def finished_steps(
         for kind, name in outputs:
             where = kind if name == key else f"{kind} {name}"
             line += f"\n  -> {where}: {shown.get((kind, name), '')}"
-        lines.append(line if outputs else f"{line}\n  -> no output")
+        if record.get("observed"):
+            line += f"\n  -> failed: {record.get('error') or 'no reason was given'}"
+        lines.append(line if outputs or record.get("observed") else f"{line}\n  -> no output")
     return as_data("finished steps", "\n".join(lines), 10**9)

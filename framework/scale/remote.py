@@ -15,17 +15,15 @@ from capgraph.base.budget import TurnBudget
 from capgraph.base.errors import CapabilityError, PersistenceError, ThreadBusyError
 from capgraph.base.ports import Caller
 from capgraph.configs.logger import get_logger
-from capgraph.configs.scoped import scoped
+from capgraph.configs.run_context import using
 from capgraph.engine.run_scope import end_run, run_scope
 from capgraph.langgraph_compat import called_back
-from capgraph.pipeline.journal import LENT, Journal
+from capgraph.pipeline.journal import Journal
 from capgraph.pipeline.run_config import configurable_of, paid_by
 from capgraph.pipeline.run_sent import refused, run_sent, view_of
 from capgraph.scale.engine import Engine
 from capgraph.scale.order import StepOrder
-from capgraph.stores.cells import lend_rows
 from capgraph.stores.leases import Lease, leases_of
-from capgraph.stores.rows import rows_of
 from capgraph.stores.step_results import Begun, Seen, lease_of, step_results_of
 from capgraph.telemetry.accounts import CASHIER, paying
 from capgraph.telemetry.metered import METER, counting
@@ -324,11 +322,9 @@ class Steps:
                     draining=self._draining.is_set,
                 )
 
-        rows = rows_of(self._saver)
-        assert rows is not None
         scope = run_scope(services, config, listened=request["heard"])
         try:
-            with scope, scoped(LENT, journal), lend_rows(rows), about(**request["ids"]):
+            with scope, using(journal=journal), about(**request["ids"]):
                 async for event in step.astream({}, config, stream_mode="custom"):
                     tell(event)
         finally:

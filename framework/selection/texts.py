@@ -16,7 +16,8 @@ _SEPARATORS = re.compile(r"[_\-.&/]+")
 _DIGIT = re.compile(r"\d")
 _PUNCTUATION = re.compile(r"[.!?:;,()]\s+|[.!?:;,()]$")
 _CLAUSE = re.compile(
-    r"[.;?!]\s+|,?\s+(?:and|then|also|while|plus)\s+(?:also\s+|then\s+)*|\s+as well as\s+",
+    r"[.;?!]\s+|(?<!\s)(?:\s*+,\s++|\s++)(?:and|then|also|while|plus)\s++(?:also\s++|then\s++)*"
+    r"|(?<!\s)\s++as well as\s+",
     re.IGNORECASE,
 )
 

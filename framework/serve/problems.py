@@ -18,7 +18,7 @@ from capgraph.base.errors import (
     ThreadBusyError,
     ValidationError,
 )
-from capgraph.configs.logger import get_logger, mask_secrets
+from capgraph.configs.logger import LONGEST_MESSAGE, get_logger, mask_secrets
 
 _STATUS: tuple[tuple[type[CapgraphError], int], ...] = (
     (ThreadBusyError, 409),
@@ -105,7 +105,7 @@ def problem(
         headers: Further headers.
         **more: Further members.
     """
-    detail = _ADDRESS.sub("", mask_secrets(detail))
+    detail = mask_secrets(detail, LONGEST_MESSAGE)
     body = {
         "type": f"errors/{code}",
         "title": code,
@@ -120,6 +120,24 @@ def problem(
     return JSONResponse(body, status, dict(headers or {}), media_type="application/problem+json")
 
 
+def public_text(exc: CapgraphError) -> tuple[str, str | None]:
+    """Return message and fix of an error for a client: not where a database or a process is.
+
+    >>> public_text(PersistenceError("The database 'sqlite:////srv/t.db' is away."))
+    ('The database is away.', None)
+    """
+    if isinstance(exc, ThreadBusyError):
+        return "The thread is being run already.", "Wait until that run ends or asks a person."
+    told = [_ADDRESS.sub("", mask_secrets(text or "")) for text in (exc.message, exc.fix)]
+    return told[0], told[1] or None
+
+
+def public_line(exc: CapgraphError) -> str:
+    """Return :func:`public_text` in one line, for protocols whose errors are a text."""
+    told, fix = public_text(exc)
+    return f"{told} Fix: {fix}" if fix else told
+
+
 def problem_of(exc: Exception) -> JSONResponse:
     """Return the answer for whatever was raised; of what is not ours nothing is told.
 
@@ -129,18 +147,18 @@ def problem_of(exc: Exception) -> JSONResponse:
     (503, 'The database is away.')
     """
     if isinstance(exc, NotFoundError):
-        return problem(404, exc.code, exc.message, exc.fix)
+        return problem(404, exc.code, *public_text(exc))
     if isinstance(exc, ConflictError):
-        return problem(409, exc.code, exc.message, exc.fix)
+        return problem(409, exc.code, *public_text(exc))
     if isinstance(exc, AnswerRefusedError):
-        return problem(422, exc.code, exc.message, exc.fix, problems=exc.problems)
+        return problem(422, exc.code, *public_text(exc), problems=exc.problems)
     if isinstance(exc, BadRequestError):
-        return problem(400, exc.code, exc.message, exc.fix)
+        return problem(400, exc.code, *public_text(exc))
     if isinstance(exc, TooLargeError):
-        return problem(413, exc.code, exc.message, exc.fix)
+        return problem(413, exc.code, *public_text(exc))
     if isinstance(exc, CapgraphError):
         status = next((number for kind, number in _STATUS if isinstance(exc, kind)), 500)
         if status < 500 or isinstance(exc, PersistenceError):
-            return problem(status, exc.code, exc.message, exc.fix)
+            return problem(status, exc.code, *public_text(exc))
     get_logger("serve", "request").error("A request failed", exc_info=exc)
     return problem(500, "CG-000", "The server failed.", "Its log has the cause.")

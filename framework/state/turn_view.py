@@ -9,7 +9,7 @@ from typing import Any
 from langchain_core.messages import AnyMessage, HumanMessage
 
 from capgraph.base.plan import ExecutionPlan, PlannedStep, plan_key
-from capgraph.base.ports import Caller
+from capgraph.base.ports import Attempt, Caller
 
 _NOBODY = Caller()
 
@@ -23,7 +23,8 @@ class TurnView:
     Args:
         state: The graph's state.
         thread_id: The thread; ``None`` when nothing is kept.
-        caller: Who asks.
+        caller: Who asks, or for whom the run around acts.
+        sender: Who sent the run's input, if that is another person: somebody who answers, too.
         opened_by: What opened the turn, where the state does not say so.
         payer: Who began the turn around, where the state does not say so.
 
@@ -39,6 +40,7 @@ class TurnView:
         *,
         thread_id: str | None = None,
         caller: Caller = _NOBODY,
+        sender: Caller | None = None,
         opened_by: str | None = None,
         payer: Caller | None = None,
     ) -> None:
@@ -46,19 +48,35 @@ class TurnView:
         self._opened_by = opened_by
         self.payer: Caller | None = payer
         self.thread_id = thread_id
-        self.caller = caller
+        self.sender: Caller = caller if sender is None else sender
+        opener = self._recorded_caller()
+        self.caller: Caller = caller if opener is None or _is_same(opener, caller) else opener
+
+    def _recorded_caller(self) -> Caller | None:
+        """Return who began the turn, as ``begin_turn`` recorded it; no caller can write it."""
+        known = self.turn.get("caller")
+        if not isinstance(known, Mapping):
+            return None
+        return Caller(
+            known.get("user_id"),
+            known.get("role"),
+            known.get("tenant"),
+            authenticated=known.get("authenticated") is True,
+        )
 
     @property
     def users(self) -> tuple[str, ...]:
-        """Whose run it is: who asks now, and who opened the turn."""
+        """Whose run it is: who sent its input, and who opened the turn."""
         opener = self.begun_by or _NOBODY
-        return tuple(user for user in (self.caller.user_id, opener.user_id) if user)
+        return tuple(user for user in (self.sender.user_id, opener.user_id) if user)
 
     @property
     def begun_by(self) -> Caller | None:
         """For whom the turn's limits and usage count; ``None`` where nothing keeps turns."""
         if not self.begun:
             return self.payer
+        if (recorded := self._recorded_caller()) is not None:
+            return recorded
         return Caller(self.turn.get("user"), tenant=self.turn.get("tenant"))
 
     @property
@@ -93,7 +111,7 @@ class TurnView:
 
     @property
     def turn(self) -> Mapping[str, Any]:
-        """What is kept of it: ``id``, ``number``, ``user``, ``tenant``, ``plan`` that opened it, ``asks``, ``trace``."""
+        """What is kept of it: ``id``, ``number``, ``caller``, ``plan`` that opened it, ``asks``, ``trace``."""
         return _mapping(self.state.get("control_turn"))
 
     @property
@@ -115,6 +133,36 @@ class TurnView:
     def objective_of(self, step: Mapping[str, Any]) -> str:
         """Return what a step is for."""
         return step.get("task_objective") or self.task or f"Execute {step['capability']}"
+
+    def attempt(
+        self,
+        capability: str,
+        step: PlannedStep,
+        *,
+        key: str = "",
+        index: int = 0,
+        total: int | None = None,
+    ) -> Attempt:
+        """Return the attempt at a step: every entry point makes it here.
+
+        Args:
+            capability: Name of the capability.
+            step: The planned step; what is asked for, where no plan holds it.
+            key: Context key, where the step does not name it.
+            index: Place of the step in the plan, from 0.
+            total: Number of steps; that of the plan in force when not given.
+
+        >>> TurnView({"task_current_task": "Sing"}).attempt("sing", {"context_key": "song"}).objective
+        'Sing'
+        """
+        return Attempt(
+            capability=capability,
+            step=step,
+            key=key or step["context_key"],
+            index=index,
+            total=len(self.steps) if total is None else total,
+            objective=self.objective_of({"capability": capability, **step}),
+        )
 
     @property
     def active(self) -> tuple[str, ...] | None:
@@ -257,3 +305,8 @@ class TurnView:
 def _mapping(value: Any) -> Mapping[str, Any]:
     # Almost always a plain dictionary, which is much faster to tell than a mapping.
     return value if type(value) is dict or isinstance(value, Mapping) else {}
+
+
+def _is_same(opener: Caller, caller: Caller) -> bool:
+    """Return whether a run is of the person who began the turn, whose role may have changed since."""
+    return (opener.user_id, opener.tenant) == (caller.user_id, caller.tenant)

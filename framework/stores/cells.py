@@ -16,8 +16,7 @@ import threading
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -28,7 +27,7 @@ from capgraph.base.clock import Clock, SystemClock
 from capgraph.base.errors import ConfigurationError, PersistenceError, require_extra
 from capgraph.base.ports import SqlExecutor
 from capgraph.configs.logger import get_logger, mask_secrets
-from capgraph.configs.scoped import scoped
+from capgraph.configs.run_context import run_context
 from capgraph.langgraph_compat import lent_saver
 from capgraph.stores.rows import Found, OwnRows, open_rows, rows_of
 
@@ -73,7 +72,6 @@ _KEPT = "_capgraph_cells"
 _AGES = 1e10  # seconds; Redis counts no further than some millions of centuries
 _SWEEP_SHARE = 0.005  # of changes that clear away what expired
 _SWEEP_SIZE = 1024
-_LENT: ContextVar[SqlExecutor | None] = ContextVar("capgraph_lent_rows", default=None)
 
 
 class Cells(ABC):
@@ -433,17 +431,14 @@ def logged_only(what: str) -> Iterator[None]:
         get_logger("framework", "limits").warning("%s is not written down: %s", what, exc)
 
 
-def lend_rows(rows: SqlExecutor) -> AbstractContextManager[None]:
-    """Let :data:`SAVER` mean this database in what runs inside, which has no saver of its own."""
-    return scoped(_LENT, rows)
-
-
 def _of_run() -> SqlExecutor:
     try:
         saver = lent_saver(get_config())
     except RuntimeError:
         saver = None
-    rows = rows_of(saver) if saver is not None else _LENT.get()
+    journal = run_context().journal  # of a step that runs in another process than its turn
+    lent: SqlExecutor | None = journal.rows if journal is not None else None
+    rows = rows_of(saver) if saver is not None else lent
     if rows is None:
         raise ConfigurationError(
             "The limits are to lie in the database of the run's saver, and there is none.",

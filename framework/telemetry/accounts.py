@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 from langchain_core.callbacks import AsyncCallbackHandler
 from langchain_core.outputs import ChatGeneration, LLMResult
 
-from capgraph.configs.scoped import scoped
+from capgraph.configs.run_context import run_context, using
 from capgraph.telemetry.usage import UsageSnapshot
 
 _CAPS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "num_predict")
@@ -62,17 +61,15 @@ class Account(Protocol):
         """Take up what a call used; one that was not reserved counts now."""
 
 
-_paying: ContextVar[tuple[Account, ...]] = ContextVar("capgraph_accounts", default=())
-
-
 def paying(account: Account | None) -> AbstractContextManager[None]:
     """Have an account pay for the model calls of what runs inside, beside those around it."""
-    return scoped(_paying, _paying.get() if account is None else (account, *_paying.get()))
+    around = running_accounts()
+    return using(accounts=around if account is None else (account, *around))
 
 
 def running_accounts() -> tuple[Account, ...]:
     """Return who pays for calls made here, the innermost turn's first."""
-    return _paying.get()
+    return run_context().accounts
 
 
 def used_by(response: LLMResult, name: str = "") -> tuple[str, UsageSnapshot | None]:
@@ -130,13 +127,13 @@ def pay_from_thread(
 ) -> None:
     """Reserve for a call that a thread without an event loop is about to send."""
     if not _on_a_loop():
-        for account in _paying.get():
+        for account in running_accounts():
             _wait(account, account.asked(estimate_call(run_id, serialized, messages, more)))
 
 
 def note_use(run_id: UUID, model: str, role: str, usage: UsageSnapshot | None) -> None:
     """Take up what a call used, and settle it where a thread made it."""
-    for account in _paying.get():
+    for account in running_accounts():
         if usage is not None:
             account.noted(run_id, model, role, usage)
         if not _on_a_loop():
@@ -146,13 +143,13 @@ def note_use(run_id: UUID, model: str, role: str, usage: UsageSnapshot | None) -
 def note_failure(run_id: UUID) -> None:
     """Settle a call that failed where a thread made it."""
     if not _on_a_loop():
-        for account in _paying.get():
+        for account in running_accounts():
             _wait(account, account.ended(run_id, "", None, failed=True))
 
 
 def _here() -> list[Account]:
     here = asyncio.get_running_loop()
-    return [account for account in _paying.get() if account.loop is here]
+    return [account for account in running_accounts() if account.loop is here]
 
 
 def _on_a_loop() -> bool:

@@ -12,7 +12,6 @@ import json
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, Protocol
@@ -20,9 +19,9 @@ from weakref import WeakSet
 
 from capgraph.base.errors import LimitError, PolicyError, StoppedError
 from capgraph.base.ports import Caller
-from capgraph.configs.logger import get_logger, mask_secrets
+from capgraph.configs.logger import LONGEST_MESSAGE, get_logger, mask_secrets
+from capgraph.configs.run_context import run_context, using
 from capgraph.configs.safe_text import mask_data
-from capgraph.configs.scoped import scoped
 from capgraph.telemetry.sinks import current_ids
 
 Entry = tuple[str, Mapping[str, Any]]
@@ -97,7 +96,7 @@ class Audit:
         try:
             await self._flush()
         except Exception as exc:
-            told = mask_secrets(str(exc))
+            told = mask_secrets(str(exc), LONGEST_MESSAGE)
             get_logger("framework", "audit").error("Records of the audit wait: %s", told)
 
     async def _flush(self) -> None:
@@ -116,17 +115,15 @@ class Audit:
         self._lost = 0
 
 
-_audit: ContextVar[Audit | None] = ContextVar("capgraph_audit", default=None)
-
-
 def auditing(audit: Audit | None) -> AbstractContextManager[None]:
     """Keep an audit of what runs inside, tasks that it starts included."""
-    return scoped(_audit, audit)
+    return using(audit=audit)
 
 
 def current_audit() -> Audit | None:
     """Return the audit of the run that calls this; ``None`` where none is kept."""
-    return _audit.get()
+    audit: Audit | None = run_context().audit
+    return audit
 
 
 def note(kind: str, **data: Any) -> None:
@@ -134,7 +131,7 @@ def note(kind: str, **data: Any) -> None:
 
     >>> note("policy", decision="allow")  # no run: nothing happens
     """
-    audit = _audit.get()
+    audit = current_audit()
     if audit is not None:
         audit.note(kind, **data)
 
@@ -162,7 +159,7 @@ def note_refusal(exc: BaseException) -> None:
     Args:
         exc: The refusal; of any other error nothing is kept.
     """
-    audit = _audit.get()
+    audit = current_audit()
     if audit is None or not isinstance(exc, _REFUSALS) or exc in audit.refusals:
         return
     audit.refusals.add(exc)
@@ -176,14 +173,14 @@ async def must(kind: str, **data: Any) -> None:
     Raises:
         PersistenceError: It cannot be written; what it is about must not begin.
     """
-    audit = _audit.get()
+    audit = current_audit()
     if audit is not None:
         await audit.must(kind, **data)
 
 
 async def may(kind: str, **data: Any) -> None:
     """Have the run's audit hold a record, if one is kept, as soon as it can be written."""
-    audit = _audit.get()
+    audit = current_audit()
     if audit is not None:
         await audit.may(kind, **data)
 

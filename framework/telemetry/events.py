@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import functools
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from capgraph.base.ports import now_text
-from capgraph.configs.scoped import scoped
+from capgraph.configs.run_context import run_context, using
 from capgraph.configs.streaming import emit as _emit
 from capgraph.configs.streaming import is_heard
 
@@ -33,9 +32,6 @@ class _Event(BaseModel):
     step_id: str | None = None
     attempt_id: str | None = None
     parent_id: str | None = None
-
-
-_kept: ContextVar[list[_Event] | None] = ContextVar("capgraph_kept_back", default=None)
 
 
 class _StepEvent(_Event):
@@ -351,7 +347,7 @@ def emit(event: _Event) -> None:
 
     >>> emit(Reclassify(reason="wrong tools"))
     """
-    kept = _kept.get()
+    kept = run_context().withheld
     if kept is not None and isinstance(event, (AnswerToken, AnswerPart, TurnFinished)):
         kept.append(event)
     elif is_heard():
@@ -367,7 +363,7 @@ def keeping(events: list[_Event]) -> AbstractContextManager[None]:
     >>> [event.text for event in kept]
     ['Hello']
     """
-    return scoped(_kept, events)
+    return using(withheld=events)
 
 
 def parse_event(data: dict[str, Any]) -> Event:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -24,7 +23,7 @@ from langgraph.errors import GraphBubbleUp
 import capgraph.telemetry as telemetry
 from capgraph.base import LimitError
 from capgraph.base.budget import TurnBudget
-from capgraph.configs.scoped import scoped
+from capgraph.configs.run_context import run_context, using
 from capgraph.configs.streaming import stream_writer
 from capgraph.telemetry.accounts import (
     estimate_call,
@@ -65,7 +64,6 @@ class _Call:
         return time.perf_counter() - self.began
 
 
-_turn: ContextVar[_Turn | None] = ContextVar("capgraph_model_calls", default=None)
 _lock = Lock()  # calls come from several threads; what it guards takes no time
 
 
@@ -83,19 +81,19 @@ def counting(budget: TurnBudget, max_model_calls: int) -> AbstractContextManager
     >>> with counting(budget, max_model_calls=100):
     ...     pass  # a model call with METER among its callbacks
     """
-    return scoped(_turn, _Turn(budget, max_model_calls, stream_writer(), _turn.get()))
+    return using(model_calls=_Turn(budget, max_model_calls, stream_writer(), _turn()))
 
 
 def current_budget() -> TurnBudget | None:
     """Return where the calls of the innermost running turn are counted; ``None`` outside of one."""
-    turn = _turn.get()
+    turn = _turn()
     return turn.budget if turn is not None else None
 
 
 def counted_elsewhere(calls: int) -> None:
     """Count calls that were made for the running turn in another process."""
     with _lock:
-        turn = _turn.get()
+        turn = _turn()
         while turn is not None:
             turn.budget.model_calls += calls
             turn = turn.outer
@@ -163,7 +161,7 @@ class ModelMeter(BaseCallbackHandler):
         self, response: LLMResult, *, run_id: UUID, tags: list[str] | None = None, **_: Any
     ) -> None:
         """Report the tokens of a call."""
-        turn = _turn.get()
+        turn = _turn()
         # Several handlers may be told of a call: the first to come reports it.
         if turn is not None and run_id not in turn.calls:
             return
@@ -209,7 +207,7 @@ class ModelMeter(BaseCallbackHandler):
         self, serialized: dict[str, Any] | None, input_str: str, *, run_id: UUID, **_: Any
     ) -> None:
         """Remember a call of a tool."""
-        if (turn := _turn.get()) is not None:
+        if (turn := _turn()) is not None:
             turn.calls[run_id] = _Call(str((serialized or {}).get("name") or "tool"))
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **_: Any) -> None:
@@ -228,9 +226,14 @@ class ModelMeter(BaseCallbackHandler):
 METER = ModelMeter()
 
 
+def _turn() -> _Turn | None:
+    turn: _Turn | None = run_context().model_calls
+    return turn
+
+
 def _count(run_id: UUID, call: _Call) -> None:
     with _lock:
-        innermost = _turn.get()
+        innermost = _turn()
         if innermost is None or run_id in innermost.calls:
             return
         turn: _Turn | None = innermost
@@ -249,7 +252,7 @@ def _count(run_id: UUID, call: _Call) -> None:
 
 
 def _done(run_id: UUID) -> _Call | None:
-    turn = _turn.get()
+    turn = _turn()
     return turn.calls.pop(run_id, None) if turn is not None else None
 
 
@@ -259,7 +262,7 @@ def _ended(call: _Call, tags: list[str] | None, error: str) -> telemetry.ModelCa
 
 
 def _report(event: telemetry.Usage | telemetry.ModelCalled | telemetry.ToolCalled) -> None:
-    turn = _turn.get()
+    turn = _turn()
     while turn is not None and turn.outer is not None:
         turn = turn.outer
     write = turn.write if turn is not None else stream_writer()

@@ -20,16 +20,14 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
-from contextvars import ContextVar
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import capgraph.telemetry as telemetry
 from capgraph.base.ports import Sink, now_text
 from capgraph.configs.errors import ConfigurationError
-from capgraph.configs.logger import get_logger, mask_secrets
-from capgraph.configs.scoped import scoped
-from capgraph.configs.streaming import use_outlet
+from capgraph.configs.logger import LONGEST_MESSAGE, get_logger, mask_secrets
+from capgraph.configs.run_context import run_context, using
 
 _MOMENT = 0.25
 _TOGETHER = 500
@@ -40,11 +38,6 @@ IDS = (
 """What an event may be about; ``parent_id`` is the attempt inside which all this goes on, and
 ``turn_trace`` the span (``traceparent``) of the run in which the turn began."""
 _IDS = frozenset(IDS)
-
-_ids: ContextVar[dict[str, str]] = ContextVar("capgraph_event_ids", default={})  # noqa: B039 - never changed
-_run: ContextVar[tuple[Iterator[int], tuple[EventDispatcher, ...]] | None] = ContextVar(
-    "capgraph_event_run", default=None
-)
 
 
 class SentEvent(dict[str, Any]):
@@ -110,15 +103,18 @@ def about(**ids: str | None) -> AbstractContextManager[None]:
     """
     if unknown := ids.keys() - _IDS:
         raise TypeError(f"about() got unknown ids {sorted(unknown)}. Fix: use {', '.join(IDS)}.")
-    known = _ids.get()
+    return using(ids=_merged(ids))
+
+
+def _merged(ids: dict[str, str | None]) -> dict[str, str]:
+    known = run_context().ids
     if "attempt_id" in known and any(
         name in ids and ids[name] != known.get(name) for name in ("plan_id", "step_id")
     ):
         # Another plan or step begins inside the body of an attempt.
         known = {n: value for n, value in known.items() if n not in ("step_id", "attempt_id")}
-        ids = {"parent_id": _ids.get()["attempt_id"], **ids}
-    merged = {name: value for name, value in {**known, **ids}.items() if value is not None}
-    return scoped(_ids, merged)
+        ids = {"parent_id": run_context().ids["attempt_id"], **ids}
+    return {name: value for name, value in {**known, **ids}.items() if value is not None}
 
 
 def current_ids() -> Mapping[str, str]:
@@ -128,7 +124,7 @@ def current_ids() -> Mapping[str, str]:
     ...     dict(current_ids())
     {'plan_id': 'p1'}
     """
-    return _ids.get()
+    return run_context().ids
 
 
 class EventDispatcher:
@@ -184,8 +180,7 @@ class EventDispatcher:
         """Whether anybody takes up events."""
         return bool(self._outlets)
 
-    @contextmanager
-    def run(self, **ids: str | None) -> Iterator[None]:
+    def run(self, **ids: str | None) -> AbstractContextManager[None]:
         """Stamp the events of what runs inside, and hand them on.
 
         Inside the run of another one, both hand them on; ``seq`` counts the events of both.
@@ -193,7 +188,15 @@ class EventDispatcher:
         Args:
             **ids: See :func:`about`.
         """
-        seq, dispatchers = _run.get() or (itertools.count(1), ())
+        return using(**self.routing(**ids))
+
+    def routing(self, **ids: str | None) -> dict[str, Any]:
+        """Return the fields of the run context that :meth:`run` sets.
+
+        Args:
+            **ids: See :func:`about`.
+        """
+        seq, dispatchers = _running() or (itertools.count(1), ())
         if not dispatchers and (name := ids.get("run_id")):
             told = [o._try(o.run_began, name) for o in self._outlets if o.run_began is not None]
             trace: str = next((one for one in told if one is not None), None) or ""
@@ -203,13 +206,12 @@ class EventDispatcher:
         dispatchers = (self, *dispatchers)
 
         def send(event: dict[str, Any]) -> dict[str, Any]:
-            stamped = {**event, **_ids.get(), "seq": next(seq)}
+            stamped = {**event, **run_context().ids, "seq": next(seq)}
             for place, dispatcher in enumerate(dispatchers, 1):
                 dispatcher._hand_on(stamped, dispatchers[place:])
             return stamped
 
-        with scoped(_run, (seq, dispatchers)), use_outlet(send), about(**ids):
-            yield
+        return {"dispatch": (seq, dispatchers), "outlet": send, "ids": _merged(ids)}
 
     def _hand_on(self, event: dict[str, Any], outer: Sequence[EventDispatcher] = ()) -> None:
         if self._outlets:
@@ -231,10 +233,10 @@ class EventDispatcher:
         Args:
             error: What it was ended by.
         """
-        ended = {"event_type": "run_ended", "timestamp": now_text(), **_ids.get()}
+        ended = {"event_type": "run_ended", "timestamp": now_text(), **run_context().ids}
         if error is not None:
             ended["error"] = type(error).__name__
-        _, running = _run.get() or (None, ())
+        _, running = _running() or (None, ())
         outer = running[running.index(self) + 1 :] if self in running else ()
         for outlet in self._outlets:
             if outlet.wants_ends and not any(around._holds(outlet.sink) for around in outer):
@@ -251,6 +253,11 @@ class EventDispatcher:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_MOMENT):
                     await self.flush()
+
+
+def _running() -> tuple[Iterator[int], tuple[EventDispatcher, ...]] | None:
+    dispatch: tuple[Iterator[int], tuple[EventDispatcher, ...]] | None = run_context().dispatch
+    return dispatch
 
 
 def _kind(wanted: str | type[Any]) -> str:
@@ -329,7 +336,7 @@ class _Outlet:
             if inspect.isawaitable(result):
                 result = self._loop.run_until_complete(_wait_for(result))
         except Exception as exc:
-            told = mask_secrets(f"raised {type(exc).__name__}: {exc}")
+            told = mask_secrets(f"raised {type(exc).__name__}: {exc}", LONGEST_MESSAGE)
             self._note(told, first=not self.failed)
             self.failed = True
             return None

@@ -9,13 +9,13 @@ from typing import Any
 
 from capgraph.base import CapabilityContext, CapabilitySpec, PlannedStep
 from capgraph.base.errors import ValidationError
-from capgraph.base.ports import Attempt, StepRecord
+from capgraph.base.ports import StepRecord
 from capgraph.configs.settings import Settings
 from capgraph.langgraph_compat import as_in_a_run
 from capgraph.pipeline import StepRunner
 from capgraph.pipeline.effect_ledger import EffectLedger
 from capgraph.pipeline.equipment import Equipment
-from capgraph.pipeline.job import Door
+from capgraph.pipeline.job import Door, ResultReading
 from capgraph.pipeline.journal import Journal
 from capgraph.planning import validated_parameters
 from capgraph.registry import Registry
@@ -64,6 +64,7 @@ async def run_capability(
     attempt: int = 1,
     model: Any = None,
     context: Any = None,
+    configurable: Mapping[str, Any] | None = None,
 ) -> CapabilityRun:
     """Run one step of a decorated capability outside a graph.
 
@@ -81,6 +82,7 @@ async def run_capability(
         attempt: Which try this is; 1 for the first.
         model: The chat model that ``self.chat_model()`` returns.
         context: What a caller would hand over as ``context=``.
+        configurable: The ``configurable`` of the run, such as ``{"user_id": "ada"}``.
 
     Raises:
         ValidationError: ``cls`` is not decorated, or inputs, parameters or outputs do not fit.
@@ -135,18 +137,12 @@ async def run_capability(
         view,
         EffectLedger(Journal(), view),
         failures=attempt - 1,
-        raw_errors=True,
-        types=types,
-        state_keys=STATE_KEYS | (state or {}).keys(),
+        reading=ResultReading(STATE_KEYS | (state or {}).keys(), raw_errors=True, types=types),
         notify=lambda message, fraction: run.progress.append((message, fraction)),
     )
-    asked = Attempt(
-        capability=spec.name,
-        step=step,
-        key=STEP_KEY,
-        objective=task or known["task_current_task"] or f"Execute {spec.name}",
-    )
-    with as_in_a_run(context) if context is not None else nullcontext():
+    asked = view.attempt(spec.name, step, total=0)
+    in_a_run = context is not None or configurable is not None
+    with as_in_a_run(context, configurable) if in_a_run else nullcontext():
         record = await runner.run(asked, door)
     assert isinstance(record, StepRecord)
     run.updates.update(record.updates)

@@ -305,6 +305,8 @@ async def test_a_store_that_the_graph_lacks_is_named() -> None:
     out: Any = await build_graph([needs]).ainvoke(_asking(needs))
     assert "store=" in out["execution_step_results"]["seen"]["error"]
     assert (await run_capability(may)).output.value == "None {}"
+    found = await run_capability(may, configurable={"user_id": "ada"})
+    assert "'user_id': 'ada'" in found.output.value
 
 
 def test_annotations_that_cannot_be_read_hide_nothing() -> None:

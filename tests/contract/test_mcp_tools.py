@@ -28,6 +28,8 @@ from mcp_types import (
 from capgraph import CapabilityContext, Registry, build_graph, capability_node
 from capgraph.adapters import mcp_capabilities
 from capgraph.base.errors import CapabilityError, ConfigurationError, ValidationError
+from capgraph.models.plan_schema import usable_features
+from capgraph.models.signatures import describe_capability
 from capgraph.testing import run_capability
 from tests.support import mcp_server
 
@@ -313,6 +315,29 @@ async def test_questions_of_steps_side_by_side_and_answers_that_do_not_fit(log: 
         assert given(out, "RESERVE_RESULT", "a")["text"].startswith("reserved 0, window")
         assert given(out, "RESERVE_RESULT", "b")["text"].startswith("reserved 1, no window")
     assert sorted(log.read_text().splitlines()) == ["reserved 0", "reserved 1"]
+
+
+async def test_a_planner_is_told_the_fields_of_a_result(log: Path) -> None:
+    schema = {"type": "object", "properties": {"id": {"type": "integer"}, "name": {}}}
+    many = {"type": "object", "properties": {f"f{n}": {} for n in range(30)}}
+
+    async def list_tools(_: Any, __: Any) -> ListToolsResult:
+        schemas = {"free": None, "find": schema, "many": many}
+        given = {"type": "object", "properties": {"hotel_id": {"type": "integer"}}}
+        return ListToolsResult(
+            tools=[
+                Tool(name=name, input_schema=given, output_schema=one)
+                for name, one in schemas.items()
+            ]
+        )
+
+    async with await mcp_capabilities(Server("hotels", on_list_tools=list_tools)) as tools:
+        specs = {tool.name: tool.capability_spec for tool in tools}
+    lines = {name: describe_capability(spec) for name, spec in specs.items()}
+    assert "-> FREE_RESULT(text)" in lines["free"]
+    assert "-> FIND_RESULT(id, name)" in lines["find"]
+    assert "f19, …)" in lines["many"]
+    assert "references" in usable_features([specs["find"], specs["free"]], by_name=True)
 
 
 async def test_results_that_are_not_declared_and_errors_that_say_nothing(log: Path) -> None:

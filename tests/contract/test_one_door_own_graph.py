@@ -363,6 +363,9 @@ async def test_parameters_of_the_state_that_do_not_fit_are_refused() -> None:
     ):
         with pytest.raises(ConfigurationError, match=named):
             services.node(book, parameters=wrong)  # type: ignore[arg-type]
+    own = StateGraph(Trip).add_node("book", services.node(book)).add_edge(START, "book").compile()
+    with pytest.raises(ConfigurationError, match='"city": "<state key>"'):
+        await own.ainvoke({"place": "Oslo"})
     for node in (
         services.node(book, parameters={"city": "place"}),
         services.node(book, parameters=lambda _: {"citi": "Oslo"}),

@@ -518,6 +518,17 @@ async def test_conditions_lists_and_looks(saver: Any, plans: list[Any]) -> None:
     await same(saver, *items)
 
 
+async def test_a_planner_that_looks_until_it_answers(saver: Any) -> None:
+    read = {"capability": "measure"}
+    added = {"steps": [{"capability": "add"}]}
+    model = ScriptedModel(responses=[{"steps": [read]}, added, {"steps": [], "answer": "Seven."}])
+    looking = load_settings(planning={"mode": "look"})
+    graph = build_graph(registry(measure, add), model, saver, settings=looking)
+    out = await graph.ainvoke(said("Work"), config())
+    assert (out["execution_outcome"]["status"], len(model.calls)) == ("completed", 3)
+    await same(saver, measure, add, settings=looking)
+
+
 async def test_a_turn_that_waited_is_replayed_without_waiting(saver: Any) -> None:
     graph = build_graph([measure, add], checkpointer=saver)
     steps = [

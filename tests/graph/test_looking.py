@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.tools import ToolException, tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
 from capgraph import build_graph, capability_node
+from capgraph.adapters import tool_capability
+from capgraph.base import ErrorClassification, ErrorSeverity
 from capgraph.configs.settings import load_settings
 from capgraph.testing import ModelCall, ScriptedModel
 from tests.support.hotel import (
@@ -357,3 +361,108 @@ async def test_a_planner_of_ones_own_may_ask_to_look() -> None:
     out = await graph.ainvoke({"messages": [("user", "Search hotels")]})
     assert seen == [(), ("search_hotels",)]
     assert said(out) == "Seen."
+
+
+def tool_agent(script: Any, mode: str = "look", **declared: Any) -> tuple[Any, Any, list[str]]:
+    """Return an agent with a LangChain tool that fails for some cities."""
+    done: list[str] = []
+
+    @tool
+    def find_ferry(port: str) -> str:
+        """Find a ferry from a port."""
+        done.append(port)
+        if port == "Basel":
+            raise ToolException("Basel has no port. The nearest port is Genoa.")
+        if port == "Atlantis":
+            raise ValueError("Atlantis is under water.")
+        return f"A ferry leaves {port} at 9."
+
+    model = ScriptedModel(responses=in_mode(mode, script))
+    graph = build_graph(
+        [tool_capability(find_ferry, **declared)],
+        model,
+        InMemorySaver(),
+        settings=load_settings(planning={"mode": mode}),
+    )
+    return graph, model, done
+
+
+def find_ferry(call: ModelCall) -> Any:
+    """Look for a ferry; after an error, from the port that the error names."""
+    shown = str(call.messages[-1].text).partition("These steps are done")[2]
+    if found := re.search(r"A ferry leaves \w+ at 9\.", shown):
+        return plan(answer=found[0])
+    if "nearest port is" in shown:
+        return plan(("find_ferry", {"port": "Genoa"}))
+    if "under water" in shown:
+        return plan(answer="Nothing sails from there.")
+    return plan(("find_ferry", {"port": request_of(call).split()[-1]}))
+
+
+@MODES
+async def test_fix_after_an_error(mode: str) -> None:
+    graph, model, done = tool_agent(find_ferry, mode)
+    found = []
+    for port in ("Basel", "Genoa", "Atlantis"):
+        out = await ask(graph, f"When does a ferry leave {port}")
+        found.append((said(out), status(out)))
+    assert found == [
+        ("A ferry leaves Genoa at 9.", "completed"),
+        ("A ferry leaves Genoa at 9.", "completed"),
+        ("Nothing sails from there.", "partial"),
+    ]
+    assert done == ["Basel", "Genoa", "Genoa", "Atlantis"]
+    assert len(model.calls) == 3 + 2 + 2
+
+
+async def test_errors_that_repeat_are_bounded() -> None:
+    def script(call: ModelCall) -> Any:
+        if call.schema is None:
+            return "No ferry was found."
+        return plan(("find_ferry", {"port": "Atlantis"}))
+
+    graph, model, done = tool_agent(script)
+    out = await ask(graph, "When does a ferry leave Atlantis")
+    assert status(out) == "partial"
+    assert len(done) == 11
+    assert len(model.calls) == 12
+
+
+async def test_who_classifies_an_error_decides_what_becomes_of_it() -> None:
+    def critical(error: Exception, context: Any) -> Any:
+        return ErrorClassification(ErrorSeverity.CRITICAL, "The harbor is closed.")
+
+    graph, _, done = tool_agent(find_ferry, classify_error=critical)
+    out = await ask(graph, "When does a ferry leave Atlantis")
+    assert status(out) == "failed"
+    assert done == ["Atlantis"]
+
+    graph, _, done = tool_agent(find_ferry, on_error="fail")
+    out = await ask(graph, "When does a ferry leave Basel")
+    assert (status(out), done) == ("failed", ["Basel"])
+
+
+async def test_a_capability_can_declare_that_its_errors_are_observed() -> None:
+    done: list[int] = []
+
+    @capability_node(on_error="observe", examples=["measure the depth"])
+    async def measure(depth: int) -> str:
+        """Measure at a depth in metres."""
+        done.append(depth)
+        if depth > 10:
+            raise ValueError("the cable is 10 m long")
+        return "clear"
+
+    def script(call: ModelCall) -> Any:
+        shown = str(call.messages[-1].text)
+        if "clear" in shown:
+            return plan(answer="Clear at 10 m.")
+        return plan(("measure", {"depth": 10 if "cable is 10 m" in shown else 20}))
+
+    graph = build_graph(
+        [measure],
+        ScriptedModel(responses=script),
+        settings=load_settings(planning={"mode": "look"}),
+    )
+    out = await graph.ainvoke({"messages": [("user", "Measure as deep as you can")]})
+    assert (said(out), status(out), done) == ("Clear at 10 m.", "completed", [20, 10])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -83,7 +82,7 @@ def evaluate(
     loaded = _picked(load_dataset(dataset), case or [])
     config = shared.config
     if config is None and loaded.config is not None:
-        config = dataset.parent / loaded.config
+        config = Path(loaded.config)
     configs = [config, *([compare] if compare else [])]
     reports, folder = asyncio.run(_run(loaded, configs, model or [None], jobs))
     if runs is None and len(model or []) > 1 and folder is None:
@@ -121,8 +120,10 @@ def _write(file: Path, shared: Shared, threads: list[str] | None, limit: int | N
         made, recordings = shared.on_database(
             lambda saver, _: dataset_of_threads(saver, threads, name=file.stem, limit=limit)
         )
-        if shared.config is not None:
-            made = made.model_copy(update={"config": os.path.relpath(shared.config, file.parent)})
+        folder = file.resolve().parent
+        if shared.config is not None and shared.config.resolve().is_relative_to(folder):
+            config = str(shared.config.resolve().relative_to(folder))
+            made = made.model_copy(update={"config": config})
         write_dataset(file, made, recordings)
     typer.echo(f"{len(recordings)} turn(s) written to {file}")
 

@@ -67,7 +67,12 @@ from capgraph.engine.services import Services
 from capgraph.serve.identity import caller_of
 from capgraph.serve.links import base_of
 from capgraph.serve.openapi import server_version
-from capgraph.serve.problems import AnswerRefusedError, ConflictError, NotFoundError
+from capgraph.serve.problems import (
+    AnswerRefusedError,
+    ConflictError,
+    NotFoundError,
+    public_line,
+)
 from capgraph.serve.runs import Run, Runs
 from capgraph.serve.threads import Threads
 
@@ -146,11 +151,11 @@ def _told() -> Iterator[None]:
     except NotFoundError as exc:
         raise TaskNotFoundError from exc
     except AnswerRefusedError as exc:
-        raise InvalidParamsError(str(exc), {"problems": exc.problems}) from exc
+        raise InvalidParamsError(public_line(exc), {"problems": exc.problems}) from exc
     except (ThreadBusyError, LimitError, PersistenceError, ConflictError) as exc:
-        raise UnsupportedOperationError(str(exc)) from exc
+        raise UnsupportedOperationError(public_line(exc)) from exc
     except CapgraphError as exc:
-        raise InvalidParamsError(str(exc)) from exc
+        raise InvalidParamsError(public_line(exc)) from exc
 
 
 class _Agent(RequestHandler):

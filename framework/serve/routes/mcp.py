@@ -49,7 +49,7 @@ from capgraph.engine.services import Services
 from capgraph.pipeline.effect_ledger import digest_of
 from capgraph.serve.identity import caller_of
 from capgraph.serve.links import thread_link
-from capgraph.serve.problems import AnswerRefusedError, NotFoundError
+from capgraph.serve.problems import AnswerRefusedError, NotFoundError, public_line
 from capgraph.serve.runs import Run, Runs
 from capgraph.serve.threads import Threads
 from capgraph.stores.run_log import ENDS, OPEN
@@ -190,7 +190,7 @@ class _Served:
                 return _answer(run, end)
             return await self._given(caller, run.thread_id)
         except CapgraphError as exc:
-            return said_of(self._services.masker.text(str(exc)), wrong=True)
+            return said_of(self._services.masker.text(public_line(exc)), wrong=True)
 
     async def _ask(self, caller: Caller, given: Mapping[str, Any]) -> Run:
         message, thread = given.get("message"), given.get("thread") or uuid.uuid4().hex

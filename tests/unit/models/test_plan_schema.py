@@ -9,8 +9,10 @@ from typing import Any, Literal
 import jsonschema
 import pytest
 from pydantic import BaseModel, Field
+from typing_extensions import TypedDict
 
 from capgraph.base import CapabilityContext, CapabilitySpec, Requirement
+from capgraph.base.value_context import value_context
 from capgraph.models.plan_schema import (
     MAX_STEPS,
     open_schema,
@@ -241,6 +243,41 @@ def test_a_signature_leaves_out_lengths_and_shows_pairs() -> None:
     assert describe_capability(spec).startswith(
         "- query(column: string, period: [integer, integer] = [1, 2])"
     )
+
+
+class Hotel(TypedDict):
+    id: int
+    name: str
+
+
+class Booking(BaseModel):
+    hotel_id: int
+
+
+class Stay(BaseModel):
+    nights: int
+
+
+class Color(BaseModel):
+    color: Literal["red", "blue"]
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize(
+    "form", [None, Any, list[Any], list[Hotel], dict[str, Any], dict[str, Hotel]]
+)
+def test_what_an_element_or_an_unknown_result_holds_may_be_referred_to(
+    form: Any, by_name: bool
+) -> None:
+    kinds = () if form is None else (value_context("search", form, __name__),)
+    search = CapabilitySpec("search", "S.", provides=("SEARCH",), context_types=kinds)
+    book = CapabilitySpec("book", "Books.", parameters=Booking)
+    stay = CapabilitySpec("stay", "Stays.", parameters=Stay)
+    paint = CapabilitySpec("paint", "Paints.", parameters=Color)
+    assert "references" in usable_features([search, book], by_name=by_name)
+    # A small model copies references where the request has the value.
+    assert ("references" in usable_features([search, stay], by_name=by_name)) is not by_name
+    assert "references" not in usable_features([search, paint], by_name=by_name)
 
 
 def test_a_signature_has_types_defaults_and_descriptions() -> None:

@@ -98,8 +98,10 @@ def test_a_planning_prompt_tells_everything_that_is_known() -> None:
         ],
     )
     assert "<request>\nSum it up\n</request>" in text
-    assert 'READING r29: {"value": 29}' in text
-    assert "READING: 10 older ones" in text
+    assert "READING r29: 29" in text
+    assert "READING, older: r7, r8" in text
+    assert "r26, and 7 more" in text
+    assert "r26: " not in text
     assert "- **Missing Inputs:** A, B" in text
     assert "in 'add'" in text
     assert "a = fetch(): get\n  -> READING: " in text

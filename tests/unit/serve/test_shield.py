@@ -147,6 +147,7 @@ async def test_other_sites_pages_may_not_ask_even_with_a_token(
     for method in ("GET", "POST"):
         found = await ada.request(method, "/api/who", headers=headers)
         assert (found.status_code, found.json()["code"]) == (403, "CG-ORIGIN")
+        assert headers.get("origin", "") in found.json()["detail"]
 
 
 async def test_its_own_pages_and_allowed_ones_may(token: str, tokens: TokenFile) -> None:

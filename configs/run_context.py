@@ -1,0 +1,147 @@
+"""The context of a run: one immutable value that every layer can read.
+
+Where the call chain belongs to the project, the value is passed as an argument. Where LangGraph,
+LangChain, or user code stands between two parts, they read it with :func:`run_context`. The module is
+in the lowest layer, so it names no class of a higher one: the function that reads a field states its
+type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from contextvars import ContextVar, Token
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any
+
+
+def _nothing() -> Mapping[Any, Any]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """Thread, run, turn, caller, clock, budgets, labels, and event routing of the running code.
+
+    Attributes:
+        ids: IDs of the thread, run, turn, plan, step, and attempt. Events carry them.
+        caller: ``Caller`` whom a program names; ``None`` for the one in the run's configuration.
+        begun_by: ``Caller`` who began the turn. A turn acts for this caller whoever resumes it.
+        clock: ``Clock`` of the graph.
+        services: ``Services`` of the runs around, outermost first.
+        asker: Function that asks a person whether words may pass.
+        prompts: ``PromptProvider`` of the application.
+        brings_answer: True if an answer that the run finds is its own caller's.
+        model_calls: Counter of the turn's model calls.
+        accounts: Accounts that pay for model calls, innermost turn first.
+        reservations: Reservations of the step or node around, by account.
+        labels: Labels of the data that a team member or workflow node has read.
+        audit: ``Audit`` of the run.
+        masker: ``SecretMasker`` that knows the run's secrets.
+        outlet: Function that stamps an event and hands it to the sinks.
+        dispatch: Counter of the run's events, and its dispatchers.
+        is_heard: True if anybody consumes events.
+        taker: Consumer of the turn's events in place of LangGraph's stream.
+        withheld: Events of an answer that a guard has not passed yet.
+        step_position: Index of the running step, and the number of steps in its plan.
+        journal: ``Journal`` of a turn that runs in another process.
+        leases: Leases that the runs around hold.
+        lent_leases: Leases that a program shares with the runs it starts.
+        plan_run: Pass of the ready queue over a plan.
+        own_method: Method of an agent's subclass that is running.
+    """
+
+    ids: Mapping[str, str] = field(default_factory=_nothing)
+    caller: Any = None
+    begun_by: Any = None
+    clock: Any = None
+    services: tuple[Any, ...] = ()
+    asker: Any = None
+    prompts: Any = None
+    brings_answer: bool = True
+    model_calls: Any = None
+    accounts: tuple[Any, ...] = ()
+    reservations: Mapping[int, Any] = field(default_factory=_nothing)
+    labels: Any = None
+    audit: Any = None
+    masker: Any = None
+    outlet: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    dispatch: Any = None
+    is_heard: bool = True
+    taker: Any = None
+    withheld: list[Any] | None = None
+    step_position: tuple[int, int] | None = None
+    journal: Any = None
+    leases: tuple[Any, ...] = ()
+    lent_leases: tuple[Any, ...] = ()
+    plan_run: Any = None
+    own_method: Any = None
+
+    def with_(self, **changes: Any) -> RunContext:
+        """Return a copy with some fields changed.
+
+        Raises:
+            TypeError: A field is unknown.
+
+        >>> RunContext().with_(is_heard=False).is_heard
+        False
+        """
+        if not changes.keys() <= _FIELDS:
+            unknown = ", ".join(sorted(changes.keys() - _FIELDS))
+            raise TypeError(
+                f"RunContext has no field {unknown}. Fix: use one of {', '.join(_FIELDS)}."
+            )
+        # Every step changes some fields, and dataclasses.replace takes ten times as long.
+        copy = object.__new__(RunContext)
+        copy.__dict__.update(self.__dict__, **changes)
+        return copy
+
+
+_FIELDS = {item.name: None for item in fields(RunContext)}.keys()
+_CONTEXT: ContextVar[RunContext] = ContextVar("capgraph_run", default=RunContext())  # noqa: B039 - immutable
+
+
+def run_context() -> RunContext:
+    """Return the context of the running code.
+
+    >>> run_context().ids
+    mappingproxy({})
+    """
+    return _CONTEXT.get()
+
+
+class using(AbstractContextManager[None]):  # noqa: N801 - read as a verb: with using(clock=clock)
+    """Change fields of the context inside the block, tasks started there included.
+
+    The same object may be entered again, once for each piece of a stream.
+
+    Args:
+        **changes: Fields of :class:`RunContext`.
+
+    >>> with using(is_heard=False):
+    ...     run_context().is_heard
+    False
+    >>> run_context().is_heard
+    True
+    """
+
+    __slots__ = ("_before", "_changes", "_inside", "_token")
+
+    def __init__(self, **changes: Any) -> None:
+        self._changes = changes
+
+    def __enter__(self) -> None:
+        self._before = _CONTEXT.get()
+        self._inside = self._before.with_(**self._changes)
+        self._token: Token[RunContext] = _CONTEXT.set(self._inside)
+
+    def __exit__(self, *_: object) -> None:
+        now = _CONTEXT.get()
+        if now is self._inside:
+            _CONTEXT.reset(self._token)
+            return
+        # A block that began inside this one has not ended, as between two pieces of a stream. Its
+        # fields stay, and so does what another task holds, in which a stream may be closed.
+        own = [name for name, value in self._changes.items() if getattr(now, name) is value]
+        _CONTEXT.set(now.with_(**{name: getattr(self._before, name) for name in own}))
