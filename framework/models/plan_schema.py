@@ -8,7 +8,7 @@ different parts of JSON schema, therefore the forms are rendered in four ways.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Literal
 
@@ -401,31 +401,29 @@ def usable_features(
         if spec.parameters is not None:
             properties = spec.parameters.model_json_schema().get("properties", {})
             wanted |= {(spec.name, name): _kind(part) for name, part in properties.items()}
-    found: dict[str, set[Parameter]] = {}
-
-    def add(feature: str, spec: CapabilitySpec, fits: Callable[[tuple[str, str]], bool]) -> None:
-        others = {one: kind for one, kind in wanted.items() if one[0] != spec.name}
-        if fitting := {one for one, kind in others.items() if fits((one[1], kind))}:
-            found.setdefault(feature, set()).update(fitting)
-
     needed = {need.type for spec in specs for need in spec.requires}
+    references: set[Parameter] = set()
+    for_each: set[Parameter] = set()
     for spec in specs:
-        for part in _inner_parts(spec, needed):
-            add("references", spec, lambda other, part=part: _part_fits(part, other, by_name))
-        for field, schema in _outputs(spec):
-            kind = _kind(schema)
-            add("references", spec, lambda o, f=field, k=kind: _fits(f, k, o, by_name))
-            if kind == "array" and schema.get("items"):
-                one, inner = field.removesuffix("s"), _kind(schema["items"])
-                is_object = inner == "object"  # its fields are named by the model
-                add(
-                    "for_each",
-                    spec,
-                    lambda o, f=one, k=inner, any_=is_object: any_ or _fits(f, k, o, by_name),
-                )
-    if _several_fit(specs):
-        found["inputs"] = set()
-    return {feature: frozenset(parameters) for feature, parameters in found.items()}
+        others = {one: (one[1], kind) for one, kind in wanted.items() if one[0] != spec.name}
+        inner = _inner_parts(spec, needed)
+        outputs = [(field, part, _kind(part)) for field, part in _outputs(spec)]
+        elements = [
+            (field.removesuffix("s"), _kind(part["items"]))
+            for field, part, kind in outputs
+            if kind == "array" and part.get("items")
+        ]
+        for one, other in others.items():
+            if any(_part_fits(part, other, by_name) for part in inner) or any(
+                _fits(field, kind, other, by_name) for field, _, kind in outputs
+            ):
+                references.add(one)
+            # The fields of an object are named by the model.
+            if any(k == "object" or _fits(field, k, other, by_name) for field, k in elements):
+                for_each.add(one)
+    found = {"references": references, "for_each": for_each}
+    usable = {feature: frozenset(fitting) for feature, fitting in found.items() if fitting}
+    return usable | ({"inputs": frozenset()} if _several_fit(specs) else {})
 
 
 def _several_fit(specs: Sequence[CapabilitySpec]) -> bool:
