@@ -33,6 +33,7 @@ class RunContext:
         asker: Function that asks a person whether words may pass.
         prompts: ``PromptProvider`` of the application.
         brings_answer: True if an answer that the run finds is its own caller's.
+        dropped_questions: Questions that the run's message dropped.
         model_calls: Counter of the turn's model calls.
         accounts: Accounts that pay for model calls, innermost turn first.
         reservations: Reservations of the step or node around, by account.
@@ -60,6 +61,7 @@ class RunContext:
     asker: Any = None
     prompts: Any = None
     brings_answer: bool = True
+    dropped_questions: Any = None
     model_calls: Any = None
     accounts: tuple[Any, ...] = ()
     reservations: Mapping[int, Any] = field(default_factory=_nothing)

@@ -160,6 +160,9 @@ class ApprovalSettings(Section):
             stands neither in the conversation, nor in a result that the step reads or that the
             planner looked at, nor among declared defaults and choices. ``refuse`` fails the step, ``allow`` runs it. Every
             approval shows such parameters.
+        new_message: Fate of an open question when the thread gets a new message. ``drop`` begins
+            a new turn; its outcome names the question. ``keep`` refuses the message until the
+            question is answered.
     """
 
     steps: Literal["declared", "all", "none"] = "declared"
@@ -167,6 +170,7 @@ class ApprovalSettings(Section):
     max_rejections: int = Field(3, ge=1)
     callers_may_disable: bool = False
     ungrounded: Literal["ask", "refuse", "allow"] = "ask"
+    new_message: Literal["drop", "keep"] = "drop"
 
 
 class PersistenceSettings(Section):

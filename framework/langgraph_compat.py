@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackManager
@@ -34,6 +34,7 @@ from langgraph.graph.message import push_message
 from langgraph.pregel._call import CACHE, get_runnable_for_task
 from langgraph.pregel._checkpoint import LATEST_VERSION as LATEST_VERSION
 from langgraph.pregel._checkpoint import achannels_from_checkpoint
+from langgraph.pregel._messages import StreamMessagesHandler, graph_namespace
 from langgraph.runtime import Runtime
 from langgraph.types import Interrupt
 from ormsgpack import OPT_NON_STR_KEYS, unpackb
@@ -41,6 +42,7 @@ from pydantic import BaseModel
 
 from capgraph.configs.scoped import scoped
 
+T = TypeVar("T")
 Checkpointer: TypeAlias = BaseCheckpointSaver[Any] | bool | None
 """Argument of ``compile``; LangGraph's own alias leaves out the type of versions."""
 INTERRUPT = "__interrupt__"
@@ -114,6 +116,17 @@ def lent_saver(config: Mapping[str, Any]) -> BaseCheckpointSaver[Any] | None:
     """Return the saver that an outer graph, or a server, lends to what runs inside."""
     found = (config.get("configurable") or {}).get("__pregel_checkpointer")
     return found if isinstance(found, BaseCheckpointSaver) else None
+
+
+def is_same_saver(
+    one: BaseCheckpointSaver[Any] | None, other: BaseCheckpointSaver[Any] | None
+) -> bool:
+    """Return whether two savers are one, or LangGraph's copies of it with other serializers."""
+    if one is other or one is None or other is None:
+        return one is other is not None
+    mine, theirs = ({**vars(saver), "serde": None} for saver in (one, other))
+    same = mine.keys() == theirs.keys() and all(theirs[name] is mine[name] for name in mine)
+    return type(one) is type(other) and same
 
 
 def prepare_task(function: Any, owner: Any) -> None:
@@ -320,6 +333,20 @@ def write_message(message: AnyMessage) -> None:
         push_message(message, state_key=None)
 
 
+def takes_only_own_messages() -> bool:
+    """Return True if the messages stream of the running graph leaves out those of nested graphs.
+
+    What a nested graph streams then has to be passed on by :func:`write_message`.
+    """
+    config = var_child_runnable_config.get() or {}
+    manager = config.get("callbacks")
+    if not isinstance(manager, BaseCallbackManager) or TAG_NOSTREAM in manager.tags:
+        return False
+    namespace = graph_namespace(config.get("metadata") or {})
+    handlers = [one for one in manager.handlers if isinstance(one, StreamMessagesHandler)]
+    return any(not one.subgraphs and namespace in ((), one.parent_ns) for one in handlers)
+
+
 class _Counter:
     """Counts from 0, as LangGraph's counters do."""
 
@@ -353,6 +380,24 @@ def times_asked(name: str, attempt: int) -> int:
     asked = _ASKED.setdefault(pad.get_null_resume, Counter())
     asked[name, attempt] += 1
     return asked[name, attempt]
+
+
+_HELD_BY_RUN: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+def held_by_node_run(key: Any, make: Callable[[], T]) -> T | None:
+    """Return an object that ends with the run of the running node; ``None`` outside of one.
+
+    Args:
+        key: Names the object.
+        make: Makes it when it is first asked for.
+    """
+    pad = _configurable().get("__pregel_scratchpad")
+    if pad is None:
+        return None
+    held = _HELD_BY_RUN.setdefault(pad.get_null_resume, {})
+    found: T = held[key] if key in held else held.setdefault(key, make())
+    return found
 
 
 def channels_of_graph() -> frozenset[str] | None:

@@ -19,12 +19,14 @@ from capgraph.base import (
 from capgraph.engine import Services
 from capgraph.engine.caller_plan import brought_id, check_form
 from capgraph.engine.guarded import screened
+from capgraph.engine.run_scope import dropped_questions
 from capgraph.engine.waiting import waits_in, waits_no_more
 from capgraph.langgraph_compat import outer_task
 from capgraph.pipeline.failures import raise_failure, refusal
 from capgraph.pipeline.run_config import current_payer
 from capgraph.planning.strategies import attached, last_request, system_text
 from capgraph.state import AgentState, TurnView
+from capgraph.telemetry import QuestionDropped, emit
 from capgraph.telemetry.sinks import current_ids
 
 
@@ -51,11 +53,7 @@ class BeginTurnNode(BaseInfrastructureNode):
         opened_by = brought or (str(message.id or "") if message is not None else "")
         if not brought and any(known.startswith(f"{_hash(opened_by)}.") for known in begun):
             opened_by = f"{opened_by}.{mark}"  # the message stands where another one stood
-        update["control_turn"] = {"id": opened_by or str(number), "number": number}
-        caller = asdict(current_payer())
-        update["control_turn"]["caller"] = {name: told for name, told in caller.items() if told}
-        if trace := current_ids().get("turn_trace"):
-            update["control_turn"]["trace"] = str(trace)
+        update["control_turn"] = _opened(opened_by, number)
         update["runtime_info"] = {"turn": number, "seconds_used": 0.0}
         update["execution_start_time"] = services.clock.now()
         if number == 1 and services.settings.context:
@@ -70,7 +68,7 @@ class BeginTurnNode(BaseInfrastructureNode):
             opened = services.view({**state, **update})
             await services.ledger(opened).agreements.opened_by(opened.caller)
         if waits_in(view):
-            await waits_no_more()  # a new message gives up a turn that waits
+            await waits_no_more(services)  # a new message gives up a turn that waits
         problem: CapgraphError | None = _problem(state, services, brought, mark)
         update["control_turn"]["messages"] = len(view.messages)
         marks = [] if mark is None or mark in begun else [mark]
@@ -96,6 +94,19 @@ class BeginTurnNode(BaseInfrastructureNode):
         if problem is not None:
             update |= raise_failure([refusal("begin_turn", problem)])
         return update
+
+
+def _opened(opened_by: str, number: int) -> dict[str, Any]:
+    """Name a turn, its caller and its trace, and report the questions that its message dropped."""
+    turn: dict[str, Any] = {"id": opened_by or str(number), "number": number}
+    caller = asdict(current_payer())
+    turn["caller"] = {name: told for name, told in caller.items() if told}
+    if trace := current_ids().get("turn_trace"):
+        turn["trace"] = str(trace)
+    if dropped := dropped_questions():
+        turn["question"] = {"status": "dropped", **asdict(dropped)}
+        emit(QuestionDropped(**asdict(dropped)))
+    return turn
 
 
 def _last_message(state: AgentState) -> HumanMessage | None:

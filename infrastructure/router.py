@@ -131,7 +131,7 @@ class _Work:
             told = {"execution_outcome": waiting_outcome(self.state, self.waits)}
             self.write({**told, "runtime_info": {**(self.state.get("runtime_info") or {}), **info}})
         if decision.target in (*CLOSING, "error") and self.view.waited_seconds is not None:
-            await waits_no_more()
+            await waits_no_more(self.services)
 
     async def run_steps(self) -> bool:
         """Run what is ready; tell whether the superstep is over."""

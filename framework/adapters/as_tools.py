@@ -21,6 +21,7 @@ from capgraph.base.errors import ConfigurationError
 from capgraph.base.spec import CapabilitySpec
 from capgraph.engine.as_node import run_request
 from capgraph.engine.services import Services
+from capgraph.engine.sync_graph import in_own_loop
 from capgraph.langgraph_compat import messages_of_graph
 
 _NAME = re.compile(r"[^A-Za-z0-9_-]")
@@ -37,7 +38,8 @@ def as_tool(capability: Any, services: Services | None = None) -> BaseTool:
     failure comes back as an error of the tool, which a model can read. What labelled tools have told
     an agent, by its state's ``messages``, reaches its later calls with these labels.
 
-    The tool is asynchronous: use ``ainvoke``, and ``ainvoke`` or ``astream`` of an agent.
+    ``invoke`` runs the same on an event loop of its own, for synchronous code and graphs; there
+    no person can be asked, which is an error that says so.
 
     Args:
         capability: A decorated capability.
@@ -65,18 +67,25 @@ def as_tool(capability: Any, services: Services | None = None) -> BaseTool:
     known = services_for(capability, services)
     bound = None if services is None else known  # then the run that calls it says what holds
 
-    async def call(**given: Any) -> Any:
+    async def run(given: dict[str, Any], *, may_ask: bool) -> Any:
         step, contexts = request_of(spec, given)
         heard = labels_heard({"messages": messages_of_graph()})
-        record = await run_request(spec, step, contexts, bound, heard)
+        record = await run_request(spec, step, contexts, bound, heard, may_ask=may_ask)
         if (refused := refusal_of(record)) is not None:
             raise ToolException(refused)
         return output_of(record), labels_told(record)
+
+    async def call(**given: Any) -> Any:
+        return await run(given, may_ask=True)
+
+    def call_and_wait(**given: Any) -> Any:
+        return in_own_loop(lambda: run(given, may_ask=False))
 
     return StructuredTool(
         name=_NAME.sub("_", spec.name)[:64],
         description=spec.description,
         args_schema=request_schema(spec, known.registry.context_types),
+        func=call_and_wait,
         coroutine=call,
         handle_tool_error=True,
         response_format="content_and_artifact",

@@ -15,6 +15,7 @@ from capgraph.base.context import CapabilityContext
 from capgraph.base.declarations import accepted, check_names
 from capgraph.base.errors import CapabilityError, ConfigurationError
 from capgraph.base.step_context import StepContext
+from capgraph.engine.as_node import members_of
 from capgraph.engine.services import Services
 from capgraph.langgraph_compat import keys_of
 
@@ -126,7 +127,8 @@ def agent_capability(
     inner = _inside(inner, f"The agent {name!r}")
 
     async def call(_: dict[str, Any], step: StepContext) -> Any:
-        found = await inner.ainvoke({"task": task_of(step)})
+        async with members_of(services, name):
+            found = await inner.ainvoke({"task": task_of(step)})
         if not found.get("success", True):
             raise CapabilityError(
                 f"{name!r} did not do its task: {found.get('error') or 'it does not say why'}",

@@ -15,6 +15,7 @@ from capgraph.base.plan import PlannedStep
 from capgraph.base.ports import StepRecord
 from capgraph.base.spec import CapabilitySpec
 from capgraph.engine.bind import unbound_services
+from capgraph.engine.run_scope import services_around
 from capgraph.engine.services import Services
 from capgraph.pipeline.job import LABELS
 
@@ -98,7 +99,7 @@ def services_for(capability: Any, services: Services | None) -> Services:
     """
     spec = capability.capability_spec
     if services is None:
-        return unbound_services(spec)
+        return services_around(spec) or unbound_services(spec)
     known = services.registry.capabilities.get(spec.name) is spec
     return services if known else services.beside(capability)
 

@@ -20,9 +20,10 @@ from capgraph.base.checked import checked
 from capgraph.base.errors import ConfigurationError
 from capgraph.base.ports import Agent
 from capgraph.base.spec import CapabilitySpec
-from capgraph.base.task import TaskInput, TaskOutput
+from capgraph.base.task import NamedInputs, TaskOutput
 from capgraph.base.threads import in_thread, is_sync
 from capgraph.engine.as_node import run_request
+from capgraph.engine.run_scope import compiled_inside, services_around
 from capgraph.engine.services import Services
 from capgraph.engine.sync_graph import compiled, one_node
 from capgraph.langgraph_compat import keys_of
@@ -31,10 +32,10 @@ from capgraph.planning.request_values import read_parameters
 from capgraph.planning.schemas import Shape
 
 TaskGraph: TypeAlias = CompiledStateGraph[Any, Any, Any, Any]
-Work = Callable[[Any, Runtime[Any]], Awaitable[Mapping[str, Any]]]
+Work = Callable[[Mapping[str, Any], Runtime[Any]], Awaitable[Mapping[str, Any]]]
 
 
-class _TaskState(TaskInput, TaskOutput):
+class _TaskState(NamedInputs, TaskOutput):
     """All keys of a graph that works on a task."""
 
 
@@ -44,7 +45,8 @@ def task_graph(
 ) -> TaskGraph:
     """Turn anything that can work on a task into a graph that does.
 
-    The graph takes ``{"task": …}`` and leaves ``output``, ``success`` and ``error``. It has no
+    The graph takes ``{"task": …}`` and leaves ``output``, ``success`` and ``error``. That of a
+    capability or a function also takes ``inputs``: values for parameters by name. It has no
     saver of its own: inside another graph it keeps its steps in that one's thread, its questions
     and its stream come out there, and ``context`` reaches it. What goes wrong in an unforeseen way
     is raised.
@@ -69,12 +71,12 @@ def task_graph(
     {'output': 'HELLO', 'success': True, 'error': None}
     """
     if isinstance(thing, BaseTool):
-        thing = tool_capability(thing)
+        thing = _registered(thing.name, services) or tool_capability(thing)
     spec = getattr(thing, "capability_spec", None)
     if isinstance(spec, CapabilitySpec):
-        known = services_for(thing, services)
-        bound = None if services is None else known  # then the run around it says what holds
-        return _one_node(_capability(spec, bound), name or spec.name)
+        bound = services_for(thing, services)
+        # Without services of its own, the runs around each run of it decide.
+        return _one_node(_capability(spec, services and bound), name or spec.name)
     if isinstance(thing, Pregel):
         refuse_breakpoints(thing, f"The graph {thing.name!r}")
         return _graph(thing, name)
@@ -82,7 +84,8 @@ def task_graph(
         named = (getattr(thing, attribute, None) for attribute in ("agent_id", "name", "__name__"))
         own = name or next((found for found in named if found), type(thing).__name__)
         if callable(getattr(thing, "compile", None)):
-            return task_graph(thing.compile(), services=services, name=own)
+            with compiled_inside(services):
+                return task_graph(thing.compile(), name=own)
         if isinstance(thing, Agent):
             return _one_node(_agent(thing), own)
         if callable(thing):
@@ -120,35 +123,45 @@ def refuse_breakpoints(graph: Pregel[Any, Any, Any, Any], what: str) -> None:
                 )
 
 
+def _registered(name: str, services: Services | None) -> Any:
+    """Return the capability of that name, if services are given and register one."""
+    spec = services.registry.capabilities.get(name) if services is not None else None
+    return None if spec is None else spec.cls
+
+
 def _one_node(work: Work, name: str) -> TaskGraph:
     async def node(state: _TaskState, runtime: Runtime[Any]) -> Mapping[str, Any]:
-        return {"success": True, "error": None, **await work(state["task"], runtime)}
+        return {"success": True, "error": None, **await work(state, runtime)}
 
-    builder = one_node(name, node, _TaskState, takes=TaskInput, gives=TaskOutput)
+    builder = one_node(name, node, _TaskState, takes=NamedInputs, gives=TaskOutput)
     return compiled(builder, name=name)
 
 
-def _capability(spec: CapabilitySpec, bound: Services | None) -> Work:
-    async def work(task: Any, _: Runtime[Any]) -> Mapping[str, Any]:
-        step, contexts = request_of(spec, task if isinstance(task, Mapping) else _read(spec, task))
+def _capability(declared: CapabilitySpec, bound: Services | None) -> Work:
+    async def work(state: Mapping[str, Any], _: Runtime[Any]) -> Mapping[str, Any]:
+        task, inputs = state["task"], state.get("inputs") or {}
+        services = bound or services_around(declared)
+        spec = services.registry.capabilities[declared.name] if services else declared
+        values = task if isinstance(task, Mapping) else _read(spec, task, inputs)
+        step, contexts = request_of(spec, values)
         if not isinstance(task, Mapping):
             step["task_objective"] = str(task)
-        record = await run_request(spec, step, contexts, bound)
+        record = await run_request(spec, step, contexts, services)
         refused = refusal_of(record)
         return {"output": output_of(record), "success": refused is None, "error": refused}
 
     return work
 
 
-def _read(spec: CapabilitySpec, task: Any) -> Mapping[str, Any]:
-    """Read parameters from a task; where one text is all that is needed, it is the task."""
-    needed = required_parameters(spec.parameters)
+def _read(spec: CapabilitySpec, task: Any, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Read the other parameters from a task; where one text is all that is needed, it is the task."""
+    needed = [name for name in required_parameters(spec.parameters) if name not in inputs]
     own = getattr(spec.cls, "parameters_from", None) is not BaseCapability.parameters_from
     if len(needed) == 1 and spec.parameters is not None and not own:
         only = Shape.of(spec.parameters, "validation").at((needed[0],))
         if only is not None and only.kind == "string":
-            return {needed[0]: str(task)}
-    return read_parameters(spec, str(task))
+            return {**inputs, needed[0]: str(task)}
+    return read_parameters(spec, str(task), inputs)
 
 
 def _graph(graph: Pregel[Any, Any, Any, Any], name: str | None) -> TaskGraph:
@@ -162,8 +175,8 @@ def _graph(graph: Pregel[Any, Any, Any, Any], name: str | None) -> TaskGraph:
             " task.",
         )
 
-    async def work(task: Any, _: Runtime[Any]) -> Mapping[str, Any]:
-        return _said(await graph.ainvoke({"messages": [HumanMessage(str(task))]}))
+    async def work(state: Mapping[str, Any], _: Runtime[Any]) -> Mapping[str, Any]:
+        return _said(await graph.ainvoke({"messages": [HumanMessage(str(state["task"]))]}))
 
     return _one_node(work, name or graph.name)
 
@@ -181,8 +194,8 @@ def _said(found: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _agent(agent: Agent) -> Work:
-    async def work(task: Any, runtime: Runtime[Any]) -> Mapping[str, Any]:
-        given = (task, runtime.context)
+    async def work(state: Mapping[str, Any], runtime: Runtime[Any]) -> Mapping[str, Any]:
+        given = (state["task"], runtime.context)
         sync = is_sync(agent.execute)
         found: Any = await in_thread(agent.execute, *given) if sync else agent.execute(*given)
         return _outcome(await awaited(found))
@@ -190,12 +203,13 @@ def _agent(agent: Agent) -> Work:
     return work
 
 
-def _function(function: Callable[[Any], Any]) -> Work:
+def _function(function: Callable[..., Any]) -> Work:
     called: Any = function if inspect.isroutine(function) else function.__call__  # type: ignore[operator]
     sync = is_sync(function) and is_sync(called)
 
-    async def work(task: Any, _: Runtime[Any]) -> Mapping[str, Any]:
-        found = await in_thread(function, task) if sync else function(task)
+    async def work(state: Mapping[str, Any], _: Runtime[Any]) -> Mapping[str, Any]:
+        task, inputs = state["task"], state.get("inputs") or {}
+        found = await in_thread(function, task, **inputs) if sync else function(task, **inputs)
         return _outcome(await awaited(found))
 
     return work

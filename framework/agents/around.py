@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
+from langchain_core.messages import HumanMessage
 from langgraph.runtime import Runtime
 
 from capgraph.adapters.request import labels_heard, refusal_of
-from capgraph.agents.result import AgentResult, said_in
+from capgraph.agents.result import AgentResult
 from capgraph.agents.tool_calls import labelled
 from capgraph.base import BaseCapability, capability_node
 from capgraph.base.awaiting import awaited
 from capgraph.base.errors import CapabilityError
-from capgraph.base.ports import BehaviorContext
+from capgraph.base.ports import BehaviorContext, TurnGuardrail
 from capgraph.behaviors.base import BaseBehavior
-from capgraph.engine.as_node import run_request
+from capgraph.engine.as_node import members_of, run_request
 from capgraph.engine.bind import unbound_services
 from capgraph.engine.services import Services
 from capgraph.engine.sync_graph import SyncGraph, one_node
 from capgraph.governance.spending import running_spending
+from capgraph.langgraph_compat import takes_only_own_messages, write_message
 from capgraph.pipeline.capacity import Capacity
 from capgraph.pipeline.equipment import Equipment
 from capgraph.pipeline.job import Returned, current_job, hear, in_body_of, requested_work
@@ -43,6 +45,7 @@ class _Run:
         result: What came of it, as behaviours left it.
         error: What was raised.
         summary: What is known of the conversation in short.
+        values: The state in which its graph ended.
         heard: Labels of what its tools told it, also before this run was gone on with.
     """
 
@@ -51,6 +54,7 @@ class _Run:
     result: AgentResult | None = None
     error: Exception | None = None
     summary: dict[str, Any] | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
     heard: dict[str, str] = field(default_factory=dict)
 
 
@@ -67,6 +71,7 @@ def around(
     *,
     state: Any,
     output: Any,
+    talk: Callable[[str, Mapping[str, Any], Any], list[Any]],
 ) -> Any:
     """Return a graph with one node that runs an agent's own graph as one attempt.
 
@@ -77,26 +82,39 @@ def around(
         services: What ``bind`` decided, if it was given something.
         state: The state of both.
         output: What they leave behind.
+        talk: Makes the messages of a run that the next one is shown, of its task, its state and
+            its answer.
     """
     spec = _capability(agent_id, behaviors, services).capability_spec
     under = _services(services, unbound_services(spec))
+    # The words of a model are not shown before a guard has seen the answer.
+    guarded = any(isinstance(one, TurnGuardrail) for one in behaviors)
+    guarded = guarded or (services is not None and services.guard is not None)
 
     async def run(state: Any, runtime: Runtime[Any]) -> dict[str, Any]:
         given = state.get("given") or {}
-        said = state.get("conversation") or []
+        before = state.get("conversation") or []
 
         async def work() -> AgentResult:
             if given.get("success") is not None:
                 return AgentResult.of(given)
-            inputs = {"conversation": said, **given, "task": state["task"]}
+            inputs = {"conversation": before, **given, "task": state["task"]}
             inputs |= {name: state.get(name) for name in ("streamed", "summary")}
             found: dict[str, Any] = {"output": None}
             # The whole state is streamed, for whoever looks at the steps from outside.
-            async for values in inner.astream(inputs, stream_mode="values"):
-                found |= values
+            passes_on = not guarded and takes_only_own_messages()
+            modes: Any = ["values", "messages"] if passes_on else ["values"]
+            async with members_of(services, agent_id):
+                stream: Any = inner.astream(inputs, stream_mode=modes)
+                async for mode, part in stream:
+                    if mode == "values":
+                        found |= part
+                    elif not isinstance(part[0], HumanMessage):
+                        write_message(part[0])
             current.summary = found.get("summary")
+            current.values = found
             result = AgentResult.of(found)
-            heard = labels_heard({"messages": [*said, *(found.get("messages") or ())]})
+            heard = labels_heard({"messages": [*before, *(found.get("messages") or ())]})
             current.heard = {**result.metadata.get("labels", {}), **heard}
             return result
 
@@ -114,11 +132,12 @@ def around(
         result = current.result or AgentResult(gave, metadata={"source": record.source})
         if result.to_plain()["output"] != gave:
             result = result.with_output(gave)
-        talk = said_in(state["task"], result.output if result.success else result.error)
+        answer = result.output if result.success else result.error
+        said = talk(state["task"], current.values, answer)
         if current.heard:
-            talk[-1] = labelled(talk[-1], current.heard)
+            said[-1] = labelled(said[-1], current.heard)
             result.metadata = {**result.metadata, "labels": current.heard}
-        left = {"given": None, "conversation": talk, "summary": current.summary}
+        left = {"given": None, "conversation": said, "summary": current.summary}
         return {**result.to_plain(), **left}
 
     return one_node("agent", run, state, gives=output)
@@ -145,7 +164,12 @@ def _services(given: Services | None, alone: Services) -> Services:
         capacity=Capacity(),
     )
     return replace(
-        given or alone, runner=StepRunner(equipment), permissions=None, flow=None, engines=()
+        given or alone,
+        runner=StepRunner(equipment),
+        permissions=None,
+        flow=None,
+        engines=(),
+        rebind=None,
     )
 
 

@@ -19,6 +19,7 @@ from capgraph.agents.text_protocol import (
 )
 from capgraph.base.errors import ConfigurationError
 from capgraph.base.ports import Attempt
+from capgraph.engine.run_scope import enclosing_services
 from capgraph.models.calls import call_model, check_end
 from capgraph.models.roles import RoleModel
 from capgraph.models.surrounded import is_surrounded
@@ -37,8 +38,8 @@ def knows_tools(model: Any) -> bool:
 
 
 def agent_role(agent: BaseAgent) -> RoleModel:
-    """Return an agent's model, with what its services put around model calls."""
-    services = agent.services
+    """Return an agent's model, with the model middleware of its services, or of the run around."""
+    services = agent.services or next(iter(enclosing_services()), None)
     if services is None:
         return RoleModel("agent", agent.model)
     runner, limit = services.runner, services.limits.step_timeout_seconds
@@ -55,8 +56,8 @@ class Asker:
     """
 
     def __init__(self, agent: BaseAgent, tools: Sequence[Any] = ()) -> None:
-        self._role = agent_role(agent)
-        model = self._role.model
+        self._agent = agent
+        model = agent.model
         self._texts = instructions(tools) if tools and not knows_tools(model) else ""
         self._tools = tools
         self._bound = self._with_tools(model)
@@ -79,20 +80,21 @@ class Asker:
             ModelError: The call failed, or the model refused or was cut off; the cause is chained.
         """
         told = [*written(messages, system, self._texts)]
+        role = agent_role(self._agent)
 
         async def send(attempt: Attempt) -> Any:
             model = attempt.inputs["model"]  # another one where something stands in for it
-            bound = self._bound if model is self._role.model else self._with_tools(model)
+            bound = self._bound if model is role.model else self._with_tools(model)
             stop = {"stop": list(STOP)} if self._texts and isinstance(bound, BaseChatModel) else {}
             return await bound.ainvoke(attempt.inputs["messages"], _CONFIG, **stop)
 
         def read(message: AIMessage) -> AIMessage:
-            check_end(self._role, message)
+            check_end(role, message)
             return (
                 read_text(message, self._tools) if self._texts else _checked(message, self._tools)
             )
 
-        return await call_model(self._role, told, send, read)
+        return await call_model(role, told, send, read)
 
 
 def _checked(message: AIMessage, tools: Sequence[Any]) -> AIMessage:

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Annotated, Any, NotRequired
 from uuid import uuid4
 
-from langchain_core.messages import AnyMessage
+from langchain_core.messages import AnyMessage, BaseMessage
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.config import get_stream_writer
 from langgraph.graph import StateGraph
@@ -18,7 +18,7 @@ from langgraph.types import Command, Interrupt
 from capgraph.agents.around import around
 from capgraph.agents.kept import behind_step, restored, snapshot
 from capgraph.agents.own_methods import OwnCall, runs_own_method, through_the_door
-from capgraph.agents.result import FINAL, AgentResult, AgentStep
+from capgraph.agents.result import FINAL, AgentResult, AgentStep, said_in
 from capgraph.base.checked import checked
 from capgraph.base.errors import ConfigurationError
 from capgraph.base.ports import KeyValueStore
@@ -145,6 +145,11 @@ class BaseAgent:
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.agent_id}>"
 
+    @property
+    def reads_context(self) -> bool:
+        """True if a subclass wrote the work, which reads ``context``; a model reads only the task."""
+        return hasattr(type(self).execute, "own")
+
     # --- the graph ------------------------------------------------------------------------
 
     @checked
@@ -165,6 +170,7 @@ class BaseAgent:
                 self.services,
                 state=RunState,
                 output=RunOutput,
+                talk=self._talk,
             )
         return compiled(graph, checkpointer=checkpointer, name=self.agent_id, **options)
 
@@ -205,6 +211,10 @@ class BaseAgent:
             write({STEP: item.to_plain()})
         last = steps[-1] if steps else AgentStep("", FINAL)
         return AgentResult(last.observation or last.thought, steps)
+
+    def _talk(self, task: str, values: Mapping[str, Any], answer: Any) -> list[BaseMessage]:
+        """Return the messages of a run that the next run on the thread is shown."""
+        return said_in(task, answer)
 
     def _steps(self, values: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the steps so far, by a state of the agent's own graph."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from langchain_core.messages.utils import count_tokens_approximately, get_buffer_string
 from langchain_core.tools import StructuredTool
 from langgraph.runtime import Runtime, get_runtime
@@ -55,6 +55,8 @@ class Memory:
     What does not fit goes from the oldest on, a call of tools and its observations together.
 
     Attributes:
+        tools: Whether the calls of tools of earlier runs on the thread are shown, with what came
+            back; else only the tasks and the answers.
         window: Most messages.
         max_tokens: Most tokens, counted roughly.
         summarize: Whether the agent's model writes a summary of what goes.
@@ -70,6 +72,7 @@ class Memory:
     20
     """
 
+    tools: bool = False
     window: int | None = None
     max_tokens: int | None = None
     summarize: bool = False
@@ -99,7 +102,7 @@ class Memory:
             asker: Asks the model for a summary.
         """
         *before, task = said
-        units = [[message] for message in before] + _units(messages)
+        units = _turns_of(before) + _units(messages)
         size = sum(map(len, units))
         while len(units) > 1 and not self._fits([task, *(m for unit in units for m in unit)]):
             units.pop(0)
@@ -108,8 +111,9 @@ class Memory:
         rest = max(0, len(before) - gone)
         summary = dict(state.get("summary") or {})
         upto = summary.get("upto", 0)
-        if not messages:  # of an earlier run the task and the answer are left
-            upto = min(upto, max(0, len(before) - 2))
+        if not messages:  # a new run: the messages of the one before have other places
+            tasks = [at for at, message in enumerate(before) if isinstance(message, HumanMessage)]
+            upto = min(upto, tasks[-1] if tasks else 0)
         if self.summarize and gone > upto:
             new = [*before, *messages][upto:gone]
             known = f"So far: {summary['text']}\n\n" if summary.get("text") else ""
@@ -134,7 +138,7 @@ class Memory:
         found = await runtime.store.asearch(self.facts, query=task, limit=self.most_facts)
         return [str(item.value.get("fact", item.value)) for item in found]
 
-    def tools(self) -> list[Any]:
+    def fact_tools(self) -> list[Any]:
         """Return the tools that write to the memory."""
         if not self.facts:
             return []
@@ -147,6 +151,16 @@ class Memory:
             return "Kept."
 
         return [StructuredTool.from_function(coroutine=remember)]
+
+
+def _turns_of(conversation: Sequence[BaseMessage]) -> list[list[BaseMessage]]:
+    """Put each call of tools in earlier runs together with what came back."""
+    units: list[list[BaseMessage]] = []
+    for message in conversation:
+        if not isinstance(message, ToolMessage) or not units:
+            units.append([])
+        units[-1].append(message)
+    return units
 
 
 def _units(messages: Sequence[BaseMessage]) -> list[list[BaseMessage]]:

@@ -101,7 +101,7 @@ class ReActAgent(BaseAgent):
 
     def _build(self) -> StateGraph[Any, Any, Any, Any]:
         memory = self.memory
-        tools = [*self.tools, *(memory.tools() if memory is not None else ())]
+        tools = [*self.tools, *(memory.fact_tools() if memory is not None else ())]
         node = tool_node(tools, self.services, self.behaviors) if tools else None
         known = list(node.tools_by_name.values()) if node is not None else []
         form = [self.response_format] if self.response_format is not None else []
@@ -231,8 +231,26 @@ class ReActAgent(BaseAgent):
             "output": output,
             "success": error is None,
             "error": error,
-            "conversation": said_in(state["task"], output if error is None else error),
+            "conversation": self._talk(
+                state["task"],
+                {"messages": [*state["messages"], *new]},
+                output if error is None else error,
+            ),
         }
+
+    def _talk(self, task: str, values: Mapping[str, Any], answer: Any) -> list[BaseMessage]:
+        asked, said = said_in(task, answer)
+        last = next(reversed(values.get("messages") or ()), None)
+        if last is not None and last.text == said.text:
+            said.id = last.id  # a stream that has it shows it once
+        if self.memory is None or not self.memory.tools:
+            return [asked, said]
+        answered = [
+            [message, *(found for _, found in pairs if found is not None)]
+            for message, pairs in _turns(values.get("messages") or ())
+            if pairs and all(found is not None for _, found in pairs)
+        ]
+        return [asked, *(one for unit in answered for one in unit), said]
 
     def _steps(self, values: Mapping[str, Any]) -> list[dict[str, Any]]:
         if values.get("success") is not None:

@@ -89,6 +89,11 @@ class BaseOrchestrator(BaseAgent):
         self.members: Mapping[str, Any] = dict(members or {})
         self.router = router
 
+    @property
+    def reads_context(self) -> bool:
+        """True if a subclass wrote ``execute`` or ``run``, which read ``context``."""
+        return super().reads_context or hasattr(type(self).run, "own")
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "run" in vars(cls):

@@ -27,6 +27,7 @@ from capgraph.base.spec import CapabilitySpec
 from capgraph.behaviors.guarding import GuardrailBehavior
 from capgraph.behaviors.guardrails import REWRITE_OR_ASK
 from capgraph.engine.as_node import run_request
+from capgraph.engine.run_scope import enclosing_services, services_around
 from capgraph.engine.services import Services
 from capgraph.pipeline.job import LABELS
 
@@ -40,13 +41,13 @@ def tool_node(
 
     Args:
         tools: LangChain tools, functions or capabilities.
-        services: With these each call is an attempt at a capability: the one that is registered
-            under the tool's name, with the effect and the permission that it declares, else one
-            that is made of the tool.
+        services: Each call is an attempt at a capability: the one that is registered under the
+            tool's name, with the effect and the permission that it declares, else one that is
+            made of the tool. Without services, those of the run around the agent apply. Outside
+            of any run that has services, a tool is simply called.
         behaviors: The agent's; guards among them look at arguments and observations.
     """
     guards = [b.guards for b in behaviors if isinstance(b, GuardrailBehavior)]
-    bound = services
 
     async def guarded(request: ToolCallRequest, execute: Execute) -> Any:
         name = request.tool_call["name"]
@@ -55,39 +56,66 @@ def tool_node(
             args = await passed.agreed(name)
             if passed.rewritten:
                 request = request.override(tool_call={**request.tool_call, "args": args})
-        if bound is None or request.tool is None:
-            found = await execute(request)
-        else:
-            spec, heard = own[name].capability_spec, labels_heard(request.state)
-            found = await _attempted(request.tool_call, spec, bound, heard)
+        covered = covering.of(request.tool) if request.tool is not None else None
+        found = await (execute(request) if covered is None else _attempted(request, *covered))
         for guard in guards:
             if isinstance(found, ToolMessage):
                 passed = await guard.after(found.content, tool=name, can=REWRITE_OR_ASK)
                 found = found.model_copy(update={"content": await passed.agreed(name)})
         return found
 
-    own: dict[str, Any] = {}
-    given: list[Any] = []
-    for item in tools:
-        if hasattr(item, "capability_spec"):
-            given.append(as_tool(item, services))
-            own[given[-1].name] = item
-        elif callable(item) or isinstance(item, BaseTool):
-            given.append(item)
-        else:
-            raise ConfigurationError(
-                f"{item!r:.80} is no tool.",
-                fix="Give a LangChain tool, a function with a docstring, or a capability.",
-            )
-    wrap = guarded if guards or services is not None else None
-    node = ToolNode(given, handle_tool_errors=_told, awrap_tool_call=wrap)
+    capabilities: dict[str, Any] = {}
+    given = [_as_langchain_tool(item, services, capabilities) for item in tools]
+    node = ToolNode(given, handle_tool_errors=_told, awrap_tool_call=guarded)
     _refuse_namesakes(node, len(given))
-    if services is not None:
-        known = {name: spec.cls for name, spec in services.registry.capabilities.items()}
-        for name, item in node.tools_by_name.items():
-            own[name] = own.get(name) or known.get(name) or tool_capability(item)
-        bound = services.beside(*(cls for cls in own.values() if cls not in known.values()))
+    covering = _Covering(services, capabilities, node.tools_by_name)
     return node
+
+
+def _as_langchain_tool(item: Any, services: Services | None, capabilities: dict[str, Any]) -> Any:
+    """Return an item as ``ToolNode`` takes it; a capability is stored under the tool's name."""
+    if hasattr(item, "capability_spec"):
+        made = as_tool(item, services)
+        capabilities[made.name] = item
+        return made
+    if callable(item) or isinstance(item, BaseTool):
+        return item
+    raise ConfigurationError(
+        f"{item!r:.80} is no tool.",
+        fix="Give a LangChain tool, a function with a docstring, or a capability.",
+    )
+
+
+class _Covering:
+    """Finds the capability that each tool stands for, with the services that decide about it."""
+
+    def __init__(
+        self,
+        services: Services | None,
+        capabilities: dict[str, Any],
+        tools: Mapping[str, BaseTool],
+    ) -> None:
+        self._capabilities = capabilities
+        self._own = services
+        if services is not None:
+            known = {name: spec.cls for name, spec in services.registry.capabilities.items()}
+            for name, item in tools.items():
+                made = capabilities.get(name) or known.get(name) or tool_capability(item)
+                capabilities[name] = made
+            new = (cls for cls in capabilities.values() if cls not in known.values())
+            self._own = services.beside(*new)
+
+    def of(self, tool: BaseTool) -> tuple[CapabilitySpec, Services] | None:
+        """Return the capability of a tool and its services; ``None`` outside of any services."""
+        if self._own is None and not enclosing_services():
+            return None
+        if tool.name not in self._capabilities:
+            # Nobody declared its effect, so that only the model may repeat it.
+            self._capabilities[tool.name] = tool_capability(tool, max_attempts=1)
+        spec = self._capabilities[tool.name].capability_spec
+        services = self._own or services_around(spec)
+        assert services is not None
+        return services.registry.capabilities[spec.name], services
 
 
 def _refuse_namesakes(node: ToolNode, given: int) -> None:
@@ -105,11 +133,14 @@ def labelled(answer: BaseMessage, labels: Mapping[str, str]) -> BaseMessage:
 
 
 async def _attempted(
-    call: Any, spec: CapabilitySpec, services: Services, heard: Mapping[str, str]
+    request: ToolCallRequest, spec: CapabilitySpec, services: Services
 ) -> ToolMessage:
     """Run a call as a step of its own, with what the agent has heard in mind."""
+    call, state = request.tool_call, request.state
     step, contexts = request_of(spec, call["args"])
-    record = await run_request(spec, step, contexts, services, heard)
+    heard = labels_heard(state)
+    known = state if isinstance(state, Mapping) else {}
+    record = await run_request(spec, step, contexts, services, heard, state=known)
     return _observed(call, record).model_copy(update={"artifact": labels_told(record)})
 
 

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and tables as CSV."""
+"""Files that are written whole or not at all, SQLite files with several writers, and tables as CSV."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import csv
 import io
 import json
 import os
+import time
 import unicodedata
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import sqlite3
 
 
 def write_whole(path: str | os.PathLike[str], text: str, *, mode: int = 0o666) -> None:
@@ -40,6 +44,30 @@ def write_whole(path: str | os.PathLike[str], text: str, *, mode: int = 0o666) -
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+def use_wal(connection: sqlite3.Connection, timeout_seconds: float) -> None:
+    """Switch a SQLite file to write-ahead logging.
+
+    SQLite's own timeout does not hold for this: while another connection writes or switches, the
+    switch fails at once.
+
+    Args:
+        connection: Connection outside of a transaction.
+        timeout_seconds: Maximum time to try.
+
+    Raises:
+        sqlite3.Error: The file is locked for longer, or is not a writable database.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except Exception as exc:
+            if "locked" not in str(exc) or time.monotonic() > deadline:
+                raise
+        time.sleep(0.01)
 
 
 def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:

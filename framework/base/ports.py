@@ -760,13 +760,9 @@ class Sink(Protocol):
 class SqlExecutor(Protocol):
     """Tables of the project's own beside the threads, in whatever database those are.
 
-    Statements are written with ``?`` for values, ``{now}`` for the database's clock in seconds,
-    ``{bytes}`` for its type of bytes and ``{name}`` for text that sorts by its characters. Tables
-    are created when they are first used.
+    Statements are written with ``?`` for values, ``{now}`` for the database's clock in seconds and
+    ``{name}`` for text that sorts by its characters.
     """
-
-    async def table(self, definition: str) -> None:
-        """Create a table (``CREATE TABLE IF NOT EXISTS name (…)``) unless it is there."""
 
     async def run(
         self, statement: str, values: tuple[Any, ...] = ()

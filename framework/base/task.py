@@ -17,6 +17,16 @@ class TaskInput(TypedDict):
     task: str
 
 
+class NamedInputs(TaskInput):
+    """A task with further values.
+
+    Attributes:
+        inputs: The values by name, for parameters and for nested nodes.
+    """
+
+    inputs: NotRequired[dict[str, Any]]
+
+
 class TaskOutput(TypedDict):
     """What a graph that works on a task leaves behind.
 

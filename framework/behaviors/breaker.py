@@ -25,10 +25,12 @@ from capgraph.base.errors import (
     ModelError,
 )
 from capgraph.base.numbers import check_number
-from capgraph.base.ports import Attempt, CallNext, SqlExecutor
+from capgraph.base.ports import Attempt, CallNext
 from capgraph.pipeline.finalize import read_job_failure
 from capgraph.pipeline.job import Job, current_job
-from capgraph.stores.cells import FOREVER, Change, logged_only, open_cells
+from capgraph.stores.atomic_values import FOREVER, Change, logged_only
+from capgraph.stores.database import SqlTables
+from capgraph.stores.persistence import open_values
 from capgraph.telemetry import CircuitChanged, emit
 
 T = TypeVar("T")
@@ -207,14 +209,14 @@ class _Breaker:
         half_open_max_probes: int = 1,
         clock: Clock | Callable[[], float] | None = None,
         *,
-        store: str | SqlExecutor | None = None,
+        store: str | SqlTables | None = None,
     ) -> None:
         self.name = name
         self._rules = _rules(
             failure_threshold, recovery_timeout_seconds, half_open_max_probes, store
         )
         self._clock = as_clock(clock) if clock is not None else SystemClock()
-        self._cells = open_cells(store)
+        self._cells = open_values(store)
         self._cell = f"breaker/{name}"
 
     async def acall(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -395,7 +397,7 @@ class CircuitBreakerBehavior:
         half_open_max_probes: int = 1,
         dependency: str | None = None,
         clock: Clock | Callable[[], float] | None = None,
-        store: str | SqlExecutor | None = None,
+        store: str | SqlTables | None = None,
     ) -> None:
         self._rules = _rules(failure_threshold, recovery_timeout, half_open_max_probes, store)
         # Objects that share a database and not their numbers have circuits of their own.
@@ -403,7 +405,7 @@ class CircuitBreakerBehavior:
         self._prefix = f"breaker/{':'.join(f'{number:g}' for number in numbers)}/"
         self._dependency = dependency
         self._own_clock = as_clock(clock) if clock is not None else None
-        self._cells = open_cells(store)
+        self._cells = open_values(store)
 
     async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
         """Let a try in or refuse it, and take up how it ended.

@@ -9,10 +9,12 @@ from typing import Any, Literal, NamedTuple
 from capgraph.base.clock import Clock, as_clock, running_clock
 from capgraph.base.errors import ConfigurationError, ErrorSeverity, LimitError
 from capgraph.base.numbers import check_number
-from capgraph.base.ports import Attempt, CallNext, SqlExecutor
+from capgraph.base.ports import Attempt, CallNext
 from capgraph.pipeline.job import current_job
 from capgraph.pipeline.run_config import current_payer
-from capgraph.stores.cells import Change, logged_only, open_cells
+from capgraph.stores.atomic_values import Change, logged_only
+from capgraph.stores.database import SqlTables
+from capgraph.stores.persistence import open_values
 from capgraph.telemetry import Status, emit
 
 _MINUTE = 60.0
@@ -83,7 +85,7 @@ class RateLimiter:
         output_tpm: float | None = None,
         burst: float | None = None,
         clock: Clock | Callable[[], float] | None = None,
-        store: str | SqlExecutor | None = None,
+        store: str | SqlTables | None = None,
     ) -> None:
         named = {"requests": rpm, "input_tokens": input_tpm, "output_tokens": output_tpm}
         given = {name: number for name, number in named.items() if number is not None}
@@ -105,7 +107,7 @@ class RateLimiter:
         self._prefix = f"rate/{'/'.join(numbers)}/"
         self.counts_tokens: bool = input_tpm is not None or output_tpm is not None
         self._given_clock = as_clock(clock) if clock is not None else None
-        self._cells = open_cells(store)
+        self._cells = open_values(store)
 
     @property
     def _clock(self) -> Clock:
@@ -296,7 +298,7 @@ class RateLimitBehavior:
         limiter: RateLimiter | None = None,
         per: Per | Sequence[Per] = "capability",
         clock: Clock | Callable[[], float] | None = None,
-        store: str | SqlExecutor | None = None,
+        store: str | SqlTables | None = None,
     ) -> None:
         check_number("calls_per_second", calls_per_second, above=0, error=ConfigurationError)
         self._limiter = limiter or RateLimiter(

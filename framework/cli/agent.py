@@ -164,7 +164,7 @@ def database_url(db: str | None, settings: Settings) -> str:
 
 def is_there(db: str | None) -> bool:
     """Tell whether the database that ``--db`` names can be there; only a file is looked for."""
-    from capgraph.stores.location import parse_url
+    from capgraph.stores.database import parse_url
 
     if not db or db == MEMORY:
         return True

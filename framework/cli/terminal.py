@@ -60,7 +60,7 @@ def show_rows(
 
     Args:
         headings: What the columns are.
-        rows: Cells of any origin.
+        rows: AtomicValueStore of any origin.
         none: What a terminal says when there is no row.
         data: What is printed as JSON in place of the rows.
     """

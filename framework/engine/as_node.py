@@ -7,11 +7,12 @@ what the step left behind.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from langchain_core.messages import convert_to_messages
 from langgraph.config import get_config
@@ -35,7 +36,8 @@ from capgraph.base.spec import CapabilitySpec
 from capgraph.engine.apply_answers import take_up
 from capgraph.engine.asking import ask_apart, reader, remember
 from capgraph.engine.bind import unbound_services
-from capgraph.engine.run_scope import end_run, run_scope, services_around
+from capgraph.engine.envelopes import Asking, RequestsSideBySide, alone
+from capgraph.engine.run_scope import enclosing_services, end_run, run_scope, services_around
 from capgraph.engine.services import ParametersOfState, Services
 from capgraph.engine.undo import failed_before, offered_apart
 from capgraph.governance.spending import running_spending
@@ -44,6 +46,7 @@ from capgraph.langgraph_compat import (
     channels_of_graph,
     given_to_run,
     goes_on,
+    held_by_node_run,
     plain_values,
     times_asked,
 )
@@ -134,8 +137,10 @@ async def run_request(
     services: Services | None = None,
     labels: Mapping[str, str] | None = None,
     *,
+    state: Mapping[str, Any] | None = None,
     raw_errors: bool = False,
     work: Any = None,
+    may_ask: bool = True,
 ) -> StepRecord:
     """Run a capability for somebody who keeps neither plan nor state: a tool call, a task.
 
@@ -149,28 +154,53 @@ async def run_request(
         services: What ``bind`` or ``build_graph`` decided; without, what the run around it goes by,
             and where none knows the capability, default limits.
         labels: Of what whoever asks has heard, with their sources.
+        state: State of the graph that asks, which injected arguments read.
         raw_errors: Whether a failure is raised as it is.
         work: The caller's own work, which the capability's body only runs.
+        may_ask: Whether a person can be asked here; synchronous code cannot suspend the run.
 
     Returns:
         What it left behind, a failure included.
     """
     bound = services or services_around(spec) or unbound_services(spec)
-    view = bound.view({"capability_context_data": contexts or {}})
+    view = bound.view({**(state or {}), "capability_context_data": contexts or {}})
     key = "_".join((spec.name, *_apart(spec.name)))
     asked: PlannedStep = {"context_key": key, "capability": spec.name, **step}
     attempt = view.attempt(spec.name, asked, key=key, total=1)
+    # A capability that asks for others in its body waits for these, and they not for it.
+    place = (asyncio.get_running_loop(), id(outer_job()))
+    beside = held_by_node_run(place, RequestsSideBySide)
     budget = TurnBudget()
     reading = ResultReading(frozenset(), raw_errors=raw_errors)
     about: Any = {"apart": current_runtime() is not None, "reading": reading}
     about |= {"labels": labels or {}, "work": work}
-    run = partial(_answered, attempt, view, bound, budget, **about)
-    async with _entered(view, bound, budget):
-        again = lambda failures: run(failures=failures)  # noqa: E731
-        record, stopped = await _governed(again, view, bound, budget)
+    async with beside.request() if beside else alone() as asking:
+        about["asking"] = asking if may_ask else partial(_refuse_to_ask, spec.name)
+        run = partial(_answered, attempt, view, bound, budget, **about)
+        async with _entered(view, bound, budget):
+            again = lambda failures: run(failures=failures)  # noqa: E731
+            record, stopped = await _governed(again, view, bound, budget)
     if stopped is None:
         return record
     return replace(record, error=stopped, updates=killed(StoppedError(stopped.message)))
+
+
+@asynccontextmanager
+async def members_of(services: Services | None, name: str) -> AsyncIterator[None]:
+    """Run a member of a team, a workflow, or an agent in the block, under these services.
+
+    Args:
+        services: Those of the whole; without any, those around it apply.
+        name: Names the member within the run, the same after a restart.
+    """
+    if services is None or any(known is services for known in enclosing_services()):
+        yield
+        return
+    async with _entered(services.view({}), services, TurnBudget()):
+        spending = running_spending()
+        held = spending is None or spending.held()
+        async with nullcontext() if held or spending is None else spending.reserved(name):
+            yield
 
 
 async def _governed(
@@ -334,6 +364,7 @@ async def _answered(
     failures: int = 0,
     labels: Mapping[str, str] | None = None,
     work: Any = None,
+    asking: Asking = nullcontext,
 ) -> StepRecord:
     """Run the step; ask a person whatever it needs to know, as often as it asks.
 
@@ -373,7 +404,8 @@ async def _answered(
                 f"The step {attempt.key!r} was put off, and no router is there to take it up.",
                 fix="Run the graph again; it goes on with this node.",
             )
-        answer, by = await _ask(result, attempt, view, services)
+        async with asking():
+            answer, by = await _ask(result, attempt, view, services)
         if answer.decision in {"reject", "respond"}:
             return _refused(attempt, answer)
         await take_up(attempt.key, result.to_state(), answer, ledger, services, by)
@@ -407,6 +439,14 @@ async def _refuse_old(journal: Journal) -> None:
         await journal.write(name, {"run": run})
 
 
+def _refuse_to_ask(name: str) -> NoReturn:
+    raise ConfigurationError(
+        f"A person has to decide about {name!r}, and it was called synchronously, where nothing"
+        " can wait for the answer.",
+        fix="Run the graph with ainvoke or astream, and call the tool with ainvoke.",
+    )
+
+
 async def _ask(
     question: Question, attempt: Attempt, view: TurnView, services: Services
 ) -> tuple[Answer, Caller]:
@@ -426,7 +466,7 @@ async def _ask(
     if rules.problem:
         shown["note"] = rules.problem
     read = reader(shown, view, services, store)
-    answers, by = await ask_apart(attempt.capability, shown, read)
+    answers, by = await ask_apart(shown, read)
     await remember(answers, shown, view, store)
     return answers[attempt.key], by
 

@@ -65,9 +65,7 @@ def ask_person(question: dict[str, Any], read: Read, problems: list[str] | None 
             return given
 
 
-async def ask_apart(
-    about: str, question: dict[str, Any], read: Read
-) -> tuple[dict[str, Answer], Caller]:
+async def ask_apart(question: dict[str, Any], read: Read) -> tuple[dict[str, Answer], Caller]:
     """Ask in a LangGraph task that does nothing else, and return the answers and who gave them.
 
     So they are never taken for those of the code's own questions, and what they are about may
@@ -79,8 +77,9 @@ async def ask_apart(
         return [digest_of(question), ask_person(question, read), asdict(current_sender())]
 
     while True:
-        # LangGraph gives answers back in the order of the calls; a later run may ask less.
-        asked, given, who = await as_task(f"ask about {about}", ask)
+        # LangGraph gives answers back in the order of the calls of one name; a later run may ask
+        # less.
+        asked, given, who = await as_task("ask a person", ask)
         if asked == digest_of(question):
             return read(given)[0], Caller(**who)
 
@@ -96,7 +95,7 @@ async def ask_about_words(
         return Verdict("deny", ["nobody can be asked in a step that runs on another worker"])
     question = words_question(about, said, reasons)
     view = services.view({})
-    answers, by = await ask_apart(about, question, reader(question, view, services, None))
+    answers, by = await ask_apart(question, reader(question, view, services, None))
     answer = answers[about]
     note_answer(about, WORDS, answer.decision, by, digest=digest_of(said))
     if answer.decision == "approve":

@@ -8,17 +8,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from langgraph.checkpoint.base import BaseCheckpointSaver
-from langgraph.checkpoint.memory import InMemorySaver
-
 from capgraph.base.errors import ConfigurationError, PersistenceError
-from capgraph.base.ports import SqlExecutor
-from capgraph.langgraph_compat import lent_saver
 from capgraph.pipeline.run_config import caller_of
-from capgraph.stores.location import MEMORY
-from capgraph.stores.rows import FileRows, rows_of
-from capgraph.telemetry.audit import Audit, Trail
-from capgraph.telemetry.audit_log import AuditLog, AuditTable, NoTrail
+from capgraph.stores.persistence import Persistence
+from capgraph.telemetry.audit import Audit
+from capgraph.telemetry.audit_log import AuditLog, NoTrail
 
 if TYPE_CHECKING:
     from capgraph.configs.settings import AuditSettings
@@ -32,7 +26,7 @@ class Auditor:
     Args:
         wanted: ``True`` for the database of the run's saver, or a log.
         settings: How records are signed, and how long they are kept.
-        checkpointer: The graph's own saver; a graph of one's own lends another.
+        persistence: Where the graph stores its threads; a run may bring another saver.
 
     Raises:
         ConfigurationError: ``wanted`` is something else.
@@ -42,21 +36,21 @@ class Auditor:
         self,
         wanted: bool | AuditLog,
         settings: AuditSettings,
-        checkpointer: BaseCheckpointSaver[Any] | None = None,
+        persistence: Persistence | None = None,
     ) -> None:
         if wanted is not True and not callable(getattr(wanted, "awrite", None)):
             raise ConfigurationError(
                 f"audit={wanted!r} cannot keep records.", fix="Give True, or an AuditLog."
             )
         self._log = None if wanted is True else wanted
-        self._settings, self._checkpointer = settings, checkpointer
-        self._trails: WeakKeyDictionary[BaseCheckpointSaver[Any], Trail] = WeakKeyDictionary()
+        self._settings, self._persistence = settings, persistence
         self._pruned: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
 
     def of(self, config: Mapping[str, Any]) -> Audit:
         """Return the audit of a run with this configuration."""
-        trail: Any = self._log or self._beside(lent_saver(config) or self._checkpointer)
-        return Audit(trail, caller_of(config.get("configurable") or {}))
+        persistence = Persistence.of_run(config, self._persistence)
+        table = persistence.audit(self._settings.signing_key) if persistence is not None else None
+        return Audit(self._log or table or NoTrail(), caller_of(config.get("configurable") or {}))
 
     async def close(self, audit: Audit) -> None:
         """Write what waits at the end of a run, and once a day drop what is too old."""
@@ -70,16 +64,3 @@ class Auditor:
                 # A chain that was tampered with stays as it is, for whoever checks it.
                 audit.note("not_pruned", problem=str(exc))
                 await audit.settle()
-
-    def _beside(self, saver: BaseCheckpointSaver[Any] | None) -> Trail:
-        if saver is None:
-            return NoTrail()
-        found = self._trails.get(saver)
-        if found is None:
-            rows: SqlExecutor | None = rows_of(saver)
-            if isinstance(saver, InMemorySaver):  # both live as long as the process
-                rows = FileRows(MEMORY)
-            key = self._settings.signing_key
-            found = NoTrail() if rows is None else AuditTable(rows, signing_key=key)
-            self._trails[saver] = found
-        return found

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
-from langgraph.config import get_config
 from typing_extensions import Unpack
 
 from capgraph.base.checked import checked, fits
@@ -16,7 +16,6 @@ from capgraph.base.errors import ConfigurationError
 from capgraph.base.ports import PlanPolicy, StepPolicy, TurnGuardrail
 from capgraph.base.spec import CapabilitySpec
 from capgraph.configs.logger import SecretMasker, get_logger
-from capgraph.configs.run_context import run_context
 from capgraph.engine.default_strategies import SummaryAnswerer
 from capgraph.engine.defaults_policy import AskAboutDefaults
 from capgraph.engine.named import named, of_capabilities
@@ -24,15 +23,15 @@ from capgraph.engine.services import OperatorOptions, Services
 from capgraph.engine.strategies import choose_strategies
 from capgraph.governance.flow import InformationFlow, declares_labels
 from capgraph.governance.spending import BudgetStage, Purse, declared_budgets, declared_prices
-from capgraph.langgraph_compat import lent_saver, running_checkpoints
 from capgraph.pipeline.equipment import Equipment
-from capgraph.pipeline.journal import Journal
+from capgraph.pipeline.journal import running_journal
 from capgraph.pipeline.runner import StepRunner
 from capgraph.planning.planner_traits import planner_traits
 from capgraph.prompts import get_framework_prompts
 from capgraph.registry import Registry
 from capgraph.registry.membership import how_to_list
 from capgraph.state import AgentState, StateSchema
+from capgraph.stores.persistence import Persistence
 from capgraph.stores.usable import check_saver
 from capgraph.telemetry.sinks import EventDispatcher
 
@@ -110,6 +109,8 @@ def bind(
     """
     settings = as_settings(settings)
     _check_options(options)
+    check_saver(checkpointer)
+    persistence = Persistence.of(checkpointer) if checkpointer is not None else None
     timed_by = options.get("clock")
     clock = None if timed_by is None else as_clock(timed_by)
     fixed: Any = {"model": model, "settings": settings, "checkpointer": checkpointer}
@@ -127,7 +128,7 @@ def bind(
     if permissions is not None:
         step_policies = (permissions, *step_policies)
     flow, plan_policies = _information_flow(
-        plan_policies, registry, lambda: running_journal(checkpointer).durable
+        plan_policies, registry, lambda: running_journal(persistence).durable
     )
     guards = [item for item in behaviors if isinstance(item, TurnGuardrail)]
     purse = Purse.of(
@@ -162,10 +163,9 @@ def bind(
         bounded=bool(purse.budgets),
         own_behaviors=of_capabilities(registry, settings),
     )
-    check_saver(checkpointer)
     return Services(
         runner=runner,
-        journal=lambda: running_journal(checkpointer),
+        persistence=persistence,
         plan_policies=plan_policies,
         engines=engines,
         permissions=permissions,
@@ -176,7 +176,7 @@ def bind(
             (*options.get("sinks", ()), *named(settings.sinks, "sinks", "sink"))
         ),
         purse=purse,
-        auditor=_auditor(options.get("audit"), settings, checkpointer),
+        auditor=_auditor(options.get("audit"), settings, persistence),
         masker=SecretMasker.of(settings),
         prompts=prompts,
         retention=_retention(settings),
@@ -218,14 +218,14 @@ def _retention(settings: Settings) -> Retention | None:
 def _auditor(
     wanted: bool | AuditLog | None,
     settings: Settings,
-    checkpointer: BaseCheckpointSaver[Any] | None,
+    persistence: Persistence | None,
 ) -> Auditor | None:
     wanted = settings.audit.keep if wanted is None else wanted
     if wanted is False:
         return None
     from capgraph.engine.auditing import Auditor
 
-    return Auditor(wanted, settings.audit, checkpointer)
+    return Auditor(wanted, settings.audit, persistence)
 
 
 def as_settings(settings: Settings | None) -> Settings:
@@ -357,24 +357,6 @@ def policies_of(
     )
 
 
-def running_journal(checkpointer: BaseCheckpointSaver[Any] | None = None) -> Journal:
-    """Return the journal of the running thread; a server may have brought its own saver."""
-    lent: Journal | None = run_context().journal
-    try:
-        config = get_config()
-    except RuntimeError:
-        return lent or Journal()
-    saver = lent_saver(config)
-    if lent is not None and saver is None:
-        return lent
-    thread = (config.get("configurable") or {}).get("thread_id")
-    return Journal(
-        saver or checkpointer,
-        None if thread is None else str(thread),
-        checkpoints=running_checkpoints(config),
-    )
-
-
 def unbound_services(spec: CapabilitySpec) -> Services:
     """Return what a capability runs with that nobody bound: default limits, the run's own saver.
 
@@ -406,4 +388,5 @@ def _unbound(cls: Any) -> Services:
 
     registry = Registry(infrastructure=())
     registry.register(cls)
-    return bind(registry, settings=Settings(infrastructure=[]))
+    # No operator decided this: what it runs inside goes by the services around.
+    return replace(bind(registry, settings=Settings(infrastructure=[])), rebind=None)

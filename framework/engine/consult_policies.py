@@ -147,7 +147,7 @@ async def _cost(view: TurnView, services: Services) -> float | None:
     """Return what the turn's model calls cost; ``None`` when a price, or a call, is not known."""
     if not view.budget.get("model_calls"):
         return 0.0
-    rows = services.journal().rows
+    rows = services.journal().tables
     if rows is None:
         return None
     await services.purse.book.written()

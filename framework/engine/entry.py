@@ -11,7 +11,7 @@ import json
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from langchain_core.messages import convert_to_messages
 from langchain_core.runnables import RunnableConfig
@@ -22,12 +22,20 @@ from capgraph.base.errors import ValidationError
 from capgraph.base.ports import now_text
 from capgraph.base.values import to_plain
 from capgraph.configs.near import closest
+from capgraph.engine.run_scope import OpenQuestions
 from capgraph.engine.services import Services
-from capgraph.langgraph_compat import forged, is_task, names_questions, open_interrupts
+from capgraph.langgraph_compat import (
+    forged,
+    is_task,
+    names_questions,
+    open_interrupts,
+    plain_values,
+)
 from capgraph.planning.waits import is_wait
 from capgraph.registry import Registry
-from capgraph.state import STATE_KEYS, StateSchema, load_context
+from capgraph.state import STATE_KEYS, StateSchema, TurnView, load_context
 from capgraph.stores.records import read_record
+from capgraph.telemetry import QuestionKept, emit
 
 if TYPE_CHECKING:
     from capgraph.configs.settings import Settings
@@ -167,6 +175,51 @@ async def addressed(given: Any, saver: BaseCheckpointSaver[Any], config: Runnabl
         else:  # inside a step: a question of its own, which may show several
             resume.setdefault(by[key][0], {})[key] = answer
     return replace(given, resume=resume)
+
+
+async def open_questions(
+    given: Any, saver: BaseCheckpointSaver[Any], config: RunnableConfig
+) -> OpenQuestions | None:
+    """Return the questions that are open on a thread which gets a new message or plan.
+
+    Args:
+        given: What the caller sends.
+        saver: Where the thread is.
+        config: The run's configuration.
+    """
+    place = config.get("configurable") or {}
+    thread = place.get("thread_id")
+    if thread is None or place.get("checkpoint_id") or not isinstance(given, Mapping):
+        return None
+    found = await saver.aget_tuple(config)
+    open_ = open_interrupts(found.pending_writes) if found is not None else []
+    questions = {question.id: question.value for question in open_ if not is_wait(question.value)}
+    if found is None or not questions:
+        return None
+    asked = await read_record(saver, str(thread), ASKED)
+    planned = TurnView(plain_values(found)).planned
+    steps: dict[str, str | None] = {}
+    for name, value in questions.items():
+        shown = value.get("steps") if isinstance(value, Mapping) else None
+        keys = [str(step["context_key"]) for step in shown or ()]
+        keys = keys or ([str(asked[name])] if name in asked else [])
+        steps |= {key: (planned.get(key) or {}).get("capability") for key in keys}
+    return OpenQuestions([*questions], steps)
+
+
+def refuse_message(questions: OpenQuestions) -> NoReturn:
+    """Refuse a new message, because the operator keeps questions that are open.
+
+    Raises:
+        ValidationError: Always.
+    """
+    emit(QuestionKept(ids=questions.ids, steps=questions.steps))
+    steps = questions.steps.items()
+    names = ", ".join(f"{key} ({name})" if name else key for key, name in steps)
+    raise ValidationError(
+        f"A question of this thread is open{f': {names}' if names else ''}.",
+        fix="Answer it with Command(resume=…); approvals.new_message: drop would drop it.",
+    )
 
 
 def _refuse_unknown(given: Mapping[str, Any], schema: StateSchema, registry: Registry) -> None:

@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import (
+    AbstractAsyncContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -14,10 +27,10 @@ from langgraph.func import task
 from capgraph.base.errors import ErrorSeverity, InfrastructureError
 from capgraph.base.ports import FlowPolicy, StepRecord
 from capgraph.configs.run_context import using
-from capgraph.engine.bind import running_journal
 from capgraph.governance.flow import InformationFlow
 from capgraph.pipeline.failures import TOOL_ERROR
 from capgraph.pipeline.job import LABELS, Hearing, current_hearing, hear
+from capgraph.pipeline.journal import running_journal
 from capgraph.pipeline.state_update import to_state
 from capgraph.registry import Registry
 
@@ -26,6 +39,9 @@ Envelope = dict[str, Any]
 """``key`` and ``update``, and where there is one ``question``, ``failure``, or ``plan`` with its
 author (``by``); of a step that ran for each element of a list also what its ``copies`` left, and
 whether there are ``more`` of them."""
+
+Asking = Callable[[], AbstractAsyncContextManager[None]]
+"""Makes the block in which a request asks a person."""
 
 _ENDS_THE_TURN = frozenset({"CG-LIMIT", "CG-STOPPED"})
 
@@ -141,6 +157,66 @@ async def side_by_side(begun: Iterable[Awaitable[T]]) -> list[T]:
     if signals:
         raise one_signal(signals)
     return [item for item in found if not isinstance(item, BaseException)]
+
+
+class RequestsSideBySide:
+    """Requests that one run of a node makes side by side, such as the calls of a ``ToolNode``.
+
+    A question of one ends the node's run, and would cut off another in the middle of its effect.
+    So a question waits for the requests beside it, and comes out together with theirs. LangGraph
+    finds answers by the order of the questions, so the requests ask in the order in which they
+    began.
+
+    A node that goes on after a question, as ``with_fallbacks`` makes it, would hide it. The next
+    request raises it again.
+    """
+
+    def __init__(self) -> None:
+        self._settled: list[asyncio.Event] = []
+        self._running = 0
+        self._idle = asyncio.Event()
+        self._signals: list[GraphInterrupt] = []
+
+    @asynccontextmanager
+    async def request(self) -> AsyncIterator[Asking]:
+        """Run a request in the block; it asks inside the context manager that it is given."""
+        if self._signals and not self._running:
+            raise one_signal(self._signals)  # the code of the node caught it, and went on
+        before, settled = [*self._settled], asyncio.Event()
+        self._settled.append(settled)
+        self._running += 1
+        self._idle.clear()
+
+        @asynccontextmanager
+        async def asking() -> AsyncIterator[None]:
+            for event in before:
+                await event.wait()
+            yield
+            settled.set()
+
+        try:
+            yield asking
+        except GraphInterrupt as signal:
+            self._signals.append(signal)
+            self._end(settled)
+            await self._idle.wait()
+            raise one_signal(self._signals) from None
+        except BaseException:
+            self._end(settled)
+            raise
+        self._end(settled)
+
+    def _end(self, settled: asyncio.Event) -> None:
+        settled.set()
+        self._running -= 1
+        if not self._running:
+            self._idle.set()
+
+
+@asynccontextmanager
+async def alone() -> AsyncIterator[Asking]:
+    """Run a request that has none beside it; see :class:`RequestsSideBySide`."""
+    yield nullcontext
 
 
 def one_signal(signals: Sequence[GraphBubbleUp]) -> GraphBubbleUp:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,10 +19,40 @@ from capgraph.langgraph_compat import is_streamed
 from capgraph.telemetry.audit import current_audit
 
 
+@dataclass(frozen=True, slots=True)
+class OpenQuestions:
+    """Questions that are open on a thread.
+
+    Attributes:
+        ids: LangGraph's ids of the questions.
+        steps: Keys of the steps that asked, each with its capability.
+    """
+
+    ids: list[str]
+    steps: dict[str, str | None]
+
+
 def services_around(spec: CapabilitySpec) -> Services | None:
-    """Return what the runs around the caller decided about a capability, the innermost first."""
+    """Return the services of the runs around the caller that decide about a capability.
+
+    The innermost services that register the name decide: the capability that they register runs.
+    Where none registers it, the innermost services decide, with the capability added to theirs.
+    """
+    around = enclosing_services()
+    known = next((s for s in around if spec.name in s.registry.capabilities), None)
+    return known or (around[0].beside(spec.cls) if around else None)
+
+
+def enclosing_services() -> list[Services]:
+    """Return the services that operators bound for the runs around the caller, innermost first."""
     around: Iterator[Services] = reversed(run_context().services)
-    return next((s for s in around if s.registry.capabilities.get(spec.name) is spec), None)
+    return [services for services in around if services.rebind is not None]
+
+
+def compiled_inside(services: Services | None) -> AbstractContextManager[None]:
+    """Have members that are compiled in the block know the services that they will run with."""
+    around = run_context().services
+    return using(services=around if services is None else (*around, services))
 
 
 async def _ask(services: Services, about: str, said: Any, reasons: Sequence[str]) -> Verdict:
@@ -38,12 +69,19 @@ def brings_answer() -> bool:
     return run_context().brings_answer
 
 
+def dropped_questions() -> OpenQuestions | None:
+    """Return the questions that the message of this run dropped."""
+    found: OpenQuestions | None = run_context().dropped_questions
+    return found
+
+
 def run_scope(
     services: Services,
     config: Mapping[str, Any],
     *,
     listened: bool | None = None,
     answering: bool = True,
+    dropped: OpenQuestions | None = None,
 ) -> AbstractContextManager[None]:
     """Return what a run goes on in.
 
@@ -57,6 +95,7 @@ def run_scope(
         listened: Whether anybody beside the sinks takes up the run's events; as LangGraph, or the
             run around this one, has it when not given.
         answering: Whether the run may bring an answer; one that goes on by itself finds it saved.
+        dropped: The questions that the run's message drops.
     """
     around: tuple[Services, ...] = run_context().services
     if any(known is services for known in around):
@@ -71,6 +110,7 @@ def run_scope(
     changes: dict[str, Any] = {
         "services": (*around, services),
         "brings_answer": answering,
+        "dropped_questions": dropped,
         "is_heard": listened or services.events.has_sinks,
         "masker": current_masker().joined(services.masker),
         "asker": partial(_ask, services),

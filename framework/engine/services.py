@@ -40,12 +40,13 @@ from capgraph.governance.spending import Purse, Spending, running_spending
 from capgraph.pipeline.capacity import Capacity
 from capgraph.pipeline.effect_ledger import EffectLedger
 from capgraph.pipeline.equipment import Equipment
-from capgraph.pipeline.journal import Journal, Opening
+from capgraph.pipeline.journal import Journal, Opening, running_journal
 from capgraph.pipeline.run_config import configurable, current_caller, current_sender, payer_around
 from capgraph.pipeline.runner import StepRunner
 from capgraph.prompts import PromptProvider
 from capgraph.registry import Registry
 from capgraph.state import TurnView
+from capgraph.stores.persistence import Persistence
 from capgraph.telemetry.sinks import EventDispatcher
 
 SystemPrompt = str | Callable[[TurnView], str | Awaitable[str]]
@@ -131,7 +132,7 @@ class Services:
         extractor: Finds the task.
         planner: Writes plans.
         answerer: Writes the final message.
-        journal: Makes the durable records of the running thread.
+        persistence: Where the graph stores its threads; a run may bring another saver.
         plan_policies: Asked before a plan is accepted.
         answer_gate: Looks at the answer before it is given.
         engines: Rules that act when a turn fails, takes too long, costs too much or is done.
@@ -157,7 +158,7 @@ class Services:
     extractor: TaskExtractor
     planner: Planner
     answerer: Answerer
-    journal: Callable[[], Journal] = Journal
+    persistence: Persistence | None = None
     plan_policies: Sequence[PlanPolicy] = ()
     engines: Sequence[PolicyEngine] = ()
     permissions: CallerPermissions | None = None
@@ -175,6 +176,9 @@ class Services:
     answer_type: type[BaseModel] | None = None
     rebind: Callable[[Registry], Services] | None = None
     openings: Latest[str, Opening] = field(default_factory=partial(Latest, 256))
+    _with_others: Latest[tuple[Any, ...], Services] = field(
+        init=False, default_factory=partial(Latest, 64)
+    )
     _locks: WeakValueDictionary[tuple[str | None, int], asyncio.Lock] = field(
         default_factory=WeakValueDictionary
     )
@@ -217,14 +221,17 @@ class Services:
         """
         if not capabilities or self.rebind is None:
             return self
-        other = self.rebind(self.registry.with_(*capabilities))
-        return replace(
-            self,
-            runner=other.runner,
-            permissions=other.permissions,
-            flow=other.flow,
-            plan_policies=other.plan_policies,
-        )
+        made = self._with_others.get(capabilities)
+        if made is None:
+            other = self.rebind(self.registry.with_(*capabilities))
+            made = self._with_others[capabilities] = replace(
+                self,
+                runner=other.runner,
+                permissions=other.permissions,
+                flow=other.flow,
+                plan_policies=other.plan_policies,
+            )
+        return made
 
     def registry_of(self, view: TurnView) -> Registry:
         """Return what the caller of a turn may use: nothing else is shown to whoever plans."""
@@ -271,6 +278,10 @@ class Services:
                 with suppress(ImportError):
                     await asyncio.to_thread(importlib.import_module, library)
 
+    def journal(self) -> Journal:
+        """Return the durable records of the running thread."""
+        return running_journal(self.persistence)
+
     def view(self, state: Any) -> TurnView:
         """Return the typed reading of a state in the run that calls this."""
         thread = configurable().get("thread_id")
@@ -293,8 +304,7 @@ class Services:
         """
         journal, own = self.journal(), view.plan.get("budget") if planned else None
         about: Any = {"kept": journal.durable, "planned": own, "run": run}
-        about["leases"] = journal.leases
-        return self.purse.spending(view, journal.rows, **about)
+        return self.purse.spending(view, journal.persistence, **about)
 
     async def budget_left(self) -> dict[str, float]:
         """Return what is left of each limit of the budget; empty without one."""

@@ -8,7 +8,7 @@ import contextvars
 import queue
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple, cast
 
@@ -18,11 +18,13 @@ else:
     from asyncio import SelectorEventLoop as _Loop
 
 from langchain_core.runnables import RunnableConfig
+from langgraph.errors import GraphInterrupt
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import StateSnapshot
 from langgraph.typing import ContextT
 
+from capgraph.engine.envelopes import one_signal
 from capgraph.stores.usable import check_saver, check_store
 
 Ts = TypeVarTuple("Ts")
@@ -49,6 +51,19 @@ class SyncGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT]):
         def stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
             """Run the graph and yield what it streams; takes what ``astream`` takes."""
             return _iterate(lambda: self.astream(*args, **kwargs))
+
+        async def astream(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any]:
+            """Run the graph and yield what it streams; takes what LangGraph's own takes.
+
+            Inside another graph a question comes out once. LangGraph collects it from the node
+            and again from each task inside the node.
+            """
+            try:
+                async with contextlib.aclosing(super().astream(*args, **kwargs)) as parts:
+                    async for part in parts:
+                        yield part
+            except GraphInterrupt as signal:
+                raise one_signal([signal]) from None
 
     def get_state(self, config: RunnableConfig, **more: Any) -> StateSnapshot:
         """Return the state of a thread; takes what ``aget_state`` takes."""

@@ -19,7 +19,8 @@ from capgraph.base.errors import CapgraphError, ValidationError
 from capgraph.configs.run_context import run_context, using
 from capgraph.langgraph_compat import is_task, open_interrupts, outer_checkpoint
 from capgraph.planning.waits import is_wait
-from capgraph.stores.leases import Lease, leases_of
+from capgraph.stores.leases import Lease
+from capgraph.stores.persistence import Persistence
 from capgraph.stores.records import END, thread_config, write_record
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def lend(lease: Lease) -> AbstractContextManager[None]:
 
 
 async def run_alone(
-    saver: BaseCheckpointSaver[Any],
+    persistence: Persistence,
     config: Mapping[str, Any],
     inputs: Any,
     run: Callable[[], AsyncIterator[Any]],
@@ -41,7 +42,7 @@ async def run_alone(
     """Run a graph while it has the lease of its thread.
 
     Args:
-        saver: Where the thread is kept.
+        persistence: Where the thread is stored.
         config: The run's configuration, with what an outer graph and the graph itself bring.
         inputs: What the graph is given.
         run: Starts the graph and yields what it streams.
@@ -51,7 +52,8 @@ async def run_alone(
         ThreadBusyError: Another run has the thread.
         ValidationError: The input answers a question, and none is open.
     """
-    async with hold(saver, config) as lease:
+    saver = persistence.saver
+    async with hold(persistence, config) as lease:
         alone = not is_task(config)
         if alone and isinstance(inputs, Command) and inputs.resume is not None:
             await _check_question(saver, config["configurable"])
@@ -67,7 +69,7 @@ async def run_alone(
                         break
                     yield chunk
             if alone and retention is not None:
-                await retention.turn_ended(saver, lease.thread_id)
+                await retention.turn_ended(persistence, lease.thread_id)
         except BaseException as exc:
             if alone and not lease.lost:
                 await asyncio.shield(_leave_word(saver, lease.thread_id, exc))
@@ -75,14 +77,14 @@ async def run_alone(
 
 
 @asynccontextmanager
-async def hold(saver: BaseCheckpointSaver[Any], config: Mapping[str, Any]) -> AsyncIterator[Lease]:
+async def hold(persistence: Persistence, config: Mapping[str, Any]) -> AsyncIterator[Lease]:
     """Hold the lease of the thread that a configuration names.
 
     Raises:
         ThreadBusyError: Another run has the thread.
     """
     thread = str(config["configurable"]["thread_id"])
-    leases = leases_of(saver)
+    leases = persistence.leases
     # A run of its own on the thread of the run around it would write what that one writes.
     context = run_context()
     outer = context.leases if is_task(config) else context.lent_leases

@@ -25,6 +25,7 @@ def outcome_of(state: Mapping[str, Any], status: Status | None = None) -> dict[s
         could be taken back, ``undone``. ``notes`` has sentences about the plan: additions to a
         caller's plan, defaults that nobody chose, and a look that a limit or a refused plan left
         without effect; ``missing`` then names the steps that the planner wanted besides.
+    ``question`` names the questions that the turn's message dropped, by their ids and steps.
 
     >>> outcome_of({})["status"]
     'completed'
@@ -58,6 +59,8 @@ def outcome_of(state: Mapping[str, Any], status: Status | None = None) -> dict[s
         ]
     if notes := list(dict.fromkeys(state.get("planning_notes") or ())):
         outcome["notes"] = notes
+    if question := (state.get("control_turn") or {}).get("question"):
+        outcome["question"] = question
     if status == "failed" and not info and state.get("control_reclassification_reason"):
         outcome["reason"] = state["control_reclassification_reason"]
     if info:

@@ -108,7 +108,7 @@ async def offered_apart(
     asked = {"control_undo": {"open": True}, "control_validation_context": {"problems": problems}}
     shown = services.view({**view.state, **asked, "planning_execution_plan": plan})
     question = plan_question(shown, services.registry)
-    answers, by = await ask_apart("undo", question, reader(question, shown, services, None))
+    answers, by = await ask_apart(question, reader(question, shown, services, None))
     decision = answers[PLAN].decision
     note_answer(PLAN, PLAN, decision, by, digest=plan_digest(plan))
     writes, undone = [*failed.items()], []

@@ -9,12 +9,12 @@ from langgraph.config import get_config
 from langgraph.types import interrupt
 
 from capgraph.engine.services import Services
-from capgraph.langgraph_compat import lent_saver
 from capgraph.pipeline.waiting import over, wake_at
 from capgraph.planning.waits import WAIT, told_wait
 from capgraph.state import TurnView
 from capgraph.state.turn_view import WOKEN
-from capgraph.stores.waits import Due, waits_of
+from capgraph.stores.persistence import Persistence
+from capgraph.stores.waits import Due
 from capgraph.telemetry import TurnSuspended, emit
 from capgraph.telemetry.audit import note
 
@@ -64,20 +64,23 @@ async def stands(view: TurnView, services: Services) -> dict[str, Any]:
 
     What comes later than this is found by whoever brings it; what came before is found here.
     """
-    saver, thread = lent_saver(get_config()), view.thread_id
-    if saver is not None and thread is not None:
+    persistence, thread = Persistence.of_run(get_config(), services.persistence), view.thread_id
+    if persistence is not None and thread is not None:
         now = services.clock.now()
         moment = min(wake_at(shown, now) for shown in waits_in(view).values())
-        await waits_of(saver).put(Due(thread, moment, view.caller))
+        await persistence.waits.put(Due(thread, moment, view.caller))
     return await wake(view, services)
 
 
-async def waits_no_more() -> None:
+async def waits_no_more(services: Services) -> None:
     """Say beside the checkpoints that the running thread waits no more."""
-    configured = get_config()
-    saver, thread = lent_saver(configured), configured["configurable"].get("thread_id")
-    if saver is not None and (known := await waits_of(saver).of(str(thread))) is not None:
-        await waits_of(saver).drop(known)
+    config = get_config()
+    persistence = Persistence.of_run(config, services.persistence)
+    if persistence is None:
+        return
+    known = await persistence.waits.of(str(config["configurable"].get("thread_id")))
+    if known is not None:
+        await persistence.waits.drop(known)
 
 
 def waits_shown(view: TurnView) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from capgraph.configs.logger import mask_data
 from capgraph.evaluation.dataset import Case, Dataset
 from capgraph.evaluation.metrics import plan_edges, plan_nodes
 from capgraph.evaluation.recording import Recording, record_all
-from capgraph.stores.threads import each_thread_id
+from capgraph.stores.threads import iter_thread_ids
 
 _ENDINGS = get_args(Case.model_fields["outcome"].annotation)
 
@@ -46,7 +46,7 @@ async def dataset_of_threads(
         ConfigurationError: There is no such turn.
     """
     found: dict[str, Recording] = {}
-    named = threads or [thread async for thread in each_thread_id(saver)]
+    named = threads or [thread async for thread in iter_thread_ids(saver)]
     for thread in named:
         async for recording in record_all(saver, thread):
             if recording.end.status in _ENDINGS and len(found) != limit:

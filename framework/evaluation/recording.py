@@ -31,8 +31,8 @@ from capgraph.langgraph_compat import (
 from capgraph.pipeline.state_update import applied, combined
 from capgraph.planning.waits import event_of
 from capgraph.state import AgentState, StateSchema
-from capgraph.stores import rows_of
-from capgraph.stores.history import whole
+from capgraph.stores import Persistence
+from capgraph.stores.history import load_full_checkpoint
 from capgraph.stores.records import read_record, thread_config
 from capgraph.stores.waits import signal_for
 from capgraph.telemetry.usage_book import usage_totals
@@ -242,7 +242,9 @@ async def _turns(
 async def _recording(
     saver: BaseCheckpointSaver[Any], thread_id: str, seen: Sequence[CheckpointTuple]
 ) -> Recording:
-    first, last = await whole(saver, seen[0]), await whole(saver, seen[-1])
+    persistence = Persistence.of(saver)
+    first = await load_full_checkpoint(persistence, seen[0])
+    last = await load_full_checkpoint(persistence, seen[-1])
     before, values = plain_values(first), plain_values(last)
     visits = [_visit(one, after) for one, after in zip(seen[1:], [*seen[2:], None], strict=True)]
     begun = values.get("control_turn") or {}
@@ -358,7 +360,7 @@ async def _used(
     saver: BaseCheckpointSaver[Any], thread: str, turn: str, values: Mapping[str, Any]
 ) -> Cost:
     calls = int((values.get("control_budget") or {}).get("model_calls") or 0)
-    rows = rows_of(saver)
+    rows = Persistence.of(saver).tables
     if not calls or rows is None:
         return Cost(model_calls=calls, cost_usd=None if calls else 0.0)
     totals = await usage_totals(rows, thread_id=thread, turn_id=turn)

@@ -37,9 +37,10 @@ from capgraph.planning.references import value_at
 from capgraph.registry import Registry
 from capgraph.state import AgentState, StateSchema, TurnView, load_context
 from capgraph.state.agent_state import fitting
-from capgraph.stores.history import know_channels, whole
+from capgraph.stores.history import load_full_checkpoint
+from capgraph.stores.persistence import Persistence
 from capgraph.stores.records import thread_config
-from capgraph.stores.threads import each_thread_id
+from capgraph.stores.threads import iter_thread_ids
 
 if TYPE_CHECKING:
     from capgraph.configs.settings import Settings
@@ -114,12 +115,13 @@ async def check_threads(
 
         settings = Settings()
     registry, schema = as_registry(registry), StateSchema.of(state_schema)
-    know_channels(saver, {name: key.reducer for name, key in schema.keys.items()})
+    persistence = Persistence.of(saver)
+    persistence.register_graph({name: key.reducer for name, key in schema.keys.items()})
     found: list[Incompatibility] = []
     count = 0
-    async for thread in each_thread_id(saver):
+    async for thread in iter_thread_ids(saver):
         try:
-            taken = await _Thread.read(saver, thread, registry, settings)
+            taken = await _Thread.read(persistence, thread, registry, settings)
             if taken is None:
                 continue
             count += 1
@@ -143,23 +145,25 @@ class _Thread:
     view: TurnView
     registry: Registry
     settings: Settings
-    saver: BaseCheckpointSaver[Any]
+    persistence: Persistence
     version: int
     asked: tuple[Any, ...]
 
     @classmethod
     async def read(
-        cls, saver: BaseCheckpointSaver[Any], thread: str, registry: Registry, settings: Settings
+        cls, persistence: Persistence, thread: str, registry: Registry, settings: Settings
     ) -> _Thread | None:
         """Read a thread; ``None`` for one whose last turn is over."""
+        saver = persistence.saver
         at = await saver.aget_tuple(thread_config(thread))
         if at is None:
             return None
         asked = tuple(item.value for item in open_interrupts(at.pending_writes))
         if not asked and not is_between_nodes(plain_values(at)):
             return None
-        view = TurnView(plain_values(await whole(saver, at)), thread_id=thread)
-        return cls(view, registry, settings, saver, at.checkpoint["v"], asked)
+        full = await load_full_checkpoint(persistence, at)
+        view = TurnView(plain_values(full), thread_id=thread)
+        return cls(view, registry, settings, persistence, at.checkpoint["v"], asked)
 
     def state(self, schema: StateSchema) -> Iterator[Incompatibility]:
         """Find what of the state this code cannot read."""
@@ -211,7 +215,7 @@ class _Thread:
 
     async def approvals(self) -> AsyncIterator[Incompatibility]:
         """Find agreements, given or asked for, to what this code would not run."""
-        ledger = EffectLedger(_Reading(self.saver, self.view.thread_id), self.view)
+        ledger = EffectLedger(_Reading(self.persistence, self.view.thread_id), self.view)
         now = time.time()
         for key in dict.fromkeys((*self.view.pending, *self.view.decisions)):
             step, asked = self.view.planned.get(plan_key(key)), self.view.pending.get(key)

@@ -22,8 +22,9 @@ from capgraph.base.clock import Clock, as_clock, running_clock
 from capgraph.base.errors import LimitError, ValidationError
 from capgraph.base.numbers import check_number
 from capgraph.governance.counters import FAILURES, METRICS, Change, Place, Refusal
-from capgraph.stores.cells import FOREVER, Cells, MemoryCells, open_cells
-from capgraph.stores.leases import Holder, Leases
+from capgraph.stores.atomic_values import FOREVER, AtomicValueStore, MemoryValues
+from capgraph.stores.leases import LeaseOwner, Leases
+from capgraph.stores.persistence import open_values
 from capgraph.telemetry.usage import ModelPricing
 
 Per = Literal["step", "turn", "thread", "user", "tenant"]
@@ -142,7 +143,7 @@ class Budget:
         self.unknown_price = unknown_price
         self.assumed_output_tokens = assumed_output_tokens
         self._clock = None if clock is None else as_clock(clock)
-        self._cells = MemoryCells(_MOST_PLACES) if store is None else open_cells(store)
+        self._cells = MemoryValues(_MOST_PLACES) if store is None else open_values(store)
         self._own_store = store is not None
         self._leases = Leases(None)
         self._live: set[str] = set()
@@ -159,7 +160,7 @@ class Budget:
         found._clock = self._clock or clock
         return found
 
-    def counting_in(self, cells: Cells, leases: Leases | None = None) -> Budget:
+    def counting_in(self, cells: AtomicValueStore, leases: Leases | None = None) -> Budget:
         """Return the same budget with its counters elsewhere, unless it has a store of its own.
 
         Args:
@@ -271,14 +272,14 @@ class Budget:
 
     async def _left_behind(self, place: Place) -> set[str]:
         """Return the marks of reservations that nobody will give back."""
-        if isinstance(self._cells, MemoryCells):
+        if isinstance(self._cells, MemoryValues):
             return set()  # of this process, which lives
         cell = await self._turn(place, lambda cell: (cell, cell))
-        over: dict[Holder, bool] = {}
+        over: dict[LeaseOwner, bool] = {}
         found = set()
         for mark in {*(cell[1] if cell else ())} - self._live:
             _, _, owner, process, machine = [*mark.split("|", 4), "", "", ""][:5]
-            holder = Holder(owner, machine, process.replace("-", "|"))
+            holder = LeaseOwner(owner, machine, process.replace("-", "|"))
             if holder not in over:
                 over[holder] = await self._leases.is_over(holder)
             if over[holder]:
@@ -330,7 +331,7 @@ class Reservation:
         self._held = dict.fromkeys(METRICS, 0)
         # For what it is, by whose run, of which process.
         self._mark = f"{_short(resumable) if resumable else ''}|{uuid.uuid4().hex[:12]}|{owner}"
-        self._named = isinstance(budget._cells, MemoryCells)
+        self._named = isinstance(budget._cells, MemoryValues)
         self._over = False
         self._passing: dict[Part, asyncio.Task[Any] | None] = {}
         self._lock = asyncio.Lock()
@@ -457,7 +458,7 @@ class Reservation:
         undo: Callable[[], Coroutine[Any, Any, Any]] | None = None,
     ) -> None:
         """Let a change of counters come to its end, whoever cancels; then undo it."""
-        if isinstance(self.budget._cells, MemoryCells):
+        if isinstance(self.budget._cells, MemoryValues):
             await work  # nothing in it waits
             return
 

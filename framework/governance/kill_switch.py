@@ -9,8 +9,9 @@ from typing import Any
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from capgraph.base.errors import ConfigurationError
-from capgraph.stores.open import open_saver
-from capgraph.stores.stops import Kind, Stop, Stops, stops_of
+from capgraph.stores.database import open_saver
+from capgraph.stores.persistence import Persistence
+from capgraph.stores.stops import Kind, Stop, StopRequests
 
 Where = BaseCheckpointSaver[Any] | str
 """A saver, or the URL of its database."""
@@ -26,8 +27,8 @@ async def stop(
 ) -> Stop:
     """Stop runs at their next safe point; no effect begins afterwards, in no process.
 
-    It holds until :func:`clear_stop`: new messages and answers begin nothing either. A saver that
-    is no database stops the runs of this process that use it.
+    It holds until :func:`clear_stop`: new messages and answers begin nothing either. A saver
+    whose database is unknown stores the request as a record.
 
     Args:
         where: The saver of the graph, or the URL of its database.
@@ -75,13 +76,13 @@ async def list_stops(where: Where) -> list[Stop]:
 
 
 @asynccontextmanager
-async def _stops(where: Where) -> AsyncIterator[Stops]:
+async def _stops(where: Where) -> AsyncIterator[StopRequests]:
     if not isinstance(where, str):
-        yield stops_of(where)
+        yield Persistence.of(where).stops
         return
     async with open_saver(where) as saver:
         assert saver is not None
-        yield stops_of(saver)
+        yield Persistence.of(saver).stops
 
 
 def _one(thread: str | None, user: str | None, every: bool) -> tuple[Kind, str]:

@@ -22,7 +22,7 @@ from langgraph.errors import GraphBubbleUp
 
 from capgraph.base.clock import Clock
 from capgraph.base.errors import ConfigurationError
-from capgraph.base.ports import Attempt, Caller, CallNext, Question, SqlExecutor
+from capgraph.base.ports import Attempt, Caller, CallNext, Question
 from capgraph.base.spec import CapabilitySpec
 from capgraph.configs.run_context import run_context, using
 from capgraph.governance.budget import (
@@ -37,8 +37,8 @@ from capgraph.governance.estimate import estimate_plan
 from capgraph.pipeline.job import STOPPED, current_job, outer_job
 from capgraph.pipeline.run_config import current_payer, current_runtime
 from capgraph.state import TurnView
-from capgraph.stores.cells import cells_of
-from capgraph.stores.leases import Leases
+from capgraph.stores.database import SqlTables
+from capgraph.stores.persistence import Persistence
 from capgraph.telemetry.accounts import ModelCall, paying, running_accounts
 from capgraph.telemetry.sinks import current_ids
 from capgraph.telemetry.usage import ModelPricing, PriceTable, UsageSnapshot
@@ -85,10 +85,9 @@ class Purse:
     def spending(
         self,
         view: TurnView,
-        rows: SqlExecutor | None,
+        persistence: Persistence | None,
         *,
         kept: bool = True,
-        leases: Leases | None = None,
         planned: Mapping[str, float] | None = None,
         run: str = "",
     ) -> Spending | None:
@@ -96,18 +95,19 @@ class Purse:
 
         Args:
             view: The turn.
-            rows: The database of the graph's saver.
+            persistence: Where the graph stores its threads.
             kept: Whether a saver keeps the thread; without one each run is a turn of its own.
-            leases: Know which runs on the same database go on.
             planned: What the plan in force may use up besides.
             run: Names the run that stands for a turn, in a graph of one's own that has none.
         """
         own = [Budget(**planned, name="plan")] if planned else []  # type: ignore[arg-type]
+        rows = persistence.tables if persistence is not None else None
         if rows is None and not self.budgets and not own:
             return None
-        cells = cells_of(rows) if rows is not None else None
-        given = (*self.budgets, *own)
-        budgets = [item.counting_in(cells, leases) if cells else item for item in given]
+        budgets = [*self.budgets, *own]
+        if persistence is not None and rows is not None:
+            values, leases = persistence.values, persistence.leases
+            budgets = [item.counting_in(values, leases) for item in budgets]
         visit = run or _visit(view, kept=kept)
         return Spending(budgets, self.prices, view, rows, self.book, visit=visit)
 
@@ -178,7 +178,7 @@ class Spending:
         budgets: Sequence[Budget],
         prices: PriceTable,
         view: TurnView,
-        rows: SqlExecutor | None,
+        rows: SqlTables | None,
         book: UsageBook,
         *,
         visit: str,

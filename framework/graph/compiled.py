@@ -18,14 +18,19 @@ from typing_extensions import TypeVar
 from capgraph.base.errors import ConfigurationError, ValidationError
 from capgraph.base.ports import Sink
 from capgraph.configs.streaming import is_heard
-from capgraph.engine.entry import addressed, admitted, need_thread
-from capgraph.engine.run_scope import end_run, run_scope
+from capgraph.engine.entry import (
+    addressed,
+    admitted,
+    need_thread,
+    open_questions,
+    refuse_message,
+)
+from capgraph.engine.run_scope import OpenQuestions, end_run, run_scope
 from capgraph.engine.services import Services
 from capgraph.engine.sync_graph import SyncGraph, graph_of
 from capgraph.engine.thread_lease import hold, run_alone
 from capgraph.langgraph_compat import is_task, last_writer, merged_config, saver_of
-from capgraph.stores.history import know_channels
-from capgraph.stores.leases import leases_of
+from capgraph.stores.persistence import Persistence
 
 _END = object()
 
@@ -44,10 +49,31 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
     """
 
     def __init__(self, *, services: Services | None = None, **attributes: Any) -> None:
+        known: Persistence | None = attributes.pop("_persistence", None)  # of the graph it copies
         super().__init__(**attributes)
         self.services = services
-        if isinstance(self.checkpointer, BaseCheckpointSaver):
-            _introduce(self, self.checkpointer)
+        if known is None and services is not None:
+            known = services.persistence
+        self._persistence: Persistence | None = known
+        if self.persistence is not None:
+            self._register(self.persistence)
+
+    @property
+    def persistence(self) -> Persistence | None:
+        """Where the graph stores its threads; ``None`` without a saver of its own."""
+        saver = self.checkpointer
+        if not isinstance(saver, BaseCheckpointSaver):
+            return None
+        if self._persistence is None or not self._persistence.is_of(saver):
+            self._persistence = Persistence.of(saver)
+        return self._persistence
+
+    def _register(self, persistence: Persistence) -> None:
+        scale = self.services.settings.scale if self.services is not None else None
+        persistence.register_graph(self.channels, scale)
+
+    def _persistence_of(self, config: Mapping[str, Any]) -> Persistence | None:
+        return Persistence.of_run(config, self.persistence) if saver_of(self, config) else None
 
     def answer_of(self, out: Mapping[str, Any]) -> AnswerT:
         """Return the answer of a turn as an instance of ``answer_type``.
@@ -122,27 +148,33 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
         """
         given, *others = args if args else (kwargs.pop("input", None),)
         config = merged_config(self, others[0] if others else kwargs.get("config"))
-        saver = saver_of(self, config)
+        persistence = self._persistence_of(config)
         services, inputs = self.services, given
         inside: AbstractContextManager[None] = contextlib.nullcontext()
         if services is not None:
-            inputs = admitted(given, config, services, saved=saver is not None)
-            if saver is not None and not is_task(config):
-                inputs = await addressed(inputs, saver, config)
+            inputs = admitted(given, config, services, saved=persistence is not None)
             modes = kwargs.get("stream_mode") or self.stream_mode
             listened = "custom" in modes or (is_task(config) and is_heard())
             answering = isinstance(given, Command) or is_task(config)
-            inside = run_scope(services, config, listened=listened, answering=answering)
+            asked: OpenQuestions | None = None
+            if persistence is not None and not is_task(config):
+                inputs = await addressed(inputs, persistence.saver, config)
+                asked = await open_questions(inputs, persistence.saver, config)
+            about: Any = {"listened": listened, "answering": answering, "dropped": asked}
+            inside = run_scope(services, config, **about)
+            if asked is not None and services.settings.approvals.new_message == "keep":
+                with inside:
+                    refuse_message(asked)
 
         def run() -> AsyncIterator[Any]:
             return super(AgentGraph, self).astream(inputs, *others, **kwargs)
 
         stream = run()
-        if saver is not None and "thread_id" in config.get("configurable", {}):
-            if saver is not self.checkpointer:
-                _introduce(self, saver)  # one that an outer graph or a server lends
+        if persistence is not None and "thread_id" in config.get("configurable", {}):
+            if persistence is not self._persistence:
+                self._register(persistence)  # of an outer graph or a server
             retention = services.retention if services is not None else None
-            stream = run_alone(saver, config, inputs, run, retention)
+            stream = run_alone(persistence, config, inputs, run, retention)
         error: BaseException | None = None
         try:
             async with aclosing(stream):  # type: ignore[type-var]
@@ -194,13 +226,13 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
         """
         config = self._of_thread(config)
         merged = merged_config(self, config)
-        saver = saver_of(self, merged)
+        persistence = self._persistence_of(merged)
         if not config["configurable"].get("checkpoint_ns"):  # a graph inside has keys of its own
-            last = await last_writer(saver, merged) if saver is not None else None
+            last = await last_writer(persistence.saver, merged) if persistence is not None else None
             supersteps = [[self._by_hand(one, last) for one in step] for step in supersteps]
-        if saver is None:
+        if persistence is None:
             return await super().abulk_update_state(config, supersteps)
-        async with hold(saver, merged):
+        async with hold(persistence, merged):
             return await super().abulk_update_state(config, supersteps)
 
     def _by_hand(self, update: StateUpdate, last: str | None) -> StateUpdate:
@@ -223,9 +255,3 @@ def agent_graph(
 ) -> AgentGraph[Any, Any]:
     """Give a compiled graph its door, the lease and the synchronous calls."""
     return graph_of(AgentGraph, graph, services=services)
-
-
-def _introduce(graph: AgentGraph[Any, Any], saver: BaseCheckpointSaver[Any]) -> None:
-    know_channels(saver, graph.channels)
-    if graph.services is not None:
-        leases_of(saver).follow(graph.services.settings.scale)

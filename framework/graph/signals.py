@@ -23,7 +23,8 @@ from capgraph.base.ports import Caller
 from capgraph.langgraph_compat import merged_config, plain_values, saver_of
 from capgraph.pipeline.run_config import caller_of, configurable_of
 from capgraph.planning.waits import MAX_KEY, is_event
-from capgraph.stores.waits import Due, keep_signal, open_waits, waits_of
+from capgraph.stores.persistence import Persistence
+from capgraph.stores.waits import Due, keep_signal, open_waits
 
 _TRIES = 20
 _BETWEEN = 0.1
@@ -75,19 +76,20 @@ async def signal(
     >>> asyncio.run(main())
     False
     """
-    saver = _saver(graph)
+    persistence = _persistence(graph)
+    saver, suspended = persistence.saver, persistence.waits
     _check(key, value, graph)
     found = await (saver.aget_tuple(_config(thread)) if early else _last(saver, thread))
     waits = open_waits(found) if found is not None else ()
     waiting = [wait for wait in waits if wait.get("for") == key]
-    known = await waits_of(saver).of(thread)
+    known = await suspended.of(thread)
     _admit(graph, caller_of((config or {}).get("configurable") or {}), known, waiting)
     values = plain_values(found) if found is not None else {}
     turn = str((values.get("control_turn") or {}).get("id") or "")
     await keep_signal(saver, thread, key, value, turn)
     if not waiting:
         return False
-    await waits_of(saver).hurry(thread)
+    await suspended.hurry(thread)
     if run:
         await wake(graph, thread)
     return True
@@ -107,9 +109,10 @@ async def wake(graph: CompiledStateGraph[Any, Any, Any, Any], thread: str) -> No
     Raises:
         PersistenceError: There is no such thread.
     """
-    saver = _saver(graph)
+    persistence = _persistence(graph)
+    saver, suspended = persistence.saver, persistence.waits
     await _last(saver, thread)
-    known = await waits_of(saver).of(thread)
+    known = await suspended.of(thread)
     config = _config(thread, known.caller if known is not None else Caller())
     for left in reversed(range(_TRIES)):
         try:
@@ -121,7 +124,7 @@ async def wake(graph: CompiledStateGraph[Any, Any, Any, Any], thread: str) -> No
             await asyncio.sleep(_BETWEEN)
     found = await saver.aget_tuple(_config(thread))
     if known is not None and (found is None or not open_waits(found)):
-        await waits_of(saver).drop(known)
+        await suspended.drop(known)
 
 
 async def _last(saver: BaseCheckpointSaver[Any], thread: str) -> CheckpointTuple:
@@ -133,14 +136,14 @@ async def _last(saver: BaseCheckpointSaver[Any], thread: str) -> CheckpointTuple
     return found
 
 
-def _saver(graph: CompiledStateGraph[Any, Any, Any, Any]) -> BaseCheckpointSaver[Any]:
+def _persistence(graph: CompiledStateGraph[Any, Any, Any, Any]) -> Persistence:
     saver = saver_of(graph, merged_config(graph, None))
     if saver is None:
         raise ConfigurationError(
             "The graph has no saver, so nothing of it waits.",
             fix="Give build_graph a checkpointer.",
         )
-    return saver
+    return Persistence.of(saver)
 
 
 def _check(key: str, value: Any, graph: CompiledStateGraph[Any, Any, Any, Any]) -> None:

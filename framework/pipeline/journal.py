@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
+from langgraph.config import get_config
 
 from capgraph.base.errors import PersistenceError
-from capgraph.base.ports import SqlExecutor
-from capgraph.langgraph_compat import given_to_run
-from capgraph.stores.leases import Leases, leases_of
+from capgraph.configs.run_context import run_context
+from capgraph.langgraph_compat import given_to_run, lent_saver, running_checkpoints
+from capgraph.stores.database import SqlTables
+from capgraph.stores.persistence import Persistence
 from capgraph.stores.records import PAST_LEASE, read_record, write_record
-from capgraph.stores.rows import rows_of
-from capgraph.stores.stops import stops_of
 
 _CHECKPOINT_SECONDS = 10.0
 
@@ -57,26 +57,29 @@ class Journal:
     """Reads and writes the records of one thread.
 
     Args:
-        saver: The graph's checkpoint saver; ``None`` keeps no records.
+        persistence: Where the graph stores its threads; ``None`` keeps no records.
         thread_id: The thread.
         checkpoints: Namespace and id of the checkpoints on which the running superstep builds, the
             outermost graph's first; none when the run saves nothing before its end.
         fence: Does what :meth:`have` does, where another process holds the thread's lease.
 
     Attributes:
+        persistence: As given.
         checkpoints: As given.
     """
 
     def __init__(
         self,
-        saver: BaseCheckpointSaver[Any] | None = None,
+        persistence: Persistence | None = None,
         thread_id: str | None = None,
         *,
         checkpoints: Sequence[tuple[str, str]] = (),
         fence: Callable[[bool], Awaitable[None]] | None = None,
     ) -> None:
         self.checkpoints: tuple[tuple[str, str], ...] = tuple(checkpoints)
-        self._saver, self._fence = saver, fence
+        self.persistence: Persistence | None = persistence
+        self._saver = persistence.saver if persistence is not None else None
+        self._fence = fence
         self.thread_id = thread_id
         self._checkpoint = checkpoints[-1] if checkpoints else None
         self._unsure = list(checkpoints)
@@ -92,14 +95,9 @@ class Journal:
         return self._fence is not None
 
     @property
-    def rows(self) -> SqlExecutor | None:
-        """Tables of the project's own beside the threads; ``None`` where there is no database."""
-        return rows_of(self._saver) if self._saver is not None else None
-
-    @property
-    def leases(self) -> Leases | None:
-        """Which runs of the saver's database go on."""
-        return leases_of(self._saver) if self._saver is not None else None
+    def tables(self) -> SqlTables | None:
+        """Tables beside the threads; ``None`` without a database."""
+        return self.persistence.tables if self.persistence is not None else None
 
     @property
     def room(self) -> str:
@@ -118,13 +116,13 @@ class Journal:
         Raises:
             PersistenceError: Another process has the thread.
         """
-        if self._saver is None or self.thread_id is None:
+        if self.persistence is None or self.thread_id is None:
             return
         with _ending_the_run():
             if self._fence is not None:
                 await self._fence(ask)
             else:
-                await leases_of(self._saver).confirm(self.thread_id, ask=ask)
+                await self.persistence.leases.confirm(self.thread_id, ask=ask)
 
     async def ready_for_effects(self) -> None:
         """Wait until a restart would come back to the plan that is being run.
@@ -217,10 +215,10 @@ class Journal:
         Raises:
             StoppedError: Somebody did.
         """
-        if self._saver is None or self.thread_id is None:
+        if self.persistence is None or self.thread_id is None:
             return
         with _ending_the_run():
-            await stops_of(self._saver).go_on(self.thread_id, users, confirm=confirm)
+            await self.persistence.stops.go_on(self.thread_id, users, confirm=confirm)
 
     async def read(self, key: str) -> dict[str, Any]:
         """Return the last record under a key; empty when there is none."""
@@ -246,3 +244,24 @@ class Journal:
         told: dict[str, Any] = {PAST_LEASE: True} if past_lease else {}
         with _ending_the_run():
             await write_record(self._saver, self.thread_id, key, record, builds_on=base, **told)
+
+
+def running_journal(own: Persistence | None = None) -> Journal:
+    """Return the journal of the running thread.
+
+    Args:
+        own: Where the graph stores its threads; a run may bring another saver.
+    """
+    lent: Journal | None = run_context().journal
+    try:
+        config = get_config()
+    except RuntimeError:
+        return lent or Journal()
+    if lent is not None and lent_saver(config) is None:
+        return lent
+    thread = (config.get("configurable") or {}).get("thread_id")
+    return Journal(
+        Persistence.of_run(config, own),
+        None if thread is None else str(thread),
+        checkpoints=running_checkpoints(config),
+    )

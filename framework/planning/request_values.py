@@ -105,11 +105,18 @@ def _has_defaults(spec: CapabilitySpec) -> bool:
     return spec.parameters is not None and bool(spec.parameters.model_fields)
 
 
-def read_parameters(spec: CapabilitySpec, task: str) -> dict[str, Any]:
+def read_parameters(
+    spec: CapabilitySpec, task: str, known: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Return the parameters that a request gives a capability where no model chooses them.
 
     ``parameters_from`` decides where the author wrote one. Otherwise a parameter takes the value
     that :func:`named_values` finds, except for a ``once`` effect: a person is asked about that one.
+
+    Args:
+        spec: What the capability declares.
+        task: The request.
+        known: Values by parameter, which need not be in the request.
 
     Raises:
         PlanError: A required parameter is not in the request, the request names several values
@@ -122,6 +129,7 @@ def read_parameters(spec: CapabilitySpec, task: str) -> dict[str, Any]:
         found = {}
     else:
         found = named_values(spec.parameters, task, spec.name)
+    found |= known or {}
     missing = [name for name in required_parameters(spec.parameters) if name not in found]
     if missing:
         raise PlanError(

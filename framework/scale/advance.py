@@ -26,12 +26,13 @@ from capgraph.graph.turns import DRAIN_SECONDS, Turn, TurnEnd, step_states, thre
 from capgraph.pipeline.run_config import configurable_of
 from capgraph.scale.order import TurnOrder
 from capgraph.scale.translate import Translator, interrupt_of
-from capgraph.stores.guarded import GuardedSaver
-from capgraph.stores.leases import Lease, leases_of
+from capgraph.stores.base_saver import BaseSaver
+from capgraph.stores.leases import Lease
+from capgraph.stores.persistence import Persistence
 from capgraph.stores.records import thread_config
 from capgraph.stores.run_log import ENDS, LoggedRun, RunLog
 from capgraph.stores.threads import open_questions
-from capgraph.stores.waits import open_waits, waits_of
+from capgraph.stores.waits import open_waits
 
 _READS = 3
 """So often a thread that cannot be read is given back: a worker of another version may know how."""
@@ -67,7 +68,7 @@ async def advance(graph: Any, order: TurnOrder, *, log: RunLog | None = None) ->
     >>> from langgraph.checkpoint.memory import InMemorySaver
     >>> async def main():
     ...     graph = build_graph([], checkpointer=InMemorySaver())
-    ...     log = RunLog(graph.checkpointer)
+    ...     log = graph.persistence.open_run_log()
     ...     await log.open(LoggedRun("r", "t", "", request={"message": "Sing", "caller": {}}))
     ...     first = await advance(graph, TurnOrder("t", "r"), log=log)
     ...     again = await advance(graph, TurnOrder("t", "r"), log=log)
@@ -75,7 +76,7 @@ async def advance(graph: Any, order: TurnOrder, *, log: RunLog | None = None) ->
     >>> asyncio.run(main())
     (['r'], [])
     """
-    return await Runner(graph, log or RunLog(graph.checkpointer)).advance(order)
+    return await Runner(graph, log or graph.persistence.open_run_log()).advance(order)
 
 
 class Runner:
@@ -94,6 +95,7 @@ class Runner:
     def __init__(self, graph: Any, log: RunLog, *, at_once: int = 1000) -> None:
         self._graph, self._log = graph, log
         self._saver = graph.checkpointer
+        self._persistence: Persistence = graph.persistence
         self._slots = asyncio.Semaphore(at_once)
         self._turns: dict[str, Turn] = {}
         self._stopped: set[str] = set()
@@ -115,7 +117,7 @@ class Runner:
         ended: dict[str, str] = {}
         while not self.draining:
             try:
-                lease = await leases_of(self._saver).take(order.thread)
+                lease = await self._persistence.leases.take(order.thread)
             except ThreadBusyError:
                 if not await self._log.open_of(order.thread):
                     break  # there is nothing to wait for
@@ -125,7 +127,7 @@ class Runner:
                 run, alone = await self._next(order.thread)
             finally:
                 if run is None:
-                    await leases_of(self._saver).release(lease)
+                    await self._persistence.leases.release(lease)
             if run is None:
                 break
             if (status := await self.run(run, lease, frees_first=False)) is not None:
@@ -160,7 +162,7 @@ class Runner:
 
     async def _may_be_asked(self, thread: str) -> bool:
         # What a long thread holds is read by the run itself, and once is enough.
-        return not isinstance(self._saver, GuardedSaver) or await self._saver.is_asked(thread)
+        return not isinstance(self._saver, BaseSaver) or await self._saver.is_asked(thread)
 
     def run(
         self, run: LoggedRun, lease: Lease, *, frees_first: bool = True
@@ -222,11 +224,11 @@ class Runner:
                         end = await self._run_turn(run, turn, translator)
                     if end is not None:
                         # Whoever has lost the thread does not say how the run of another ended.
-                        await leases_of(self._saver).confirm(run.thread_id, ask=False)
+                        await self._persistence.leases.confirm(run.thread_id, ask=False)
                 if end is not None and not frees_first:
                     return await self._end(run, end, translator)
             finally:
-                await leases_of(self._saver).release(lease)
+                await self._persistence.leases.release(lease)
             return await self._end(run, end, translator) if end is not None else None
         except PersistenceError as exc:
             if exc.unreadable:
@@ -302,7 +304,7 @@ class Runner:
 
     async def _end(self, run: LoggedRun, end: TurnEnd, translator: Translator) -> str:
         if end.error is not None:
-            await waits_of(self._saver).put_off(run.thread_id)
+            await self._persistence.waits.put_off(run.thread_id)
         asked = [question_of(run.thread_id, key, value) for key, value in end.questions.items()]
         result = {**end.as_data(), "thread_id": translator.thread_id}
         result.pop("questions", None)
@@ -326,7 +328,7 @@ async def stopped(graph: Any, thread: str) -> TurnEnd:
     # Written as a node that ends a turn, so that no question and no step is left.
     outcome = {"status": "stopped", "cancelled": True}
     await graph.aupdate_state(thread_config(thread), {"execution_outcome": outcome}, "error")
-    waits = waits_of(graph.checkpointer)
+    waits = graph.persistence.waits
     if (wait := await waits.of(thread)) is not None:
         await waits.drop(wait)
     return TurnEnd(thread, status="stopped", outcome=outcome)

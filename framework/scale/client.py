@@ -30,16 +30,13 @@ from capgraph.pipeline.run_config import configurable_of
 from capgraph.scale.advance import Runner, given_of, stopped
 from capgraph.scale.engine import Engine
 from capgraph.scale.order import TurnOrder
-from capgraph.stores.leases import leases_of
-from capgraph.stores.location import parse_url
-from capgraph.stores.open import open_saver
+from capgraph.stores.database import open_saver, parse_url
+from capgraph.stores.persistence import Persistence
 from capgraph.stores.reading import as_text, from_text
 from capgraph.stores.records import thread_config
-from capgraph.stores.rows import PostgresRows, rows_of
 from capgraph.stores.run_log import ENDS, STOPPING, LoggedRun, RunLog
-from capgraph.stores.step_results import step_results_of
 from capgraph.stores.threads import open_questions, thread_summary
-from capgraph.stores.waits import Due, open_waits, waits_of
+from capgraph.stores.waits import Due, open_waits
 
 _ENGINES = {
     "postgres": ("procrastinate", "workers", "PostgresEngine"),
@@ -48,11 +45,6 @@ _ENGINES = {
 """Name of an engine to the library, the extra and the class."""
 _LOOK_SECONDS = 0.2
 """How often whoever stops a thread looks whether it is."""
-_DATABASE = """CREATE TABLE IF NOT EXISTS capgraph_database (
-    one INTEGER PRIMARY KEY,
-    id TEXT NOT NULL,
-    proof TEXT NOT NULL
-)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +74,7 @@ class Client:
         self.log: RunLog = log
         self.engine: Engine = engine
         self._saver = graph.checkpointer
+        self._persistence: Persistence = graph.persistence
 
     async def submit(
         self,
@@ -202,7 +195,7 @@ class Client:
             self.graph, thread, key, value, config=sender, run=False, early=early
         ):
             return False
-        if (known := await waits_of(self._saver).of(thread)) is not None:
+        if (known := await self._persistence.waits.of(thread)) is not None:
             await self.wake(known)
         return True
 
@@ -230,7 +223,7 @@ class Client:
         """
         await self.status(thread)
         await self.log.stop(thread)
-        await step_results_of(self._saver).cancel_thread(thread)
+        await self._persistence.step_results.cancel_thread(thread)
         lease_seconds = self.graph.services.settings.scale.lease_seconds
         until = time.monotonic() + 2 * lease_seconds
         while await self._is_stopping(thread):
@@ -240,7 +233,7 @@ class Client:
 
     async def _is_stopping(self, thread: str) -> bool:
         """End what nobody runs; tells whether a worker has something to end."""
-        leases = leases_of(self._saver)
+        leases = self._persistence.leases
         runner = Runner(self.graph, self.log)
         stopping = [run for run in await self.log.open_of(thread) if run.status == STOPPING]
         try:
@@ -333,9 +326,9 @@ async def open_engine(
         )
     settings = services.settings
     check_engine(url, engine or settings.scale.engine)
-    rows = rows_of(graph.checkpointer) if graph.checkpointer else None
+    rows = graph.persistence.tables if graph.persistence is not None else None
     secret = settings.persistence.encryption_key
-    here = isinstance(rows, PostgresRows) and rows.is_at(url)
+    here = rows is not None and rows.is_at(url)
     key = secret.get_secret_value() if secret is not None else None
     async with open_saver(None if here else url, encryption_key=key) as saver:
         if saver is not None:
@@ -343,7 +336,7 @@ async def open_engine(
         carrier = await connect(
             url, graph.checkpointer, settings.scale, engine=engine, temporal=temporal
         )
-        log = RunLog(graph.checkpointer)
+        log = graph.persistence.open_run_log()
         try:
             yield Client(graph, log, carrier)
         finally:
@@ -412,9 +405,8 @@ async def _database(saver: Any) -> str:
 
     Who has another encryption key than those before is told so here, before any turn fails by it.
     """
-    rows: Any = rows_of(saver)
+    rows: Any = Persistence.of(saver).tables
     made = uuid.uuid4().hex[:12]
-    await rows.table(_DATABASE)
     await rows.run(
         "INSERT INTO capgraph_database (one, id, proof) VALUES (1, ?, ?)"
         " ON CONFLICT (one) DO NOTHING",

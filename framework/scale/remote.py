@@ -23,8 +23,9 @@ from capgraph.pipeline.run_config import configurable_of, paid_by
 from capgraph.pipeline.run_sent import refused, run_sent, view_of
 from capgraph.scale.engine import Engine
 from capgraph.scale.order import StepOrder
-from capgraph.stores.leases import Lease, leases_of
-from capgraph.stores.step_results import Begun, Seen, lease_of, step_results_of
+from capgraph.stores.leases import Lease, Leases
+from capgraph.stores.persistence import Persistence
+from capgraph.stores.step_results import Begun, Seen, StepResults, lease_of
 from capgraph.telemetry.accounts import CASHIER, paying
 from capgraph.telemetry.metered import METER, counting
 from capgraph.telemetry.sinks import EventDispatcher, about
@@ -61,9 +62,9 @@ class Steps:
     ) -> None:
         self._graph, self._engine, self._queues = graph, engine, frozenset(queues)
         self._draining = draining or asyncio.Event()
-        self._saver = graph.checkpointer
-        self._results = step_results_of(self._saver)
-        self._leases = leases_of(self._saver)
+        self._persistence: Persistence = graph.persistence
+        self._results: StepResults = self._persistence.step_results
+        self._leases: Leases = self._persistence.leases
         graph.services.equipment.sender = self
 
     def serves(self, queue: str) -> bool:
@@ -104,7 +105,7 @@ class Steps:
         waiting = _Waiting(StepOrder(name, queue, name, token), seconds)
         try:
             while not leave():
-                ear = self._results.ears.of(name)
+                ear = self._results.listener.event(name)
                 try:
                     seen = await self._results.look(name)
                     await self._take_events(waiting, seen, tell)
@@ -122,7 +123,7 @@ class Steps:
                         raise
                     _log().warning("Nobody can say how the step %s is: %s", name, exc)
                     await asyncio.sleep(_AGAIN)
-                await waiting.pause(ear, heard=self._results.ears.hears)
+                await waiting.pause(ear, heard=self._results.listener.is_connected)
         except asyncio.CancelledError:
             with suppress(PersistenceError):
                 await asyncio.shield(self._results.cancel(name, token))
@@ -300,7 +301,7 @@ class Steps:
         # Whatever takes up events takes them up where the turn runs.
         services = replace(self._graph.services, events=EventDispatcher())
         places = [(str(space), str(place)) for space, place in request["checkpoints"]]
-        journal = Journal(self._saver, begun.thread_id, checkpoints=places, fence=fence)
+        journal = Journal(self._persistence, begun.thread_id, checkpoints=places, fence=fence)
         caller = configurable_of(Caller(**request["caller"]))
         config: Any = {"configurable": {**caller, "thread_id": begun.thread_id}}
         view, limits = view_of(request), services.limits

@@ -11,14 +11,8 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from capgraph.base.errors import PersistenceError, ValidationError
 from capgraph.scale.engine import Engine
+from capgraph.stores.persistence import Persistence
 from capgraph.stores.reading import as_text, from_text
-from capgraph.stores.rows import rows_of
-
-_TABLE = """CREATE TABLE IF NOT EXISTS capgraph_schedules (
-    id TEXT PRIMARY KEY,
-    cron TEXT NOT NULL,
-    request TEXT NOT NULL
-)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +42,7 @@ class Schedules:
     """
 
     def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
-        self._rows, self._serde = rows_of(saver), saver.serde
+        self._rows, self._serde = Persistence.of(saver).tables, saver.serde
 
     async def add(self, schedule: Schedule, engine: Engine) -> None:
         """Keep a schedule, and have an engine tell workers its moments.
@@ -118,5 +112,4 @@ class Schedules:
 
     async def _run(self, statement: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         assert self._rows is not None
-        await self._rows.table(_TABLE)
         return (await self._rows.run(statement, values))[1]

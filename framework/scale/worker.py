@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from capgraph.base.errors import CapgraphError, PersistenceError
-from capgraph.base.ports import SqlExecutor
 from capgraph.configs.logger import get_logger
 from capgraph.graph.turns import DRAIN_SECONDS
 from capgraph.scale.advance import Runner
@@ -23,15 +22,9 @@ from capgraph.scale.engine import TURNS
 from capgraph.scale.order import StepOrder, TurnOrder
 from capgraph.scale.remote import Steps
 from capgraph.scale.schedules import Schedules
-from capgraph.stores.rows import rows_of
-from capgraph.stores.waits import due
+from capgraph.stores.database import SqlTables
+from capgraph.stores.threads import due
 
-_TABLE = """CREATE TABLE IF NOT EXISTS capgraph_workers (
-    id TEXT PRIMARY KEY,
-    queues TEXT NOT NULL,
-    running BIGINT NOT NULL,
-    gone DOUBLE PRECISION NOT NULL
-)"""
 _PUT = (
     "INSERT INTO capgraph_workers (id, queues, running, gone) VALUES (?, ?, ?, {now} + ?)"
     " ON CONFLICT (id) DO UPDATE SET running = excluded.running, gone = excluded.gone"
@@ -55,13 +48,12 @@ class WorkerInfo:
     running: int
 
 
-async def list_workers(rows: SqlExecutor) -> list[WorkerInfo]:
+async def list_workers(rows: SqlTables) -> list[WorkerInfo]:
     """Return the workers that live, by id; a dead one is left out after twice its lease.
 
     Args:
         rows: Rows beside the threads.
     """
-    await rows.table(_TABLE)
     _, found = await rows.run(
         "SELECT id, queues, running FROM capgraph_workers WHERE gone > {now} ORDER BY id"
     )
@@ -93,7 +85,7 @@ class Worker:
         self._client, self._queues, self._concurrency = client, tuple(queues), concurrency
         self._runner = Runner(client.graph, client.log)
         self._scale = client.graph.services.settings.scale
-        self._rows = rows_of(client.graph.checkpointer)
+        self._rows = client.graph.persistence.tables
         self._draining = asyncio.Event()
         self._steps = Steps(
             client.graph, client.engine, queues=self._queues, draining=self._draining
@@ -199,7 +191,6 @@ class Worker:
     async def _tell(self, seconds: float) -> None:
         """Say that this worker lives, and for how long it is to be believed."""
         assert self._rows is not None
-        await self._rows.table(_TABLE)
         if seconds:
             running, now = len(self._running), time.monotonic()
             if running == self._told[0] and now < self._told[1]:

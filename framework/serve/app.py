@@ -37,7 +37,6 @@ from capgraph.serve.standing import Standing
 from capgraph.serve.threads import Threads
 from capgraph.serve.tokens import TokenFile
 from capgraph.serve.webhook import Webhook
-from capgraph.stores.run_log import RunLog
 
 if TYPE_CHECKING:
     from capgraph.configs.settings import ServeSettings, Settings
@@ -83,7 +82,7 @@ def create_app(
             fix="Give build_graph a checkpointer; InMemorySaver() is enough to try.",
         )
     serve = settings_of(settings or services.settings)
-    log = RunLog(graph.checkpointer)
+    log = graph.persistence.open_run_log()
     threads = Threads(graph, log, shared=auth is None and not serve.has_logins)
     runs = Runs(graph, threads, log, serve, engine)
     identity: Identity

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from capgraph.base.ports import Caller
 from capgraph.serve.problems import BadRequestError
 from capgraph.state import TurnView
-from capgraph.stores.records import read_record, record_names, thread_config
-from capgraph.stores.rows import rows_of
-from capgraph.stores.threads import each_thread_id
-from capgraph.telemetry.audit_log import AuditTable
+from capgraph.stores.persistence import Persistence
+from capgraph.stores.records import read_record, thread_config
+from capgraph.stores.threads import iter_thread_ids
 from capgraph.telemetry.usage_book import usage_totals
 
 if TYPE_CHECKING:
@@ -40,10 +39,10 @@ class Ledger:
         self._services = graph.services
         self._threads = threads
         self._overseers = frozenset(admin_roles)
-        rows = rows_of(self._saver)
+        self._persistence: Persistence = graph.persistence
+        self._rows = self._persistence.tables
         key = self._services.settings.audit.signing_key
-        self._rows = rows
-        self._audit = AuditTable(rows, signing_key=key) if rows is not None else None
+        self._audit = self._persistence.audit(key) if self._rows is not None else None
 
     def _range(self, caller: Caller) -> str:
         """Return with what the names of the threads begin of which somebody may know."""
@@ -67,7 +66,7 @@ class Ledger:
             return await self._effects_of(caller, kept), None
         place = None if after is None else await self._place(caller, after)
         last = None
-        async for kept in each_thread_id(self._saver, after=place, prefix=self._range(caller)):
+        async for kept in iter_thread_ids(self._saver, after=place, prefix=self._range(caller)):
             if not self._may_see(caller, kept):
                 continue
             if len(found) >= limit:
@@ -84,7 +83,7 @@ class Ledger:
         return await self._threads.check(caller, after)
 
     async def _effects_of(self, caller: Caller, kept: str) -> list[dict[str, Any]]:
-        names = await record_names(self._saver, kept)
+        names = await self._persistence.record_names(kept)
         agreed: dict[tuple[str, str, str | None], list[str]] = {}
         found = []
         for name in names:

@@ -36,11 +36,10 @@ from capgraph.scale.advance import MARK, Runner, given_of, question_of, stopped
 from capgraph.scale.order import TurnOrder
 from capgraph.serve.problems import AnswerRefusedError, ConflictError, NotFoundError
 from capgraph.state import TurnView
-from capgraph.stores.leases import leases_of
+from capgraph.stores.persistence import Persistence
 from capgraph.stores.records import thread_config
 from capgraph.stores.run_log import STOPPING, LoggedRun, RunLog
-from capgraph.stores.threads import open_questions
-from capgraph.stores.waits import due, waits_of
+from capgraph.stores.threads import due, open_questions
 
 if TYPE_CHECKING:
     from capgraph.configs.settings import ServeSettings
@@ -93,6 +92,7 @@ class Runs:
         self._engine = engine
         self._graph = graph
         self._saver = graph.checkpointer
+        self._persistence: Persistence = graph.persistence
         self._threads = threads
         self._log = log
         self._settings = settings
@@ -194,13 +194,13 @@ class Runs:
             await self._log.open(run, here=False)
             await self._engine.submit(TurnOrder(kept, run.run_id))
             return self._shown(caller, run)
-        lease = await leases_of(self._saver).take(kept)
+        lease = await self._persistence.leases.take(kept)
         try:
             # Before the thread was this one's, somebody else's answer may have been first.
             await self._still_open(kept, asked)
             await self._log.open(run)
         except BaseException:
-            await leases_of(self._saver).release(lease)
+            await self._persistence.leases.release(lease)
             raise
         self._go(run, self._runner.run(run, lease))
         return self._shown(caller, run)
@@ -314,13 +314,13 @@ class Runs:
         run = await self._mine(caller, run_id)
         last = run.status == "waiting" and await self._log.of_thread(run.thread_id, 1)
         if last and last[0].run_id == run_id:
-            lease = await leases_of(self._saver).take(run.thread_id)
+            lease = await self._persistence.leases.take(run.thread_id)
             try:
                 with lend(lease):
                     end = await stopped(self._graph, run.thread_id)
                 await self._log.end(run_id, end.status)
             finally:
-                await leases_of(self._saver).release(lease)
+                await self._persistence.leases.release(lease)
             return await self.get(caller, run_id)
         if not self._runner.stop(run_id):
             await self._log.stop(run.thread_id, run_id)
@@ -453,7 +453,7 @@ class Runs:
         sender: Any = {"configurable": configurable_of(caller)}
         if not await send_signal(self._graph, kept, key, value, config=sender, run=False):
             return None
-        known = await waits_of(self._saver).of(kept)
+        known = await self._persistence.waits.of(kept)
         return await self._begin(known.caller if known is not None else caller, kept, {})
 
     # --- life -----------------------------------------------------------------------------

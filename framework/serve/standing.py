@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from capgraph.base.clock import use_clock
 from capgraph.base.ports import Caller
-from capgraph.stores.cells import cells_of
-from capgraph.stores.rows import rows_of
 
 if TYPE_CHECKING:
     from capgraph.configs.settings import ServeSettings
@@ -34,7 +32,7 @@ class Standing:
 
     def __init__(self, graph: Any, threads: Threads, settings: ServeSettings) -> None:
         self._graph, self._threads, self._settings = graph, threads, settings
-        self._services = graph.services
+        self._services, self._persistence = graph.services, graph.persistence
         self._found: list[dict[str, Any]] | None = None
 
     def _oversees(self, caller: Caller) -> bool:
@@ -50,10 +48,10 @@ class Standing:
         """
         kept = None if thread_id is None else await self._threads.check(caller, thread_id)
         subjects = {"user": caller.user_id, "tenant": caller.tenant, "thread": kept}
-        rows = rows_of(self._graph.checkpointer)
+        values = self._persistence.values if self._persistence.tables is not None else None
         found = []
         for given in self._services.purse.budgets:
-            budget = given.counting_in(cells_of(rows)) if rows is not None else given
+            budget = given.counting_in(values) if values is not None else given
             subject = subjects.get(budget.per)
             with use_clock(self._services.clock):
                 left = await budget.left(subject) if subject else {}
@@ -132,7 +130,7 @@ class Standing:
 
         services = self._services
         offline = services.chat_model("planning") is None
-        saved = rows_of(self._graph.checkpointer) is not None
+        saved = self._persistence.tables is not None
         found = findings_of(
             services.registry,
             services.settings,
@@ -144,7 +142,7 @@ class Standing:
 
     async def workers(self, caller: Caller) -> list[dict[str, Any]]:
         """Return the workers that live, for who oversees, where the database is one they share."""
-        rows = rows_of(self._graph.checkpointer)
+        rows = self._persistence.tables
         if rows is None or not self._oversees(caller):
             return []
         from capgraph.scale import list_workers

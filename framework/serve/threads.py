@@ -14,10 +14,9 @@ from capgraph.base.errors import ValidationError
 from capgraph.base.ports import Caller
 from capgraph.base.values import to_plain
 from capgraph.serve.problems import NotFoundError
-from capgraph.stores.leases import leases_of
+from capgraph.stores.persistence import Persistence
 from capgraph.stores.records import NEVER, read_record, thread_config, write_record
-from capgraph.stores.threads import each_thread_id, fork_thread, thread_summary
-from capgraph.stores.waits import waits_of
+from capgraph.stores.threads import fork_thread, iter_thread_ids, thread_summary
 
 if TYPE_CHECKING:
     from langchain_core.messages import AnyMessage
@@ -47,6 +46,7 @@ class Threads:
     def __init__(self, graph: Any, log: RunLog, *, shared: bool) -> None:
         self._graph = graph
         self._saver: BaseCheckpointSaver[Any] = graph.checkpointer
+        self._persistence: Persistence = graph.persistence
         self._log = log
         self._shared = shared
 
@@ -108,7 +108,7 @@ class Threads:
 
     async def latest(self, caller: Caller, limit: int) -> list[str]:
         """Return the saver's names of the threads of a user that were saved last."""
-        named = each_thread_id(self._saver, limit=limit, prefix=self.owner(caller))
+        named = iter_thread_ids(self._saver, limit=limit, prefix=self.owner(caller))
         return [kept async for kept in named]
 
     async def create(
@@ -163,7 +163,7 @@ class Threads:
         kept_after = None if after is None else await self.check(caller, after)
         words = query.casefold().split()
         found: list[dict[str, Any]] = []
-        async for kept in each_thread_id(self._saver, after=kept_after, prefix=self.owner(caller)):
+        async for kept in iter_thread_ids(self._saver, after=kept_after, prefix=self.owner(caller)):
             item = await self._item(caller, kept)
             if item is None or (outcome and item["outcome"] != outcome):
                 continue
@@ -225,13 +225,13 @@ class Threads:
             ThreadBusyError: It is being run.
         """
         kept = await self.check(caller, thread_id)
-        leases = leases_of(self._saver)
+        leases = self._persistence.leases
         lease = await leases.take(kept)
         try:
             await self._saver.adelete_thread(kept)
             await self._log.drop_thread(kept)
-            if (due := await waits_of(self._saver).of(kept)) is not None:
-                await waits_of(self._saver).drop(due)
+            if (due := await self._persistence.waits.of(kept)) is not None:
+                await self._persistence.waits.drop(due)
         finally:
             await leases.release(lease)
 

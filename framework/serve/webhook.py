@@ -23,9 +23,9 @@ from capgraph.base.clock import Clock
 from capgraph.base.errors import CapgraphError, ConfigurationError
 from capgraph.configs.logger import get_logger
 from capgraph.scale.advance import question_of
-from capgraph.stores.cells import Cells, MemoryCells, cells_of
+from capgraph.stores.atomic_values import AtomicValueStore, MemoryValues
+from capgraph.stores.persistence import Persistence
 from capgraph.stores.records import thread_config
-from capgraph.stores.rows import rows_of
 from capgraph.stores.threads import open_questions
 
 if TYPE_CHECKING:
@@ -69,8 +69,10 @@ class Webhook:
                 "serve.webhook tells links, and nobody says where people reach the server.",
                 fix="Set serve.base_url.",
             )
-        rows = rows_of(graph.checkpointer)
-        self._cells: Cells = cells_of(rows) if rows is not None else MemoryCells(10_000)
+        kept: Persistence = graph.persistence
+        self._cells: AtomicValueStore = (
+            kept.values if kept.tables is not None else MemoryValues(10_000)
+        )
         self._clock: Clock = graph.services.clock
         self._saver, self._threads, self._log = graph.checkpointer, threads, log
         self._kept = settings.keep_runs_days * 86_400

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from capgraph.stores.checkpoints import CheckpointManager as CheckpointManager
     from capgraph.stores.conversation import ConversationMessage as ConversationMessage
     from capgraph.stores.conversation import ConversationState as ConversationState
+    from capgraph.stores.database import Location as Location
+    from capgraph.stores.database import SqlTables as SqlTables
+    from capgraph.stores.database import open_saver as open_saver
+    from capgraph.stores.database import open_store as open_store
     from capgraph.stores.leases import Leases as Leases
-    from capgraph.stores.leases import leases_of as leases_of
-    from capgraph.stores.location import Location as Location
-    from capgraph.stores.open import open_saver as open_saver
-    from capgraph.stores.open import open_store as open_store
-    from capgraph.stores.rows import rows_of as rows_of
+    from capgraph.stores.persistence import Persistence as Persistence
     from capgraph.stores.state_store import MISSING as MISSING
     from capgraph.stores.state_store import BaseStateStore as BaseStateStore
     from capgraph.stores.state_store import InMemoryStateStore as InMemoryStateStore
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from capgraph.stores.state_store import StateStoreFactory as StateStoreFactory
     from capgraph.stores.stops import Stop as Stop
     from capgraph.stores.threads import ThreadSummary as ThreadSummary
+    from capgraph.stores.threads import due as due
     from capgraph.stores.threads import fork_thread as fork_thread
     from capgraph.stores.threads import list_threads as list_threads
     from capgraph.stores.threads import prune_threads as prune_threads
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from capgraph.stores.threads import thread_summary as thread_summary
     from capgraph.stores.threads import waiting_questions as waiting_questions
     from capgraph.stores.waits import Due as Due
-    from capgraph.stores.waits import due as due
 
 __getattr__, __dir__ = lazy_exports(
     __name__,
@@ -45,10 +45,9 @@ __getattr__, __dir__ = lazy_exports(
         "capgraph.base.ports": ("SqlExecutor",),
         "capgraph.stores.checkpoints": ("Checkpoint", "CheckpointManager"),
         "capgraph.stores.conversation": ("ConversationMessage", "ConversationState"),
-        "capgraph.stores.leases": ("Leases", "leases_of"),
-        "capgraph.stores.location": ("Location",),
-        "capgraph.stores.open": ("open_saver", "open_store"),
-        "capgraph.stores.rows": ("rows_of",),
+        "capgraph.stores.database": ("Location", "SqlTables", "open_saver", "open_store"),
+        "capgraph.stores.leases": ("Leases",),
+        "capgraph.stores.persistence": ("Persistence",),
         "capgraph.stores.state_store": (
             "BaseStateStore",
             "InMemoryStateStore",
@@ -61,6 +60,7 @@ __getattr__, __dir__ = lazy_exports(
         "capgraph.stores.stops": ("Stop",),
         "capgraph.stores.threads": (
             "ThreadSummary",
+            "due",
             "fork_thread",
             "list_threads",
             "prune_threads",
@@ -68,6 +68,6 @@ __getattr__, __dir__ = lazy_exports(
             "thread_summary",
             "waiting_questions",
         ),
-        "capgraph.stores.waits": ("Due", "due"),
+        "capgraph.stores.waits": ("Due",),
     },
 )

@@ -23,7 +23,8 @@ from capgraph.base.dict_form import DictForm
 from capgraph.base.errors import ConfigurationError, PersistenceError, ValidationError
 from capgraph.base.values import as_json, copied
 from capgraph.langgraph_compat import is_own_key, plain_values
-from capgraph.stores.history import whole
+from capgraph.stores.history import load_full_checkpoint
+from capgraph.stores.persistence import Persistence
 from capgraph.stores.records import PREFIX, record_of, write_record
 from capgraph.stores.state_store import BaseStateStore
 
@@ -330,7 +331,7 @@ class _InSaver:
             return Checkpoint.from_dict(record) if record else None
         if place["checkpoint_ns"]:
             return None  # of a graph inside a step, or a record of another kind
-        values = plain_values(await whole(self._saver, found))
+        values = plain_values(await load_full_checkpoint(Persistence.of(self._saver), found))
         return Checkpoint(
             f"{found.checkpoint['id']}@{place['thread_id']}",
             str(found.metadata.get("agent_id", "")),

@@ -13,7 +13,6 @@ from typing import Any
 
 from langgraph.channels import DeltaChannel
 from langgraph.checkpoint.base import (
-    BaseCheckpointSaver,
     CheckpointTuple,
     DeltaChannelHistory,
     writes_sort_key,
@@ -22,15 +21,13 @@ from langgraph.checkpoint.base import (
 from capgraph.base.errors import PersistenceError
 from capgraph.langgraph_compat import COUNTERS, as_whole, counts_deltas, replayed
 from capgraph.state import AgentState, StateSchema
-from capgraph.stores.held import NOTHING, Held, held_of
-from capgraph.stores.leases import leases_of
+from capgraph.stores.history_cache import NOTHING, CachedHistory
+from capgraph.stores.persistence import Persistence
 from capgraph.stores.records import END, PREFIX
-from capgraph.stores.rows import SaverRows, rows_of
 
 # Sorts after every checkpoint id, in whatever language a database sorts.
 _LAST = "g"
 _IS_RECORD = f"substr(checkpoint_ns, 1, {len(PREFIX)}) = '{PREFIX}'"
-_KEPT = "_capgraph_channels"
 _CHAIN = (
     "WITH RECURSIVE chain(id, parent, depth) AS ("
     " SELECT checkpoint_id, parent_checkpoint_id, 0 FROM checkpoints"
@@ -50,29 +47,13 @@ _FAR = 50
 """What was found further back than so many checkpoints is held for whoever reads next."""
 
 
-def know_channels(saver: BaseCheckpointSaver[Any], channels: Mapping[str, Any]) -> None:
-    """Tell a saver how the keys of a graph that grow are put together.
-
-    Args:
-        saver: Where the graph keeps its threads.
-        channels: The graph's channels.
-    """
-    # Kept with the saver, so that LangGraph's copies of it have the same.
-    known = vars(saver).setdefault(_KEPT, {})
-    for name, channel in channels.items():
-        if isinstance(channel, DeltaChannel):
-            same = known.setdefault(name, channel) == channel
-            # Two graphs that disagree: nobody can say whose a thread is.
-            known[name] = channel if same else None
-
-
-async def whole(
-    saver: BaseCheckpointSaver[Any], found: CheckpointTuple, *, only: Sequence[str] | None = None
+async def load_full_checkpoint(
+    persistence: Persistence, found: CheckpointTuple, *, only: Sequence[str] | None = None
 ) -> CheckpointTuple:
     """Return a checkpoint with everything that it holds.
 
     Args:
-        saver: Where it is from.
+        persistence: Where it is from.
         found: The checkpoint.
         only: The keys that matter; all when not given.
 
@@ -80,7 +61,7 @@ async def whole(
         PersistenceError: It has keys that grow and that no graph of this saver knows.
     """
     ours = {name: key.reducer for name, key in StateSchema.of(AgentState).keys.items()}
-    known = {**ours, **vars(saver).get(_KEPT, {})}
+    known = {**ours, **persistence.channels}
     channels = {
         name: channel
         for name, channel in known.items()
@@ -93,12 +74,11 @@ async def whole(
             f" {found.config['configurable'].get('thread_id')!r} is put together.",
             fix="Build the graph that wrote it with this saver first.",
         )
-    return await as_whole(saver, found, channels)
+    return await as_whole(persistence.saver, found, channels)
 
 
-async def since_saved(
-    saver: BaseCheckpointSaver[Any],
-    rows: SaverRows,
+async def load_deltas_since_snapshot(
+    persistence: Persistence,
     place: tuple[str, str, str],
     channels: Sequence[str],
 ) -> Mapping[str, DeltaChannelHistory] | None:
@@ -108,8 +88,7 @@ async def since_saved(
     newest one says how far back it is.
 
     Args:
-        saver: Where the thread is kept.
-        rows: Its rows.
+        persistence: Where the thread is stored, in a database that is known.
         place: Thread, namespace and checkpoint.
         channels: Names of the channels.
 
@@ -117,6 +96,8 @@ async def since_saved(
         ``None`` when the newest one does not say it.
     """
     thread, namespace, latest = place
+    rows, cache = persistence.tables, persistence.history_cache
+    assert rows is not None
     _, told = await rows.run(
         f"SELECT {rows.metadata(COUNTERS)} FROM checkpoints"
         " WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?",
@@ -125,7 +106,7 @@ async def since_saved(
     counters = json.loads((told and told[0][0]) or "{}")
     if not channels or any(name not in counters for name in channels):
         return None
-    held = held_of(saver).get("" if namespace else thread, NOTHING)
+    held = cache.get("" if namespace else thread, NOTHING)
     steps = {
         name: counters[name][1] - held.counters[name][1]
         for name in channels
@@ -140,16 +121,16 @@ async def since_saved(
     marks = f"({','.join('?' * len(channels))})"
     _, found = await rows.run(
         f"{_CHAIN} {_WRITTEN} {marks} UNION ALL {_DEPTHS}"
-        f" UNION ALL SELECT saved.*, '', -1, '' FROM ({rows.saved}"
+        f" UNION ALL SELECT saved.*, '', -1, '' FROM ({rows.snapshots}"
         " WHERE c.thread_id = ? AND c.checkpoint_ns = ?"
         f" AND (depth IN ({','.join('?' * len(saved))}) OR parent IS NULL)) saved",
         (*walk, thread, namespace, *channels, thread, namespace, *saved),
     )
-    read = saver.serde.loads_typed
+    read = persistence.saver.serde.loads_typed
     depths = {row[0]: row[5] for row in found if not row[4] and row[5] >= 0}
     if near and depths.get(held.checkpoint) != back:  # that was on another branch
-        held_of(saver).pop(thread, None)
-        return await since_saved(saver, rows, place, channels)
+        cache.pop(thread, None)
+        return await load_deltas_since_snapshot(persistence, place, channels)
     written = [(depths.get(row[0], 0), *row[1:]) for row in found if row[4]]
     seeds: dict[int, dict[str, Any]] = {}
     for checkpoint, name, kind, data, task, number, _ in found:
@@ -177,15 +158,19 @@ async def since_saved(
         }
         if name in seeds[far]:
             result[name]["seed"] = seeds[far][name]
-    known = vars(saver).get(_KEPT, {})
+    known = persistence.channels
     newer = not namespace and held.checkpoint < latest
     if not newer or max(reach.values()) <= _FAR or any(known.get(n) is None for n in channels):
         return result
-    values = {name: replayed(known[name], history) for name, history in result.items()}
-    held_of(saver)[thread] = Held(
+    values = {
+        name: replayed(channel, history)
+        for name, history in result.items()
+        if (channel := known[name]) is not None
+    }
+    cache[thread] = CachedHistory(
         latest,
         {name: counters[name] for name in values},
-        {name: saver.serde.dumps_typed(value) for name, value in values.items()},
+        {name: persistence.saver.serde.dumps_typed(value) for name, value in values.items()},
     )
     return {name: {"seed": value, "writes": []} for name, value in values.items()}
 
@@ -194,22 +179,22 @@ class History:
     """The history of one thread, in a saver whose database is known.
 
     Args:
-        saver: A saver of ``open_saver``, or a plain SQLite or PostgreSQL one.
+        persistence: That of a SQLite or PostgreSQL saver.
         thread_id: The thread.
 
     Raises:
         PersistenceError: The saver's database is not known.
     """
 
-    def __init__(self, saver: BaseCheckpointSaver[Any], thread_id: str) -> None:
-        rows = rows_of(saver)
+    def __init__(self, persistence: Persistence, thread_id: str) -> None:
+        rows = persistence.tables
         if rows is None:
             raise PersistenceError(
-                f"{type(saver).__name__} can neither copy nor drop the history of a thread.",
+                f"{type(persistence.saver).__name__} can neither copy nor drop the history of a thread.",
                 fix="Use SQLite or PostgreSQL through open_saver, or delete threads.",
             )
         self._rows = rows
-        self._saver = saver
+        self._persistence, self._saver = persistence, persistence.saver
         self._thread = thread_id
 
     async def copy(self, target: str, *, up_to: str | None = None) -> None:
@@ -221,19 +206,25 @@ class History:
                 so that the copy does not repeat what that turn did afterwards.
 
         Raises:
-            PersistenceError: The thread does not exist, or a thread named ``target`` does.
+            PersistenceError: The thread does not exist, or a thread named ``target`` does, or
+                ``target`` is not a usable name.
             ThreadBusyError: A run or another copy uses ``target``.
         """
+        if not isinstance(target, str) or not target.strip() or not target.isprintable():
+            raise PersistenceError(
+                f"The thread id {target!r} of the copy cannot be used.",
+                fix="Use printable characters.",
+            )
         # The lease keeps others from writing to the target between the check and the copy.
-        lease = await leases_of(self._saver).take(target)
+        lease = await self._persistence.leases.take(target)
         try:
             await self._check_copy(target)
             await self._copy_rows(target, up_to)
         finally:
-            await leases_of(self._saver).release(lease)
+            await self._persistence.leases.release(lease)
 
     async def _check_copy(self, target: str) -> None:
-        if await History(self._saver, target)._exists():
+        if await History(self._persistence, target)._exists():
             raise PersistenceError(
                 f"The thread {target!r} already exists: a copy of {self._thread!r} would mix the"
                 " histories of both.",
@@ -253,7 +244,7 @@ class History:
                     f"SELECT 1 FROM {table} WHERE thread_id = ? LIMIT 1", (self._thread,)
                 )
             )[1]
-            for table in self._rows.tables
+            for table in self._rows.checkpoint_tables
         ]
         return any(found)
 
@@ -267,14 +258,14 @@ class History:
             ),
             self._rows.words["writes"]: (f" AND {was}", (until,)),
         }
-        for table, columns in self._rows.tables.items():
+        for table, columns in self._rows.checkpoint_tables.items():
             where, values = wanted.get(table, ("", ()))
             await self._rows.run(
                 f"INSERT INTO {table} (thread_id, {columns}) SELECT ?, {columns} FROM {table}"
                 f" WHERE thread_id = ?{where}",
                 (target, self._thread, *values),
             )
-        await History(self._saver, target)._sweep()
+        await History(self._persistence, target)._sweep()
 
     async def oldest(self, *, turns: int | None = None, checkpoints: int | None = None) -> str:
         """Name the checkpoint with which the last turns, or checkpoints, begin.
@@ -354,7 +345,7 @@ class History:
         if found is None:
             return
         if counts_deltas(found):
-            found = await whole(self._saver, found)
+            found = await load_full_checkpoint(self._persistence, found)
         checkpoint = found.checkpoint
         # Without a checkpoint's id: nothing stands before it any more.
         place: Any = {"thread_id": self._thread, "checkpoint_ns": namespace}

@@ -21,30 +21,23 @@ import uuid
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from capgraph.base.errors import CapgraphError, PersistenceError, ThreadBusyError
-from capgraph.base.ports import SqlExecutor
 from capgraph.configs.latest import Latest
 from capgraph.configs.logger import get_logger
-from capgraph.stores.rows import PostgresRows, kept_with
+from capgraph.langgraph_compat import is_same_saver
+from capgraph.stores.database import SqlTables
 
 if TYPE_CHECKING:
     from capgraph.configs.settings import ScaleSettings
 
 T = TypeVar("T")
 
-_TABLE = """CREATE TABLE IF NOT EXISTS capgraph_leases (
-    thread_id TEXT PRIMARY KEY,
-    owner TEXT NOT NULL,
-    machine TEXT NOT NULL,
-    process TEXT NOT NULL,
-    beat DOUBLE PRECISION NOT NULL
-)"""
 _INSERT = (
     "INSERT INTO capgraph_leases (thread_id, owner, machine, process, beat)"
     " VALUES (?, ?, ?, ?, {now}) ON CONFLICT (thread_id) DO NOTHING"
@@ -61,8 +54,9 @@ _TOUCH = "UPDATE capgraph_leases SET beat = {now} WHERE thread_id = ? AND owner 
 _BEAT = "UPDATE capgraph_leases SET beat = {now} WHERE owner IN ({marks}) RETURNING owner"
 _DELETE = "DELETE FROM capgraph_leases WHERE thread_id = ? AND owner = ?"
 
-# Every run of this process that is under way, whichever graph and saver it uses.
-_under_way: set[str] = set()
+# The leases of every run of this process that is under way, by owner, whichever graph it uses.
+_under_way: dict[str, Lease] = {}
+_LOCK = threading.Lock()
 # By process id: a process that was split off is another one.
 _process: dict[int, tuple[str, str]] = {}
 _MACHINE = "CAPGRAPH_MACHINE"
@@ -71,7 +65,7 @@ _TRUSTED = 1.5
 that no clock of the database has to be right for the two to be one after the other."""
 
 
-class Holder(NamedTuple):
+class LeaseOwner(NamedTuple):
     """Who has a lease.
 
     Attributes:
@@ -101,6 +95,7 @@ class Lease:
     Attributes:
         thread_id: The thread.
         holder: Who holds it.
+        leases: Those of the graph that took it.
         family: What tells that two graphs run inside one outer graph's step; they share a lease.
         users: How many graphs share it.
         taken: Whether it stands in the database.
@@ -110,26 +105,13 @@ class Lease:
     """
 
     thread_id: str
-    holder: Holder
+    holder: LeaseOwner
+    leases: Leases = field(repr=False)
     family: str | None = None
     users: int = 1
     taken: bool = False
     lost: bool = False
     confirmed: float = 0.0
-
-
-def leases_of(saver: BaseCheckpointSaver[Any]) -> Leases:
-    """Return the leases that belong to a saver: one object for every graph of this process.
-
-    They are rows of the same database for SQLite and PostgreSQL. Any other saver gets leases in
-    memory, which keep the runs of one process apart.
-
-    Args:
-        saver: An open saver.
-    """
-    # Kept with the saver, so that LangGraph's copies of it have the same.
-    found: Leases = kept_with(saver, Leases)
-    return found
 
 
 class Leases:
@@ -143,15 +125,19 @@ class Leases:
         heartbeat_seconds: Time between heartbeats.
 
     Args:
-        rows: The saver's rows; ``None`` keeps leases in memory.
+        rows: Tables in the saver's database; ``None`` if that is unknown. Leases then exclude only
+            runs of this process.
+        saver: The saver.
     """
 
-    def __init__(self, rows: SqlExecutor | None) -> None:
+    def __init__(
+        self, rows: SqlTables | None, saver: BaseCheckpointSaver[Any] | None = None
+    ) -> None:
+        self._saver = saver
         self.ttl_seconds: float = 30.0
         self.heartbeat_seconds: float = 10.0
         self._rows = rows
         self._held: dict[str, Lease] = {}
-        self._lock = threading.Lock()
         self._wake = threading.Event()
         self._heart: threading.Thread | None = None
         # Machine and process to the beat after which it was found to be silent: all of its leases
@@ -166,7 +152,13 @@ class Leases:
 
     def held(self, thread_id: str) -> Lease | None:
         """Return the lease that this process holds through this saver, if any."""
-        return self._held.get(thread_id)
+        if (mine := self._held.get(thread_id)) is not None:
+            return mine
+        # Another graph over the same saver may have taken it.
+        for lease in [*_under_way.values()]:
+            if lease.thread_id == thread_id and is_same_saver(lease.leases._saver, self._saver):
+                return lease
+        return None
 
     async def take(
         self, thread_id: str, *, family: str | None = None, outer: Collection[Lease] = ()
@@ -183,16 +175,15 @@ class Leases:
             PersistenceError: The lease cannot be kept.
         """
         machine, process = await self.identity()
-        mine = Lease(thread_id, Holder(uuid.uuid4().hex, machine, process), family)
-        with self._lock:
-            lease = self._held.setdefault(thread_id, mine)
-            if lease is not mine:
+        mine = Lease(thread_id, LeaseOwner(uuid.uuid4().hex, machine, process), self, family)
+        with _LOCK:
+            if (lease := self.held(thread_id)) is not None:
                 shared = any(lease is one for one in outer)
                 if not shared and (family is None or lease.family != family):
                     raise busy(thread_id, lease.holder)
                 lease.users += 1
                 return lease
-            _under_way.add(mine.holder.owner)
+            self._held[thread_id] = _under_way[mine.holder.owner] = mine
         try:
             if self._rows is not None:
                 other = await self._insert(self._rows, mine)
@@ -216,7 +207,7 @@ class Leases:
         Raises:
             PersistenceError: Another process has taken over, or nobody can say.
         """
-        lease = self._held.get(thread_id)
+        lease = self.held(thread_id)
         if lease is None or not lease.taken or self._rows is None:
             return
         while not lease.lost and (ask or not self._is_sure(lease)):
@@ -243,11 +234,11 @@ class Leases:
 
     async def release(self, lease: Lease) -> None:
         """Give a lease back, when its last user does."""
-        with self._lock:
+        with _LOCK:
             lease.users -= 1
             if lease.users:
                 return
-        await asyncio.shield(self._forget(lease))
+        await asyncio.shield(lease.leases._forget(lease))
 
     async def _forget(self, lease: Lease) -> None:
         owner = lease.holder.owner
@@ -259,17 +250,16 @@ class Leases:
             # The row is taken for stale by the next run: its owner is under way no more.
             _logger().warning("The lease was not given back: %s", exc)
         finally:
-            with self._lock:
+            with _LOCK:
                 self._held.pop(lease.thread_id, None)
-                _under_way.discard(owner)
+                _under_way.pop(owner, None)
                 if not self._held:
                     self._wake.set()
 
-    async def _insert(self, rows: SqlExecutor, lease: Lease) -> Holder | None:
-        await rows.table(_TABLE)
+    async def _insert(self, rows: SqlTables, lease: Lease) -> LeaseOwner | None:
         claim = lease.holder
         who = (claim.owner, claim.machine, claim.process)
-        late: Holder | None = None
+        late: LeaseOwner | None = None
         while True:
             lease.confirmed = self._now()
             count, _ = await rows.run(_INSERT, (lease.thread_id, *who))
@@ -278,7 +268,7 @@ class Leases:
             _, found = await rows.run(_SELECT, (lease.thread_id,))
             if not found:
                 continue
-            holder = Holder(*found[0])
+            holder = LeaseOwner(*found[0])
             gone = await self._is_gone(holder, claim)
             if gone is False:
                 return holder
@@ -290,15 +280,14 @@ class Leases:
                     await asyncio.sleep(_TRUSTED * self.heartbeat_seconds)
                     continue
                 self._silent[place] = holder.beat
-                if isinstance(rows, PostgresRows):
-                    await rows.end_frozen(self.ttl_seconds)
+                await rows.end_frozen(self.ttl_seconds)
             values = (*who, lease.thread_id, holder.owner, holder.beat)
             lease.confirmed = self._now()
             count, _ = await rows.run(_REPLACE, values)
             if count:
                 return None
 
-    async def _is_gone(self, holder: Holder, claim: Holder) -> bool | None:
+    async def _is_gone(self, holder: LeaseOwner, claim: LeaseOwner) -> bool | None:
         """Tell whether a holder has lost its lease; ``None`` when it is late, which may pass."""
         if holder.machine == claim.machine:
             if holder.process == claim.process:
@@ -308,7 +297,7 @@ class Leases:
         # A beat that lies far ahead is one from before the clock was set back.
         return None if abs(holder.age) > self.ttl_seconds else False
 
-    async def is_over(self, holder: Holder) -> bool:
+    async def is_over(self, holder: LeaseOwner) -> bool:
         """Tell whether a run that held something has ended without giving it back.
 
         It is also over when it has lost its thread. One whose heartbeat is late may beat again, so
@@ -323,7 +312,6 @@ class Leases:
             return True
         if self._rows is None or not holder.owner or holder.owner in _under_way:
             return False
-        await self._rows.table(_TABLE)
         _, found = await self._rows.run(_AGE, (holder.owner,))
         if not found or abs(found[0][1]) <= self.ttl_seconds:
             return not found
@@ -345,7 +333,7 @@ class Leases:
         return since_start()
 
     def _keep_beating(self) -> None:
-        with self._lock:
+        with _LOCK:
             if self._rows is None or (self._heart is not None and self._heart.is_alive()):
                 return
             self._wake.clear()
@@ -357,7 +345,7 @@ class Leases:
     def _live(self) -> None:
         while True:
             self._wake.wait(self.heartbeat_seconds)
-            with self._lock:
+            with _LOCK:
                 if not self._held:
                     self._heart = None
                     return
@@ -365,7 +353,7 @@ class Leases:
             self._beat()
 
     def _beat(self) -> None:
-        with self._lock:
+        with _LOCK:
             held = [lease for lease in self._held.values() if lease.taken and not lease.lost]
         if not held or self._rows is None:
             return
@@ -384,7 +372,7 @@ class Leases:
                 self._found(lease, lease.holder.owner in there, began)
 
 
-def busy(thread_id: str, holder: Holder) -> ThreadBusyError:
+def busy(thread_id: str, holder: LeaseOwner) -> ThreadBusyError:
     """Say that another run has a thread."""
     return ThreadBusyError(
         f"The thread {thread_id!r} is being run already, by {holder.describe()}.",

@@ -1,12 +1,13 @@
-"""A PostgreSQL saver that outlasts a database that is away for a while."""
+"""PostgreSQL: tables, a saver that retries while the database is unavailable, and a store."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import psycopg
 from langchain_core.runnables import RunnableConfig
@@ -21,14 +22,15 @@ from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.store.base import BaseStore
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 
 from capgraph.base.errors import PersistenceError
-from capgraph.stores.guarded import GuardedSaver
-from capgraph.stores.location import Location
-from capgraph.stores.loops import LoopsLock, LoopsStore
-from capgraph.stores.rows import OURS
+from capgraph.langgraph_compat import postgres_cursor
+from capgraph.stores.base_saver import BaseSaver
+from capgraph.stores.cross_loop import CrossLoopLock, CrossLoopStore
+from capgraph.stores.database import Found, Location, OwnConnection, SqlTables, refused
 
 T = TypeVar("T")
 
@@ -37,9 +39,175 @@ PATIENCE_SECONDS = 30.0
 CONNECT_SECONDS = 5
 _SETUP_LOCK = 0x6361_7067_7261_7068
 _SEAL = "capgraph:sealed:"
+_SCHEMA_LOCK = 7089056
+OURS = "capgraph"
+"""Name of the connections, unless the URL gives one."""
+_END_FROZEN = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'ClientRead'"
+    f" AND datname = current_database() AND usename = current_user AND application_name = '{OURS}'"
+    " AND xact_start < clock_timestamp() - make_interval(secs => ?)"
+)
 
 
-class PostgresSaver(GuardedSaver, AsyncPostgresSaver):
+class PostgresTables(SqlTables):
+    """Tables beside the checkpoints of a PostgreSQL saver, through its connection or pool.
+
+    Args:
+        saver: LangGraph's saver, or one of ours.
+    """
+
+    checkpoint_tables: ClassVar[dict[str, str]] = {
+        "checkpoints": "checkpoint_ns, checkpoint_id, parent_checkpoint_id, type, checkpoint,"
+        " metadata",
+        "checkpoint_writes": "checkpoint_ns, checkpoint_id, task_id, task_path, idx, channel,"
+        " type, blob",
+        "checkpoint_blobs": "checkpoint_ns, channel, version, type, blob",
+    }
+    words: ClassVar[dict[str, str]] = {
+        "now": "extract(epoch from clock_timestamp())::float8",
+        "name": 'TEXT COLLATE "C"',
+        "writes": "checkpoint_writes",
+        "value": "blob",
+        "join": "JOIN",
+    }
+    snapshots: ClassVar[str] = (
+        "SELECT id, b.channel, b.type, b.blob FROM chain"
+        " JOIN checkpoints c ON c.checkpoint_id = id LEFT JOIN checkpoint_blobs b"
+        " ON b.thread_id = c.thread_id AND b.checkpoint_ns = c.checkpoint_ns"
+        " AND b.version = c.checkpoint -> 'channel_versions' ->> b.channel"
+    )
+    sweep: ClassVar[str] = (
+        "DELETE FROM checkpoint_blobs WHERE thread_id = ? AND (checkpoint_ns, channel, version)"
+        " NOT IN (SELECT checkpoint_ns, held.key, held.value FROM checkpoints,"
+        " jsonb_each_text(checkpoint -> 'channel_versions') held WHERE thread_id = ?)"
+    )
+
+    # to_regclass would not see what another process created while this one waited for the lock.
+    is_migrated: ClassVar[str] = (
+        "SELECT count(*) FROM pg_class WHERE relname = 'capgraph_migrations'"
+        " AND pg_table_is_visible(oid)"
+    )
+    can_notify = True
+
+    def metadata(self, name: str) -> str:
+        """Return the expression that reads a checkpoint's metadata as text."""
+        return f"metadata ->> '{name}'"
+
+    def __init__(self, saver: Any) -> None:
+        self._saver = saver
+        self._address = _address(saver.conn)
+
+    def is_at(self, url: str) -> bool:
+        """Tell whether a URL names this database."""
+        mine, other = conninfo_to_dict(self._address), conninfo_to_dict(url)
+        return {**mine, "password": ""} == {**other, "password": ""}
+
+    async def listen(self, channel: str) -> AsyncIterator[str]:
+        """Yield what is told on a channel, for as long as the database is there; at first an empty name.
+
+        Raises:
+            PersistenceError: It is away.
+        """
+        try:
+            opened = psycopg.AsyncConnection.connect(self._address, autocommit=True)
+            async with await opened as connection:
+                await connection.execute(f"LISTEN {channel}".encode())
+                yield ""
+                async for told in connection.notifies():
+                    yield told.payload
+        except psycopg.Error as exc:
+            raise refused(exc) from exc
+
+    async def end_frozen(self, seconds: float) -> None:
+        """End connections of ours whose process left a transaction open so long ago, with its locks.
+
+        In the middle of a pipeline no time limit of older servers ends them.
+
+        Args:
+            seconds: So long nothing was heard of the process.
+        """
+        await self.run(_END_FROZEN, (seconds,))
+
+    async def _run(self, statement: str, values: tuple[Any, ...]) -> Found:
+        guarded = getattr(self._saver, "guarded", None)
+        if guarded is not None:
+            found: Found = await guarded("used", lambda: self._once(statement, values))
+            return found
+        try:
+            return await self._once(statement, values)
+        except psycopg.Error as exc:
+            raise refused(exc) from exc
+
+    async def _once(self, statement: str, values: tuple[Any, ...]) -> Found:
+        async with postgres_cursor(self._saver) as cursor:
+            await cursor.execute(*self._format(statement, values))
+            rows = await cursor.fetchall() if cursor.description else []
+            return cursor.rowcount, [tuple(row.values()) for row in rows]
+
+    def _connect(self) -> Any:
+        # No transaction of a process that is frozen in the middle keeps a row from the next one.
+        # Behind a pooler, what was prepared may be unknown to the next server process.
+        return psycopg.connect(
+            self._address, connect_timeout=5, autocommit=True, prepare_threshold=None
+        )
+
+    @contextmanager
+    def _exclusively(self, conn: Any) -> Iterator[None]:
+        with conn.transaction():
+            conn.execute("SELECT pg_advisory_xact_lock(%s)", (_SCHEMA_LOCK,))
+            yield
+
+    def _errors(self) -> type[Exception]:
+        return psycopg.Error
+
+    def _format(self, statement: str, values: tuple[Any, ...]) -> tuple[Any, Any]:
+        return _worded(statement), values or None
+
+
+@functools.lru_cache(512)
+def _worded(statement: str) -> str:
+    return statement.format(**PostgresTables.words).replace("?", "%s")
+
+
+class PostgresServer(OwnConnection, PostgresTables):
+    """Tables in a PostgreSQL database that no saver has open.
+
+    Args:
+        address: Its URL.
+    """
+
+    def __init__(self, address: str) -> None:
+        super().__init__()
+        self._address = address
+
+    def _connection(self) -> Any:
+        conn = super()._connection()
+        try:
+            conn.execute("SELECT 1")
+        except psycopg.Error:  # the server ended it meanwhile
+            conn.close()
+            self._open = None
+            conn = super()._connection()
+        return conn
+
+
+def _address(conn: Any) -> str:
+    if hasattr(conn, "conninfo"):  # a pool
+        return str(conn.conninfo)
+    return make_conninfo(conn.info.dsn, password=conn.info.password or None)
+
+
+def tables_of(saver: Any) -> SqlTables:
+    """Return the tables in the database of a PostgreSQL saver."""
+    return PostgresTables(saver)
+
+
+def open_tables(location: Location) -> SqlTables:
+    """Return the tables of a PostgreSQL database."""
+    return PostgresServer(location.target)
+
+
+class PostgresSaver(BaseSaver, AsyncPostgresSaver):
     """``AsyncPostgresSaver`` that tries again while the database is away.
 
     Every operation writes or reads rows by their keys, so doing one twice is doing it once.
@@ -60,7 +228,7 @@ class PostgresSaver(GuardedSaver, AsyncPostgresSaver):
         patience: float = PATIENCE_SECONDS,
     ) -> None:
         super().__init__(conn, serde=serde)
-        self.lock: Any = LoopsLock()
+        self.lock: Any = CrossLoopLock()
         self._name = name
         self._patience = patience
 
@@ -131,7 +299,7 @@ class PostgresSaver(GuardedSaver, AsyncPostgresSaver):
 
 
 @asynccontextmanager
-async def postgres_saver(
+async def open_saver(
     location: Location, serde: SerializerProtocol
 ) -> AsyncIterator[BaseCheckpointSaver[Any]]:
     """Open a PostgreSQL database as saver.
@@ -146,7 +314,7 @@ async def postgres_saver(
 
 
 @asynccontextmanager
-async def postgres_store(location: Location, options: dict[str, Any]) -> AsyncIterator[BaseStore]:
+async def open_store(location: Location, options: dict[str, Any]) -> AsyncIterator[BaseStore]:
     """Open a PostgreSQL database as store.
 
     Raises:
@@ -154,7 +322,7 @@ async def postgres_store(location: Location, options: dict[str, Any]) -> AsyncIt
     """
     from langgraph.store.postgres.aio import AsyncPostgresStore
 
-    class PostgresStore(LoopsStore, AsyncPostgresStore):
+    class PostgresStore(CrossLoopStore, AsyncPostgresStore):
         """LangGraph's, on any loop."""
 
     async with _pool(location) as pool, PostgresStore(pool, **options) as store:

@@ -19,7 +19,6 @@ from langgraph.checkpoint.base import (
 )
 
 from capgraph.stores.reading import as_text, from_text
-from capgraph.stores.rows import rows_of
 
 PREFIX = "capgraph-journal:"
 """Namespaces of records begin so."""
@@ -31,7 +30,8 @@ PAST_LEASE = "past_lease"
 """Stands in the metadata of what is written also by whoever has lost the thread: it happened."""
 _CHANNEL = "journal"
 # One row for each key: the order of records must not hang on the clock.
-_ROW = "00000000-0000-6000-8000-000000000001"
+ROW = "00000000-0000-6000-8000-000000000001"
+"""Id of the checkpoint that is a record."""
 
 
 async def read_record(saver: BaseCheckpointSaver[Any], thread_id: str, key: str) -> dict[str, Any]:
@@ -63,7 +63,7 @@ async def write_record(
     record: dict[str, Any],
     *,
     builds_on: str | None = None,
-    row: str = _ROW,
+    row: str = ROW,
     **told: Any,
 ) -> None:
     """Put a record under a key; it is durable when this returns.
@@ -89,22 +89,6 @@ async def write_record(
     place = thread_config(thread_id, PREFIX + key, builds_on or now)
     metadata: Any = {"source": "update", "step": 0, **told}
     await saver.aput(place, checkpoint, metadata, {_CHANNEL: version})
-
-
-async def record_names(saver: BaseCheckpointSaver[Any], thread_id: str) -> list[str]:
-    """Name the records of a thread, sorted."""
-    rows = rows_of(saver)
-    if rows is not None:
-        _, found = await rows.run(
-            "SELECT DISTINCT checkpoint_ns FROM checkpoints WHERE thread_id = ?"
-            " AND substr(checkpoint_ns, 1, ?) = ?",
-            (thread_id, len(PREFIX), PREFIX),
-        )
-        spaces = {str(space) for (space,) in found}
-    else:
-        listed = saver.alist({"configurable": {"thread_id": thread_id}})
-        spaces = {one.config["configurable"].get("checkpoint_ns", "") async for one in listed}
-    return sorted(space.removeprefix(PREFIX) for space in spaces if space.startswith(PREFIX))
 
 
 def thread_config(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
-
-from langgraph.checkpoint.base import BaseCheckpointSaver
+from typing import TYPE_CHECKING
 
 from capgraph.base.errors import CapgraphError
 from capgraph.configs.logger import get_logger
 from capgraph.stores.history import History
+from capgraph.stores.persistence import Persistence
 from capgraph.stores.threads import prune_threads
 
 if TYPE_CHECKING:
@@ -35,11 +34,11 @@ class Retention:
         self._kept = kept
         self._next = 0.0
 
-    async def turn_ended(self, saver: BaseCheckpointSaver[Any], thread_id: str) -> None:
+    async def turn_ended(self, persistence: Persistence, thread_id: str) -> None:
         """Drop what is not to be kept; a failure is logged, for the turn is done.
 
         Args:
-            saver: Where the thread is kept.
+            persistence: Where the thread is stored.
             thread_id: The thread, whose lease the caller has.
         """
         kept = self._kept
@@ -47,12 +46,14 @@ class Retention:
         try:
             for name, number in bounds.items():
                 if number is not None:
-                    history = History(saver, thread_id)
+                    history = History(persistence, thread_id)
                     if await history.oldest(**{name: number + number // 10 + 1}):
                         await history.cut(**{name: number})
             if kept.keep_days is not None and time.monotonic() >= self._next:
                 self._next = time.monotonic() + _EVERY_SECONDS
                 age = timedelta(days=kept.keep_days)
-                await prune_threads(saver, policy="older_than", older_than=age, limit=_AT_ONCE)
+                await prune_threads(
+                    persistence.saver, policy="older_than", older_than=age, limit=_AT_ONCE
+                )
         except CapgraphError as exc:
             get_logger("framework", "retention").warning("Nothing was dropped: %s", exc)

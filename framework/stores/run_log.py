@@ -17,43 +17,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from capgraph.base.errors import PersistenceError
-from capgraph.base.ports import SqlExecutor
 from capgraph.configs.logger import get_logger
-from capgraph.stores.ears import CHANNEL, Ears
-from capgraph.stores.leases import leases_of
-from capgraph.stores.location import MEMORY
+from capgraph.stores.channel_listener import CHANNEL, ChannelListener
+from capgraph.stores.database import MEMORY_URL, SqlTables, open_tables
+from capgraph.stores.leases import Leases
 from capgraph.stores.reading import as_text, from_text
-from capgraph.stores.rows import FileRows, OwnRows, kept_with, rows_of
 
 STOPPING = "stopping"
 """Status of a run that is to be stopped, wherever it runs."""
 OPEN = ("queued", "running", STOPPING)
 """What a run's status says until it has ended."""
 
-_RUNS = """CREATE TABLE IF NOT EXISTS capgraph_runs (
-    run_id TEXT PRIMARY KEY,
-    thread_id TEXT NOT NULL,
-    owner TEXT NOT NULL,
-    status TEXT NOT NULL,
-    opened DOUBLE PRECISION NOT NULL,
-    ended DOUBLE PRECISION NOT NULL,
-    request TEXT NOT NULL
-)"""
-_EVENTS = """CREATE TABLE IF NOT EXISTS capgraph_run_events (
-    run_id TEXT NOT NULL,
-    seq BIGINT NOT NULL,
-    data TEXT NOT NULL,
-    PRIMARY KEY (run_id, seq)
-)"""
-_PLACES = """CREATE TABLE IF NOT EXISTS capgraph_run_places (
-    run_id TEXT PRIMARY KEY,
-    thread_id TEXT NOT NULL,
-    begins BIGINT NOT NULL,
-    teller TEXT NOT NULL
-)"""
 _TELL = (
     "INSERT INTO capgraph_run_events (run_id, seq, data) SELECT column1, column2, column3"
     " FROM (VALUES {marks}) AS told WHERE column1 IS NOT NULL"
@@ -83,14 +60,6 @@ _OF_THREAD = (
     "SELECT p.run_id, p.begins + e.seq, e.data FROM capgraph_run_places p"
     " JOIN capgraph_run_events e ON e.run_id = p.run_id AND e.seq > ? - p.begins"
     " WHERE p.thread_id = ? ORDER BY p.begins, e.seq LIMIT ?"
-)
-_BY_THREAD = "CREATE INDEX IF NOT EXISTS capgraph_runs_thread ON capgraph_runs (thread_id)"
-_STILL_OPEN = (
-    "CREATE INDEX IF NOT EXISTS capgraph_runs_open ON capgraph_runs (opened) WHERE ended = 0"
-)
-_PLACES_BY_THREAD = (
-    "CREATE INDEX IF NOT EXISTS capgraph_run_places_thread"
-    " ON capgraph_run_places (thread_id, begins)"
 )
 _COLUMNS = "run_id, thread_id, owner, status, opened, ended, request"
 Statement = tuple[str, tuple[Any, ...]]
@@ -191,20 +160,28 @@ class RunLog:
     """The runs of a saver's threads and what they told.
 
     Args:
-        saver: Where the threads are; its database keeps the runs. With one that is in memory they
-            are in memory, the last that ended.
+        tables: Tables beside the threads; ``None`` keeps the runs in memory, the last that ended.
+        serde: Serializer of the threads.
+        listener: Notified of what other processes write.
+        leases: The runs that hold a thread.
     """
 
-    def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
-        self._saver, self._saver_rows = saver, rows_of(saver)
-        self._rows: SqlExecutor = self._saver_rows or FileRows(MEMORY)
-        self._serde: Any = saver.serde
+    def __init__(
+        self,
+        tables: SqlTables | None,
+        serde: SerializerProtocol,
+        listener: ChannelListener,
+        leases: Leases,
+    ) -> None:
+        self._saver_rows, self._leases = tables, leases
+        self._rows: SqlTables = tables or open_tables(MEMORY_URL)
+        self._serde: Any = serde
         self._live: dict[str, _Live] = {}
         self._waiting: deque[tuple[str, int, str, str]] = deque()
         self._ending: dict[str, tuple[str, float, asyncio.Future[None]]] = {}
         self._writer: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
-        self._ears: Ears = kept_with(saver, Ears)
+        self._listener = listener
         self._ready = False
         self.closing: asyncio.Event = asyncio.Event()
 
@@ -258,7 +235,7 @@ class RunLog:
         # given before what was told has been forgotten are behind it.
         at = int(1000 * time.time())
         # Whoever has lost the thread tells nothing more: its successor tells of the same.
-        lease = leases_of(self._saver).held(run.thread_id)
+        lease = self._leases.held(run.thread_id)
         teller = lease.holder.owner if lease is not None and self._saver_rows is not None else ""
         held = "EXISTS (SELECT 1 FROM capgraph_leases WHERE owner = ?)" if teller else "? = ''"
         values = (run.run_id, run.thread_id, run.thread_id, at, teller, teller)
@@ -454,7 +431,7 @@ class RunLog:
                 live.heard = True
                 live.wake()
             over = live.ended if live is not None else await self._has_ended(run_id)
-            changed = live.changed if live is not None else self._ears.of(run_id)
+            changed = live.changed if live is not None else self._listener.event(run_id)
             page = live.after(after) if live is not None else None
             if page is None:
                 page = await self._page(run_id, after)
@@ -489,7 +466,7 @@ class RunLog:
             after: The number of the last event that the listener has.
         """
         while not self.closing.is_set():
-            ear = self._ears.of(thread_id)
+            changed = self._listener.event(thread_id)
             found = await self._run(_OF_THREAD, (after, thread_id, _PAGE))
             page = [(seq, run, text) for run, seq, text in self._told(found, after)]
             yield page
@@ -498,15 +475,15 @@ class RunLog:
                 continue
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_SECONDS):
-                    await ear.wait()
+                    await changed.wait()
 
     def close(self) -> None:
         """Let all listeners go: the process ends, and they come again."""
         self.closing.set()
         for live in self._live.values():
             live.wake()
-        self._ears.close()
-        if isinstance(self._rows, OwnRows) and self._saver_rows is not None:
+        self._listener.close()
+        if self._saver_rows is not None:
             self._rows.close()
 
     # --- rows -----------------------------------------------------------------------------
@@ -547,7 +524,7 @@ class RunLog:
             *parts: The statements and their values.
             tell: Names that listeners of other processes hear.
         """
-        if not self._ears.tells:
+        if not self._listener.can_notify:
             return [bool(await self._run(*part)) for part in parts]
         named = ", ".join(f"part{n} AS ({part})" for n, (part, _) in enumerate(parts))
         found = ", ".join(f"(SELECT count(*) FROM part{n}) > 0 AS is{n}" for n in range(len(parts)))
@@ -563,9 +540,6 @@ class RunLog:
         if not self._ready:
             if self._rows is self._saver_rows is not None:
                 self._rows = await self._saver_rows.beside()
-            indexes = (_BY_THREAD, _STILL_OPEN, _PLACES_BY_THREAD)
-            for definition in (_RUNS, _EVENTS, _PLACES, *indexes):
-                await self._rows.table(definition)
             self._ready = True
         return (await self._rows.run(statement, values))[1]
 

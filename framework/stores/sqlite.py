@@ -1,28 +1,160 @@
-"""A SQLite saver that says what is wrong and never leaves half a transaction behind."""
+"""SQLite: tables, a saver that reports errors and leaves no half transaction behind, and a store."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import re
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Self, TypeVar
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
-import aiosqlite
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
-from langgraph.store.base import BaseStore
+from langgraph.store.base import BaseStore, Op, PutOp, Result
 
 from capgraph.base.errors import PersistenceError
-from capgraph.stores.guarded import GuardedSaver
-from capgraph.stores.location import Location
-from capgraph.stores.loops import LoopsLock, LoopsStore
+from capgraph.base.files import use_wal
+from capgraph.stores.base_saver import BaseSaver
+from capgraph.stores.cross_loop import CrossLoopLock, CrossLoopStore
+from capgraph.stores.database import Found, Location, OwnConnection, SqlTables, refused
+from capgraph.stores.schema import migration_steps
+
+if TYPE_CHECKING:
+    import aiosqlite
 
 T = TypeVar("T")
 
 LOCK_SECONDS = 30.0
-"""How long to wait for another process that has the database locked."""
+"""Seconds to wait for another connection that has a SQLite file locked."""
+
+
+class SqliteTables(SqlTables):
+    """Tables beside the checkpoints of a SQLite saver, through its connection.
+
+    Args:
+        saver: LangGraph's saver, or one of ours.
+    """
+
+    checkpoint_tables: ClassVar[dict[str, str]] = {
+        "checkpoints": "checkpoint_ns, checkpoint_id, parent_checkpoint_id, type, checkpoint,"
+        " metadata",
+        "writes": "checkpoint_ns, checkpoint_id, task_id, idx, channel, type, value, task_path",
+    }
+    words: ClassVar[dict[str, str]] = {
+        "name": "TEXT",
+        "writes": "writes",
+        "value": "value",
+        "join": "CROSS JOIN",
+    }
+    snapshots: ClassVar[str] = (
+        "SELECT id, '', type, checkpoint FROM chain CROSS JOIN checkpoints c"
+        " ON c.checkpoint_id = id"
+    )
+    is_migrated: ClassVar[str] = (
+        "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'capgraph_migrations'"
+    )
+    _path: str | None = None
+
+    def __init__(self, saver: Any) -> None:
+        self._saver = saver
+
+    def metadata(self, name: str) -> str:
+        """Return the expression that reads a checkpoint's metadata as text."""
+        return f"json_extract(CAST(metadata AS TEXT), '$.{name}')"
+
+    async def beside(self) -> SqlTables:
+        """Return tables through a connection of their own, which does not wait for the disk."""
+        await self.prepare()
+        if not self._path:
+            return self
+        file = SqliteFile(self._path)
+        file._is_prepared = True
+        return file
+
+    async def _prepare(self) -> None:
+        await self._saver.setup()
+        _, files = await self._run("PRAGMA database_list", ())
+        self._path = next(str(path) for _, name, path in files if name == "main")
+        if self._path:
+            await super()._prepare()
+        else:
+            for step in migration_steps(0):  # a new database in memory
+                await self._run(*step)
+
+    async def _run(self, statement: str, values: tuple[Any, ...]) -> Found:
+        conn = self._saver.conn
+        # The lock keeps this apart from the saver's own transactions.
+        async with self._saver.lock:
+            before = conn.total_changes
+            try:
+                rows = await conn.execute_fetchall(*self._format(statement, values))
+                if conn.in_transaction:
+                    await conn.commit()
+            except sqlite3.Error as exc:
+                with suppress(sqlite3.Error):
+                    await conn.rollback()
+                raise refused(exc) from exc
+            return conn.total_changes - before, list(rows)
+
+    def _connect(self) -> Any:
+        if not self._path:
+            return None
+        return sqlite3.connect(self._path, timeout=LOCK_SECONDS, isolation_level=None)
+
+    @contextmanager
+    def _exclusively(self, conn: Any) -> Iterator[None]:
+        conn.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            conn.rollback()
+            raise
+        conn.commit()
+
+    def _errors(self) -> type[Exception]:
+        return sqlite3.Error
+
+    @classmethod
+    def _format(cls, statement: str, values: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
+        # The moment is a value, so that a statement is prepared once and not each time.
+        now, given = time.time(), iter(values)
+        marks = re.findall(r"\?|{now}", statement) if "{now}" in statement else ()
+        placed = [next(given) if mark == "?" else now for mark in marks]
+        return statement.format(now="?", **cls.words), (*placed, *given)
+
+
+class SqliteFile(OwnConnection, SqliteTables):
+    """Tables in a SQLite file, which processes may share.
+
+    Args:
+        path: The file, or ``:memory:``.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path: str = path
+
+    def _connect(self) -> Any:
+        conn = sqlite3.connect(
+            self._path, timeout=60.0, isolation_level=None, check_same_thread=False
+        )
+        with suppress(sqlite3.OperationalError):  # a file that may only be read
+            use_wal(conn, 60.0)
+        conn.execute("PRAGMA synchronous = NORMAL")
+        return conn
+
+
+def tables_of(saver: Any) -> SqlTables:
+    """Return the tables in the database of a SQLite saver."""
+    return SqliteTables(saver)
+
+
+def open_tables(location: Location) -> SqlTables:
+    """Return the tables of a SQLite file."""
+    return SqliteFile(location.target)
 
 
 class _Connection(sqlite3.Connection):
@@ -43,8 +175,8 @@ class _Cursor(sqlite3.Cursor):
             return super().executemany(statement, rows)
 
 
-class SqliteSaver(GuardedSaver, AsyncSqliteSaver):
-    """``AsyncSqliteSaver`` whose errors are the project's and which checks what it reads.
+class SqliteSaver(BaseSaver):
+    """What is ours of a saver; LangGraph's ``AsyncSqliteSaver`` follows it in the bases.
 
     Args:
         conn: Open connection.
@@ -54,7 +186,7 @@ class SqliteSaver(GuardedSaver, AsyncSqliteSaver):
 
     def __init__(self, conn: aiosqlite.Connection, *, serde: SerializerProtocol, name: str) -> None:
         super().__init__(conn, serde=serde)
-        self.lock: Any = LoopsLock()
+        self.lock: Any = CrossLoopLock()
         self._name = name
 
     async def adelete_thread(self, thread_id: str) -> None:
@@ -83,8 +215,18 @@ def unusable(name: str, what: str, exc: Exception) -> PersistenceError:
     return PersistenceError(f"The database {name!r} could not be {what}: {text}.", fix=fix)
 
 
+@functools.cache
+def _saver_class() -> Any:
+    from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+
+    class Saver(SqliteSaver, AsyncSqliteSaver):
+        """LangGraph's saver whose errors are the project's and which checks what it reads."""
+
+    return Saver
+
+
 @asynccontextmanager
-async def sqlite_saver(
+async def open_saver(
     location: Location, serde: SerializerProtocol
 ) -> AsyncIterator[BaseCheckpointSaver[Any]]:
     """Open a SQLite file as saver.
@@ -94,16 +236,16 @@ async def sqlite_saver(
     """
     path = location.target
     async with _connected(path, isolation_level=None, factory=_Connection) as conn:
-        saver = SqliteSaver(conn, serde=serde, name=path)
+        saver = _saver_class()(conn, serde=serde, name=path)
         with _usable(path):
             await saver.setup()
-            await conn.execute("BEGIN IMMEDIATE")
-            await conn.rollback()
+            async with _immediate(conn):
+                pass
         yield saver
 
 
 @asynccontextmanager
-async def sqlite_store(location: Location, options: dict[str, Any]) -> AsyncIterator[BaseStore]:
+async def open_store(location: Location, options: dict[str, Any]) -> AsyncIterator[BaseStore]:
     """Open a SQLite file as store.
 
     Raises:
@@ -111,17 +253,62 @@ async def sqlite_store(location: Location, options: dict[str, Any]) -> AsyncIter
     """
     from langgraph.store.sqlite.aio import AsyncSqliteStore
 
-    class SqliteStore(LoopsStore, AsyncSqliteStore):
-        """LangGraph's, on any loop."""
+    class Connection(sqlite3.Connection):
+        """Takes the write lock first where a batch writes, and runs migrations as one transaction."""
+
+        writes = False
+
+        def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
+            begins = statement == "BEGIN" and Connection.writes
+            return super().execute("BEGIN IMMEDIATE" if begins else statement, *values)
+
+        def executescript(self, script: str, /) -> sqlite3.Cursor:
+            statement = ""
+            for line in script.splitlines(keepends=True):
+                statement += line
+                if sqlite3.complete_statement(statement):
+                    self.execute(statement)
+                    statement = ""
+            return self.execute(statement)
+
+    class SqliteStore(CrossLoopStore, AsyncSqliteStore):
+        """LangGraph's store, on any event loop and beside other writers."""
+
+        _batches: ClassVar[CrossLoopLock] = CrossLoopLock()
+
+        async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+            listed = list(ops)
+            async with self._batches:
+                Connection.writes = bool(self.ttl_config) or any(
+                    isinstance(op, PutOp) for op in listed
+                )
+                return await super().abatch(listed)
 
     # The store issues its own BEGIN and COMMIT.
     async with (
-        _connected(location.target, isolation_level=None) as conn,
+        _connected(location.target, isolation_level=None, factory=Connection) as conn,
         SqliteStore(conn, **options) as store,
     ):
         with _usable(location.target):
-            await store.setup()
+            async with _immediate(conn):
+                await store.setup()
         yield store
+
+
+@asynccontextmanager
+async def _immediate(conn: aiosqlite.Connection) -> AsyncIterator[None]:
+    """Run a transaction that takes the write lock first.
+
+    SQLite waits for the lock at the start of a transaction only. A transaction that has read and
+    then writes fails at once if another connection is writing.
+    """
+    try:
+        await conn.execute("BEGIN IMMEDIATE")
+        yield
+    except BaseException:
+        await conn.rollback()
+        raise
+    await conn.commit()
 
 
 @contextmanager
@@ -134,6 +321,8 @@ def _usable(path: str) -> Iterator[None]:
 
 @asynccontextmanager
 async def _connected(path: str, **options: Any) -> AsyncIterator[aiosqlite.Connection]:
+    import aiosqlite
+
     try:
         # When aiosqlite cannot open a file, its thread outlives the call and may report to a loop
         # that is closed by then, so whether the file opens is found out without it.
@@ -145,6 +334,13 @@ async def _connected(path: str, **options: Any) -> AsyncIterator[aiosqlite.Conne
             fix="Check that its folder exists and may be written.",
         ) from exc
     try:
+        with _usable(path):
+            await asyncio.to_thread(_prepare, path)
         yield conn
     finally:
         await conn.close()
+
+
+def _prepare(path: str) -> None:
+    with closing(sqlite3.connect(path, timeout=LOCK_SECONDS)) as conn:
+        use_wal(conn, LOCK_SECONDS)

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
+from urllib.parse import quote
 
 from typing_extensions import TypedDict, Unpack
 
@@ -20,9 +21,8 @@ from capgraph.base.checked import checked
 from capgraph.base.clock import Clock, SystemClock, as_clock
 from capgraph.base.errors import ConfigurationError, ValidationError
 from capgraph.base.values import as_json
-from capgraph.stores.cells import FOREVER, Cells, MemoryCells, RedisCells, RowCells
-from capgraph.stores.location import parse_url
-from capgraph.stores.rows import FileRows, open_rows
+from capgraph.stores.atomic_values import FOREVER, AtomicValueStore, MemoryValues, TableValues
+from capgraph.stores.database import open_tables, parse_url
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class BaseStateStore(ABC):
     @checked
     def __init__(
         self,
-        cells: Cells,
+        cells: AtomicValueStore,
         *,
         key_prefix: str = _PREFIX,
         clock: Clock | Callable[[], float] | None = None,
@@ -267,7 +267,7 @@ class InMemoryStateStore(BaseStateStore):
     """
 
     def __init__(self, **options: Unpack[_Options]) -> None:
-        super().__init__(MemoryCells(), **options)
+        super().__init__(MemoryValues(), **options)
 
 
 class SqliteStateStore(BaseStateStore):
@@ -282,8 +282,8 @@ class SqliteStateStore(BaseStateStore):
     @checked
     def __init__(self, path: str | Path, **options: Unpack[_Options]) -> None:
         target = str(path)
-        file = parse_url(target).target if "://" in target else target
-        super().__init__(RowCells(FileRows(file)), **options)
+        url = target if "://" in target else f"sqlite:///{quote(target)}"
+        super().__init__(TableValues(open_tables(url)), **options)
 
 
 class PostgresStateStore(BaseStateStore):
@@ -305,7 +305,7 @@ class PostgresStateStore(BaseStateStore):
             raise ConfigurationError(
                 f"{url!r} is no PostgreSQL.", fix="Write postgresql://user@host/database."
             )
-        super().__init__(RowCells(open_rows(url)), **options)
+        super().__init__(TableValues(open_tables(url)), **options)
 
 
 class RedisStateStore(BaseStateStore):
@@ -323,8 +323,10 @@ class RedisStateStore(BaseStateStore):
 
     @checked
     def __init__(self, url: str, **options: Unpack[_Options]) -> None:
+        from capgraph.stores.redis_values import RedisValues
+
         options.setdefault("key_prefix", f"capgraph:{_PREFIX}")
-        super().__init__(RedisCells(url, ""), **options)
+        super().__init__(RedisValues(url, ""), **options)
 
 
 _BACKENDS: dict[str, Callable[..., BaseStateStore]] = {

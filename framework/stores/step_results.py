@@ -16,38 +16,13 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-from langgraph.checkpoint.base import BaseCheckpointSaver
-
-from capgraph.base.errors import ConfigurationError, PersistenceError
+from capgraph.base.errors import PersistenceError
 from capgraph.base.ports import SqlExecutor
-from capgraph.stores.ears import CHANNEL, Ears
+from capgraph.stores.channel_listener import CHANNEL, ChannelListener
 from capgraph.stores.reading import as_text, from_text
-from capgraph.stores.rows import kept_with, rows_of
 
-_STEPS = """CREATE TABLE IF NOT EXISTS capgraph_steps (
-    step_id TEXT PRIMARY KEY,
-    thread_id TEXT NOT NULL,
-    room TEXT NOT NULL,
-    turn TEXT NOT NULL,
-    token TEXT NOT NULL,
-    request TEXT NOT NULL,
-    seconds DOUBLE PRECISION,
-    opened DOUBLE PRECISION NOT NULL,
-    begun INTEGER NOT NULL,
-    told BIGINT NOT NULL,
-    cancelled INTEGER NOT NULL,
-    ended DOUBLE PRECISION NOT NULL,
-    result TEXT NOT NULL
-)"""
-_EVENTS = """CREATE TABLE IF NOT EXISTS capgraph_step_events (
-    step_id TEXT NOT NULL,
-    seq BIGINT NOT NULL,
-    data TEXT NOT NULL,
-    PRIMARY KEY (step_id, seq)
-)"""
-_BY_THREAD = "CREATE INDEX IF NOT EXISTS capgraph_steps_thread ON capgraph_steps (thread_id)"
 _HOLDS = "EXISTS (SELECT 1 FROM capgraph_leases WHERE thread_id = ? AND owner = ?)"
 _OPEN = (
     "INSERT INTO capgraph_steps (step_id, thread_id, room, turn, token, request, seconds, opened,"
@@ -73,7 +48,6 @@ _END = (
     "UPDATE capgraph_steps SET ended = {now}, result = ?, request = ''"
     f" WHERE step_id = ? AND ended = 0 AND {_HOLDS} RETURNING step_id"
 )
-_KEPT = "_capgraph_step_results"
 _LEASE = "capgraph-step/"
 _KEPT_SECONDS = 7 * 86_400.0
 _SWEEP_SHARE = 0.01
@@ -119,40 +93,22 @@ def lease_of(step_id: str) -> str:
     return _LEASE + step_id
 
 
-def step_results_of(saver: BaseCheckpointSaver[Any]) -> StepResults:
-    """Return the steps beside a saver's threads: one object, whoever asks.
-
-    Raises:
-        ConfigurationError: The saver has no database that others could reach.
-    """
-    found = vars(saver).get(_KEPT)
-    if found is None:
-        rows = rows_of(saver)
-        if rows is None:
-            raise ConfigurationError(
-                "Steps can only run on other workers where the threads lie in a database.",
-                fix="Keep threads in PostgreSQL or SQLite (persistence.url).",
-            )
-        found = vars(saver)[_KEPT] = StepResults(rows, saver.serde, kept_with(saver, Ears))
-    return cast("StepResults", found)
-
-
 class StepResults:
     """The steps beside a saver's threads.
 
     Args:
         rows: The saver's rows.
         serde: Its serializer.
-        ears: Hear what is told of steps.
+        listener: Notified of steps.
 
     Attributes:
-        ears: As given.
+        listener: As given.
     """
 
-    def __init__(self, rows: SqlExecutor, serde: Any, ears: Ears) -> None:
+    def __init__(self, rows: SqlExecutor, serde: Any, listener: ChannelListener) -> None:
         self._rows = rows
         self._serde = serde
-        self.ears: Ears = ears
+        self.listener: ChannelListener = listener
         self._turns: dict[tuple[str, str], str] = {}
 
     # --- who waits ------------------------------------------------------------------------
@@ -182,8 +138,6 @@ class StepResults:
         Raises:
             PersistenceError: Another process has the thread.
         """
-        for definition in (_STEPS, _EVENTS, _BY_THREAD):
-            await self._rows.table(definition)
         if self._turns.get((thread_id, room)) != turn:
             await self._drop("thread_id = ? AND room = ? AND turn <> ?", (thread_id, room, turn))
             if len(self._turns) >= _MANY:
@@ -202,7 +156,6 @@ class StepResults:
 
     async def is_there(self, step_id: str) -> bool:
         """Tell whether anything is kept of a step."""
-        await self._rows.table(_STEPS)
         statement = "SELECT 1 FROM capgraph_steps WHERE step_id = ?"
         return bool((await self._rows.run(statement, (step_id,)))[1])
 
@@ -250,7 +203,6 @@ class StepResults:
 
     async def cancel_thread(self, thread_id: str) -> None:
         """Have all steps of a thread stopped, also where nobody waits for them now."""
-        await self._rows.table(_STEPS)
         await self._rows.run(
             "UPDATE capgraph_steps SET cancelled = 1 WHERE thread_id = ? AND ended = 0",
             (thread_id,),
@@ -262,15 +214,12 @@ class StepResults:
 
     async def drop_thread(self, thread_id: str) -> None:
         """Forget the steps of a thread."""
-        await self._rows.table(_STEPS)
-        await self._rows.table(_EVENTS)
         await self._drop("thread_id = ?", (thread_id,))
 
     # --- who works ------------------------------------------------------------------------
 
     async def begin(self, step_id: str) -> Begun | None:
         """Say that a worker begins a step; ``None`` when nobody wants it any more."""
-        await self._rows.table(_STEPS)
         found = await self._told(_BEGIN, (step_id,))
         if not found:
             return None
@@ -332,7 +281,7 @@ class StepResults:
 
     async def _told(self, statement: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         """Run a statement that returns a step; whoever waits for it hears of it."""
-        if self.ears.tells:
+        if self.listener.can_notify:
             told = f"SELECT *, pg_notify('{CHANNEL}', step_id) FROM put"
             statement = f"WITH put AS ({statement}) {told}"
         return (await self._rows.run(statement, values))[1]

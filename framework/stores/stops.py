@@ -10,18 +10,14 @@ import time
 from collections.abc import Collection
 from typing import Any, Literal, NamedTuple, cast
 
-from langgraph.checkpoint.base import BaseCheckpointSaver
-
 from capgraph.base.clock import SystemClock
 from capgraph.base.errors import PersistenceError, StoppedError
-from capgraph.base.ports import SqlExecutor
 from capgraph.configs.logger import get_logger
-from capgraph.stores.cells import FOREVER, MemoryCells, cells_of
-from capgraph.stores.rows import kept_with
+from capgraph.stores.atomic_values import FOREVER, AtomicValueStore
 
 Kind = Literal["thread", "user", "all"]
 
-_CELLS = "stop/"
+_PREFIX = "stop/"
 
 
 class Stop(NamedTuple):
@@ -52,28 +48,24 @@ class Stop(NamedTuple):
         )
 
 
-def stops_of(saver: BaseCheckpointSaver[Any]) -> Stops:
-    """Return the stops that belong to a saver: rows of its database, else of this process."""
-    found: Stops = kept_with(saver, Stops)
-    return found
-
-
-class Stops:
+class StopRequests:
     """What is to stop of a saver's threads.
 
     Attributes:
         look_seconds: How old what is known may be where no effect is about to begin.
 
     Args:
-        rows: The saver's rows; ``None`` keeps stops in memory.
+        values: Where they are stored.
     """
 
     look_seconds: float = 0.5
+    _changes = 0  # in this process, by whichever object
 
-    def __init__(self, rows: SqlExecutor | None) -> None:
-        self._cells = MemoryCells() if rows is None else cells_of(rows)
+    def __init__(self, values: AtomicValueStore) -> None:
+        self._values = values
         self._known: dict[tuple[str, str], Stop] = {}
         self._looked = float("-inf")
+        self._seen = 0
 
     async def put(self, stop: Stop) -> None:
         """Stop something, in all processes."""
@@ -81,7 +73,8 @@ class Stops:
         def put(found: Any, _: float) -> tuple[Any, float, None]:
             return [stop.reason, found[1] if found else time.time()], FOREVER, None
 
-        await self._cells.achange(_cell(stop.kind, stop.name), put, SystemClock())
+        await self._values.achange(_cell(stop.kind, stop.name), put, SystemClock())
+        StopRequests._changes += 1
         await self._look()
 
     async def clear(self, kind: Kind, name: str = "") -> bool:
@@ -90,7 +83,8 @@ class Stops:
         def take(found: Any, _: float) -> tuple[None, float, bool]:
             return None, 0, found is not None
 
-        was: bool = await self._cells.achange(_cell(kind, name), take, SystemClock())
+        was: bool = await self._values.achange(_cell(kind, name), take, SystemClock())
+        StopRequests._changes += 1
         await self._look()
         return was
 
@@ -111,7 +105,8 @@ class Stops:
             StoppedError: It was stopped.
             PersistenceError: The database cannot be asked.
         """
-        if confirm or time.monotonic() - self._looked > self.look_seconds:
+        old = time.monotonic() - self._looked > self.look_seconds
+        if confirm or old or self._seen != StopRequests._changes:
             try:
                 await self._look()
             except PersistenceError as exc:
@@ -125,13 +120,16 @@ class Stops:
                 raise stop.error()
 
     async def _look(self) -> None:
-        self._looked = time.monotonic()  # whoever comes meanwhile has not to ask as well
-        cells, _now = await self._cells.aread(_CELLS, SystemClock())
+        self._looked, self._seen = (
+            time.monotonic(),
+            StopRequests._changes,
+        )  # whoever comes meanwhile has not to ask as well
+        cells, _now = await self._values.aread(_PREFIX, SystemClock())
         self._known = {}
         for cell, (reason, since) in sorted(cells.items(), key=lambda item: item[1][1]):
-            kind, _, name = cell.removeprefix(_CELLS).partition("/")
+            kind, _, name = cell.removeprefix(_PREFIX).partition("/")
             self._known[kind, name] = Stop(cast("Kind", kind), name, reason, since)
 
 
 def _cell(kind: Kind, name: str) -> str:
-    return f"{_CELLS}{kind}/{name}"
+    return f"{_PREFIX}{kind}/{name}"

@@ -17,12 +17,11 @@ from capgraph.base.errors import PersistenceError, ThreadBusyError
 from capgraph.configs.logger import get_logger
 from capgraph.langgraph_compat import id_at, is_between_nodes, open_interrupts, plain_values
 from capgraph.planning.waits import is_wait, told_wait
-from capgraph.stores.guarded import GuardedSaver
-from capgraph.stores.history import History, whole
-from capgraph.stores.leases import leases_of
+from capgraph.stores.base_saver import BaseSaver
+from capgraph.stores.history import History, load_full_checkpoint
+from capgraph.stores.persistence import Persistence
 from capgraph.stores.records import END, read_record, thread_config
-from capgraph.stores.rows import rows_of
-from capgraph.stores.waits import open_waits
+from capgraph.stores.waits import Due, open_waits
 from capgraph.telemetry.usage_book import drop_usage
 
 _PAGE = 200
@@ -80,7 +79,7 @@ async def list_threads(
         PersistenceError: There is no thread ``after``.
     """
     found = []
-    async for thread in each_thread_id(saver, limit=limit, after=after):
+    async for thread in iter_thread_ids(saver, limit=limit, after=after):
         try:
             summary = await thread_summary(saver, thread)
         except PersistenceError as exc:
@@ -92,7 +91,7 @@ async def list_threads(
     return found
 
 
-async def each_thread_id(
+async def iter_thread_ids(
     saver: BaseCheckpointSaver[Any],
     *,
     limit: int | None = None,
@@ -138,7 +137,7 @@ async def thread_summary(saver: BaseCheckpointSaver[Any], thread_id: str) -> Thr
     found = await saver.aget_tuple(thread_config(thread_id))
     if found is None:
         return None
-    found = await whole(saver, found, only=("messages",))
+    found = await load_full_checkpoint(Persistence.of(saver), found, only=("messages",))
     values = plain_values(found)
     questions, waits = open_questions(found), open_waits(found)
     outcome = values.get("execution_outcome") or {}
@@ -179,7 +178,12 @@ async def thread_messages(saver: BaseCheckpointSaver[Any], thread_id: str) -> li
     found = await saver.aget_tuple(thread_config(thread_id))
     if found is None:
         return []
-    return plain_values(await whole(saver, found, only=("messages",))).get("messages") or []
+    return (
+        plain_values(
+            await load_full_checkpoint(Persistence.of(saver), found, only=("messages",))
+        ).get("messages")
+        or []
+    )
 
 
 def open_questions(found: CheckpointTuple) -> dict[str, Any]:
@@ -199,7 +203,7 @@ async def waiting_questions(
         limit: At most so many threads.
     """
     found: dict[str, list[Any]] = {}
-    async for thread in each_thread_id(saver, asked=True):
+    async for thread in iter_thread_ids(saver, asked=True):
         if len(found) == limit:
             break
         try:
@@ -212,6 +216,25 @@ async def waiting_questions(
         if saved is not None and (questions := open_questions(saved)):
             found[thread] = list(questions.values())
     return found
+
+
+@checked
+async def due(saver: BaseCheckpointSaver[Any], *, now: float | None = None) -> list[Due]:
+    """Return the threads that wait, the soonest first.
+
+    Whoever serves threads wakes those whose moment has come (:func:`capgraph.graph.wake`).
+
+    Args:
+        saver: An open saver.
+        now: Only those that are to be woken at this moment; all when not given.
+
+    >>> import asyncio
+    >>> from langgraph.checkpoint.memory import InMemorySaver
+    >>> asyncio.run(due(InMemorySaver(), now=time.time()))
+    []
+    """
+    found = await Persistence.of(saver).waits.all()
+    return [one for one in found if now is None or one.moment <= now]
 
 
 @checked
@@ -254,9 +277,13 @@ async def prune_threads(
     if policy == "keep_latest":
         keep_checkpoints = 1
 
+    persistence = Persistence.of(saver)
+
     async def prune(thread: str) -> bool:
         if policy in {"keep", "keep_latest"}:
-            return await History(saver, thread).cut(turns=keep_turns, checkpoints=keep_checkpoints)
+            return await History(persistence, thread).cut(
+                turns=keep_turns, checkpoints=keep_checkpoints
+            )
         if older_than is not None and not await _is_old(saver, thread, older_than):
             return False
         await saver.adelete_thread(thread)
@@ -265,13 +292,13 @@ async def prune_threads(
     # Named before anything is dropped: pages are found by what the last one ended with.
     chosen = thread_ids
     if chosen is None:
-        named = each_thread_id(saver, limit=limit, older_than=older_than)
+        named = iter_thread_ids(saver, limit=limit, older_than=older_than)
         chosen = [one async for one in named]
-        await _drop_usage(saver, older_than)
-    pruned = []
+        await _drop_usage(persistence, older_than)
+    pruned, leases = [], persistence.leases
     for thread in chosen:
         try:
-            lease = await leases_of(saver).take(thread)
+            lease = await leases.take(thread)
         except ThreadBusyError:
             if thread_ids is not None:
                 raise
@@ -280,7 +307,7 @@ async def prune_threads(
             if await prune(thread):
                 pruned.append(thread)
         finally:
-            await leases_of(saver).release(lease)
+            await leases.release(lease)
     return pruned
 
 
@@ -298,10 +325,9 @@ def _check_pruning(
         raise ValueError("Count turns, checkpoints and threads from 1 on; an age is not negative.")
 
 
-async def _drop_usage(saver: BaseCheckpointSaver[Any], older_than: timedelta | None) -> None:
-    rows = rows_of(saver)
-    if older_than is not None and rows is not None:
-        await drop_usage(rows, older_than=older_than)
+async def _drop_usage(persistence: Persistence, older_than: timedelta | None) -> None:
+    if older_than is not None and persistence.tables is not None:
+        await drop_usage(persistence.tables, older_than=older_than)
 
 
 async def _is_old(saver: BaseCheckpointSaver[Any], thread: str, age: timedelta) -> bool:
@@ -339,9 +365,7 @@ async def fork_thread(
         PersistenceError: There is no such thread or moment, or the name is taken.
         ThreadBusyError: A run or another copy uses the name.
     """
-    if not new_thread_id:
-        raise PersistenceError("The copy has no name.", fix="Name it.")
-    history = History(saver, thread_id)
+    history = History(Persistence.of(saver), thread_id)
     source = thread_config(thread_id, checkpoint_id=checkpoint_id)
     if await saver.aget_tuple(source) is None:
         raise PersistenceError(
@@ -360,7 +384,7 @@ async def _page(
     prefix: str,
     asked: bool,
 ) -> list[tuple[str, str]]:
-    if isinstance(saver, GuardedSaver):
+    if isinstance(saver, BaseSaver):
         bound = None if older_than is None else id_at(time.time() - older_than.total_seconds())
         return await saver.thread_ids(
             limit=_PAGE, before=before, older_than=bound, prefix=prefix, asked=asked

@@ -16,15 +16,13 @@ from typing import Any, NamedTuple
 
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
-from capgraph.base.checked import checked
 from capgraph.base.clock import SystemClock
-from capgraph.base.ports import Caller, SqlExecutor
+from capgraph.base.ports import Caller
 from capgraph.langgraph_compat import open_interrupts
-from capgraph.stores.cells import FOREVER, MemoryCells, cells_of
+from capgraph.stores.atomic_values import FOREVER, AtomicValueStore
 from capgraph.stores.records import NEVER, read_record, write_record
-from capgraph.stores.rows import kept_with
 
-_CELLS = "wait/"
+_PREFIX = "wait/"
 _LATER_SECONDS = 3600.0
 _SAFE = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 
@@ -43,15 +41,15 @@ class Due(NamedTuple):
     caller: Caller = Caller()
 
 
-class Waits:
+class SuspendedThreads:
     """Which threads of a saver wait, and until when.
 
     Args:
-        rows: The saver's rows; ``None`` keeps them in memory.
+        values: Where they are stored.
     """
 
-    def __init__(self, rows: SqlExecutor | None) -> None:
-        self._cells = MemoryCells() if rows is None else cells_of(rows)
+    def __init__(self, values: AtomicValueStore) -> None:
+        self._values = values
 
     async def put(self, due: Due) -> None:
         """Say that a thread waits."""
@@ -73,8 +71,8 @@ class Waits:
 
     async def all(self) -> list[Due]:
         """Return the threads that wait, the soonest first."""
-        cells, _now = await self._cells.aread(_CELLS, SystemClock())
-        found = [_due(name.removeprefix(_CELLS), known) for name, known in cells.items()]
+        cells, _now = await self._values.aread(_PREFIX, SystemClock())
+        found = [_due(name.removeprefix(_PREFIX), known) for name, known in cells.items()]
         return sorted(found, key=lambda due: (due.moment, due.thread_id))
 
     async def of(self, thread_id: str) -> Due | None:
@@ -86,36 +84,11 @@ class Waits:
         def change(known: Any, _now: float) -> tuple[Any, float, Any]:
             return work(known), FOREVER, known
 
-        return await self._cells.achange(_CELLS + thread_id, change, SystemClock())
+        return await self._values.achange(_PREFIX + thread_id, change, SystemClock())
 
 
 def _due(thread_id: str, known: Any) -> Due:
     return Due(thread_id, known[0], Caller(**known[1]))
-
-
-def waits_of(saver: BaseCheckpointSaver[Any]) -> Waits:
-    """Return what is known of a saver's threads that wait."""
-    found: Waits = kept_with(saver, Waits)
-    return found
-
-
-@checked
-async def due(saver: BaseCheckpointSaver[Any], *, now: float | None = None) -> list[Due]:
-    """Return the threads that wait, the soonest first.
-
-    Whoever serves threads wakes those whose moment has come (:func:`capgraph.graph.wake`).
-
-    Args:
-        saver: An open saver.
-        now: Only those that are to be woken at this moment; all when not given.
-
-    >>> import asyncio
-    >>> from langgraph.checkpoint.memory import InMemorySaver
-    >>> asyncio.run(due(InMemorySaver(), now=time.time()))
-    []
-    """
-    found = await waits_of(saver).all()
-    return [one for one in found if now is None or one.moment <= now]
 
 
 def open_waits(found: CheckpointTuple) -> list[dict[str, Any]]:

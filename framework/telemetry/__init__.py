@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from capgraph.telemetry.events import PlanMade as PlanMade
     from capgraph.telemetry.events import PolicyActionApplied as PolicyActionApplied
     from capgraph.telemetry.events import PromptShortened as PromptShortened
+    from capgraph.telemetry.events import QuestionDropped as QuestionDropped
+    from capgraph.telemetry.events import QuestionKept as QuestionKept
     from capgraph.telemetry.events import Reclassify as Reclassify
     from capgraph.telemetry.events import Replan as Replan
     from capgraph.telemetry.events import ReplyRepaired as ReplyRepaired
@@ -107,6 +109,8 @@ __getattr__, __dir__ = lazy_exports(
             "StepStarted",
             "ToolCalled",
             "TurnFinished",
+            "QuestionDropped",
+            "QuestionKept",
             "TurnSuspended",
             "Usage",
             "emit",

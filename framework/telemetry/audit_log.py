@@ -196,7 +196,6 @@ class AuditLog:
         return count
 
 
-_TABLE = "CREATE TABLE IF NOT EXISTS capgraph_audit (seq BIGINT PRIMARY KEY, line TEXT NOT NULL)"
 _ADD = "INSERT INTO capgraph_audit (seq, line) VALUES (?, ?) ON CONFLICT DO NOTHING"
 
 
@@ -234,7 +233,6 @@ class AuditTable:
 
     async def _ready(self) -> None:
         if self._head is None:
-            await self._rows.table(_TABLE)
             await self._rows.run(_ADD, (0, str(Head())))
             self._head = await self._last()
 
@@ -262,7 +260,6 @@ class AuditTable:
 
     async def alines(self, after: int = 0) -> list[str]:
         """Return the next records as they are written, at most a page of them."""
-        await self._rows.table(_TABLE)
         _, found = await self._rows.run(
             "SELECT line FROM capgraph_audit WHERE seq > ? ORDER BY seq LIMIT ?", (after, _PAGE)
         )
@@ -270,7 +267,6 @@ class AuditTable:
 
     async def averify(self, anchor: str | None = None) -> Verification:
         """Check every record; see :meth:`AuditLog.verify`."""
-        await self._rows.table(_TABLE)
         _, kept = await self._rows.run("SELECT line FROM capgraph_audit WHERE seq = 0")
         _, ends = await self._rows.run("SELECT seq FROM capgraph_audit ORDER BY seq")
         checker = Checker(self._key, anchor, kept[0][0] if kept else "")

@@ -169,6 +169,23 @@ class ApprovalRequested(_Event):
     steps: list[dict[str, Any]]
 
 
+class _OpenQuestion(_Event):
+    ids: list[str]
+    steps: dict[str, str | None]
+
+
+class QuestionDropped(_OpenQuestion):
+    """A new message dropped questions that were open; ``steps`` maps keys to capabilities."""
+
+    event_type: Literal["question_dropped"] = "question_dropped"
+
+
+class QuestionKept(_OpenQuestion):
+    """A new message was refused, because questions are open; ``steps`` as in QuestionDropped."""
+
+    event_type: Literal["question_kept"] = "question_kept"
+
+
 class ApprovalDecided(_Event):
     """Somebody decided about a step; ``refused`` says why it does not count."""
 
@@ -321,6 +338,8 @@ Event = Annotated[
     | StepFailed
     | StepSkipped
     | TurnSuspended
+    | QuestionDropped
+    | QuestionKept
     | StepResumed
     | Retry
     | Replan

@@ -18,6 +18,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TextIO
 
+from capgraph.base.files import use_wal
 from capgraph.base.numbers import check_number
 from capgraph.base.ports import Sink
 from capgraph.telemetry.sinks import SentEvent
@@ -267,7 +268,7 @@ class SqliteEventSink(FileSink):
     def _write(self, events: list[dict[str, Any]]) -> None:
         if self._conn is None:
             self._conn = sqlite3.connect(self.path, timeout=30.0, check_same_thread=False)
-            self._conn.execute("PRAGMA journal_mode=WAL")
+            use_wal(self._conn, 30.0)
             self._conn.execute("PRAGMA synchronous=NORMAL")
             self._conn.execute(_EVENTS)
         with self._conn:

@@ -7,12 +7,10 @@ one row, named by its run id, however often it is told of.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from capgraph.base.errors import PersistenceError
 from capgraph.base.ports import SqlExecutor
 from capgraph.base.threads import in_thread
 from capgraph.telemetry.sinks import _Outlet
@@ -20,12 +18,6 @@ from capgraph.telemetry.usage import PriceTable, UsageSnapshot
 
 _TEXTS = ["thread_id", "turn_id", "step_id", "capability", "role", "user_id", "tenant", "model"]
 _COLUMNS = ("call_id", *_TEXTS, "input_tokens", "output_tokens", "cached_tokens", "cost_usd")
-_TABLE = (
-    "CREATE TABLE IF NOT EXISTS capgraph_usage (call_id TEXT PRIMARY KEY, "
-    + ", ".join(f"{name} TEXT NOT NULL" for name in _TEXTS)
-    + ", input_tokens BIGINT NOT NULL, output_tokens BIGINT NOT NULL, cached_tokens BIGINT NOT NULL,"
-    " cost_usd DOUBLE PRECISION, at DOUBLE PRECISION NOT NULL)"
-)
 _INSERT = f"INSERT INTO capgraph_usage ({', '.join(_COLUMNS)}, at) VALUES "
 _ONE = f"({', '.join('?' * len(_COLUMNS))}, {{now}})"
 _SUMS = (
@@ -107,8 +99,6 @@ class UsageBook:
             if (rows := event.get("rows")) is not None:
                 by_place.setdefault(id(rows), (rows, []))[1].extend(self._row(event))
         for rows, values in by_place.values():
-            with suppress(PersistenceError):  # two processes that create it at once may collide
-                rows.run_blocking(_TABLE)
             lines = ", ".join([_ONE] * (len(values) // len(_COLUMNS)))
             rows.run_blocking(f"{_INSERT}{lines} ON CONFLICT (call_id) DO NOTHING", tuple(values))
 
@@ -154,7 +144,6 @@ async def usage_totals(
             used; it stands in the place of the model then.
     """
     name = _BY[by]
-    await rows.table(_TABLE)
     chosen = {"thread_id": thread_id, "user_id": user_id, "turn_id": turn_id, "tenant": tenant}
     named = {name: value for name, value in chosen.items() if value is not None}
     where = f" WHERE {' AND '.join(f'{name} = ?' for name in named)}" if named else ""
@@ -176,7 +165,6 @@ def _told(by: str, value: Any) -> str:
 
 async def drop_usage(rows: SqlExecutor, *, older_than: timedelta) -> None:
     """Drop what calls used longer ago than that."""
-    await rows.table(_TABLE)
     await rows.run("DELETE FROM capgraph_usage WHERE at < {now} - ?", (older_than.total_seconds(),))
 
 
@@ -189,7 +177,6 @@ async def usage_of_capabilities(
         Name to requests, tokens and US dollars (``None`` when a price was unknown); without those
         that called no model.
     """
-    await rows.table(_TABLE)
     _, found = await rows.run(
         "SELECT capability, count(DISTINCT thread_id || '/' || turn_id || '/' || step_id) AS steps,"
         " count(*) AS calls, sum(input_tokens + output_tokens) AS tokens,"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import Any, Protocol, runtime_checkable
 
+from capgraph.base.files import use_wal
 from capgraph.configs.logger import get_logger
 from capgraph.telemetry.shipped import FanoutSink, FileSink, RingBufferSink
 from capgraph.telemetry.usage import UsageSnapshot
@@ -104,7 +105,7 @@ class SqliteUsageSink(FileSink):
 
     def _open(self) -> sqlite3.Connection:
         conn = sqlite3.connect(self.path, timeout=30.0)
-        conn.execute("PRAGMA journal_mode = WAL")
+        use_wal(conn, 30.0)
         conn.execute(
             "CREATE TABLE IF NOT EXISTS usage (model TEXT NOT NULL, input_tokens INTEGER NOT NULL,"
             " output_tokens INTEGER NOT NULL, tool_calls INTEGER NOT NULL, cost_usd REAL)"

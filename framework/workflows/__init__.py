@@ -8,11 +8,11 @@ if TYPE_CHECKING:
     from capgraph.workflows.dag import DAGWorkflow as DAGWorkflow
     from capgraph.workflows.events import EventDrivenWorkflow as EventDrivenWorkflow
     from capgraph.workflows.events import WorkflowEvent as WorkflowEvent
+    from capgraph.workflows.inputs import WorkflowNode as WorkflowNode
     from capgraph.workflows.load import load_workflow as load_workflow
     from capgraph.workflows.nodes import BaseWorkflow as BaseWorkflow
     from capgraph.workflows.nodes import NodeResult as NodeResult
     from capgraph.workflows.nodes import WorkflowEdge as WorkflowEdge
-    from capgraph.workflows.nodes import WorkflowNode as WorkflowNode
     from capgraph.workflows.nodes import WorkflowResult as WorkflowResult
     from capgraph.workflows.state_machine import StateMachineWorkflow as StateMachineWorkflow
 
@@ -21,12 +21,12 @@ __getattr__, __dir__ = lazy_exports(
     {
         "capgraph.workflows.dag": ("DAGWorkflow",),
         "capgraph.workflows.events": ("EventDrivenWorkflow", "WorkflowEvent"),
+        "capgraph.workflows.inputs": ("WorkflowNode",),
         "capgraph.workflows.load": ("load_workflow",),
         "capgraph.workflows.nodes": (
             "BaseWorkflow",
             "NodeResult",
             "WorkflowEdge",
-            "WorkflowNode",
             "WorkflowResult",
         ),
         "capgraph.workflows.state_machine": ("StateMachineWorkflow",),

@@ -13,23 +13,22 @@ from langgraph.graph import END, START, StateGraph
 from capgraph.adapters.task_graph import TaskGraph
 from capgraph.base.checked import checked
 from capgraph.base.errors import CapgraphError, ConfigurationError
+from capgraph.base.task import NamedInputs
 from capgraph.engine.envelopes import as_task, hearing, one_signal
 from capgraph.engine.services import Services
 from capgraph.engine.sync_graph import SyncGraph, compiled, graph_of, one_node
 from capgraph.langgraph_compat import Checkpointer
 from capgraph.pipeline.job import hear
+from capgraph.workflows.inputs import WorkflowNode, names_used
 from capgraph.workflows.nodes import (
     BaseWorkflow,
     Plain,
     WorkflowEdge,
     WorkflowGraph,
-    WorkflowInput,
-    WorkflowNode,
     WorkflowOutput,
     failed,
     given_by,
     holds,
-    names_used,
     run_node,
 )
 
@@ -99,15 +98,15 @@ class DAGWorkflow(BaseWorkflow):
                 that needs what only a later one gives.
         """
         order = self._order()
-        graphs = {name: self.nested(name, self._nodes[name].agent) for name in order}
+        graphs = {name: self.nested(self._nodes[name]) for name in order}
         nodes = {name: self._nodes[name] for name in order}
         edges = tuple(self._edges)
 
         async def run(state: Any) -> dict[str, Any]:
             known = {**(state.get("inputs") or {}), "task": state["task"]}
-            return await _Run(nodes, edges, graphs, known).run()
+            return await _Run(nodes, edges, graphs, known, self.services).run()
 
-        builder = one_node("nodes", run, WorkflowOutput, takes=WorkflowInput, gives=WorkflowOutput)
+        builder = one_node("nodes", run, WorkflowOutput, takes=NamedInputs, gives=WorkflowOutput)
         made = builder.compile(checkpointer=checkpointer, name=self.name, **options)
         return graph_of(_DagGraph, made, shape=self._shape())
 
@@ -199,8 +198,10 @@ class _Run:
         edges: Iterable[WorkflowEdge],
         graphs: Mapping[str, TaskGraph],
         known: dict[str, Any],
+        services: Services | None,
     ) -> None:
         self._nodes = nodes
+        self._services = services
         self._graphs = graphs
         self._known = known
         self._labels: dict[str, Mapping[str, str]] = {}
@@ -242,7 +243,7 @@ class _Run:
             node, graph = self._nodes[name], self._graphs[name]
             used = names_used(node, graph, self._known)
             labels = {k: v for n in used for k, v in self._labels.get(n, {}).items()}
-            return await run_node(node, graph, self._known, labels)
+            return await run_node(node, graph, self._known, labels, self._services)
 
         return body
 

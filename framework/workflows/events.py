@@ -16,21 +16,21 @@ from capgraph.base.awaiting import awaited
 from capgraph.base.checked import checked
 from capgraph.base.errors import ConfigurationError, ValidationError
 from capgraph.configs.logger import get_logger
+from capgraph.engine.as_node import members_of
 from capgraph.engine.envelopes import as_task, hearing, side_by_side
 from capgraph.engine.services import Services
 from capgraph.engine.sync_graph import compiled, one_node
 from capgraph.langgraph_compat import Checkpointer
 from capgraph.pipeline.job import hear
+from capgraph.workflows.inputs import WorkflowNode, task_of
 from capgraph.workflows.nodes import (
     BaseWorkflow,
     Plain,
     WorkflowGraph,
-    WorkflowNode,
     WorkflowOutput,
     WorkflowResult,
     failed,
     run_node,
-    task_of,
 )
 
 
@@ -164,12 +164,12 @@ class EventDrivenWorkflow(BaseWorkflow):
         kinds = ("capability_spec", "compile", "execute", "ainvoke")
         works = any(hasattr(handler, kind) for kind in kinds)
         if gives is None and callable(handler) and not works:
-            return lambda event: _handled(handler, event)
+            return lambda event: _handled(handler, event, self.services)
         node = WorkflowNode(f"{name}_{place}", handler)
-        graph = self.nested(node.node_id, handler)
+        graph = self.nested(node)
 
         async def work(event: WorkflowEvent) -> Plain:
-            found = await run_node(node, graph, event.payload, {})
+            found = await run_node(node, graph, event.payload, {}, self.services)
             if found["success"] and gives is not None:
                 output = found["output"]
                 payload = {"output": output, "task": task_of({"task": output})}
@@ -214,9 +214,10 @@ class EventDrivenWorkflow(BaseWorkflow):
         }
 
 
-async def _handled(handler: Handler, event: WorkflowEvent) -> Plain:
+async def _handled(handler: Handler, event: WorkflowEvent, services: Services | None) -> Plain:
     try:
-        gave: Any = await awaited(handler(replace(event, payload=dict(event.payload))))
+        async with members_of(services, event.name):
+            gave: Any = await awaited(handler(replace(event, payload=dict(event.payload))))
         several = isinstance(gave, (list, tuple))
         events = list(gave) if several else [gave] if gave is not None else []
         if odd := [one for one in events if not isinstance(one, WorkflowEvent)]:

@@ -18,7 +18,8 @@ from capgraph.planning.conditions import MISSING, condition_faults, told
 from capgraph.planning.conditions import holds as condition_holds
 from capgraph.workflows.dag import DAGWorkflow
 from capgraph.workflows.events import EventDrivenWorkflow
-from capgraph.workflows.nodes import BaseWorkflow, NodeResult, WorkflowEdge, WorkflowNode
+from capgraph.workflows.inputs import WorkflowNode
+from capgraph.workflows.nodes import BaseWorkflow, NodeResult, WorkflowEdge
 from capgraph.workflows.state_machine import StateMachineWorkflow
 
 
@@ -152,17 +153,30 @@ class _Transition(_Part):
     when: _Condition = None
 
 
+class _State(_Part):
+    agent: str
+    inputs: dict[str, str] = Field(default_factory=dict)
+    outputs: dict[str, str] = Field(default_factory=dict)
+
+
 class _StateMachine(_Document):
     kind: Literal["state_machine"]
-    states: dict[str, str]
+    states: dict[str, str | _State]
     transitions: dict[str, list[_Transition]] = Field(default_factory=dict)
     initial_state: str
     terminal_states: list[str] = Field(default_factory=list)
     max_transitions: int = 50
 
     def made(self, agent: Callable[[str], Any], options: dict[str, Any]) -> BaseWorkflow:
+        parts = {
+            state: _State(agent=one) if isinstance(one, str) else one
+            for state, one in self.states.items()
+        }
         return StateMachineWorkflow(
-            {state: agent(name) for state, name in self.states.items()},
+            {
+                state: WorkflowNode(state, agent(one.agent), one.inputs, one.outputs)
+                for state, one in parts.items()
+            },
             {
                 state: [(_rule(rule.when), rule.to) for rule in rules]
                 for state, rules in self.transitions.items()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NotRequired
 from uuid import uuid4
@@ -21,18 +20,17 @@ from capgraph.base.checked import checked
 from capgraph.base.errors import (
     CapgraphError,
     ConfigurationError,
-    ValidationError,
 )
-from capgraph.base.ports import Agent
-from capgraph.base.spec import CapabilitySpec
-from capgraph.base.task import TaskInput, TaskOutput
+from capgraph.base.task import TaskOutput
 from capgraph.base.values import short_text
+from capgraph.engine.as_node import members_of
 from capgraph.engine.envelopes import hearing
 from capgraph.engine.services import Services
 from capgraph.engine.sync_graph import SyncGraph
-from capgraph.langgraph_compat import INTERRUPT, Checkpointer, keys_of
+from capgraph.langgraph_compat import INTERRUPT, Checkpointer
 from capgraph.pipeline.job import hear
 from capgraph.pipeline.run_config import current_runtime
+from capgraph.workflows.inputs import WorkflowNode, check_inputs, hand_over, is_capability, task_of
 
 WorkflowGraph = SyncGraph[Any]
 
@@ -51,29 +49,6 @@ class NodeResult:
     output: Any = None
     success: bool = True
     error: str | None = None
-    metadata: dict[str, Any] = field(default_factory=dict)
-
-
-@checked
-@dataclass
-class WorkflowNode:
-    """One node of a workflow.
-
-    Attributes:
-        node_id: Its name.
-        agent: Who works there: a capability, tool, agent, graph, workflow, team or function.
-        inputs_map: What the node is given by which name, from the input of the workflow and from
-            what earlier nodes gave; ``{"task": "draft"}`` makes the output of ``draft`` its task.
-            Without, it is given the task of the workflow.
-        outputs_map: Under which names others find what it gives: ``output`` for the whole, else a
-            field of it. Without, the whole stands under the node's own name.
-        metadata: Notes of the application.
-    """
-
-    node_id: str
-    agent: Any
-    inputs_map: dict[str, str] = field(default_factory=dict)
-    outputs_map: dict[str, str] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
@@ -111,12 +86,6 @@ class WorkflowResult:
     success: bool = True
     error: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
-
-
-class WorkflowInput(TaskInput):
-    """What a workflow's graph is given; ``inputs`` are further values for its nodes."""
-
-    inputs: NotRequired[dict[str, Any]]
 
 
 class WorkflowOutput(TaskOutput):
@@ -187,12 +156,19 @@ class BaseWorkflow(ABC):
             )
         return result
 
-    def nested(self, name: str, thing: Any) -> TaskGraph:
-        """Return the graph of one node."""
+    def nested(self, node: WorkflowNode) -> TaskGraph:
+        """Return the graph of one node.
+
+        Raises:
+            ConfigurationError: It cannot work on a task, or a mapped input would be lost.
+        """
         try:
-            return task_graph(thing, services=self.services, name=name)
+            graph = task_graph(node.agent, services=self.services, name=node.node_id)
         except ConfigurationError as exc:
-            raise ConfigurationError(f"The node {name!r}: {exc.message}", fix=exc.fix) from exc
+            told = f"The node {node.node_id!r}: {exc.message}"
+            raise ConfigurationError(told, fix=exc.fix) from exc
+        check_inputs(node, graph)
+        return graph
 
 
 def result_of(found: Mapping[str, Any]) -> WorkflowResult:
@@ -218,24 +194,6 @@ def read(plain: Any) -> Any:
     return [NodeResult(**one) for one in plain] if isinstance(plain, list) else NodeResult(**plain)
 
 
-def task_of(given: Mapping[str, Any]) -> str:
-    """Return the task that named values stand for: ``task``, ``query``, else all of them as JSON.
-
-    Raises:
-        ValidationError: They are none, or the task says nothing.
-    """
-    if not isinstance(given, Mapping) or (given and all(v is None for v in given.values())):
-        raise ValidationError(f"{given!r} is no task.", fix='Give {"task": …}.')
-    for name in ("task", "query"):
-        if given.get(name) is not None:
-            return given[name] if isinstance(given[name], str) else _text(given[name])
-    return _text(dict(given))
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
-
-
 class Plain(TypedDict):
     """What a node gave, as it stands in a graph's state."""
 
@@ -246,7 +204,11 @@ class Plain(TypedDict):
 
 
 async def run_node(
-    node: WorkflowNode, graph: TaskGraph, known: Mapping[str, Any], labels: Mapping[str, str]
+    node: WorkflowNode,
+    graph: TaskGraph,
+    known: Mapping[str, Any],
+    labels: Mapping[str, str],
+    services: Services | None,
 ) -> Plain:
     """Give a node what it needs and return what it gave; a failure is what it gave, too.
 
@@ -255,17 +217,19 @@ async def run_node(
         graph: Its graph, of :meth:`BaseWorkflow.nested`.
         known: The input of the workflow and what earlier nodes gave, by name.
         labels: Of what reaches it of these.
+        services: Those of the workflow.
 
     Raises:
         GraphBubbleUp: The node asks a person.
         FatalExecutionError: A step failed with severity FATAL.
     """
     try:
-        given, context = _given(node, graph, known)
+        given, context = hand_over(node, graph, known)
         with hearing(labels) as told:
-            found = await graph.ainvoke(given, context=context)
+            async with members_of(services, node.node_id):
+                found = await graph.ainvoke(given, context=context)
         # What a capability gives has the labels that its step says.
-        hear(told if _is_capability(node) else {**labels, **told})
+        hear(told if is_capability(node.agent) else {**labels, **told})
         output = found.get("output")
         success = found.get("success")
         more = {k: v for k, v in found.items() if k not in TaskOutput.__annotations__}
@@ -294,43 +258,6 @@ def given_by(node_id: str, found: Mapping[str, Any]) -> dict[str, Any]:
     """Return what others find of a node: its output under its name, or what it maps."""
     mapped = found["metadata"].get("mapped")
     return dict(mapped) if mapped else {node_id: found["output"]}
-
-
-def names_used(node: WorkflowNode, graph: TaskGraph, known: Mapping[str, Any]) -> Collection[str]:
-    """Return which of the known values reach a node."""
-    if node.inputs_map:
-        return node.inputs_map.values()
-    if _is_agent(node):
-        return known.keys()
-    takes, _ = keys_of(graph) or ([], [])
-    return known.keys() & {"task", *takes}
-
-
-def _is_agent(node: WorkflowNode) -> bool:
-    graph = hasattr(node.agent, "compile")
-    return isinstance(node.agent, Agent) and not graph and not _is_capability(node)
-
-
-def _is_capability(node: WorkflowNode) -> bool:
-    return isinstance(getattr(node.agent, "capability_spec", None), CapabilitySpec)
-
-
-def _given(
-    node: WorkflowNode, graph: TaskGraph, known: Mapping[str, Any]
-) -> tuple[dict[str, Any], Any]:
-    """Return the input of a node's graph, and the context of an agent that is no graph."""
-    if missing := sorted({name for name in node.inputs_map.values() if name not in known}):
-        raise CapgraphError(
-            f"{node.node_id!r} needs {missing}, which nobody gave.",
-            fix=f"There is {sorted(known)}; give the rest to the workflow.",
-        )
-    values = {own: known[name] for own, name in node.inputs_map.items()} or dict(known)
-    if _is_capability(node):
-        whole = node.inputs_map and set(values) != {"task"}
-        return {"task": values if whole else task_of(values)}, None
-    takes, _ = keys_of(graph) or ([], [])
-    further = {name: value for name, value in values.items() if name in takes}
-    return {**further, "task": task_of(values)}, values if _is_agent(node) else None
 
 
 def _field(node: WorkflowNode, name: str, output: Any, more: Mapping[str, Any]) -> Any:

@@ -12,29 +12,29 @@ from capgraph.base.checked import checked
 from capgraph.base.errors import CapgraphError, ConfigurationError
 from capgraph.base.ports import KeyValueStore
 from capgraph.base.spec import can_name_a_node
+from capgraph.base.task import NamedInputs
 from capgraph.engine.envelopes import hearing
 from capgraph.engine.services import Services
 from capgraph.engine.sync_graph import compiled
 from capgraph.langgraph_compat import Checkpointer
 from capgraph.pipeline.job import hear
 from capgraph.pipeline.run_config import configurable
+from capgraph.workflows.inputs import LAST_OUTPUT, WorkflowNode, names_used
 from capgraph.workflows.nodes import (
     BaseWorkflow,
     NodeResult,
     Plain,
     WorkflowGraph,
-    WorkflowInput,
-    WorkflowNode,
     WorkflowOutput,
+    given_by,
     holds,
-    names_used,
     run_node,
 )
 
 Guard = Callable[[NodeResult], Any]
 
 
-class _State(WorkflowInput, WorkflowOutput):
+class _State(NamedInputs, WorkflowOutput):
     """What a run has done so far."""
 
     path: NotRequired[Annotated[list[str], lambda old, new: new]]
@@ -45,12 +45,13 @@ class StateMachineWorkflow(BaseWorkflow):
     """States, and rules that say which comes next.
 
     Each state is a node of the graph: a thread stands where its last run stopped, and a new run
-    starts at the start. The agent of a state is given the task, and ``last_output``. Of a state
-    that failed only a rule with a guard leads on. The run is done in a terminal state, or in one
+    starts at the start. The agent of a state is given the task, and in its context
+    ``last_output`` and the outputs of earlier states by name. Of a state that failed only a rule
+    with a guard leads on. The run is done in a terminal state, or in one
     without rules; the cap, and a state none of whose rules fits, end it without success.
 
     Args:
-        states: Who works in each state.
+        states: Who works in each state; a ``WorkflowNode`` maps inputs and outputs.
         transitions: The rules of each state, asked in order: a guard, which is told what the state
             gave (``None`` for always), and the next state.
         initial_state: Where it starts.
@@ -91,7 +92,9 @@ class StateMachineWorkflow(BaseWorkflow):
         name: str | None = None,
     ) -> None:
         super().__init__(services=services, name=name)
-        self._states = {state: WorkflowNode(state, agent) for state, agent in states.items()}
+        self._states = {state: _as_node(state, agent) for state, agent in states.items()}
+        named = [[*node.outputs_map.values()] or [name] for name, node in self._states.items()]
+        self._gives = {LAST_OUTPUT, *(name for names in named for name in names)}
         self._rules = {state: list(rules) for state, rules in transitions.items()}
         self._start = initial_state
         self._terminal = frozenset(terminal_states)
@@ -124,7 +127,7 @@ class StateMachineWorkflow(BaseWorkflow):
     @checked
     def compile(self, checkpointer: Checkpointer = None, **options: Any) -> WorkflowGraph:
         """Return the workflow as a graph; see :meth:`BaseWorkflow.compile`."""
-        builder = StateGraph(_State, input_schema=WorkflowInput, output_schema=WorkflowOutput)
+        builder = StateGraph(_State, input_schema=NamedInputs, output_schema=WorkflowOutput)
         first = "__begin__" if "start" in self._states else "start"
         builder.add_node(first, self._begin, destinations=(self._entry(self._start),))
         builder.add_edge(START, first)
@@ -156,18 +159,22 @@ class StateMachineWorkflow(BaseWorkflow):
         return {"state": path[-1], "path": path, "transitions": len(path) - 1}
 
     def _node(self, node: WorkflowNode) -> Any:
-        graph = self.nested(node.node_id, node.agent)
+        graph = self.nested(node)
 
         async def run(state: _State) -> Command[Any]:
             outputs = dict(state.get("outputs") or {})
             known = {**(state.get("inputs") or {}), "task": state["task"]}
-            known |= {name: found["output"] for name, found in outputs.items()}
+            # A state that comes round finds its mapped inputs empty the first time.
+            known |= dict.fromkeys({*node.inputs_map.values()} & self._gives)
+            for name, found in outputs.items():
+                known |= given_by(name, found)
             if len(state["path"]) > 1:
-                known["last_output"] = state["output"]
+                known[LAST_OUTPUT] = state["output"]
             before = state.get("heard") or {}
             more = {*names_used(node, graph, known)} - {"task"}
             with hearing({}) as told:
-                found = await run_node(node, graph, known, before if more else {})
+                labels = before if more else {}
+                found = await run_node(node, graph, known, labels, self.services)
             heard = {**before, **told}
             hear(heard)
             following, error = await self._next(node.node_id, found, len(state["path"]) - 1)
@@ -205,3 +212,18 @@ class StateMachineWorkflow(BaseWorkflow):
         if why or not rules:
             return None, why
         return None, f"{state}: none of its rules fits."
+
+
+def _as_node(state: str, agent: Any) -> WorkflowNode:
+    """Return the node of a state.
+
+    Raises:
+        ConfigurationError: It is a node of another name.
+    """
+    node = agent if isinstance(agent, WorkflowNode) else WorkflowNode(state, agent)
+    if node.node_id != state:
+        raise ConfigurationError(
+            f"The state {state!r} is a node called {node.node_id!r}.",
+            fix=f"Write WorkflowNode({state!r}, …).",
+        )
+    return node

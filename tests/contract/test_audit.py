@@ -36,7 +36,7 @@ from capgraph.configs.settings import Settings
 from capgraph.governance import Budget, stop
 from capgraph.state import AgentState
 from capgraph.stores import open_saver
-from capgraph.stores.rows import rows_of
+from capgraph.stores.persistence import Persistence
 from capgraph.telemetry import AuditLog
 from capgraph.telemetry.audit_log import AuditTable
 from capgraph.testing import ScriptedModel
@@ -90,7 +90,7 @@ def told(records: list[dict[str, Any]]) -> list[tuple[str, Any]]:
 
 
 async def records_of(saver: Any) -> list[dict[str, Any]]:
-    rows = rows_of(saver)
+    rows = Persistence.of(saver).tables
     assert rows is not None
     table = AuditTable(rows)
     assert (await table.averify()).valid
@@ -305,7 +305,7 @@ async def test_the_settings_ask_for_an_audit(tmp_path: Path, pay: Any) -> None:
     async with open_saver(f"sqlite:///{tmp_path / 't.db'}") as saver:
         graph = build_graph([Paid, pay], checkpointer=saver, settings=settings)
         await graph.ainvoke(GIVEN, {"configurable": {"thread_id": "t"}})
-        rows = rows_of(saver)
+        rows = Persistence.of(saver).tables
         assert rows is not None
         assert (await AuditTable(rows, signing_key="k").averify()).records > 2
         assert not await AuditTable(rows, signing_key="other").averify()
@@ -353,7 +353,7 @@ async def test_a_chain_that_was_changed_takes_no_effect_on(tmp_path: Path, pay: 
     async with open_saver(f"sqlite:///{tmp_path / 't.db'}") as saver:
         graph = build_graph([Paid, pay], checkpointer=saver, audit=True)
         await graph.ainvoke(GIVEN, {"configurable": {"thread_id": "t"}})
-        rows = rows_of(saver)
+        rows = Persistence.of(saver).tables
         assert rows is not None
         await rows.run("UPDATE capgraph_audit SET line = 'x' WHERE seq > 1")
         table = AuditTable(rows)

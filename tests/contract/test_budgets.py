@@ -21,7 +21,7 @@ from capgraph.cli.main import app
 from capgraph.governance import Budget
 from capgraph.graph import build
 from capgraph.state import AgentState
-from capgraph.stores import open_saver, prune_threads, rows_of
+from capgraph.stores import Persistence, open_saver, prune_threads
 from capgraph.telemetry import ModelPricing, PriceTable
 from capgraph.telemetry.accounts import CASHIER
 from capgraph.telemetry.metered import METER
@@ -292,7 +292,7 @@ async def test_a_question_in_a_step_counts_it_once(
         it = make(saver)
         out = await soon(it.graph.ainvoke(Command(resume="yes"), it.config("t")))
         assert status(out) == "completed"
-        rows = rows_of(saver)
+        rows = Persistence.of(saver).tables
         assert rows is not None
         _, found = await rows.run("SELECT value FROM capgraph_cells")
         ((used, held),) = (json.loads(value) for (value,) in found)
@@ -386,7 +386,7 @@ async def test_what_calls_used_goes_with_the_days_of_the_settings(
     agent: Any, step: Any, tmp_path: Path
 ) -> None:
     async with open_saver(f"sqlite:///{tmp_path}/t.db") as saver:
-        rows = rows_of(saver)
+        rows = Persistence.of(saver).tables
         assert rows is not None
         for kept, calls in ((None, [1, 2]), (1e-9, [0])):
             it = agent(
@@ -424,7 +424,7 @@ async def test_what_calls_used_is_kept_by_model_thread_and_user(
             config = {"configurable": {"thread_id": thread, "user_id": user}}
             await soon(it.graph.ainvoke({"messages": [("user", "talk")]}, config))
         await asyncio.to_thread(it.graph.services.purse.book.flush)
-        rows = rows_of(saver)
+        rows = Persistence.of(saver).tables
         assert rows is not None
         [every] = await usage_totals(rows)
         assert (every.model, every.calls, every.input_tokens) == ("scripted", 8, 24)

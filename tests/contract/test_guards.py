@@ -30,7 +30,7 @@ from capgraph.behaviors import (
 )
 from capgraph.engine.default_strategies import ChainPlanner
 from capgraph.governance import Budget
-from capgraph.stores import open_saver, rows_of
+from capgraph.stores import Persistence, open_saver
 from capgraph.stores.records import PREFIX, read_record
 from capgraph.testing import FakeClock, ScriptedModel
 from tests.support.doors import message_and_reason
@@ -395,7 +395,7 @@ async def test_what_a_guard_took_out_lies_nowhere_in_the_database(
         write = writer(ran, f"Sent to {SECRET}", effect="once")
         graph = build_graph([write], behaviors=behaviors, checkpointer=saver)
         out = await graph.ainvoke(planned(step()), THREAD)
-        rows = rows_of(saver)
+        rows = Persistence.of(saver).tables
         assert rows is not None
         for table in ("checkpoints", "writes"):
             _, found = await rows.run(f"SELECT * FROM {table}")

@@ -21,7 +21,7 @@ from capgraph.behaviors import (
 from capgraph.configs.settings import load_settings
 from capgraph.pipeline import Capacity
 from capgraph.stores import open_saver
-from capgraph.stores.rows import FileRows
+from capgraph.stores.sqlite import SqliteFile
 from capgraph.telemetry import CircuitChanged, parse_event
 from capgraph.testing import ScriptedModel
 from tests.unit.behaviors.test_rate_limit import ManualClock, settle
@@ -341,7 +341,7 @@ async def test_a_model_that_is_down_is_left_alone_and_named() -> None:
     assert len(clock.slept) == 2  # the node's tries ended at the open circuit
 
 
-class Lost(FileRows):
+class Lost(SqliteFile):
     """A database that goes away while a call is under way."""
 
     gone = False

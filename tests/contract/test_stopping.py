@@ -15,7 +15,6 @@ from capgraph.base import ConfigurationError, StoppedError
 from capgraph.governance import clear_stop, list_stops, stop
 from capgraph.state import AgentState
 from capgraph.stores import open_saver
-from capgraph.stores.stops import stops_of
 from capgraph.telemetry import AuditLog
 from capgraph.testing import ScriptedModel
 from tests.support.doors import STAGES, Instead, last_words, status
@@ -240,10 +239,10 @@ async def test_with_the_switch_out_of_reach_no_effect_begins(
         raise PersistenceError("The database is away.")
 
     paid: list[int] = []
-    monkeypatch.setattr(stops_of(saver), "_look", away)
-    plans = [[step("a", "pay")]]
+    made = agent(Receipt, payer(paid), plans=[[step("a", "pay")]], checkpointer=saver)
+    monkeypatch.setattr(made.graph.persistence.stops, "_look", away)
     with pytest.raises(PersistenceError, match="away"):
-        await agent(Receipt, payer(paid), plans=plans, checkpointer=saver).ask()
+        await made.ask()
     assert paid == []
 
 

@@ -21,8 +21,7 @@ from capgraph.approvals import Rule, add_rule
 from capgraph.base import BaseInfrastructureNode, CapabilityError, ErrorSeverity
 from capgraph.evaluation import check_threads
 from capgraph.state import AgentState
-from capgraph.stores import open_saver, open_store
-from capgraph.stores.rows import rows_of
+from capgraph.stores import Persistence, open_saver, open_store
 from tests.contract.test_replay import ADD, READ, config, registry, said
 from tests.support.toys import Reading, Total, add, measure
 
@@ -67,7 +66,7 @@ def payer(**attributes: Any) -> Any:
 
 async def rows(saver: Any) -> list[Any]:
     """Return all that the database holds of threads."""
-    found = rows_of(saver)
+    found = Persistence.of(saver).tables
     assert found is not None
     tables = [
         f"SELECT * FROM {name} ORDER BY 1, 2, 3" for name in ("checkpoints", found.words["writes"])

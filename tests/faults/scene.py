@@ -350,10 +350,10 @@ async def go_on(graph: Any) -> dict[str, Any]:
 
 async def accounts(saver: Any) -> dict[str, Any]:
     """Read what the audit and the budget say of the thread."""
-    from capgraph.stores.rows import rows_of
+    from capgraph.stores.persistence import Persistence
     from capgraph.telemetry.audit_log import AuditTable
 
-    rows = rows_of(saver)
+    rows = Persistence.of(saver).tables
     assert rows is not None
     trail = AuditTable(rows)
     thread = CONFIG["configurable"]["thread_id"]

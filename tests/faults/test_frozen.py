@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ import pytest
 from capgraph import BaseCapability, CapabilityContext, build_graph, capability_node
 from capgraph.base.errors import PersistenceError, ThreadBusyError
 from capgraph.configs.settings import load_settings
-from capgraph.stores import leases_of, open_saver, rows_of
+from capgraph.stores import Persistence, open_saver
+from capgraph.stores.database import parse_url
 from tests.faults import scene
 from tests.faults.databases import sqlite_url
 from tests.support.sweeps import LONG
@@ -152,6 +155,23 @@ async def inside(process: subprocess.Popen[bytes], folder: Path) -> None:
         await asyncio.sleep(0.02)
 
 
+async def freeze(process: subprocess.Popen[bytes], url: str) -> None:
+    """Stop a process outside of its commits: a SQLite file stays locked by one that is in the middle."""
+    while True:
+        process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(0.05)
+        if not url.startswith("sqlite"):
+            return
+        path = parse_url(url).target
+        with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as probe:
+            try:
+                probe.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError:
+                process.send_signal(signal.SIGCONT)
+                await asyncio.sleep(0.1)
+
+
 @pytest.mark.parametrize("machine", ["", "another"])
 async def test_who_is_frozen_past_the_lease_has_lost_it_and_begins_no_effect(
     url: str, tmp_path: Path, machine: str
@@ -161,7 +181,7 @@ async def test_who_is_frozen_past_the_lease_has_lost_it_and_begins_no_effect(
     process = start(url, tmp_path, "before", machine)
     try:
         await inside(process, tmp_path)
-        process.send_signal(signal.SIGSTOP)
+        await freeze(process, url)
         scene.append("go", "now")
         async with open_saver(url) as saver:
             graph = make_graph(saver)
@@ -188,7 +208,7 @@ async def test_who_blocks_its_loop_keeps_its_lease(url: str, tmp_path: Path) -> 
     try:
         await inside(process, tmp_path)
         async with open_saver(url) as saver:
-            leases = leases_of(saver)
+            leases = Persistence.of(saver).leases
             make_graph(saver)
             while not scene.lines("acted"):
                 with pytest.raises(ThreadBusyError):
@@ -265,7 +285,7 @@ async def test_whoever_was_silent_once_and_beats_by_a_clock_that_was_set_back_is
         await asyncio.sleep(0.4)
         taker = _elsewhere(other, beat=0.6)
         await taker.take("a")
-        await rows_of(saver).run(
+        await Persistence.of(saver).tables.run(
             "UPDATE capgraph_leases SET beat = beat - 1000 WHERE thread_id = ?", ("b",)
         )
         await _left_alone(leases, taker, "b")
@@ -297,7 +317,7 @@ async def test_locks_of_a_process_frozen_in_a_pipeline_go_with_its_lease(url: st
 
 
 def _asleep(saver: Any) -> Any:
-    leases = leases_of(saver)
+    leases = Persistence.of(saver).leases
     leases.ttl_seconds, leases.heartbeat_seconds = 0.3, 0.1
     leases._keep_beating = lambda: None  # type: ignore[method-assign]
     return leases

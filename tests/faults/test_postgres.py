@@ -18,13 +18,12 @@ from capgraph import build_graph, capability_node, open_graph
 from capgraph.base.errors import ThreadBusyError
 from capgraph.configs.settings import load_settings
 from capgraph.stores import (
+    Persistence,
     fork_thread,
-    leases_of,
     list_threads,
     open_saver,
     open_store,
     prune_threads,
-    rows_of,
     thread_summary,
 )
 from capgraph.telemetry.audit_log import AuditTable
@@ -167,7 +166,7 @@ async def test_a_history_is_cut_copied_and_dropped_and_the_thread_goes_on(server
         assert [item.thread_id for item in await list_threads(saver, limit=1)] == ["3"]
         rest = await list_threads(saver, limit=5, after="3")
         assert [(item.thread_id, item.messages) for item in rest] == [("2", 16), ("1", 16)]
-        leases = leases_of(saver)
+        leases = Persistence.of(saver).leases
         lease = await leases.take("1")
         with pytest.raises(ThreadBusyError):
             await turn("1", 22, "z")
@@ -176,10 +175,10 @@ async def test_a_history_is_cut_copied_and_dropped_and_the_thread_goes_on(server
 
 async def test_the_heart_beats_on_a_connection_of_its_own(server: Any) -> None:
     async with open_saver(server.database()) as saver:
-        leases = leases_of(saver)
+        leases = Persistence.of(saver).leases
         leases.heartbeat_seconds = 0.01
         lease = await leases.take("1")
-        rows = rows_of(saver)
+        rows = Persistence.of(saver).tables
         statement = "SELECT beat FROM capgraph_leases"
         _, first = await rows.run(statement)
         wait = threading.Event()
@@ -195,10 +194,10 @@ async def test_a_saver_of_one_connection_has_rows_too(server: Any) -> None:
 
     async with AsyncPostgresSaver.from_conn_string(server.database()) as saver:
         await saver.setup()
-        lease = await leases_of(saver).take("1")
-        found = rows_of(saver).run_blocking("SELECT thread_id FROM capgraph_leases")
+        lease = await Persistence.of(saver).leases.take("1")
+        found = Persistence.of(saver).tables.run_blocking("SELECT thread_id FROM capgraph_leases")
         assert found == (1, [("1",)])
-        await leases_of(saver).release(lease)
+        await Persistence.of(saver).leases.release(lease)
 
 
 async def test_several_writers_keep_one_audit(server: Any) -> None:
@@ -206,13 +205,13 @@ async def test_several_writers_keep_one_audit(server: Any) -> None:
 
     async def write(name: str) -> None:
         async with open_saver(url) as saver:
-            table = AuditTable(rows_of(saver), signing_key="k")  # type: ignore[arg-type]
+            table = AuditTable(Persistence.of(saver).tables, signing_key="k")  # type: ignore[arg-type]
             for number in range(50):
                 await table.awrite([("effect", {"by": name, "number": number})])
 
     await asyncio.gather(*(write(str(n)) for n in range(4)))
     async with open_saver(url) as saver:
-        rows = rows_of(saver)
+        rows = Persistence.of(saver).tables
         assert rows is not None
         table = AuditTable(rows, signing_key="k")
         found = await table.averify()

@@ -17,8 +17,8 @@ from langchain_core.messages import AIMessage
 from capgraph import BaseCapability, CapabilityContext, build_graph, capability_node
 from capgraph.base.clock import SystemClock
 from capgraph.governance import Budget, BudgetExceededError
-from capgraph.stores import open_saver, rows_of
-from capgraph.stores.cells import cells_of
+from capgraph.stores import Persistence, open_saver
+from capgraph.stores.atomic_values import TableValues
 from capgraph.telemetry import ModelPricing, PriceTable
 from capgraph.telemetry.usage_book import usage_of_capabilities, usage_totals
 from capgraph.testing import ScriptedModel
@@ -147,10 +147,10 @@ def _run(url: str) -> None:
 
 async def _found(url: str) -> tuple[Any, Any, Any]:
     async with open_saver(url) as saver:
-        rows = rows_of(saver)
+        rows = Persistence.of(saver).tables
         assert rows is not None
         await rows.run("SELECT 1")
-        counted, _ = await cells_of(rows).aread("budget/", SystemClock())
+        counted, _ = await TableValues(rows).aread("budget/", SystemClock())
         history = await usage_of_capabilities(rows, ["write", "other"])
         return counted, await usage_totals(rows, user_id="ada"), history
 

@@ -19,8 +19,7 @@ from pydantic import BaseModel
 from capgraph import BaseCapability, build_graph, capability_node
 from capgraph import signal as send
 from capgraph.planning.waits import is_wait
-from capgraph.stores import open_saver
-from capgraph.stores.rows import rows_of
+from capgraph.stores import Persistence, open_saver
 
 CONFIG: Any = {"configurable": {"thread_id": ""}}
 FATAL, PASSED, FOLDER, URL = 0, 0, Path(), sys.argv[1] if len(sys.argv) > 1 else ""
@@ -84,7 +83,7 @@ async def live() -> None:
         assert saver is not None
         for name in ("aput", "aput_writes"):
             watched(saver, name)
-        watched(rows_of(saver), "run")
+        watched(Persistence.of(saver).tables, "run")
         graph = build_graph([Act, events], checkpointer=saver)
         first = {"context_key": "first", "capability": "act"}
         value = {"value": {"$from": "signal"}}

@@ -15,7 +15,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, interrupt
 from typing_extensions import TypedDict
 
-import capgraph.stores.held
+import capgraph.stores.history_cache
 from capgraph import BaseCapability, CapabilityContext, capability_node
 from capgraph.base import PersistenceError
 from capgraph.base.errors import ThreadBusyError
@@ -23,16 +23,14 @@ from capgraph.langgraph_compat import replayed
 from capgraph.state import AgentState, StateSchema
 from capgraph.state.reducers import fold_lists
 from capgraph.stores import (
+    Persistence,
     fork_thread,
-    leases_of,
     list_threads,
     open_saver,
     prune_threads,
-    rows_of,
     thread_summary,
 )
-from capgraph.stores.held import held_of
-from capgraph.stores.history import since_saved
+from capgraph.stores.history import load_deltas_since_snapshot
 from capgraph.stores.records import read_record
 
 pytestmark = pytest.mark.may_block
@@ -121,7 +119,9 @@ async def test_the_short_way_to_a_threads_past_is_the_long_one(
 
     async def is_same(item: Any) -> bool:
         names = [name for name in DELTAS if name not in item.checkpoint["channel_values"]]
-        quick = await since_saved(saver, rows_of(saver), ("1", "", item.checkpoint["id"]), names)
+        quick = await load_deltas_since_snapshot(
+            saver.persistence, ("1", "", item.checkpoint["id"]), names
+        )
         slow = await AsyncSqliteSaver.aget_delta_channel_history(
             saver, config=item.config, channels=names
         )
@@ -132,11 +132,11 @@ async def test_the_short_way_to_a_threads_past_is_the_long_one(
     # Reading while a list is open waits for nothing.
     items = [(item, await is_same(item)) async for item in saver.alist(place)]
     assert sum(quick for _, quick in items) > 100
-    held_of(saver).clear()
+    saver.persistence.history_cache.clear()
     held = set()
     for item, _ in reversed(items):
         await is_same(item)
-        held |= {one.checkpoint for one in held_of(saver).values()}
+        held |= {one.checkpoint for one in saver.persistence.history_cache.values()}
     assert len(held) > 2
 
 
@@ -145,18 +145,18 @@ async def test_a_turn_reads_what_came_since_a_late_one_and_what_is_held_has_boun
 ) -> None:
     await turns(made, 35)
     newest = await saver.aget_tuple(made.config())
-    found = await since_saved(
-        saver, rows_of(saver), ("1", "", newest.checkpoint["id"]), ["messages"]
+    found = await load_deltas_since_snapshot(
+        saver.persistence, ("1", "", newest.checkpoint["id"]), ["messages"]
     )
     assert found is not None
     assert len(found["messages"]["writes"]) <= 24  # of 70
-    (kept,) = held_of(saver).values()
-    monkeypatch.setattr(capgraph.stores.held, "MOST_BYTES", 2 * kept.size)
+    (kept,) = saver.persistence.history_cache.values()
+    monkeypatch.setattr(capgraph.stores.history_cache, "MOST_BYTES", 2 * kept.size)
     for name in "abc":
-        held_of(saver)[name] = kept
-    assert [*held_of(saver)] == ["b", "c"]
+        saver.persistence.history_cache[name] = kept
+    assert [*saver.persistence.history_cache] == ["b", "c"]
     await saver.adelete_thread("c")
-    assert [*held_of(saver)] == ["b"]
+    assert [*saver.persistence.history_cache] == ["b"]
 
 
 async def test_everything_of_a_long_thread_can_be_gone_back_to(made: Any, saver: Any) -> None:
@@ -242,11 +242,11 @@ async def records(path: Path, thread: str = "1") -> int:
 
 async def test_a_thread_in_use_is_not_pruned(made: Any, saver: Any) -> None:
     await turns(made, 1)
-    lease = await leases_of(saver).take("1")
+    lease = await Persistence.of(saver).leases.take("1")
     assert await prune_threads(saver) == []
     with pytest.raises(ThreadBusyError):
         await prune_threads(saver, ["1"])
-    await leases_of(saver).release(lease)
+    await Persistence.of(saver).leases.release(lease)
     assert await prune_threads(saver) == ["1"]
 
 

@@ -30,8 +30,15 @@ from capgraph.evaluation import (
 )
 from capgraph.graph import open_graph, wake
 from capgraph.registry import load_recipe
-from capgraph.stores import due, list_rules, list_threads, open_saver, open_store, thread_summary
-from capgraph.stores.rows import rows_of
+from capgraph.stores import (
+    Persistence,
+    due,
+    list_rules,
+    list_threads,
+    open_saver,
+    open_store,
+    thread_summary,
+)
 from capgraph.telemetry.audit_log import AuditTable
 from capgraph.testing import FakeClock
 
@@ -331,7 +338,7 @@ async def test_the_standing_rule_is_applied(opened: Open, url: str, ran: Ran) ->
 
 async def test_the_audit_is_verified_and_continued(opened: Open) -> None:
     async with opened() as graph:
-        rows = rows_of(graph.checkpointer)
+        rows = Persistence.of(graph.checkpointer).tables
         assert rows is not None
         audit = AuditTable(rows)
         before = await audit.averify()

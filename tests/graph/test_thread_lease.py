@@ -20,8 +20,8 @@ from typing_extensions import TypedDict
 from capgraph import BaseCapability, capability_node
 from capgraph.base import PersistenceError
 from capgraph.base.errors import ThreadBusyError
-from capgraph.stores import leases_of, open_saver, rows_of
-from capgraph.stores.leases import Holder
+from capgraph.stores import Persistence, open_saver
+from capgraph.stores.leases import LeaseOwner
 from tests.support.doors import Gauge, soon, status
 
 pytestmark = pytest.mark.may_block
@@ -133,14 +133,14 @@ async def test_the_heart_beats_while_a_capability_blocks_the_loop(
                 return
 
     made = agent(doing("block", block), plans=[[step("a", "block")]], checkpointer=saver)
-    leases_of(saver).heartbeat_seconds = 0.01
+    Persistence.of(saver).leases.heartbeat_seconds = 0.01
     assert (await made.ask())["execution_outcome"]["status"] == "completed"
     assert beats
     assert holders(path) == []
 
 
 async def test_a_heart_that_finds_another_owner_stops_the_effects(saver: Any) -> None:
-    leases = leases_of(saver)
+    leases = Persistence.of(saver).leases
     leases.heartbeat_seconds = 0.01
     lease = await leases.take("1")
     await saver.conn.execute("UPDATE capgraph_leases SET owner = 'another'")
@@ -155,12 +155,12 @@ async def test_a_heart_that_finds_another_owner_stops_the_effects(saver: Any) ->
 async def test_a_run_of_another_machine_is_over_when_it_stays_late_or_lost_its_thread(
     saver: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leases, now = leases_of(saver), [0.0]
+    leases, now = Persistence.of(saver).leases, [0.0]
     monkeypatch.setattr(leases, "_now", lambda: now[0])
-    run = Holder("o", "elsewhere", "1|2")
+    run = LeaseOwner("o", "elsewhere", "1|2")
     assert await leases.is_over(run), "it gave its thread back"
     insert = "INSERT INTO capgraph_leases VALUES ('1', 'o', 'elsewhere', '1|2', {now})"
-    rows: Any = rows_of(saver)
+    rows: Any = Persistence.of(saver).tables
     await rows.run(insert)
     for beats, wait, over in ((0, 0, False), (100, 0, False), (0, 14, False), (0, 2, True)):
         now[0] += wait
@@ -168,7 +168,7 @@ async def test_a_run_of_another_machine_is_over_when_it_stays_late_or_lost_its_t
         assert await leases.is_over(run) is over, (beats, wait)
     await rows.run("UPDATE capgraph_leases SET beat = {now}")
     assert not await leases.is_over(run), "it beats again"
-    assert not await leases.is_over(Holder("", "elsewhere", "1|2")), "nobody can say"
+    assert not await leases.is_over(LeaseOwner("", "elsewhere", "1|2")), "nobody can say"
 
 
 async def test_a_lease_is_taken_while_the_default_pool_is_full(
@@ -178,11 +178,11 @@ async def test_a_lease_is_taken_while_the_default_pool_is_full(
     loop = asyncio.get_running_loop()
     loop.set_default_executor(pool)
     stuck = loop.run_in_executor(None, done.wait)
-    leases = leases_of(saver)
+    leases = Persistence.of(saver).leases
     try:
         lease = await leases.take("1")
         with pytest.raises(ThreadBusyError):
-            await leases_of(other).take("1")
+            await Persistence.of(other).leases.take("1")
         await leases.release(lease)
     finally:
         done.set()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from capgraph.stores import rows_of
+from capgraph.stores import Persistence
 from tests.scale.crew import FILL, LEASE, READ, Crew, step
 from tests.support.sweeps import LONG
 
@@ -66,7 +66,7 @@ async def test_much_comes_to_the_end_and_no_order_holds_it(crew: Crew) -> None:
         thread = crew.named("t")
         await client.submit(thread, plan={"steps": steps})
         if crew.engine == "postgres":
-            rows = rows_of(client.graph.checkpointer)
+            rows = Persistence.of(client.graph.checkpointer).tables
             assert rows is not None
             _, jobs = await rows.run("SELECT octet_length(j::text) FROM procrastinate_jobs j")
             assert len(jobs) == 1

@@ -19,7 +19,7 @@ import pytest
 
 from capgraph import build_graph
 from capgraph.scale import Client, open_engine
-from capgraph.stores import rows_of
+from capgraph.stores import Persistence
 from tests.scale import step_worker
 from tests.scale.step_worker import INSTANTS, TTL, TURNS_INSTANTS, capabilities, notes
 from tests.support.remote_steps import plan, thread, until
@@ -171,7 +171,7 @@ async def test_a_step_ends_while_no_router_lives_and_its_engine_forgets_everythi
         await scene.client.submit(name, plan=plan(*STEPS)["planning_execution_plan"])
         await until(lambda: notes("SIGKILL"), 60)
         scene.start("gpu")
-        rows = rows_of(scene.client.graph.checkpointer)
+        rows = Persistence.of(scene.client.graph.checkpointer).tables
         assert rows is not None
         while not (await rows.run("SELECT 1 FROM capgraph_steps WHERE ended > 0"))[1]:
             await asyncio.sleep(0.05)
@@ -200,7 +200,7 @@ async def _forget_at_temporal(scene: Scene, name: str) -> None:
     await service.delete_workflow_execution(
         DeleteWorkflowExecutionRequest(**where, workflow_execution=turn)
     )
-    rows: Any = rows_of(scene.client.graph.checkpointer)
+    rows: Any = Persistence.of(scene.client.graph.checkpointer).tables
     for (step,) in (await rows.run("SELECT step_id FROM capgraph_steps"))[1]:
         await service.delete_activity_execution(
             DeleteActivityExecutionRequest(**where, activity_id=engine._of + step)

@@ -18,9 +18,8 @@ from capgraph.base.errors import (
 from capgraph.base.ports import Caller
 from capgraph.scale import Client, TurnOrder, list_workers, open_engine
 from capgraph.scale.advance import advance
-from capgraph.stores import due, list_threads, rows_of, waiting_questions
+from capgraph.stores import Persistence, due, list_threads, waiting_questions
 from capgraph.stores.run_log import RunLog
-from capgraph.stores.waits import waits_of
 from tests.scale import toys
 from tests.scale.crew import FILL, READ, VALVE, Crew, step, tank, told
 
@@ -66,7 +65,7 @@ async def test_turns_of_a_thread_follow_each_other(crew: Crew) -> None:
         await coming_back
         assert found == events
         assert len(found) > 20
-        rows = rows_of(client.graph.checkpointer)
+        rows = Persistence.of(client.graph.checkpointer).tables
         assert rows is not None
         assert [one.id for one in await list_workers(rows)] == [worker.id]
     assert [line.split()[0] for line in crew.notes() if "f" in line] == ["fill", "filled"]
@@ -137,7 +136,7 @@ async def test_what_waits_or_runs_is_stopped(crew: Crew) -> None:
         assert (await client.status(waits)).status == "stopped"
         # No worker lives, and the one that ran it has left its lease behind.
         await client.submit(dead, plan=READ)
-        rows: Any = rows_of(client.graph.checkpointer)
+        rows: Any = Persistence.of(client.graph.checkpointer).tables
         await rows.run(
             "INSERT INTO capgraph_leases (thread_id, owner, machine, process, beat)"
             " VALUES (?, 'x', 'elsewhere', '1|1', {now} - 2.5)",
@@ -253,7 +252,7 @@ async def test_steps_with_a_queue_run_where_it_is_served(crew: Crew) -> None:
         assert (await client.status(thread)).status == "running"
         async with crew.worker("gpu", **gpu) as worker:
             assert await crew.over(client, thread) == ["completed"]
-            rows = rows_of(client.graph.checkpointer)
+            rows = Persistence.of(client.graph.checkpointer).tables
             assert rows is not None
             found = {one.id: one.queues for one in await list_workers(rows)}
             assert found[worker.id] == ["gpu"]
@@ -282,7 +281,7 @@ async def test_turns_that_wait_for_steps_of_each_others_workers_go_on(crew: Crew
 async def test_what_cannot_be_read_ends_as_failed_and_holds_up_nothing_else(crew: Crew) -> None:
     broken, lost, good, waits = (crew.named(name) for name in ("broken", "lost", "good", "waits"))
     async with crew.client() as client:
-        rows = rows_of(client.graph.checkpointer)
+        rows = Persistence.of(client.graph.checkpointer).tables
         assert rows is not None
         async with crew.worker():
             await client.submit(broken, plan=READ)
@@ -301,7 +300,7 @@ async def test_what_cannot_be_read_ends_as_failed_and_holds_up_nothing_else(crew
             await client.submit(good, plan=READ)
             assert await crew.over(client, good) == ["completed"]
             # One that waits is woken once for its event, not again and again.
-            await waits_of(client.graph.checkpointer).hurry(waits)
+            await Persistence.of(client.graph.checkpointer).waits.hurry(waits)
             await told(client, waits, 2)
             assert await due(client.graph.checkpointer, now=time.time()) == []
             found = [await client.log.get(turn) for turn in turns]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from capgraph.pipeline.journal import Journal
-from capgraph.stores.leases import Holder, Lease
+from capgraph.stores.leases import Lease, LeaseOwner
 from tests.simulation.loop import Stuck, VirtualLoop
 from tests.simulation.world import Broken, SimLeases, live
 from tests.support.sweeps import LONG, SEED
@@ -47,14 +47,14 @@ def test_a_seed_is_the_same_again() -> None:
 class AlwaysGranted(SimLeases):
     """Gives a lease to whoever asks."""
 
-    async def _is_gone(self, holder: Holder, claim: Holder) -> bool | None:
+    async def _is_gone(self, holder: LeaseOwner, claim: LeaseOwner) -> bool | None:
         return True
 
 
 class NotLookedTwice(SimLeases):
     """Takes a late lease at once."""
 
-    async def _is_gone(self, holder: Holder, claim: Holder) -> bool | None:
+    async def _is_gone(self, holder: LeaseOwner, claim: LeaseOwner) -> bool | None:
         return await super()._is_gone(holder, claim) is not False
 
 
@@ -92,7 +92,7 @@ def test_a_turn_that_is_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.simulation.world.LAST", 300.0)
 
     class Forever(SimLeases):
-        async def _is_gone(self, holder: Holder, claim: Holder) -> bool | None:
+        async def _is_gone(self, holder: LeaseOwner, claim: LeaseOwner) -> bool | None:
             return False
 
     assert "turns were lost" in _found(leases=Forever)

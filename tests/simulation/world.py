@@ -30,12 +30,14 @@ from capgraph.langgraph_compat import INTERRUPT
 from capgraph.pipeline import Capacity
 from capgraph.scale.advance import advance
 from capgraph.scale.order import TurnOrder
-from capgraph.stores.guarded import GuardedSaver
-from capgraph.stores.history import know_channels
-from capgraph.stores.leases import Leases, leases_of
+from capgraph.stores.base_saver import BaseSaver
+from capgraph.stores.database import Found
+from capgraph.stores.leases import Leases
+from capgraph.stores.persistence import Persistence
 from capgraph.stores.records import thread_config
-from capgraph.stores.rows import Found, SqliteRows
 from capgraph.stores.run_log import LoggedRun, RunLog
+from capgraph.stores.schema import migration_steps
+from capgraph.stores.sqlite import SqliteTables
 from capgraph.stores.threads import open_questions
 from tests.simulation.loop import HEART, PROCESS, Process, VirtualLoop
 
@@ -140,8 +142,6 @@ def base_graph(number: int) -> Any:
 def graph_on(saver: Any, number: int) -> Any:
     """Return the graph of a process on its saver."""
     base = base_graph(number)
-    know_channels(saver, base.channels)
-    leases_of(saver).follow(base.services.settings.scale)
     return base.copy({"checkpointer": saver})
 
 
@@ -155,6 +155,7 @@ class Database:
         self.world = world
         self.rows = sqlite3.connect(":memory:", isolation_level=None)
         self.saved = InMemorySaver()
+        self.has_tables = False
         self.away_until = 0.0
         self.ahead = 0.0
         self.loses = 0.0
@@ -195,16 +196,14 @@ class Database:
             delay = min(2 * delay, 1.0)
 
 
-class SimRows(SqliteRows):
+class SimRows(SqliteTables):
     """Rows of the simulated database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._made = set()
-
-    async def table(self, definition: str) -> None:
-        """Create a table at once."""
-        self._execute(definition, ())
+        for step in migration_steps(0) if not database.has_tables else ():
+            self._execute_now(*step)
+        database.has_tables = self._is_prepared = True
 
     async def beside(self) -> SimRows:
         """Return these rows."""
@@ -215,7 +214,7 @@ class SimRows(SqliteRows):
         what = " ".join(statement.split()[:4])
 
         async def execute() -> Found:
-            return self._execute(statement, values)
+            return self._execute_now(statement, values)
 
         found: Found = await self._database.use(what, execute)
         return found
@@ -226,11 +225,11 @@ class SimRows(SqliteRows):
         assert isinstance(process, Worker)
         if process.over or not self._database.reaches(process):
             raise PersistenceError("The database is away.", fix="Bring it back.")
-        found = self._execute(statement, values)
+        found = self._execute_now(statement, values)
         self._database.world.note(process, "beats")
         return found
 
-    def _execute(self, statement: str, values: tuple[Any, ...]) -> Found:
+    def _execute_now(self, statement: str, values: tuple[Any, ...]) -> Found:
         text = statement.format(now=repr(self._database.now()), **self.words)
         conn = self._database.rows
         before = conn.total_changes
@@ -244,8 +243,8 @@ class SimRows(SqliteRows):
 class SimLeases(Leases):
     """The leases of one process; its heart is a task that goes on while the others are blocked."""
 
-    def __init__(self, rows: SimRows, process: Worker) -> None:
-        super().__init__(rows)
+    def __init__(self, rows: SimRows, saver: SimSaver, process: Worker) -> None:
+        super().__init__(rows, saver)
         self._process = process
         self._task: asyncio.Task[None] | None = None
 
@@ -277,7 +276,7 @@ class SimLeases(Leases):
             self._beat()
 
 
-class SimSaver(GuardedSaver, InMemorySaver):
+class SimSaver(BaseSaver, InMemorySaver):
     """The saver of one process."""
 
     def __init__(self, database: Database, process: Worker | None, leases: type[SimLeases]) -> None:
@@ -286,9 +285,9 @@ class SimSaver(GuardedSaver, InMemorySaver):
         shared = database.saved
         self.storage, self.writes, self.blobs = shared.storage, shared.writes, shared.blobs
         rows = SimRows(database)
-        vars(self)["_capgraph_rows"] = rows
+        self.persistence = Persistence(self, rows)
         if process is not None:
-            vars(self)["_capgraph_Leases"] = leases(rows, process)
+            self.persistence.leases = leases(rows, self, process)
 
     async def guarded(self, what: str, call: Callable[[], Any]) -> Any:
         """Do an operation over a connection that may be lost."""
@@ -337,9 +336,9 @@ class Worker(Process):
         self.world = world
         self.cut_until = 0.0
         saver = SimSaver(world.database, self, world.leases)
-        self.leases: SimLeases = vars(saver)["_capgraph_Leases"]
+        self.leases: SimLeases = saver.persistence.leases
         self.graph = graph_on(saver, len(world.workers))
-        self.log = RunLog(saver)
+        self.log = Persistence.of(saver).open_run_log()
         self.tasks: set[asyncio.Task[Any]] = set()
         place = contextvars.copy_context()
         place.run(PROCESS.set, self)
@@ -544,7 +543,7 @@ class World:
 
     async def _live(self) -> dict[str, Any]:
         saver = SimSaver(self.database, None, self.leases)
-        desk, log = graph_on(saver, -1), RunLog(saver)
+        desk, log = graph_on(saver, -1), Persistence.of(saver).open_run_log()
         for run in self.runs:
             await log.open(run, here=False)
         for machine in self.machines:

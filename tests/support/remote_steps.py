@@ -13,7 +13,7 @@ from capgraph.base.errors import PersistenceError
 from capgraph.scale.order import StepOrder, TurnOrder
 from capgraph.scale.remote import Steps
 from capgraph.stores import open_saver
-from capgraph.stores.leases import leases_of
+from capgraph.stores.persistence import Persistence
 
 
 @dataclass
@@ -90,7 +90,7 @@ class Place:
             open_saver(self.url, encryption_key=encryption_key)
         )
         graph = build_graph(capabilities, checkpointer=saver, **options)
-        leases = leases_of(saver)
+        leases = Persistence.of(saver).leases
         leases.ttl_seconds, leases.heartbeat_seconds = ttl, ttl / 3
         draining = asyncio.Event()
         steps = Steps(graph, self.engine, queues=queues, draining=draining)  # type: ignore[arg-type]

@@ -128,17 +128,16 @@ async def _records(audit: AuditTable) -> AsyncIterator[dict[str, Any]]:
 
 
 def _with_audit(shared: Shared, work: Callable[[AuditTable], Awaitable[T]]) -> T:
-    from capgraph.stores.rows import rows_of
-    from capgraph.telemetry.audit_log import AuditTable
+    from capgraph.stores.persistence import Persistence
 
     key = shared.settings().audit.signing_key
 
     async def run(saver: Any, _: object) -> T:
-        rows = rows_of(saver)
-        if rows is None:
+        audit = Persistence.of(saver).audit(key)
+        if audit is None:
             raise ConfigurationError(
                 "This database keeps no audit.", fix="Give --db a SQLite file or postgresql://…."
             )
-        return await work(AuditTable(rows, signing_key=key))
+        return await work(audit)
 
     return shared.on_database(run)

@@ -93,10 +93,10 @@ def replay(
 
 def _recorded(shared: Shared, thread: str | None, turn: int | None) -> Recording:
     from capgraph.evaluation import record as read
-    from capgraph.stores.threads import each_thread_id
+    from capgraph.stores.threads import iter_thread_ids
 
     async def work(saver: Any, _: object) -> Recording:
-        last = thread or await anext(each_thread_id(saver, limit=1), None)
+        last = thread or await anext(iter_thread_ids(saver, limit=1), None)
         if last is None:
             raise ConfigurationError("There are no threads.", fix="Check --db.")
         return await read(saver, last, turn)

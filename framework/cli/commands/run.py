@@ -62,7 +62,7 @@ def run(
             graph = loaded.compile(agent.saver)
             thread = shared.thread or new_thread_id()
             config = run_config(settings, thread)
-            async with hold(agent.saver, config):
+            async with hold(built.persistence, config):
                 try:
                     return result_of(await graph.ainvoke(given, config))
                 except EmptyInputError:

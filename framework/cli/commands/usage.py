@@ -37,12 +37,12 @@ def usage(
     ] = "model",
 ) -> None:
     """Show what calls of models used: model (or what --by says), calls, tokens, cost."""
-    from capgraph.stores import rows_of
+    from capgraph.stores import Persistence
     from capgraph.telemetry import format_cost
     from capgraph.telemetry.usage_book import usage_totals
 
     async def read(saver: BaseCheckpointSaver[Any], _: object) -> list[UsageTotal]:
-        rows = rows_of(saver)
+        rows = Persistence.of(saver).tables
         about: Any = {"thread_id": thread, "user_id": user, "tenant": tenant, "by": by}
         return await usage_totals(rows, **about) if rows is not None else []
 

@@ -139,10 +139,10 @@ def _end_with_stdin() -> None:
 def workers(shared: Shared) -> None:
     """List the workers that live, what they work on, and what waits."""
     from capgraph.scale import list_workers
-    from capgraph.stores import rows_of
+    from capgraph.stores import Persistence
 
     async def read(opened: Any, saver: Any) -> tuple[list[dict[str, Any]], Mapping[str, int]]:
-        rows = rows_of(saver)
+        rows = Persistence.of(saver).tables
         assert rows is not None  # a database that processes share has some
         return [asdict(one) for one in await list_workers(rows)], await opened.waiting()
 

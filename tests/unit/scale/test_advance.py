@@ -11,7 +11,8 @@ from capgraph import build_graph, capability_node
 from capgraph.base.errors import PersistenceError
 from capgraph.scale.advance import advance, given_of
 from capgraph.scale.order import TurnOrder
-from capgraph.stores.run_log import LoggedRun, RunLog
+from capgraph.stores.persistence import Persistence
+from capgraph.stores.run_log import LoggedRun
 
 
 @capability_node(examples=["open the valve"], requires_approval=True)
@@ -35,7 +36,7 @@ class _Saver(InMemorySaver):
 async def test_a_run_whose_end_cannot_be_read_is_left_and_not_ended() -> None:
     saver = _Saver()
     graph = build_graph([open_valve], checkpointer=saver)
-    log = RunLog(saver)
+    log = Persistence.of(saver).open_run_log()
     request = {"message": "Open the valve", "caller": {}}
     await log.open(LoggedRun("r", "t", "", request=request, status="running"))
     # Its process ended when the thread had been saved, and before the log had a word of it.

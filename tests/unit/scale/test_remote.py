@@ -24,9 +24,7 @@ from capgraph.configs.settings import Settings
 from capgraph.governance import Budget
 from capgraph.pipeline.effect_ledger import EffectLedger
 from capgraph.scale import remote
-from capgraph.stores import prune_threads
-from capgraph.stores.rows import rows_of
-from capgraph.stores.step_results import step_results_of
+from capgraph.stores import Persistence, prune_threads
 from capgraph.testing import ScriptedModel
 from tests.support.remote_steps import Place, Worker, place, plan, thread, until
 from tests.support.sweeps import LONG
@@ -100,7 +98,7 @@ def dead(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def rows(worker: Worker, statement: str) -> list[Any]:
-    found = rows_of(worker.saver)
+    found = Persistence.of(worker.saver).tables
     assert found is not None
     return (await found.run(statement))[1]
 
@@ -131,7 +129,7 @@ async def test_a_router_hears_of_the_end_of_a_step_and_looks_no_more(
         router = await there.worker([grab, segment("router")], "turns")
         gpu = await there.worker([grab, segment("gpu", work)], "gpu")
         gpu.serve()
-        results = step_results_of(router.saver)
+        results = Persistence.of(router.saver).step_results
         look = results.look
 
         async def counted(name: str) -> Any:
@@ -140,7 +138,7 @@ async def test_a_router_hears_of_the_end_of_a_step_and_looks_no_more(
 
         monkeypatch.setattr(results, "look", counted)
         turn = asyncio.create_task(router.graph.ainvoke(plan(*STEPS), thread()))
-        await until(lambda: results.ears.hears)
+        await until(lambda: results.listener.is_connected)
         before = -1
         while looks[0] > before:  # until it waits to be told
             before = looks[0]
@@ -715,7 +713,7 @@ async def test_a_stop_reaches_a_step_whose_router_is_dead(
     await begun.wait()
     turn.cancel()
     await asyncio.wait([turn])
-    await step_results_of(router.saver).cancel_thread("t")
+    await Persistence.of(router.saver).step_results.cancel_thread("t")
     async with asyncio.timeout(20):
         await ended.wait()
 

@@ -8,8 +8,7 @@ import pytest
 
 from capgraph.base.errors import ValidationError
 from capgraph.scale.schedules import Schedule, Schedules
-from capgraph.stores import open_saver
-from capgraph.stores.rows import rows_of
+from capgraph.stores import Persistence, open_saver
 
 
 class Clockwork:
@@ -26,7 +25,7 @@ async def test_one_that_cannot_be_read_hides_no_other() -> None:
         schedules = Schedules(saver)
         for name in "ab":
             await schedules.add(Schedule(name, "0 7 * * *", f"{name}?"), engine)
-        rows: Any = rows_of(saver)
+        rows: Any = Persistence.of(saver).tables
         await rows.run("UPDATE capgraph_schedules SET request = 'x' WHERE id = 'a'")
         bad, good = await schedules.all()
         assert "cannot be read" in bad.unreadable

@@ -28,7 +28,7 @@ from capgraph.serve.app import create_app
 from capgraph.serve.identity import Logins
 from capgraph.serve.routes import login, oidc
 from capgraph.serve.shield import Shield
-from capgraph.stores.threads import each_thread_id
+from capgraph.stores.threads import iter_thread_ids
 from tests.unit.serve.test_shield import HOST, client, health, who
 
 
@@ -233,7 +233,7 @@ async def test_the_application_takes_its_provider_from_the_settings(
         assert (await come_back(asking, provider)).status_code == 303
         made = await asking.post("/api/threads", headers={"origin": HOST})
         assert made.status_code == 201
-        kept = [thread async for thread in each_thread_id(graph.checkpointer)]
+        kept = [thread async for thread in iter_thread_ids(graph.checkpointer)]
         # Not as it is in the database: whoever else logs in has names of his own.
         assert kept != [made.json()["thread_id"]]
         assert kept[0].endswith(made.json()["thread_id"])

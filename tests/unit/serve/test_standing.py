@@ -9,7 +9,7 @@ from typing import Any
 from capgraph import capability_node
 from capgraph.base import CapabilityError, ErrorSeverity
 from capgraph.configs.settings import Settings
-from capgraph.stores import open_saver, rows_of
+from capgraph.stores import Persistence, open_saver
 from tests.support.served import READ, Level, OpenValve, asked, ended, read_level, served
 
 
@@ -48,7 +48,7 @@ async def test_budgets_tell_what_is_left_of_ones_own(tmp_path: Path) -> None:
 async def test_workers_are_for_who_oversees(tmp_path: Path) -> None:
     async with open_saver(f"sqlite:///{tmp_path / 't.db'}") as saver, served(saver=saver) as client:
         ann, eve = await client(), await client("eve", "auditor")
-        rows = rows_of(saver)
+        rows = Persistence.of(saver).tables
         assert rows is not None
         assert await items(eve, "workers") == []
         await rows.run(

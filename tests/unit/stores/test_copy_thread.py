@@ -12,8 +12,8 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from typing_extensions import TypedDict
 
-from capgraph.base import PersistenceError, ThreadBusyError
-from capgraph.stores import fork_thread, leases_of, open_saver
+from capgraph.base import ConfigurationError, PersistenceError, ThreadBusyError
+from capgraph.stores import Persistence, fork_thread, open_saver
 
 pytestmark = pytest.mark.may_block
 
@@ -86,7 +86,7 @@ async def test_of_two_copies_at_once_one_is_refused(saver: Any) -> None:
 
 
 async def test_a_copy_onto_a_thread_that_another_run_has_is_refused(saver: Any) -> None:
-    leases = leases_of(saver)
+    leases = Persistence.of(saver).leases
     lease = await leases.take("3")
     with pytest.raises(ThreadBusyError, match="'3'"):
         await saver.acopy_thread("1", "3")
@@ -108,3 +108,13 @@ async def test_a_saver_that_cannot_copy_is_refused_by_name() -> None:
         with pytest.raises(PersistenceError, match="InMemorySaver"):
             await fork_thread(saver, "1", target)
     assert await history(saver, "2") == before
+
+
+@pytest.mark.parametrize("target", ["", "  ", "a\0b", "a\nb", None, 3])
+async def test_a_copy_without_a_usable_name_is_refused(saver: Any, target: Any) -> None:
+    with pytest.raises(PersistenceError, match="thread id"):
+        await saver.acopy_thread("1", target)
+    with pytest.raises((PersistenceError, ConfigurationError)):
+        await fork_thread(saver, "1", target)
+    _, threads = await saver._rows.run("SELECT DISTINCT thread_id FROM checkpoints")
+    assert sorted(threads) == [("1",), ("2",)]

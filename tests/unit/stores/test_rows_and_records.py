@@ -13,8 +13,11 @@ from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
+from capgraph import build_graph
 from capgraph.base import PersistenceError
-from capgraph.stores import leases_of, open_saver, rows_of
+from capgraph.base.errors import StoppedError, ThreadBusyError
+from capgraph.governance import stop
+from capgraph.stores import Persistence, due, open_saver
 from capgraph.stores.records import read_record, write_record
 
 pytestmark = pytest.mark.may_block
@@ -70,9 +73,9 @@ async def test_what_cannot_be_saved_is_refused(path: Path) -> None:
 async def test_a_statement_with_the_moment_is_the_same_each_time(path: Path) -> None:
     asked: list[str] = []
     async with open_saver(f"sqlite:///{path}") as saver:
-        rows = rows_of(saver)
+        rows = Persistence.of(saver).tables
         assert rows is not None
-        await rows.table(TABLE)
+        await rows.run(TABLE)
         beside = await rows.beside()
         conn = beside._connection()  # type: ignore[attr-defined]
 
@@ -110,12 +113,11 @@ async def test_a_busy_loop_holds_no_lock(path: Path, monkeypatch: pytest.MonkeyP
 
 
 async def test_rows_are_for_savers_whose_database_is_known(saver: Any) -> None:
-    rows = rows_of(saver)
+    rows = Persistence.of(saver).tables
     if isinstance(saver, InMemorySaver):
         assert rows is None
         return
-    assert rows is rows_of(saver)
-    await rows.table(TABLE)
+    await rows.run(TABLE)
     assert (await rows.run("INSERT INTO toys VALUES (?, {now})", ("ball",)))[0] == 1
     assert rows.run_blocking("UPDATE toys SET at = {now} WHERE name = ?", ("ball",))[0] == 1
     _, found = await rows.run("SELECT name, {now} - at FROM toys")
@@ -128,10 +130,33 @@ async def test_rows_are_for_savers_whose_database_is_known(saver: Any) -> None:
 
 async def test_a_database_in_memory_has_no_second_connection() -> None:
     async with open_saver("sqlite://:memory:") as saver:
-        rows = rows_of(saver)
-        await rows.table(TABLE)
+        rows = Persistence.of(saver).tables
+        await rows.run(TABLE)
         assert rows.run_blocking("SELECT * FROM toys") is None
 
 
-async def test_langgraphs_copies_of_a_saver_have_its_leases(saver: Any) -> None:
-    assert leases_of(saver) is leases_of(copy.copy(saver))
+async def test_copies_of_a_saver_and_several_graphs_share_leases_and_stops(saver: Any) -> None:
+    one, other, copied = (Persistence.of(of) for of in (saver, saver, copy.copy(saver)))
+    lease = await one.leases.take("1")
+    for same in (other, copied):
+        with pytest.raises(ThreadBusyError):
+            await same.leases.take("1")
+    inside = await other.leases.take("1", outer=[lease])
+    await one.leases.release(lease)
+    assert copied.leases.held("1") is lease, "the graph inside has not ended"
+    await other.leases.release(inside)
+    await copied.leases.release(await copied.leases.take("1"))
+    await stop(saver, thread="1")
+    for same in (one, other, copied):
+        with pytest.raises(StoppedError):
+            await same.stops.go_on("1", [], confirm=False)
+
+
+async def test_nothing_is_attached_to_a_saver(saver: Any) -> None:
+    before = {*vars(saver)}
+    graph = build_graph([], checkpointer=saver)
+    config: Any = {"configurable": {"thread_id": "1"}}
+    await graph.ainvoke({"messages": [("user", "Hello")]}, config)
+    await stop(saver, thread="2")
+    assert await due(saver) == []
+    assert {*vars(saver)} == before

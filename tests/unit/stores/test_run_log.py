@@ -13,7 +13,7 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 
 from capgraph.base.errors import PersistenceError
-from capgraph.stores import leases_of, open_saver, rows_of, run_log
+from capgraph.stores import Persistence, open_saver, run_log
 from capgraph.stores.run_log import LoggedRun, RunLog
 
 KEY = "0123456789abcdef"
@@ -39,7 +39,7 @@ async def test_runs_that_were_followed_leave_nothing_in_memory(tmp_path: Path) -
         return sum(isinstance(one, asyncio.Event) for one in gc.get_objects())
 
     async with open_saver(f"sqlite:///{tmp_path / 't.db'}") as saver:
-        log, other = RunLog(saver), RunLog(saver)
+        log, other = Persistence.of(saver).open_run_log(), Persistence.of(saver).open_run_log()
 
         async def follow(name: str) -> None:
             await log.open(LoggedRun(name, "t", "ann", request={"message": "Hi"}))
@@ -58,7 +58,7 @@ async def test_runs_that_were_followed_leave_nothing_in_memory(tmp_path: Path) -
 
 
 async def test_what_is_told_is_numbered_and_read_by_all(saver: Any) -> None:
-    log = RunLog(saver)
+    log = Persistence.of(saver).open_run_log()
     await log.open(LoggedRun("r", "t", "ann", request={"message": "Hi"}))
     early = asyncio.create_task(followed(log, "r"))
     for number in range(1000):
@@ -72,7 +72,7 @@ async def test_what_is_told_is_numbered_and_read_by_all(saver: Any) -> None:
     assert await followed(log, "r") == whole
     assert await followed(log, "r", 997) == whole[997:]
     assert await followed(log, "r", 5000) == []
-    again = RunLog(saver)
+    again = Persistence.of(saver).open_run_log()
     found = await log.get("r")
     assert found is not None
     assert (found.status, found.request, found.is_open) == ("completed", {"message": "Hi"}, False)
@@ -84,7 +84,7 @@ async def test_what_is_told_is_numbered_and_read_by_all(saver: Any) -> None:
 
 async def test_what_is_told_within_a_moment_is_one_row(tmp_path: Path) -> None:
     async with open_saver(f"sqlite:///{tmp_path / 't.db'}") as saver:
-        log, rows = RunLog(saver), rows_of(saver)
+        log, rows = Persistence.of(saver).open_run_log(), Persistence.of(saver).tables
         assert rows is not None
         await log.open(LoggedRun("r", "t", "ann", request={"message": "Hi"}))
         for number in range(30):
@@ -93,14 +93,14 @@ async def test_what_is_told_within_a_moment_is_one_row(tmp_path: Path) -> None:
         await log.end("r", "completed")
         _, found = await rows.run("SELECT seq FROM capgraph_run_events")
         assert found == [(30,)]
-        other = RunLog(saver)
+        other = Persistence.of(saver).open_run_log()
         assert [seq for seq, _ in await followed(other, "r", 10)] == [*range(11, 31)]
         other.close()
         log.close()
 
 
 async def test_who_hears_of_the_end_finds_the_run_ended(saver: Any) -> None:
-    log, other = RunLog(saver), RunLog(saver)
+    log, other = Persistence.of(saver).open_run_log(), Persistence.of(saver).open_run_log()
     await log.open(LoggedRun("r", "t", "ann"))
     readers = [log] if isinstance(saver, InMemorySaver) else [log, other]
 
@@ -126,7 +126,7 @@ async def test_what_somebody_listens_to_is_not_gathered(
     saver: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_log, "_GATHER_SECONDS", 3600.0)
-    log = RunLog(saver)
+    log = Persistence.of(saver).open_run_log()
     await log.open(LoggedRun("r", "t", "ann"))
     listening = log.follow("r")
     heard = asyncio.ensure_future(anext(listening))
@@ -138,7 +138,7 @@ async def test_what_somebody_listens_to_is_not_gathered(
 
 
 async def test_a_slow_listener_reads_what_left_memory(saver: Any) -> None:
-    log = RunLog(saver)
+    log = Persistence.of(saver).open_run_log()
     await log.open(LoggedRun("r", "t", "ann"))
     slow = log.follow("r")
     log.tell("r", [{"n": 0}])
@@ -156,15 +156,15 @@ async def test_a_slow_listener_reads_what_left_memory(saver: Any) -> None:
 async def test_who_lost_the_thread_tells_nothing_more(tmp_path: Path) -> None:
     url, run = f"sqlite:///{tmp_path / 't.db'}", LoggedRun("r", "t", "ann")
     async with open_saver(url) as saver, open_saver(url) as another:
-        logs = RunLog(saver), RunLog(another)
+        logs = Persistence.of(saver).open_run_log(), Persistence.of(another).open_run_log()
         for one, log in zip((saver, another), logs, strict=True):
-            await leases_of(one).take("t")
+            await Persistence.of(one).leases.take("t")
             await log.open(run)
             await log.take_up(replace(run, status="running"))
             log.tell("r", [{"by": logs.index(log)}])
             await log.flush()
             # As if it had been taken over.
-            await rows_of(saver).run("DELETE FROM capgraph_leases")  # type: ignore[union-attr]
+            await Persistence.of(saver).tables.run("DELETE FROM capgraph_leases")  # type: ignore[union-attr]
         logs[0].tell("r", [{"by": "ghost"}, {"by": "ghost"}])
         await logs[0].flush()
         with pytest.raises(PersistenceError, match="has taken over"):
@@ -173,14 +173,14 @@ async def test_who_lost_the_thread_tells_nothing_more(tmp_path: Path) -> None:
         assert [text for _, text in await followed(logs[1], "r")] == ['{"by":0}', '{"by":1}']
         for one, log in zip((saver, another), logs, strict=True):
             log.close()
-            if (lease := leases_of(one).held("t")) is not None:
-                await leases_of(one).release(lease)
+            if (lease := Persistence.of(one).leases.held("t")) is not None:
+                await Persistence.of(one).leases.release(lease)
 
 
 async def test_numbers_go_on_in_another_process(saver: Any) -> None:
     if isinstance(saver, InMemorySaver):
         pytest.skip("memory ends with its process")
-    log, other = RunLog(saver), RunLog(saver)
+    log, other = Persistence.of(saver).open_run_log(), Persistence.of(saver).open_run_log()
     await log.open(LoggedRun("r", "t", "ann"))
     log.tell("r", [{"n": 0}, {"n": 1}])
     await log.flush()
@@ -199,7 +199,7 @@ async def test_numbers_go_on_in_another_process(saver: Any) -> None:
 
 
 async def test_runs_are_found_by_owner_and_thread_and_forgotten(saver: Any) -> None:
-    log = RunLog(saver)
+    log = Persistence.of(saver).open_run_log()
     for number, status in enumerate(["waiting", "completed", "waiting", "running"]):
         run = LoggedRun(f"r{number}", f"t{number // 2}", "ann", opened=float(number + 1))
         await log.open(run)
@@ -222,7 +222,7 @@ async def test_nothing_is_told_that_is_not_written(
 ) -> None:
     monkeypatch.setattr(run_log, "_LOOK_SECONDS", 0.01)
     async with open_saver(f"sqlite:///{tmp_path / 't.db'}") as saver:
-        log = RunLog(saver)
+        log = Persistence.of(saver).open_run_log()
         await log.open(LoggedRun("r", "t", "ann"))
         rows: Any = log._rows
         run, away = rows.run, [True]
@@ -247,7 +247,7 @@ async def test_nothing_is_told_that_is_not_written(
 async def test_what_is_kept_is_encrypted_where_threads_are(tmp_path: Path) -> None:
     file = tmp_path / "t.db"
     async with open_saver(f"sqlite:///{file}", encryption_key=KEY) as saver:
-        log = RunLog(saver)
+        log = Persistence.of(saver).open_run_log()
         await log.open(LoggedRun("r", "t", "ann", request={"message": "topsecret"}))
         log.tell("r", [{"text": "topsecret"}])
         await log.end("r", "completed")
@@ -266,7 +266,7 @@ async def test_what_is_open_is_found_without_reading_what_has_ended(
 ) -> None:
     """Each worker asks each second, and runs are kept for a month."""
     async with open_saver(f"sqlite:///{tmp_path / 't.db'}") as saver:
-        log = RunLog(saver)
+        log = Persistence.of(saver).open_run_log()
         await log.open(LoggedRun("r", "t", "ann"))
         rows, asked = log._rows, []
         run = rows.run

@@ -285,7 +285,7 @@ async def test_what_nobody_reads_goes_when_its_time_is_over() -> None:
 async def test_what_nobody_reads_leaves_a_table_too(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("capgraph.stores.cells._SWEEP_SHARE", 1)
+    monkeypatch.setattr("capgraph.stores.atomic_values._SWEEP_SHARE", 1)
     store = SqliteStateStore(tmp_path / "state.db")
     for number in range(20):
         await store.set(f"old{number}", "x", ttl=0.001)

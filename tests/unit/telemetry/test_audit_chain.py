@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from capgraph.base.errors import PersistenceError, ValidationError
 from capgraph.stores import open_saver
-from capgraph.stores.rows import rows_of
+from capgraph.stores.persistence import Persistence
 from capgraph.telemetry import AuditLog
 from capgraph.telemetry.audit_chain import NOTHING, Checker, Head, seal
 from capgraph.telemetry.audit_log import AuditTable
@@ -185,13 +185,13 @@ WRITER = """
     from capgraph.telemetry import AuditLog
     from capgraph.telemetry.audit_log import AuditTable
     from capgraph.stores import open_saver
-    from capgraph.stores.rows import rows_of
+    from capgraph.stores.persistence import Persistence
 
     kind, place, name, count = sys.argv[1:]
 
     async def rows():
         async with open_saver(f"sqlite:///{place}") as saver:
-            table = AuditTable(rows_of(saver))
+            table = AuditTable(Persistence.of(saver).tables)
             for number in range(int(count)):
                 await table.awrite([("effect", {"by": name, "number": number})])
                 print(number, flush=True)
@@ -220,7 +220,7 @@ def whole_chain(kind: str, place: Path) -> tuple[Any, list[dict[str, Any]]]:
 
     async def read() -> tuple[Any, list[dict[str, Any]]]:
         async with open_saver(f"sqlite:///{place}") as saver:
-            rows = rows_of(saver)
+            rows = Persistence.of(saver).tables
             assert rows is not None
             table = AuditTable(rows)
             verified = await table.averify()
@@ -262,7 +262,7 @@ def test_a_killed_process_leaves_a_chain_that_holds(kind: str, tmp_path: Path) -
 
 
 async def table_of(saver: Any, **options: Any) -> AuditTable:
-    rows = rows_of(saver)
+    rows = Persistence.of(saver).tables
     assert rows is not None
     return AuditTable(rows, **options)
 
@@ -279,7 +279,7 @@ async def test_a_chain_beside_the_threads(tmp_path: Path, monkeypatch: pytest.Mo
         assert found.records == 20
         assert (await table.averify(found.head)).valid
         assert not (await table.averify("0" * 63 + "1")).valid
-        rows = rows_of(saver)
+        rows = Persistence.of(saver).tables
         assert rows is not None
         monkeypatch.setattr(audit_chain, "now_text", lambda: "2020-01-01T00:00:00+00:00")
         old = await table_of(saver, signing_key="k")
@@ -309,7 +309,7 @@ async def test_a_change_of_the_rows_shows(statement: str, tmp_path: Path) -> Non
     async with open_saver(f"sqlite:///{tmp_path / 'a.db'}") as saver:
         table = await table_of(saver)
         await table.awrite([("effect", {"status": "begun", "n": n}) for n in range(5)])
-        rows = rows_of(saver)
+        rows = Persistence.of(saver).tables
         assert rows is not None
         await rows.run(statement)
         assert not await table.averify()

@@ -17,13 +17,11 @@ from langgraph.checkpoint.base import (
 )
 
 from capgraph.langgraph_compat import INTERRUPT
-from capgraph.stores.held import held_of
-from capgraph.stores.history import History, since_saved
-from capgraph.stores.leases import leases_of
+from capgraph.stores.database import SqlTables
+from capgraph.stores.history import History, load_deltas_since_snapshot
+from capgraph.stores.persistence import Persistence
 from capgraph.stores.reading import checked, readable
 from capgraph.stores.records import PAST_LEASE
-from capgraph.stores.rows import SaverRows, rows_of
-from capgraph.stores.step_results import step_results_of
 
 T = TypeVar("T")
 PAGE = 100
@@ -34,11 +32,18 @@ _ASKED = (
 )
 
 
-class GuardedSaver(BaseCheckpointSaver[Any]):
+class BaseSaver(BaseCheckpointSaver[Any]):
     """Hands every operation to :meth:`guarded`, and checks what is read.
 
-    It stands before LangGraph's own saver in the bases of a class.
+    It precedes LangGraph's own saver in the bases of a class.
+
+    Attributes:
+        persistence: The tables beside the checkpoints; LangGraph's copies of the saver share it.
     """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.persistence: Persistence = Persistence(self)
 
     async def aput(
         self,
@@ -75,14 +80,14 @@ class GuardedSaver(BaseCheckpointSaver[Any]):
 
     async def _confirm(self, config: RunnableConfig) -> None:
         # Whoever was frozen, or cut off, must not write over what the next one did.
-        await leases_of(self).confirm(str(_thread(config)), ask=False)
+        await self.persistence.leases.confirm(str(_thread(config)), ask=False)
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Drop a thread, with what its steps left on other workers."""
         drop = super().adelete_thread
         await self.guarded("written", lambda: drop(thread_id))
-        held_of(self).pop(thread_id, None)
-        await step_results_of(self).drop_thread(thread_id)
+        self.persistence.history_cache.pop(thread_id, None)
+        await self.persistence.step_results.drop_thread(thread_id)
 
     @abstractmethod
     async def guarded(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
@@ -147,7 +152,7 @@ class GuardedSaver(BaseCheckpointSaver[Any]):
         at = config["configurable"]
         place = (str(at["thread_id"]), at.get("checkpoint_ns", ""), at.get("checkpoint_id") or "")
         with readable(_thread(config)):
-            found = await since_saved(self, self._rows, place, channels)
+            found = await load_deltas_since_snapshot(self.persistence, place, channels)
             if found is not None:
                 return found
             return await self.guarded("read", lambda: read(config=config, channels=channels))
@@ -212,7 +217,7 @@ class GuardedSaver(BaseCheckpointSaver[Any]):
             if strategy == "delete":
                 await self.adelete_thread(thread)
             else:
-                await History(self, thread).cut(checkpoints=1)
+                await History(self.persistence, thread).cut(checkpoints=1)
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy a thread with its history and its records.
@@ -222,10 +227,11 @@ class GuardedSaver(BaseCheckpointSaver[Any]):
             target_thread_id: Name of the copy; no thread may have it.
 
         Raises:
-            PersistenceError: The source does not exist, or the target does.
+            PersistenceError: The source does not exist, or the target does, or its name is not
+                usable.
             ThreadBusyError: A run or another copy uses the target.
         """
-        await History(self, source_thread_id).copy(target_thread_id)
+        await History(self.persistence, source_thread_id).copy(target_thread_id)
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Drop what runs have saved; what followed them keeps what it holds.
@@ -240,11 +246,11 @@ class GuardedSaver(BaseCheckpointSaver[Any]):
                 (run,),
             )
             for (thread,) in threads:
-                await History(self, str(thread)).drop_run(run)
+                await History(self.persistence, str(thread)).drop_run(run)
 
     @property
-    def _rows(self) -> SaverRows:
-        rows = rows_of(self)
+    def _rows(self) -> SqlTables:
+        rows = self.persistence.tables
         assert rows is not None
         return rows
 

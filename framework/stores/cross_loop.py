@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from langgraph.store.base import BaseStore, Op, Result
 
 
-class LoopsLock:
+class CrossLoopLock:
     """A lock for several event loops, fair among those who wait in one."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class LoopsLock:
         self._of_loops[asyncio.get_running_loop()].release()
 
 
-class LoopsStore(BaseStore):
+class CrossLoopStore(BaseStore):
     """Stands before LangGraph's own store, which gathers calls on the loop where it was opened.
 
     Each call stands for itself here, on the loop that makes it.
@@ -47,8 +47,8 @@ class LoopsStore(BaseStore):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.lock: Any = LoopsLock()
-        self._abroad = LoopsLock()
+        self.lock: Any = CrossLoopLock()
+        self._abroad = CrossLoopLock()
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Do operations from a thread without an event loop."""

@@ -1,4 +1,4 @@
-"""Cells in rows: what another process wrote is seen."""
+"""AtomicValueStore in rows: what another process wrote is seen."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from capgraph.base.clock import SystemClock
-from capgraph.stores.cells import FOREVER, RowCells
-from capgraph.stores.rows import FileRows
+from capgraph.stores.atomic_values import FOREVER, TableValues
+from capgraph.stores.sqlite import SqliteFile
 
 pytestmark = [pytest.mark.may_block]
 
@@ -23,7 +23,7 @@ def _look(value: Any, now: float) -> tuple[Any, float, Any]:
 
 
 async def test_what_another_process_wrote_is_seen(tmp_path: Path) -> None:
-    ours, theirs = (RowCells(FileRows(str(tmp_path / "cells.db"))) for _ in range(2))
+    ours, theirs = (TableValues(SqliteFile(str(tmp_path / "cells.db"))) for _ in range(2))
     clock = SystemClock()
     for number in range(5):
         await ours.achange("n", _count, clock)

@@ -1,18 +1,15 @@
-"""What long threads held when they were last read, so that the next turn reads what came since."""
+"""Cache of the growing keys of long threads, so that the next turn reads only what came since."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
-
-from langgraph.checkpoint.base import BaseCheckpointSaver
+from typing import NamedTuple
 
 MOST_BYTES = 32 * 2**20
-"""So much is held beside a saver; what was held first goes first."""
-_NAME = "_capgraph_held"
+"""Maximum bytes cached per saver; the oldest entry is evicted first."""
 
 
-class Held(NamedTuple):
+class CachedHistory(NamedTuple):
     """The keys of a thread that grow, at one of its checkpoints.
 
     Attributes:
@@ -27,28 +24,22 @@ class Held(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many bytes it takes."""
+        """Size of the values in bytes."""
         return sum(len(data) for _, data in self.values.values())
 
 
-NOTHING = Held("", {}, {})
-"""Of a thread that is not held."""
+NOTHING = CachedHistory("", {}, {})
+"""Entry of a thread that is not cached."""
 
 
-class HeldThreads(dict[str, Held]):
-    """By thread, what is held of it; so many bytes at most."""
+class HistoryCache(dict[str, CachedHistory]):
+    """Cached histories by thread, of limited size."""
 
-    def __setitem__(self, thread: str, held: Held) -> None:
-        """Hold something of a thread, as the last to go."""
+    def __setitem__(self, thread: str, held: CachedHistory) -> None:
+        """Cache a history; it is the last to be evicted."""
         self.pop(thread, None)
         super().__setitem__(thread, held)
         size = sum(one.size for one in [*self.values()])
         for first in [*self]:
             if size > MOST_BYTES and (gone := self.pop(first, None)):
                 size -= gone.size
-
-
-def held_of(saver: BaseCheckpointSaver[Any]) -> HeldThreads:
-    """Return what is held beside a saver; LangGraph's copies of the saver have the same."""
-    found: HeldThreads = vars(saver).setdefault(_NAME, HeldThreads())
-    return found

@@ -1,0 +1,209 @@
+"""A saver and everything that is stored beside its checkpoints, owned by one object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from langgraph.channels import DeltaChannel
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.config import get_config
+
+from capgraph.base.errors import ConfigurationError
+from capgraph.configs.run_context import run_context
+from capgraph.langgraph_compat import is_same_saver, lent_saver
+from capgraph.stores.atomic_values import AtomicValueStore, MemoryValues, TableValues
+from capgraph.stores.channel_listener import ChannelListener
+from capgraph.stores.database import MEMORY_URL, SqlTables, open_tables, tables_of
+from capgraph.stores.history_cache import HistoryCache
+from capgraph.stores.leases import Leases
+from capgraph.stores.record_values import RecordValues
+from capgraph.stores.records import PREFIX
+from capgraph.stores.run_log import RunLog
+from capgraph.stores.step_results import StepResults
+from capgraph.stores.stops import StopRequests
+from capgraph.stores.waits import SuspendedThreads
+from capgraph.telemetry.audit_log import AuditTable
+
+if TYPE_CHECKING:
+    from capgraph.configs.settings import ScaleSettings
+
+SAVER = "saver"
+"""Names the database of the run's own saver."""
+
+
+class Persistence:
+    """A saver and the tables beside its checkpoints.
+
+    A graph makes one for its saver when it is built and hands it down. A saver of ``open_saver``
+    has one of its own, ``saver.persistence``, which all graphs over that saver share. For any
+    other saver each graph has its own object, and all of them read the same rows of the database.
+    Where the database is unknown, stop requests and suspended threads are records of the saver
+    itself, and leases exclude only runs of this process.
+
+    Args:
+        saver: An open saver.
+        tables: Tables in the database of the saver; found by the saver's class when not given.
+
+    Attributes:
+        saver: As given.
+        tables: As given; ``None`` if the database is unknown.
+        values: Values that are each changed as a whole.
+        leases: The runs that hold a thread.
+        stops: The stop requests.
+        waits: The suspended threads.
+        listener: Notifications of other processes.
+        history_cache: What long threads held when they were last read.
+        channels: The channels of the graphs of this saver that store changes only; ``None`` for one
+            about which two graphs disagree.
+    """
+
+    def __init__(self, saver: BaseCheckpointSaver[Any], tables: SqlTables | None = None) -> None:
+        self.saver = saver
+        self.tables = tables if tables is not None else tables_of(saver)
+        self.values: AtomicValueStore = (
+            RecordValues(saver) if self.tables is None else TableValues(self.tables)
+        )
+        self.leases: Leases = Leases(self.tables, saver)
+        self.stops: StopRequests = StopRequests(self.values)
+        self.waits: SuspendedThreads = SuspendedThreads(self.values)
+        self.listener: ChannelListener = ChannelListener(self.tables)
+        self.history_cache: HistoryCache = HistoryCache()
+        self.channels: dict[str, DeltaChannel[Any] | None] = {}
+        self._audits: dict[Any, AuditTable] = {}
+
+    @classmethod
+    def of(cls, saver: BaseCheckpointSaver[Any]) -> Persistence:
+        """Return the persistence that a saver of ``open_saver`` has, or a new one for another saver.
+
+        >>> Persistence.of(InMemorySaver()).tables is None
+        True
+        """
+        own = getattr(saver, "persistence", None)
+        return own if isinstance(own, Persistence) else cls(saver)
+
+    @classmethod
+    def of_run(cls, config: Mapping[str, Any], own: Persistence | None) -> Persistence | None:
+        """Return where a run stores its thread.
+
+        Args:
+            config: Configuration of the run; an outer graph or a server may lend its saver in it.
+            own: The persistence of the graph itself.
+        """
+        lent = lent_saver(config)
+        return own if lent is None or (own is not None and own.is_of(lent)) else cls.of(lent)
+
+    def is_of(self, saver: BaseCheckpointSaver[Any]) -> bool:
+        """Return whether this is the persistence of a saver, or of LangGraph's copy of it."""
+        return is_same_saver(self.saver, saver)
+
+    def register_graph(
+        self, channels: Mapping[str, Any], scale: ScaleSettings | None = None
+    ) -> None:
+        """Record how the growing keys of a graph are put together, and its lease times.
+
+        Args:
+            channels: The channels of the graph.
+            scale: Its settings.
+        """
+        for name, channel in channels.items():
+            if isinstance(channel, DeltaChannel):
+                same = self.channels.setdefault(name, channel) == channel
+                # Two graphs disagree, and a thread does not say which of them wrote it.
+                self.channels[name] = channel if same else None
+        if scale is not None:
+            self.leases.follow(scale)
+
+    @cached_property
+    def step_results(self) -> StepResults:
+        """The steps that run on other workers than their turn.
+
+        Raises:
+            ConfigurationError: Other processes cannot reach the database.
+        """
+        if self.tables is None:
+            raise ConfigurationError(
+                "Steps can only run on other workers where the threads lie in a database.",
+                fix="Keep threads in PostgreSQL or SQLite (persistence.url).",
+            )
+        return StepResults(self.tables, self.saver.serde, self.listener)
+
+    def open_run_log(self) -> RunLog:
+        """Return a new log of the runs that threads are asked for; its caller closes it."""
+        return RunLog(self.tables, self.saver.serde, self.listener, self.leases)
+
+    def audit(self, signing_key: Any = None) -> AuditTable | None:
+        """Return the audit in the database; ``None`` if the database is unknown.
+
+        Args:
+            signing_key: As for :class:`~capgraph.telemetry.AuditLog`.
+        """
+        tables: SqlTables | None = self.tables
+        if tables is None and isinstance(self.saver, InMemorySaver):
+            tables = open_tables(MEMORY_URL)  # both end with the process
+        if tables is None:
+            return None
+        found = self._audits.get(signing_key)
+        if found is None:
+            found = self._audits[signing_key] = AuditTable(tables, signing_key=signing_key)
+        return found
+
+    async def record_names(self, thread_id: str) -> list[str]:
+        """Return the names of a thread's records, sorted."""
+        if self.tables is not None:
+            _, found = await self.tables.run(
+                "SELECT DISTINCT checkpoint_ns FROM checkpoints WHERE thread_id = ?"
+                " AND substr(checkpoint_ns, 1, ?) = ?",
+                (thread_id, len(PREFIX), PREFIX),
+            )
+            spaces = {str(space) for (space,) in found}
+        else:
+            listed = self.saver.alist({"configurable": {"thread_id": thread_id}})
+            spaces = {one.config["configurable"].get("checkpoint_ns", "") async for one in listed}
+        return sorted(space.removeprefix(PREFIX) for space in spaces if space.startswith(PREFIX))
+
+
+def open_values(store: str | SqlTables | None) -> AtomicValueStore:
+    """Return the atomic values that a setting names.
+
+    Args:
+        store: ``None`` for this process; ``sqlite:///file.db``, ``postgresql://…`` or ``redis://…``
+            for a database that processes share; ``saver`` for that of the run's own saver; or
+            tables.
+
+    Raises:
+        ConfigurationError: It is none of these.
+        MissingExtraError: The extra of the database is not installed.
+
+    >>> type(open_values(None)).__name__
+    'MemoryValues'
+    """
+    if store is None:
+        return MemoryValues()
+    if store == SAVER:
+        return TableValues(_tables_of_run)
+    if not isinstance(store, str):
+        return TableValues(store)
+    if store.partition("://")[0] in {"redis", "rediss", "unix"}:
+        from capgraph.stores.redis_values import RedisValues
+
+        return RedisValues(store)
+    return TableValues(open_tables(store))
+
+
+def _tables_of_run() -> SqlTables:
+    try:
+        saver = lent_saver(get_config())
+    except RuntimeError:
+        saver = None
+    journal = run_context().journal  # of a step that runs in another process than its turn
+    lent: SqlTables | None = journal.tables if journal is not None else None
+    tables = Persistence.of(saver).tables if saver is not None else lent
+    if tables is None:
+        raise ConfigurationError(
+            "The limits are to lie in the database of the run's saver, and there is none.",
+            fix="Give the graph a SQLite or PostgreSQL saver, or name a database as store.",
+        )
+    return tables

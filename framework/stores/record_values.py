@@ -1,0 +1,89 @@
+"""Atomic values as records of a saver whose database is unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from langgraph.checkpoint.base import BaseCheckpointSaver, empty_checkpoint
+
+from capgraph.base.clock import Clock
+from capgraph.base.errors import PersistenceError
+from capgraph.stores.atomic_values import AtomicValueStore, Change, Undo, write_undoable
+from capgraph.stores.cross_loop import CrossLoopLock
+from capgraph.stores.records import PREFIX, ROW, thread_config
+
+T = TypeVar("T")
+
+_VALUES = "capgraph_values"
+_RECORDS_THREAD = "d791d89e-c7f5-5c51-b1b2-0b552e55fc19"
+"""Thread of the records; some servers take UUIDs only."""
+_RECORDS = CrossLoopLock()
+"""Excludes changes of records, whichever object makes them."""
+
+
+class RecordValues(AtomicValueStore):
+    """Values as records of a saver whose database is unknown; one record for each kind of name.
+
+    Changes exclude each other within this process only.
+
+    Args:
+        saver: An open saver.
+    """
+
+    def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
+        self._saver = saver
+
+    def change(self, name: str, change: Change[T], clock: Clock) -> T:
+        """Refuse: a saver is asynchronous.
+
+        Raises:
+            PersistenceError: Always.
+        """
+        raise PersistenceError(
+            f"{type(self._saver).__name__} cannot be reached from a thread.", fix="Use achange()."
+        )
+
+    async def achange(
+        self, name: str, change: Change[T], clock: Clock, undo: Undo[T] | None = None
+    ) -> T:
+        """Change a value without blocking the event loop."""
+
+        async def write(change: Change[Any]) -> Any:
+            async with _RECORDS:
+                found, now = await self._read(name), clock.now()
+                old = found.pop(name, None)
+                value, kept, result = change(old, now)
+                if value is not None and kept > 0:
+                    found[name] = value
+                if found.get(name) != old:
+                    await self._write(name, found)
+            return result
+
+        return await write_undoable(write, change, undo)
+
+    async def aread(self, prefix: str, clock: Clock) -> tuple[dict[str, Any], float]:
+        """Return the values whose names begin with a prefix, and the moment."""
+        found = await self._read(prefix)
+        return {n: v for n, v in found.items() if n.startswith(prefix)}, clock.now()
+
+    async def aclear(self, prefix: str) -> None:
+        """Remove the values whose names begin with a prefix."""
+        async with _RECORDS:
+            found = await self._read(prefix)
+            await self._write(prefix, {n: v for n, v in found.items() if not n.startswith(prefix)})
+
+    async def _read(self, name: str) -> dict[str, Any]:
+        found = await self._saver.aget_tuple(thread_config(_RECORDS_THREAD, PREFIX + _kind(name)))
+        metadata: Mapping[str, Any] = found.metadata if found is not None else {}
+        return dict(metadata.get(_VALUES) or {})
+
+    async def _write(self, name: str, values: dict[str, Any]) -> None:
+        place = thread_config(_RECORDS_THREAD, PREFIX + _kind(name))
+        # A saver replaces the metadata; it might store every version of a channel.
+        metadata: Any = {"source": "update", "step": 0, _VALUES: values}
+        await self._saver.aput(place, {**empty_checkpoint(), "id": ROW}, metadata, {})
+
+
+def _kind(name: str) -> str:
+    return name.partition("/")[0]

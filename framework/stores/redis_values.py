@@ -1,0 +1,113 @@
+"""Atomic values in Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from capgraph.base.clock import Clock, SystemClock
+from capgraph.base.errors import ConfigurationError, PersistenceError, require_extra
+from capgraph.configs.logger import mask_secrets
+from capgraph.stores.atomic_values import AtomicValueStore, Change, Undo, write_undoable
+
+T = TypeVar("T")
+
+_KEYS = "capgraph:"
+_AGES = 1e10  # seconds; Redis counts no further than some millions of centuries
+
+
+class RedisValues(AtomicValueStore):
+    """AtomicValueStore of a Redis server; what says no more than an empty cell expires.
+
+    Args:
+        url: ``redis://…``, ``rediss://…`` or ``unix://…``.
+        keys: What the server's keys begin with.
+
+    Raises:
+        ConfigurationError: The URL cannot be used.
+        MissingExtraError: The extra ``redis`` is not installed.
+    """
+
+    def __init__(self, url: str, keys: str = _KEYS) -> None:
+        self._keys = keys
+        self._redis = require_extra("redis", "redis")
+        try:
+            self._client = self._redis.Redis.from_url(url, decode_responses=True)
+        except ValueError as exc:
+            raise ConfigurationError(f"{mask_secrets(url)!r} names no Redis: {exc}.") from exc
+
+    def change(self, name: str, change: Change[T], clock: Clock) -> T:
+        """Change a value, in a thread that may wait."""
+
+        def work(pipe: Any) -> T:
+            now = self._now(pipe, clock)
+            text = pipe.get(key)
+            value = None if text is None else json.loads(text)
+            new, kept, result = change(value, now)
+            pipe.multi()
+            if new is None or kept <= 0:
+                pipe.delete(key)
+            elif (written := json.dumps(new)) != text:
+                # A clock of the caller's own is not Redis's.
+                lasts = kept > _AGES or not isinstance(clock, SystemClock)
+                pipe.set(key, written, px=None if lasts else math.ceil(kept * 1000))
+            return result
+
+        key = self._keys + name
+        return cast("T", self._asked(self._client.transaction, work, key, value_from_callable=True))
+
+    async def achange(
+        self, name: str, change: Change[T], clock: Clock, undo: Undo[T] | None = None
+    ) -> T:
+        """Change a value without blocking the event loop."""
+        return await write_undoable(
+            lambda change: asyncio.to_thread(self.change, name, change, clock), change, undo
+        )
+
+    async def aread(self, prefix: str, clock: Clock) -> tuple[dict[str, Any], float]:
+        """Return the values whose names begin with a prefix, and the moment."""
+
+        def read() -> tuple[dict[str, Any], float]:
+            keys = self._scan(prefix)
+            texts = self._client.mget(keys) if keys else []
+            named = zip(keys, texts, strict=True)
+            found = {k.removeprefix(self._keys): json.loads(t) for k, t in named if t is not None}
+            return found, self._now(self._client, clock)
+
+        return await asyncio.to_thread(self._asked, read)
+
+    async def aclear(self, prefix: str) -> None:
+        """Empty the cells whose names begin with a prefix."""
+
+        def clear() -> None:
+            if keys := self._scan(prefix):
+                self._client.delete(*keys)
+
+        await asyncio.to_thread(self._asked, clear)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def _scan(self, prefix: str) -> list[str]:
+        plain = re.sub(r"[*?\[\]\\^]", r"\\\g<0>", self._keys + prefix)
+        return list(self._client.scan_iter(match=f"{plain}*", count=1000))
+
+    def _now(self, client: Any, clock: Clock) -> float:
+        if not isinstance(clock, SystemClock):
+            return clock.now()
+        seconds, millionths = client.time()
+        moment: float = seconds + millionths / 1e6
+        return moment
+
+    def _asked(self, ask: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        try:
+            return ask(*args, **kwargs)
+        except self._redis.RedisError as exc:
+            raise PersistenceError(
+                f"Redis refused: {str(exc).strip()}.", fix="Look at the server; then try again."
+            ) from exc
