@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test browser pictures test-long test-matrix check docs bench bench-selection bench-functions bench-flow bench-serve bench-scale bench-local-model fuzz faults sizes format clean
+.PHONY: demo test browser pictures test-long test-matrix check docs bench bench-selection bench-functions bench-flow bench-serve bench-scale bench-local-model bench-support fuzz faults sizes format clean
 
 demo: $(VENV)/.demo
 	@thread=demo-$$(date +%Y%m%d-%H%M%S) && \
@@ -83,6 +83,10 @@ bench-scale: $(VENV)/.dev
 ARGS ?= --set office warehouse greenhouse --docs docs/local_models.md
 bench-local-model: $(VENV)/.bench
 	$(BIN)/python -m tests.benchmarks.local_model.run $(ARGS)
+
+# The support desk of docs/examples in every form of it.
+bench-support: $(VENV)/.bench
+	$(BIN)/python -m tests.benchmarks.support --docs docs/coming_from/langgraph.md
 
 # Ten minutes of requests that are made up from the description of the API.
 fuzz: $(VENV)/.dev $(VENV)/fuzz/bin/schemathesis

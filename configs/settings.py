@@ -118,14 +118,15 @@ class PlanningSettings(Section):
             the planner say in each reply whether it wants to see the results. In ``look`` and
             ``auto`` the planner reads the conversation, without a call that extracts the task.
         max_result_tokens: Up to how many tokens of results the planner is shown whole, the latest
-            ones first. Other results are shown as a summary or a preview.
+            ones first. Other results are shown as a summary or a preview. In ``look`` and ``auto``
+            the results of the turn before count, too.
         max_stored_results: How many results of each type that earlier turns stored the planner is
             shown, the latest ones; of older ones it is shown the keys, which a plan may use.
     """
 
     mode: PlanMode = "plan"
     max_result_tokens: int = Field(2000, ge=0)
-    max_stored_results: int = Field(3, ge=0)
+    max_stored_results: int = Field(1, ge=0)
     features: Literal["auto", "all"] | list[PlanFeature] = "auto"
 
 
@@ -182,8 +183,11 @@ class PersistenceSettings(Section):
         keep_turns: How many turns of a thread can still be gone back to; ``None`` for all. Messages
             and context data stay whole in any case.
         keep_checkpoints: How many checkpoints of a thread can still be gone back to.
+        keep_results: How many results of each type a thread keeps when a turn begins, the latest
+            ones; ``None`` for all.
         keep_days: Threads that were not saved for so many days are dropped, unless a person is
-            asked, and so is what calls used longer ago. These three are applied as turns end;
+            asked, and so is what calls used longer ago. Turns, checkpoints, and days are applied as
+            turns end;
             ``capgraph threads prune`` does it at once.
     """
 
@@ -191,6 +195,7 @@ class PersistenceSettings(Section):
     encryption_key: SecretStr | None = None
     keep_turns: int | None = Field(None, ge=1)
     keep_checkpoints: int | None = Field(None, ge=1)
+    keep_results: int | None = Field(None, ge=1)
     keep_days: float | None = Field(None, gt=0)
 
 

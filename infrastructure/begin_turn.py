@@ -54,6 +54,7 @@ class BeginTurnNode(BaseInfrastructureNode):
         if not brought and any(known.startswith(f"{_hash(opened_by)}.") for known in begun):
             opened_by = f"{opened_by}.{mark}"  # the message stands where another one stood
         update["control_turn"] = _opened(opened_by, number)
+        update["control_turn"]["recent"] = _outputs(view) or view.turn.get("recent") or []
         update["runtime_info"] = {"turn": number, "seconds_used": 0.0}
         update["execution_start_time"] = services.clock.now()
         if number == 1 and services.settings.context:
@@ -82,6 +83,7 @@ class BeginTurnNode(BaseInfrastructureNode):
                 update["capability_context_data"] = data | looked.get("capability_context_data", {})
             # In other words it is still the message that opened this turn.
             marks += [_mark(m) or "" for m in looked.get("messages", ()) if m.type == "human"]
+        update |= _without_old_results(view, update, services)
         if problem is None and marks:
             update["control_begun"] = marks
         if brought:
@@ -107,6 +109,30 @@ def _opened(opened_by: str, number: int) -> dict[str, Any]:
         turn["question"] = {"status": "dropped", **asdict(dropped)}
         emit(QuestionDropped(**asdict(dropped)))
     return turn
+
+
+def _outputs(view: TurnView) -> list[list[str]]:
+    """Return the type and key of each result of the turn that ended."""
+    records = view.results.values()
+    return [[*pair] for record in records for pair in (record.get("outputs") or {}).items()]
+
+
+def _without_old_results(
+    view: TurnView, update: Mapping[str, Any], services: Services
+) -> dict[str, Any]:
+    """Return the updates that remove all but the latest results of each type, and their labels."""
+    if (keep := services.settings.persistence.keep_results) is None:
+        return {}
+    data = dict(update.get("capability_context_data") or {})
+    labels: dict[str, Any] = {}
+    for kind, entries in view.contexts.items():
+        old = dict.fromkeys([*entries][:-keep])
+        if old:
+            data[kind] = {**old, **data.get(kind, {})}
+        if gone := {key: None for key in old if key in view.labels.get(kind, {})}:
+            labels[kind] = gone
+    found = {"capability_context_data": data, "capability_context_labels": labels}
+    return {name: value for name, value in found.items() if value}
 
 
 def _last_message(state: AgentState) -> HumanMessage | None:

@@ -370,6 +370,7 @@ class _Drafts:
             "instructions": await services.instructions(view),
             "look_again": self.looks,
             "looks_left": services.limits.max_looks - view.budget.get("looks", 0) - 1,
+            "recent": tuple((kind, key) for kind, key in view.turn.get("recent") or ()),
             "refers_back": bool(view.state.get("task_depends_on_chat_history")),
         }
         return request, shown if accepted is None else accepted

@@ -12,7 +12,17 @@ from datetime import datetime
 from typing import Any
 
 from capgraph.base import ValidationError
-from capgraph.capabilities.data.lexicon import CHANGE, CLAUSE, FOLLOWING, GREW, NOTHING, ORDER
+from capgraph.capabilities.data.lexicon import (
+    AND_HOW,
+    CHANGE,
+    CLAUSE,
+    FOLLOWING,
+    GREW,
+    HAD,
+    IS,
+    NOTHING,
+    ORDER,
+)
 from capgraph.capabilities.data.mentions import concept
 from capgraph.capabilities.data.placing import BothError, Placing, Unplaced
 from capgraph.capabilities.data.profile import TableProfile
@@ -46,6 +56,9 @@ def fill(
     queries: list[Query] = []
     for clause in clauses:
         times = parsed if parsed is not None and len(clauses) == 1 else read_times(clause, settings)
+        if not times.periods and (year := _only_year(profiles)):
+            dated = read_times(clause, {**settings, "year": year})
+            times = dated if dated.periods else times
         try:
             found = [_fill_clause(clause, profiles, times, base, bool(queries))]
         except BothError:
@@ -62,9 +75,16 @@ def fill(
     return queries
 
 
+def _only_year(profiles: Sequence[TableProfile]) -> int | None:
+    """Return the year in which all times of the tables lie, if there is one."""
+    moments = [(p.first, p.last) for p in profiles if p.first and p.last]
+    years = {moment.year for pair in moments for moment in pair}
+    return years.pop() if len(years) == 1 else None
+
+
 def _clauses(text: str, settings: Mapping[str, Any]) -> list[str]:
     """Split a question that asks twice; "In 2007, how many …" asks once."""
-    parts = [part for part in CLAUSE.split(text) if part and part.strip(" ?.!,")]
+    parts = [part for part in CLAUSE.split(AND_HOW.sub("", text)) if part and part.strip(" ?.!,")]
     for part in parts[:-1]:
         rest = words_of(blank(part, read_times(part, settings).spans))
         if all(word.stem in NOTHING for word in rest):
@@ -207,7 +227,8 @@ class _Form(Placing):
         tested = {given.column for given in placed.where}
         if kind in ("correlation", "streak", "crossing", "trend", "rolling", "gaps", "ratio"):
             plain = rank is None and placed.aggregate is None
-            if not plain or placed.subject not in (None, self.profile.frequency):
+            own = placed.subject in (None, self.profile.frequency)
+            if not plain or not (own or (kind == "crossing" and placed.subject in ORDER)):
                 raise self.unplaced(kind)
             return self._special(kind, numbers)
         if kind == "share":
@@ -274,7 +295,9 @@ class _Form(Placing):
                 return self._most(numbers)
             raise self.unplaced(placed.rank.word)
         if numbers:
-            if placed.subject or not self.adds_up(self._one(numbers)):
+            name = self._one(numbers)
+            heads = self._holds(name, "population") and self._one_step()
+            if placed.subject or not (self.adds_up(name) or heads):
                 raise self.unplaced(*numbers)
             return {"aggregate": "sum", "value": numbers[0]}
         if placed.aggregate not in (None, "sum"):
@@ -322,9 +345,11 @@ class _Form(Placing):
         adds = self.adds_up(name)
         if subject in (*ORDER, *TIME_PARTS):
             self._not_finer(subject)
-            if not (placed.aggregate or adds or (rank.quantity and subject != frequency)):
+            own = rank.quantity and subject != frequency
+            single = subject == "day" and not (placed.aggregate or adds)
+            if not (placed.aggregate or adds or own or single):
                 raise self._mean_or_single(rank.word, subject)
-            aggregate = placed.aggregate or self._default(name)
+            aggregate = rank.direction if single else placed.aggregate or self._default(name)
             return {**ranked, "aggregate": aggregate, "group_by": [subject]}
         once = self._one_row_each(subject)
         if placed.aggregate or (adds and not once):
@@ -332,7 +357,10 @@ class _Form(Placing):
         if vague and adds is None and not once:
             raise self.unplaced(rank.word)
         if rank.quantity and not once:
-            raise self._mean_or_single(rank.word, subject)
+            if not IS.search(self.text) or HAD.search(self.text):
+                raise self._mean_or_single(rank.word, subject)
+            # What a kind of thing is like in general.
+            return {**ranked, "aggregate": "mean", "group_by": [subject]}
         return {**ranked, "aggregate": "values", "show": [subject]}
 
     def _plain(self, numbers: list[str]) -> dict[str, Any]:
@@ -392,7 +420,7 @@ class _Form(Placing):
 
     def _default(self, name: str) -> str:
         adds = self.adds_up(name)
-        if concept("population") in {concept(word) for word in name_words(name)}:
+        if self._holds(name, "population"):
             adds = True if self._one_step() else None  # heads are the same heads next year
         if adds is None:
             raise self.unplaced(
@@ -402,6 +430,10 @@ class _Form(Placing):
                 fix="Say 'mean' or 'total'.",
             )
         return "sum" if adds else "mean"
+
+    @staticmethod
+    def _holds(name: str, quantity: str) -> bool:
+        return concept(quantity) in {concept(word) for word in name_words(name)}
 
     def _mean_or_single(self, word: str, unit: str) -> Unplaced:
         return self.unplaced(

@@ -18,6 +18,9 @@ _SYNONYMS = (
     "age old",
     "speed velocity fast",
     "length long",
+    "depth deep",
+    "income gdp earnings wealth rich",
+    "profit profitable",
     "price cost expensive cheap",
     "revenue sale turnover umsatz",
     "consumption verbrauch consumed",
@@ -63,8 +66,9 @@ AVERAGED = words_set(
 # Of each quantity: its highest, its lowest, more of it, less of it.
 _DEGREES = {
     None: (
-        "highest largest biggest greatest maximum max maximal peak höchste größte most record",
-        "lowest smallest minimum min minimal least fewest",
+        "highest largest biggest greatest maximum max maximal peak höchste größte most record"
+        " strongest",
+        "lowest smallest minimum min minimal least fewest weakest",
         "above over exceed exceeded exceeding more greater higher larger bigger pass passed"
         " surpass surpassed",
         "below under less fewer lower smaller",
@@ -77,7 +81,10 @@ _DEGREES = {
     "age": ("oldest", "youngest", "older", "younger"),
     "height": ("tallest", "", "taller", ""),
     "speed": ("fastest", "slowest", "faster", "slower"),
-    "length": ("", "", "longer", "shorter"),
+    "length": ("longest", "shortest", "longer", "shorter"),
+    "depth": ("deepest", "shallowest", "deeper", "shallower"),
+    "income": ("richest wealthiest", "poorest", "richer", "poorer"),
+    "humidity": ("", "", "", ""),
     "price": ("dearest", "cheapest", "", "cheaper"),
     "latitude": ("northernmost", "southernmost", "", ""),
     "longitude": ("easternmost", "westernmost", "", ""),
@@ -126,7 +133,8 @@ NOTHING = words_set(
     "ones happened happen occurred occur took place come came during within as so far "
     "from by's reported any actually around here so just degree degrees related lived "
     "living live world worldwide globally overall wie war waren hatte hatten wir es der "
-    "die das den und"
+    "die das den und bring brought earn earned generate generated achieve achieved handle handled"
+    " see saw seen run ran"
 )
 """Words that carry nothing once all the others are placed."""
 BEFORE_TIME = words_set(
@@ -156,7 +164,7 @@ PICTURE = _phrase(
 )
 FELL = _phrase(r"(?<=\brain )fell\b|(?<=\bsnow )fell\b|(?<=\bprecipitation )fell\b")
 COUNT = _phrase(
-    r"\b(?:how many|wie viele|(?:the )?(?:number|count|amount) of)\b|^\W*count(?: the)?\b"
+    r"\b(?:how many|how often|how many times|wie viele|(?:the )?(?:number|count|amount) of)\b|^\W*count(?: the)?\b"
 )
 KINDS = [
     ("trend", _phrase(r"\b(?:trend|slope)(?:\s+(?:of|in))?\b")),
@@ -214,7 +222,39 @@ CHANGE = _phrase(
 )
 GREW = _phrase(r"\b(?:chang|gr[eo]w|differ|compar|ris|fall|fell|rose)\w*")
 AND_WHEN = _phrase(r"\band\s+(?:when|(?:in|on|at)\s+(?:which|what)\s+(?P<unit>\w+)|on which)\b")
-GET = _phrase(r"\bhow (?P<word>cold|hot|warm)(?= did it get\b)")
+GET = _phrase(
+    r"\bhow (?P<word>cold|hot|warm|low|high|windy|humid|deep|fast)"
+    r"(?=\s+(?:did|has|have|does)\b.*\b(?:get|go|got|gone|reach(?:ed)?|become|rise|climb|fall|drop|sink)\b)"
+)
+GOT = _phrase(
+    r"\b(?:did|has|have|does)\b|\b(?:get|go|got|gone|reach|become|rise|climb|fall|drop|sink)(?=\W*$)"
+)
+LOWS = words_set("cold low")
+HIGHS = {"cold": "temperature", "hot": "temperature", "warm": "temperature", "windy": "wind",
+         "humid": "humidity", "deep": "depth", "fast": "speed"}  # fmt: skip
+"""What is asked for by "how cold did it get": of which quantity, where the word tells."""
+REACHED = _phrase(
+    r"\b(?:drop(?:ped)?|fall|fell|sink|sank|go|went|climb(?:ed)?|rise|rose|reach(?:ed)?|hit|come|came"
+    r"|get|got|be)\s+(?:down\s+|up\s+)?(?:to\s+|at\s+)?(?:(?:its|their|the)\s+)?"
+    r"(?=(?:absolute\s+)?(?:min|max|low|high|peak|record|top)\w*)"
+)
+AND_HOW = _phrase(
+    r",?\s+and\s+how\s+(?:low|high|cold|hot|warm|strong|windy|fast|big|large|heavy|much|deep)"
+    r"(?:\s+(?:was|did)\s+it(?:\s+(?:get|go))?)?(?=\s*[?.!]*\s*$)"
+)
+"""Asks for the value of an extreme, which is always said."""
+HAD = _phrase(r"\b(?:had|has|have|saw|show(?:s|ed)?|record(?:s|ed)?|with|see)\b")
+IS = _phrase(r"\b(?:is|are)\b")
+ROSE = _phrase(
+    r"\b(?:rise|rose|risen|fall|fell|fallen|grow|grew|grown|increase[ds]?|decrease[ds]?|drop(?:ped)?"
+    r"|climb(?:ed)?|shr[aiu]nk|decline[ds]?|gain(?:ed)?|lost|lose)\b"
+)
+SOLD = _phrase(
+    r"\b(?P<best>best|top|most|worst|least)[\s-]+(?:selling|sold)\b"
+    r"|\b(?P<verb>loses?|lost|makes?|made|earns?)\s+the\s+(?P<most>most|least)(?:\s+money)?\b"
+    r"|\b(?P<most2>most|least)\s+profitable\b"
+)
+"""Phrases for extremes of sales and profit."""
 GROUP = _phrase(
     r"\b(?:(?:grouped|broken down|split) by|(?:for|in|on) (?:each|every)|by|per|each|every|across)\b"
 )
@@ -240,6 +280,8 @@ PARTS = [
     ("weekday", _phrase(r"\bdays? of (?:the )?week\b|\bweekdays?\b")),
     ("month_of_year", _phrase(r"\bmonths? of (?:the )?year\b")),
 ]
+YES_NO = {True: ("yes", "true", "y", "1"), False: ("no", "false", "n", "0")}
+PERSONS = words_set("people person passenger patient student employee guest participant member")
 WITH_SOME = words_set("rainy wet snowy")
 MEASURES = words_set("speed level concentration count")
 GOOD = words_set("yield score revenue profit return")

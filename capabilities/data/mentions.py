@@ -12,6 +12,8 @@ from capgraph.capabilities.data.units import unit_in_name
 from capgraph.capabilities.data.words import Word, fold, name_words, words_of
 
 _LONGEST = 6
+_LITERAL = 16
+"""So much more a literal part of a name counts than a synonym of a whole one."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +25,14 @@ class Mention:
         places: The words.
         value: The value, when it is one.
         score: How well the words fit the name; from 100 on they spell it.
+        literal: Whether the name has these very words; that counts more than a synonym.
     """
 
     column: Column
     places: frozenset[int]
     value: str | None = None
     score: float = 0.0
+    literal: bool = False
 
 
 def concept(word: str) -> str:
@@ -94,7 +98,8 @@ def columns_named(
         names, parts = name_words(column.name), meaning(column)
         for run, said in runs:
             if score := _rate(said, fold(column.name), names, parts):
-                found.append(Mention(column, frozenset(run), score=score))
+                literal = {word.stem for word in said} <= {*names}
+                found.append(Mention(column, frozenset(run), score=score, literal=literal))
     return _apart(found)
 
 
@@ -154,12 +159,13 @@ def _forms(words: Sequence[Word]) -> list[tuple[str, ...]]:
 def _apart(found: list[Mention]) -> list[list[Mention]]:
     """Keep the best mentions that share no word, those of the same words together."""
     groups: list[list[Mention]] = []
-    for mention in sorted(found, key=lambda mention: -mention.score):
+    for mention in sorted(found, key=lambda m: -(m.score + _LITERAL * m.literal)):
         same = next((g for g in groups if g[0].places & mention.places), None)
         if same is None:
             groups.append([mention])
         elif (
             same[0].places == mention.places
+            and same[0].literal == mention.literal
             and same[0].score - mention.score < 1
             and all(other.column is not mention.column for other in same)
         ):

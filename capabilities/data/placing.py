@@ -59,6 +59,17 @@ class Rank:
     word: str
 
 
+def _sold(match: re.Match[str]) -> Rank:
+    """Return the rank of "best-selling", "loses the most", "most profitable"."""
+    said = {name: (text or "").lower() for name, text in match.groupdict().items()}
+    if said["best"]:
+        lowest = said["best"] in ("worst", "least")
+        return Rank("revenue", "min" if lowest else "max", said["best"])
+    word = said["most"] or said["most2"]
+    lowest = (word == "least") != said["verb"].startswith("los")
+    return Rank("profit", "min" if lowest else "max", word)
+
+
 @dataclass
 class Placed:
     """Where the words of a question went."""
@@ -121,6 +132,9 @@ class Placing:
         name = (table.name or table.label.rsplit(".", 1)[0]).replace("-", " ")
         self.names: frozenset[str] = lex.ROWS | {word for word in name_words(name) if len(word) > 2}
         self.names |= profile.things
+        held = {concept(word) for column in profile.columns for word in name_words(column.name)}
+        if held & {"age", "gender"}:
+            self.names |= lex.PERSONS
         self.placed: Placed = Placed()
 
     # --- helpers -------------------------------------------------------------------------------
@@ -215,8 +229,14 @@ class Placing:
             placed.picture = True
         self.take(lex.FELL)
         if asked := self.take(lex.GET):
-            cold = asked["word"].lower() == "cold"
-            placed.rank = Rank("temperature", "min" if cold else "max", asked["word"])
+            word = asked["word"].lower()
+            direction = "min" if word in lex.LOWS else "max"
+            placed.rank = Rank(lex.HIGHS.get(word), direction, word)
+            while self.take(lex.GOT):
+                pass
+        self.take(lex.REACHED)
+        if (sold := self.take(lex.SOLD)) and placed.rank is None:
+            placed.rank = _sold(sold)
         held = {word for column in self.profile.numbers for word in meaning(column)}
         for kind, pattern in lex.KINDS:
             before = set(self.free)
@@ -248,6 +268,8 @@ class Placing:
         placed = self.placed
         if self.compared():
             self.take(lex.CHANGE)
+            if not any(self.words[place].stem in lex.SUPERLATIVES for place in self.free):
+                self.take(lex.ROSE)  # what grew the most is one of several changes
         elif lex.HOW_DID.match(self.text) and self.take(lex.MOVED):
             placed.kind = "moved"
             self.take(lex.HOW_DID)
@@ -334,8 +356,9 @@ class Placing:
         match = lex.NOUN_ASPECT.search(self.text)
         if match and self.places(*match.span()):  # only of temperatures one says "the highs"
             word = (match[1] or match[2]).lower()
-            columns = self.by_concept("temperature", "max" if word.startswith("h") else "min")
-            if len(columns) == 1:
+            wanted = "max" if word.startswith("h") else "min"
+            columns = self.by_concept("temperature", wanted)
+            if len(columns) == 1 and aspect(columns[0]) == wanted:
                 places = self.places(match.end() - len(word), match.end())
                 placed.columns.append(Mention(columns[0], frozenset(places), score=100))
                 self.free -= places
@@ -400,7 +423,8 @@ class Placing:
             wanted = self._wanted_aspect()
             fitting = [m for m in group if wanted and aspect(m.column) == wanted]
             numbers = [m for m in group if m.column.kind == "number"]
-            group = next((g for g in (fitting, numbers) if len(g) == 1), group)
+            measured = [m for m in numbers if self._is_ranked(m.column)]
+            group = next((g for g in (fitting, measured, numbers) if len(g) == 1), group)
         if len(group) > 1:
             if sorted(aspect(m.column) or "" for m in group) == ["max", "min"]:
                 raise BothError
@@ -412,6 +436,17 @@ class Placing:
                 fix="Name one of them.",
             )
         return None if self.timed and stems <= set(lex.UNITS) else group[0]
+
+    def _is_ranked(self, column: Column) -> bool:
+        """Say whether a column holds what a superlative of the question speaks of.
+
+        Of the wind that is its speed: nobody asks for the strongest direction.
+        """
+        words = {concept(word) for word in meaning(column)}
+        ranked = {lex.SUPERLATIVES.get(word.stem, (None, ""))[0] for word in self.words}
+        if {"wind", "gust"} & {concept(word) for word in name_words(column.name)}:
+            return "speed" in words
+        return bool(words & ranked)
 
     def _wanted_aspect(self) -> str | None:
         """Say whether highs or lows are meant, where a table has both."""
@@ -539,13 +574,8 @@ class Placing:
     def _rank(self) -> None:
         placed = self.placed
         for place in sorted(self.free):
-            word = self.words[place].stem
-            named = {concept(w) for m in placed.columns for w in meaning(m.column)}
-            if word in ("best", "worst") and named & lex.GOOD:  # where more is known to be better
-                found = Rank(None, "max" if word == "best" else "min", word)
-            elif word in lex.SUPERLATIVES:
-                found = Rank(*lex.SUPERLATIVES[word], word)
-            else:
+            found = self._rank_of(place)
+            if found is None:
                 continue
             # "The hottest summer" is one of several times, not a value in one of them.
             before_time = any(begin == self.words[place].end + 1 for begin, _ in self.spans)
@@ -568,14 +598,29 @@ class Placing:
                 raise self.unplaced(rank.word)  # "the rainiest" of a temperature
             return
         columns = self.by_concept(str(rank.quantity), rank.direction)
+        if len(columns) > 1:
+            columns = [c for c in columns if self._is_ranked(c)]
         if len(columns) != 1:
             raise self.unplaced(rank.word)
         placed.columns.append(Mention(columns[0], frozenset()))
+
+    def _rank_of(self, place: int) -> Rank | None:
+        """Read a superlative at a word."""
+        word = self.words[place].stem
+        named = {concept(w) for m in self.placed.columns for w in meaning(m.column)}
+        following = self.words[place + 1].stem if place + 1 < len(self.words) else ""
+        if word in ("most", "least") and lex.CONCEPTS.get(following) in named:
+            return Rank(lex.CONCEPTS[following], "max" if word == "most" else "min", word)
+        if word in ("best", "worst") and named & lex.GOOD:  # where more is known to be better
+            return Rank(None, "max" if word == "best" else "min", word)
+        return Rank(*lex.SUPERLATIVES[word], word) if word in lex.SUPERLATIVES else None
 
     @staticmethod
     def _measures(column: Column, quantity: str) -> bool:
         """Say whether a column holds a quantity, by its name or its unit."""
         said = {concept(word) for word in meaning(column)}
+        if quantity == "length" and column.unit in TIMES:
+            return True
         return quantity in said or (quantity == "temperature" and column.unit in ("°C", "°F", "K"))
 
     def _numbers(self) -> list[Mention]:
@@ -614,9 +659,8 @@ class Placing:
         placed = self.placed
         for mention in list(placed.columns):
             column = mention.column
-            values = {value.casefold(): value for value in column.values}
-            yes = next((v for k, v in values.items() if k in ("yes", "true", "y")), None)
-            if len(values) == 2 and yes and placed.kind in ("count", "share"):
+            yes = self._yes(mention) if placed.kind in ("count", "share") else None
+            if yes is not None:
                 # "How many smokers": those where the column says yes.
                 placed.where.append(Filter(column=column.name, value=yes))
             elif column.kind in ("category", "text", "flag") and column.name not in placed.groups:
@@ -632,6 +676,33 @@ class Placing:
             if placed.subject is None and (part := self._time_part(place)):
                 placed.subject = part[0]
                 self.free -= part[1]
+
+    def _yes(self, mention: Mention) -> str | float | None:
+        """Return the value that rows have for which a column is true, or is not, as is said."""
+        column, place = mention.column, min(mention.places, default=0)
+        if not mention.places:
+            return None
+        denied = {p for p in (place - 1, place - 2) if p in self.free} & {
+            p for p, word in enumerate(self.words) if word.stem in ("not", "never", "non")
+        }
+        if column.kind == "number":
+            known: dict[bool, str | float] = {True: 1, False: 0}
+            if (column.low, column.high) != (0, 1) or column.decimals:
+                return None
+        else:
+            values = {value.casefold(): value for value in column.values}
+            known = {
+                is_yes: values[word]
+                for is_yes, words in lex.YES_NO.items()
+                for word in words
+                if word in values
+            }
+            if len(values) != 2 or True not in known:
+                return None
+            others = [value for value in values.values() if value != known[True]]
+            known[False] = others[0]
+        self.free -= denied
+        return known[not denied]
 
     def _is_counted(self, mention: Mention) -> bool:
         """Say whether "how many" asks for the different values of a column, or only names it."""

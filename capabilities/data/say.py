@@ -139,6 +139,8 @@ class _Speaker:
             return f"total {name} / total {query.by}"
         if query.aggregate == "rows":
             return _WORDS["rows"]
+        if query.limit == 1 and query.aggregate in ("max", "min"):
+            return name  # "has the highest" stands before it
         return f"{_WORDS[query.aggregate]} {name}"
 
     def _extreme(self, name: str) -> str:

@@ -55,7 +55,7 @@ def parse(text: str, options: Options) -> ParsedTime:
         masked = masked[: item.begin] + "\0" * (item.end - item.begin) + masked[item.end :]
     result = find_recurring(masked)
     recurring = [" ".join(masked[begin:end].split()) for begin, end in result.spans]
-    items = _give_years(text, items)
+    items = [_with_assumed_year(item, options.year) for item in _give_years(text, items)]
     result.spans += [(item.begin, item.end) for item in items]
     names: list[str] = []
     position = 0
@@ -111,6 +111,15 @@ def _give_years(text: str, items: list[Item]) -> list[Item]:
             # "June 2014 and 2015": the second year has the first one's month.
             items[index] = replace(right, unit=left.unit, part=left.part, portion=left.portion)
     return _spread_single_year(items)
+
+
+def _with_assumed_year(item: Item, year: int | None) -> Item:
+    """Give the second half of March a year, or leave it to whoever reads the rest of the words."""
+    if not item.lacks_year or item.portion is None:
+        return item
+    if year is not None:
+        return replace(item, year=year)
+    return replace(item, portion=None, begin=item.end - len(item.text))
 
 
 def _spread_single_year(items: list[Item]) -> list[Item]:

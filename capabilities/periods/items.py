@@ -24,6 +24,7 @@ WEEKDAYS |= {name[:3]: number for name, number in WEEKDAYS.items()}
 WEEKDAYS |= {"tues": 1, "thurs": 3, "thur": 3, "weds": 2}
 _NUMBERS = "one two three four five six seven eight nine ten eleven twelve"
 NUMBERS = {name: number for number, name in enumerate(_NUMBERS.split(), 1)}
+_DAYS_OF_YEAR = 365
 ORDINALS = {"first": 1, "second": 2, "third": 3, "fourth": 4, "1st": 1, "2nd": 2, "3rd": 3}
 ORDINALS["4th"] = 4
 
@@ -39,11 +40,14 @@ class Options:
         now: The moment that "yesterday" counts from, without zone.
         day_first: Whether 03/04/2015 is the third of April.
         southern: Whether summer is December to February.
+        year: Year of a part of a month or season that is said without one; such a part is not read
+            when this is not given.
     """
 
     now: datetime
     day_first: bool = False
     southern: bool = False
+    year: int | None = None
 
 
 @checked(frozen=True, config=ConfigDict(extra="forbid"))
@@ -245,11 +249,22 @@ def _portion_of(whole: Period, portion: tuple[str, int, str]) -> Period:
         days_text = f"{date_text(cuts[third])} to {date_text(cuts[third + 1] - timedelta(days=1))}"
         return Period(cuts[third], cuts[third + 1], f"{which} {whole.label} ({days_text})")
     plural = f"{amount} {unit}s" if amount > 1 else unit
-    if which == "last":
+    parts = {"half": 2, "quarter": 4}.get(unit, 0)
+    if parts and (end - start).days < _DAYS_OF_YEAR:
+        # Half of a month is no half of a year.
+        days = (end - start).days
+        first = parts - amount if which == "last" else ORDINALS.get(which, 1) - 1
+        begin = start + timedelta(days=days * first // parts)
+        finish = start + timedelta(days=days * (first + amount) // parts)
+    elif which == "last":
         begin, finish = shift(end, -amount, unit), end
     else:
         # "The second week" is one unit after the first; "the first two weeks" are two.
         skip = ORDINALS.get(which, 1) - 1
         begin = shift(start, skip, unit)
         finish = shift(begin, amount, unit)
+    if begin >= end or finish <= start:
+        raise ValidationError(
+            f"{whole.label} has no {which} {unit}.", fix="Name a part that there is."
+        )
     return Period(max(begin, start), min(finish, end), f"the {which} {plural} of {whole.label}")

@@ -45,6 +45,7 @@ def options_from(settings: Mapping[str, Any]) -> Options:
         now=now,
         day_first=bool(settings.get("day_first", False)),
         southern=settings.get("hemisphere", "north") in ("south", "southern"),
+        year=settings.get("year"),
     )
 
 

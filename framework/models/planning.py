@@ -201,7 +201,7 @@ class ModelPlanner:
     features: str | Sequence[str] = "auto"
     mode: PlanMode = "plan"
     max_result_tokens: int = 2000
-    max_stored_results: int = 3
+    max_stored_results: int = 1
     chooses: bool = False
     _usable: tuple[Any, Mapping[str, frozenset[Parameter]]] | None = field(
         default=None, init=False, repr=False
@@ -346,7 +346,8 @@ class ModelPlanner:
             self.mode == "look" and not isinstance(self.prompt, LookingPrompt)
         ):
             rules += [_OF_MODE[self.mode], _ANSWERS]
-        own = {
+        own: dict[str, Any] = {
+            "recent": request.recent if self.reads_conversation else (),
             "capabilities": "\n".join([shown, *rules]),
             "guides": self._guides(request),
             "notes": notes,

@@ -71,6 +71,7 @@ class PlanRequest:
             may be changed. Finished steps stay, written or not. A plan without steps keeps the
             open ones; with ``answer`` it drops them and ends the turn.
         looks_left: How often the planner may look after this plan.
+        recent: Types and keys of the results of the last turn that had any.
     """
 
     task: str
@@ -94,6 +95,7 @@ class PlanRequest:
     refers_back: bool = False
     look_again: tuple[str, ...] = ()
     looks_left: int = 1
+    recent: tuple[tuple[str, str], ...] = ()
 
 
 class Planner(Protocol):

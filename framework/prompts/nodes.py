@@ -151,13 +151,15 @@ class OrchestratorPrompt(PromptBuilder):
         look_again: Sequence[str] = (),
         looks_left: int = 1,
         max_result_tokens: int = 2000,
-        max_stored_results: int = 3,
+        max_stored_results: int = 1,
+        recent: Sequence[tuple[str, str]] = (),
         types: ContextTypes | None = None,
         **_: Any,
     ) -> str:
         """Show the request, what is there already, and what went wrong before."""
         results = ShownResults(available or {}, max_result_tokens, types)
         texts = results.whole(_latest_first(finished or {}, look_again))
+        before = results.whole(pair for pair in recent if pair not in texts)
         parts = [as_request(task)]
         if budget_left:
             left = ", ".join(f"{name} {value:g}" for name, value in budget_left.items())
@@ -172,7 +174,7 @@ class OrchestratorPrompt(PromptBuilder):
                 "These cannot be called now. Plan without them; if nothing else will do, say so in"
                 f" answer, with the moment:\n{as_data('out of reach', away)}"
             )
-        if stored := results.stored(max_stored_results, but=texts):
+        if stored := results.stored(max_stored_results, before, but=texts):
             parts.append(f"Stored results, usable as inputs:\n{as_data('stored results', stored)}")
         for name, text in (notes or {}).items():
             parts.append(f"What {name} has at hand:\n{as_data(name, text)}")

@@ -145,11 +145,17 @@ class ShownResults:
             return plain_text(summary_of(kind, key, content, self._types), limit)
         return preview(self._plain(kind, content), limit)
 
-    def stored(self, latest: int, but: Iterable[tuple[str, str]] = ()) -> str:
-        """Return a line for each type of stored results: the latest ones, and the keys of others.
+    def stored(
+        self,
+        latest: int,
+        whole: Mapping[tuple[str, str], str],
+        but: Iterable[tuple[str, str]] = (),
+    ) -> str:
+        """Return lines for the stored results: recent and latest ones, and the keys of others.
 
         Args:
             latest: How many results of each type are shown with their content.
+            whole: Texts of the results that are shown whole, by type and key.
             but: Results that are shown elsewhere, by type and key.
         """
         elsewhere = set(but)
@@ -161,8 +167,12 @@ class ShownResults:
         limit = min(_PREVIEW, max(_STORED // max(shown, 1), 2 * _LEAST))
         lines = []
         for kind, keys in found.items():
-            older, recent = keys[: len(keys) - latest], keys[max(len(keys) - latest, 0) :]
-            lines += [f"{kind} {key}: {self.brief(kind, key, limit)}" for key in recent]
+            place = max(len(keys) - latest, 0)
+            older = [key for key in keys[:place] if (kind, key) not in whole]
+            for key in keys:
+                if key not in older:
+                    text = whole.get((kind, key)) or self.brief(kind, key, limit)
+                    lines.append(f"{kind} {key}: {text}")
             if older:
                 names = ", ".join(older[-_MAX_KEYS:])
                 more = f", and {len(older) - _MAX_KEYS:,} more" if len(older) > _MAX_KEYS else ""

@@ -25,11 +25,15 @@ ContextData = dict[str, dict[str, dict[str, Any]]]
 def fold_context(current: ContextData | None, updates: Sequence[ContextData | None]) -> ContextData:
     """Merge updates of context data by type and key; a key that comes again replaces its entry.
 
+    ``None`` removes an entry.
+
     Only the two levels that change are copied, so a merge costs the number of entries of the
     touched types and never the size of the data.
 
     >>> fold_context({"A": {"x": 1}}, [{"A": {"y": 2}}, None, {"B": {"z": 3}}])
     {'A': {'x': 1, 'y': 2}, 'B': {'z': 3}}
+    >>> fold_context({"A": {"x": 1, "y": 2}}, [{"A": {"x": None}}])
+    {'A': {'y': 2}}
     """
     merged: ContextData = dict(current or {})
     copied: set[str] = set()
@@ -39,6 +43,8 @@ def fold_context(current: ContextData | None, updates: Sequence[ContextData | No
                 copied.add(kind)
                 merged[kind] = dict(merged.get(kind, {}))
             merged[kind].update(entries)
+            for key in [key for key, entry in entries.items() if entry is None]:
+                del merged[kind][key]
     return merged
 
 

@@ -140,7 +140,7 @@ async def test_looks_have_a_limit_of_their_own() -> None:
 
 
 async def test_a_step_over_a_list_that_runs_ends_before_the_look() -> None:
-    world = World()
+    world, begun = World(), asyncio.Event()
 
     @capability_node
     async def rows() -> list[int]:
@@ -150,14 +150,15 @@ async def test_a_step_over_a_list_that_runs_ends_before_the_look() -> None:
     @capability_node
     async def work(n: int) -> int:
         """Work on a row."""
+        begun.set()
         await asyncio.sleep(0.002)
         world.runs.append("work")
         return n
 
     @capability_node
     async def soon() -> int:
-        """Be done soon."""
-        await asyncio.sleep(0.004)
+        """Be done soon after the list has begun."""
+        await begun.wait()
         return 1
 
     each = {"of": "rows", "as": "row"}

@@ -198,6 +198,37 @@ async def test_small_talk_and_what_the_instructions_answer_cost_one_call_in_ever
     assert len(model.calls) == 3
 
 
+async def test_a_thread_keeps_as_many_results_as_the_settings_say(saver: Any) -> None:
+    graph, _ = agent(Desk(), book_cheapest, saver=saver, persistence={"keep_results": 2})
+    for city in ("Basel", "Bern", "Basel", "Bern"):
+        out = await ask(graph, f"Book the cheapest room in {city}")
+        assert status(out) == "completed"
+    stored = (await graph.aget_state(CONFIG)).values["capability_context_data"]
+    assert {kind: len(entries) for kind, entries in stored.items()} == {
+        "SEARCH_HOTELS": 3,
+        "BOOK_HOTEL": 3,
+    }, "two of earlier turns, and that of the last one"
+
+
+async def test_the_results_of_the_turn_before_are_shown_whole_and_older_ones_by_their_keys() -> (
+    None
+):
+    def script(call: ModelCall) -> Any:
+        if "compare" not in request_of(call):
+            return book_cheapest(call)
+        shown = str(call.messages[-1].text)
+        assert '"id":"H2"' in shown, "the last search"
+        assert '"id":"H3"' not in shown, "the first one"
+        assert re.search(r"SEARCH_HOTELS, older: \S+", shown)
+        return plan(answer="H2 is the cheaper one.")
+
+    graph, model = agent(Desk(), script)
+    await ask(graph, "Book the cheapest room in Basel")
+    await ask(graph, "Book the cheapest room in Bern")
+    assert said(await ask(graph, "Now compare H1 and H2")) == "H2 is the cheaper one."
+    assert len(model.calls) == 7
+
+
 async def test_an_invented_value_is_still_asked_about() -> None:
     graph, _ = agent(Desk(), lambda _: plan(("book_hotel", {"hotel_id": "H99"})))
     out = await ask(graph, "Book a room")

@@ -99,9 +99,9 @@ def test_a_planning_prompt_tells_everything_that_is_known() -> None:
     )
     assert "<request>\nSum it up\n</request>" in text
     assert "READING r29: 29" in text
-    assert "READING, older: r7, r8" in text
-    assert "r26, and 7 more" in text
-    assert "r26: " not in text
+    assert "READING, older: r9, r10" in text
+    assert "r28, and 9 more" in text
+    assert "r28: " not in text
     assert "- **Missing Inputs:** A, B" in text
     assert "in 'add'" in text
     assert "a = fetch(): get\n  -> READING: " in text

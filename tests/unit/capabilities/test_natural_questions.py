@@ -1,0 +1,111 @@
+"""Questions as people ask them, over small tables whose answers can be counted by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from capgraph.base import ValidationError
+from capgraph.capabilities.data.answer import answer_question
+from capgraph.capabilities.periods.reading import read_times
+
+PUMP = "time,flow (m3/h),inlet pressure (bar),motor temp (degC)\n" + "".join(
+    f"2025-03-{day:02} {hour:02}:00,{flow},{pressure},{temp}\n"
+    for day in range(1, 32)
+    for hour, flow, pressure, temp in (
+        (6, 80 + day, 4 + day / 100, 50 + day),
+        (18, 90 - day, 5 - day / 100, 60 - day),
+    )
+)
+WEATHER = "date,wind_dir,wind_speed,wind_gust,humid,station\n" + "".join(
+    f"2013-{month:02}-{day:02},{day},{month + day},{2 * (month + day)},{40 + month},{'AB'[day % 2]}\n"
+    for month in (1, 2, 3)
+    for day in (1, 2, 3, 4)
+)
+PEOPLE = (
+    "name,class,age,sex,survived\nAda,1st,30,female,1\nBob,1st,40,male,0\nCid,2nd,20,male,1\n"
+    "Dot,2nd,25,female,1\nEve,3rd,50,female,0\n"
+)
+SALES = (
+    "date,region,category,sales,profit\n2024-01-01,West,Chairs,10,-3\n2024-01-02,West,Tables,50,-9\n"
+    "2024-01-03,East,Chairs,30,8\n2024-01-04,East,Lamps,70,20\n"
+)
+PRICES = "date,price_final,cost\n2024-01-01,10,99\n2024-01-02,30,1\n"
+CO2 = "date,co2\n1960-01-01,300\n1961-01-01,340\n1962-01-01,352\n2000-01-01,369\n"
+BIRDS = "species,body_mass_g,bill_length_mm,bill_depth_mm\nA,10,3,9\nA,30,4,8\nB,25,5,7\nB,26,2,6\n"
+TABLES = {
+    "pump": PUMP, "weather": WEATHER, "people": PEOPLE, "sales": SALES, "orders": PRICES,
+    "co2": CO2, "birds": BIRDS,
+}  # fmt: skip
+
+
+def ask(folder: Path, table: str, question: str) -> str:
+    path = folder / f"{table}.csv"
+    path.write_text(TABLES[table], encoding="utf-8")
+    found = answer_question([str(path)], question, None, (), {"data_folders": [str(path)]})
+    return " ".join(answer.text for answer in found.answers)
+
+
+@pytest.mark.parametrize(
+    ("table", "question", "told"),
+    [
+        ("weather", "Which day in 2013 had the strongest wind?", ["4 March 2013", " 7"]),
+        ("weather", "How windy was it on average?", ["wind_speed", "4.5"]),
+        ("weather", "Which month was the most humid?", ["March 2013", "43"]),
+        ("weather", "Which station is the windiest?", ["A", "wind_speed"]),
+        ("pump", "When did the flow drop to its minimum, and how low?", ["59", "31 March"]),
+        ("pump", "largest inlet pressure in the second half of March", ["4.84", "16 March"]),
+        ("pump", "How hot did the motor get?", ["81", "31 March"]),
+        ("pump", "On which day did the motor run hottest?", ["31 March", "81"]),
+        ("pump", "How often was the flow below 65?", ["6"]),
+        ("pump", "When did the inlet pressure peak?", ["1 March", "4.99"]),
+        ("people", "How many women survived?", ["2"]),
+        ("people", "How many passengers did not survive?", ["2"]),
+        ("sales", "Which category loses the most money?", ["Tables", "9"]),
+        ("sales", "What is our best selling category?", ["Lamps", "70"]),
+        ("sales", "Which region brings the most profit?", ["East", "28"]),
+        ("orders", "What was the highest price?", ["price_final", "30"]),
+        ("co2", "By how much did co2 rise between 1960 and 2000?", ["69"]),
+        ("co2", "In which year did co2 first pass 350?", ["1962"]),
+        ("birds", "Which species is the heaviest?", ["B", "25.5"]),
+        ("birds", "What is the longest bill?", ["bill_length_mm", "5"]),
+    ],
+)
+def test_a_natural_question_is_answered(
+    tmp_path: Path, table: str, question: str, told: list[str]
+) -> None:
+    answer = ask(tmp_path, table, question)
+    assert [part for part in told if part not in answer] == [], answer
+
+
+@pytest.mark.parametrize(
+    ("table", "question"),
+    [
+        ("pump", "What was the average low temperature in March?"),
+        ("weather", "Which month had the lowest humidity?"),
+        ("co2", "Which year grew the most from 1960 to 2000?"),
+        ("pump", "How cold did the bearing get?"),
+    ],
+)
+def test_what_cannot_be_told_is_asked_back(tmp_path: Path, table: str, question: str) -> None:
+    with pytest.raises(ValidationError):
+        ask(tmp_path, table, question)
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "after"),
+    [
+        ("the first half of March 2014", "2014-03-01", "2014-03-16"),
+        ("the second half of March 2014", "2014-03-16", "2014-04-01"),
+        ("the second half of 2014", "2014-07-01", "2015-01-01"),
+    ],
+)
+def test_parts_of_a_month_are_of_that_month(text: str, first: str, after: str) -> None:
+    (period,) = read_times(text, {}).periods
+    assert [str(moment)[:10] for moment in (period.start, period.end)] == [first, after]
+
+
+def test_a_part_of_a_month_without_a_year_is_not_taken_for_the_whole_month() -> None:
+    found = read_times("in the second half of March", {})
+    assert "second half" not in "in the second half of March"[slice(*found.spans[0])]
