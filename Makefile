@@ -80,7 +80,7 @@ bench-scale: $(VENV)/.dev
 
 # A small model on this machine, which is fetched and built first: 1.1 GB, 20 minutes on two cores.
 # ARGS for less: ARGS="--set office --system capgraph --only oslo flight --repeat 3".
-ARGS ?= --set office warehouse --docs docs/local_models.md
+ARGS ?= --set office warehouse greenhouse --docs docs/local_models.md
 bench-local-model: $(VENV)/.bench
 	$(BIN)/python -m tests.benchmarks.local_model.run $(ARGS)
 

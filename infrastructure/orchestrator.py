@@ -34,7 +34,14 @@ from capgraph.engine.looking import (
     split_reply,
     with_look,
 )
-from capgraph.engine.model_replies import find_overlooked, is_refusal, read_reply, with_suppliers
+from capgraph.engine.model_replies import (
+    find_doubt,
+    fits_nothing,
+    is_refusal,
+    read_reply,
+    with_suppliers,
+    without_unasked_effects,
+)
 from capgraph.engine.recipes import plan_of_recipe
 from capgraph.engine.routing import LOOKED, due_looks, ends_with_look
 from capgraph.infrastructure.respond import list_abilities
@@ -257,10 +264,14 @@ class _Drafts:
             asked = PlanRequest(**request)
             reply: Any = read_reply(await services.planner.plan(asked), asked, services)
             if self.made < allowed and not self.looks:
-                overlooked = await find_overlooked(reply, asked, services)
-                if overlooked is not None:
-                    request |= {"problems": (overlooked,), "refused": reply}
+                doubt = await find_doubt(reply, asked, services)
+                if doubt is not None:
+                    # One step is shown of a doubtful plan: small models copy the plans they see.
+                    steps = reply["steps"]
+                    shown = steps if doubt.step is None else steps[doubt.step : doubt.step + 1]
+                    request |= {"problems": (doubt,), "refused": {"steps": shown}}
                     continue
+            reply = await without_unasked_effects(reply, asked, services)
             try:
                 return await self._accepted(reply, asked, active, labels)
             except PlanProblemsError as exc:
@@ -270,6 +281,8 @@ class _Drafts:
                 if not planner_traits(services.planner).can_correct:
                     break
         assert problem is not None
+        if not self.looks and await fits_nothing(request["refused"], asked, services):
+            return await self._accepted({"steps": []}, asked, active, labels)
         raise _of_model(problem, request["refused"], services)
 
     async def _accepted(

@@ -215,6 +215,7 @@ async def open_agent(
     """
     from capgraph.adapters import open_registry
     from capgraph.configs.logger import SecretMasker, use_masker
+    from capgraph.engine.strategies import describe_models
     from capgraph.graph import build_graph
     from capgraph.graph.turns import files_given
 
@@ -229,6 +230,10 @@ async def open_agent(
             settings = settings.model_copy(update={"context": kept, "data_folders": folders})
             url = await asyncio.to_thread(database_url, db, settings)
             saver, store = await stack.enter_async_context(open_database(url, settings))
+            if (models := describe_models(model, settings)) is not None:
+                from capgraph.models.probing import probe_models
+
+                await probe_models(models)
             graph: Any = await asyncio.to_thread(
                 build_graph,
                 registry,

@@ -7,18 +7,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from capgraph.base import CapabilitySpec, PlanError
+from capgraph.base.clock import running_clock
 from capgraph.engine.services import Services
 from capgraph.planning import repair_plan
+from capgraph.planning.grounding import (
+    Grounds,
+    Ungrounded,
+    possible_today,
+    ungrounded_values,
+)
 from capgraph.planning.model_repairs import read_model_plan
 from capgraph.planning.parameters import required_parameters
 from capgraph.planning.planner_traits import planner_traits
-from capgraph.planning.problems import EMPTY, Problem, make_problem
+from capgraph.planning.problems import EMPTY, PARAMETER, Problem, make_problem
 from capgraph.planning.request_values import read_parameters
 from capgraph.planning.strategies import PlanRequest
 from capgraph.registry import Registry
+from capgraph.selection import Selection
 from capgraph.telemetry import ReplyRepaired, emit
 
 PLANNING = "planning"
+_WORDS = re.compile(r"[^\W\d_]{3,}")
 CLEAR_SCORE = 0.6
 """Score from which the offline selector names a capability clearly; 0.5 is where one starts to fit."""
 _REFUSAL = re.compile(
@@ -109,24 +118,42 @@ def _offline(spec: CapabilitySpec, task: str) -> dict[str, Any]:
         return {}
 
 
-async def find_overlooked(plan: Any, request: PlanRequest, services: Services) -> Problem | None:
-    """Return the problem of a plan without steps for a request that a capability clearly serves.
+async def find_doubt(plan: Any, request: PlanRequest, services: Services) -> Problem | None:
+    """Return the reason to ask a planner once more before its plan is checked.
 
-    The planner is asked once more with the capability named. Only the first plan of a turn is
-    looked at: what was tried in vain is no oversight. A planner that reads the conversation may reply
-    to any request.
+    - The plan has no steps, and the offline selector names a capability clearly: the planner is
+      asked with that capability named.
+    - A step needs a value that a small model invented: it plans something, with made-up names and
+      numbers, for what no capability does.
+
+    Only the first plan of a turn is looked at. A planner that insists gets its way: what was tried
+    in vain is no oversight, and a person is asked before an effect with invented values.
     """
-    offline = getattr(services.selector, "offline", None)
-    catalog = request.catalog
     is_first = not (request.failure or request.previous or request.finished or request.problems)
-    empty = isinstance(plan, dict) and plan.get("steps") == []
-    if not (empty and is_first and offline is not None and isinstance(catalog, Registry)):
-        return None
+    steps = plan.get("steps") if isinstance(plan, dict) else None
     traits = planner_traits(services.planner)
-    if not traits.can_correct or traits.reads_conversation:
+    if not (is_first and isinstance(steps, list) and traits.can_correct):
         return None
-    found = await offline.select(request.task, catalog.candidates(), excluded=request.excluded)
-    if not found.names or found.best < CLEAR_SCORE:
+    if steps:
+        if not traits.needs_confirmation or (made_up := _invented(steps, request)) is None:
+            return None
+        number, one = made_up
+        found = await _offline_choice(request, services)
+        others = [n for n in found.names if n != steps[number]["capability"]] if found else []
+        instead = f"plan {others[0]!r} if it fits" if others else "plan no steps if nothing fits"
+        return make_problem(
+            PARAMETER,
+            number,
+            None,
+            one.value,
+            "is not in the request",
+            f"leave this step out, and {instead}",
+            ("parameters", one.path),
+        )
+    if traits.reads_conversation:
+        return None  # its reply may come from the conversation
+    found = await _offline_choice(request, services)
+    if found is None or not found.names or found.best < CLEAR_SCORE:
         return None
     name = found.names[0]
     return make_problem(
@@ -137,6 +164,83 @@ async def find_overlooked(plan: Any, request: PlanRequest, services: Services) -
         f"has no steps, and {name!r} fits the request",
         f"plan a step of {name!r}, or no steps if it does not do what is asked",
     )
+
+
+async def without_unasked_effects(plan: Any, request: PlanRequest, services: Services) -> Any:
+    """Return a plan, without its steps if a small model plans an effect that nobody asked for.
+
+    An effect that the offline selector does not name is confirmed by one small call. A model that
+    plans what was not asked for is wrong about the whole request.
+
+    Raises:
+        ModelError: The call failed.
+    """
+    ask = getattr(services.planner, "is_asked_for", None)
+    steps = plan.get("steps") if isinstance(plan, dict) else None
+    if (
+        ask is None
+        or not isinstance(steps, list)
+        or not planner_traits(services.planner).needs_confirmation
+    ):
+        return plan
+    specs = [spec for step in steps if (spec := _spec_of(step, request)) is not None]
+    effects = {spec.name: spec for spec in specs if spec.effect != "none"}
+    found = await _offline_choice(request, services) if effects else None
+    for name, spec in effects.items():
+        if found is not None and name not in found.names and not await ask(request.task, spec):
+            report_repairs({"unasked_effect": 1})
+            return {**plan, "steps": []}
+    return plan
+
+
+async def fits_nothing(refused: Any, request: PlanRequest, services: Services) -> bool:
+    """Return True if a small model's plans were all refused, and no capability fits the request.
+
+    The person is then told what the agent can do, in place of a plan's failure.
+    """
+    if not planner_traits(services.planner).needs_confirmation or request.failure:
+        return False
+    if not isinstance(refused, dict):
+        return False  # no plan: the reply is what is wrong
+    found = await _offline_choice(request, services)
+    return found is not None and not found.names
+
+
+def _spec_of(step: Any, request: PlanRequest) -> CapabilitySpec | None:
+    name = step.get("capability") if isinstance(step, dict) else None
+    return request.catalog.capabilities.get(name) if isinstance(name, str) else None
+
+
+async def _offline_choice(request: PlanRequest, services: Services) -> Selection | None:
+    """Return what the offline selector chooses for a request; ``None`` without one."""
+    offline = getattr(services.selector, "offline", None)
+    catalog = request.catalog
+    if offline is None or not isinstance(catalog, Registry):
+        return None
+    found: Selection = await offline.select(
+        request.task, catalog.candidates(), excluded=request.excluded
+    )
+    return found
+
+
+def _invented(steps: list[Any], request: PlanRequest) -> tuple[int, Ungrounded] | None:
+    """Return the first required value that neither request nor results hold, with its step."""
+    texts = [request.task, *(str(message.text) for message in request.messages)]
+    today = possible_today(running_clock().now())
+    grounds = Grounds(texts, [dict(request.available)], today)
+    said = set(_WORDS.findall(" ".join(texts).casefold()))
+    for number, step in enumerate(steps):
+        spec = _spec_of(step, request)
+        parameters = step.get("parameters") if spec is not None else None
+        if spec is None or spec.parameters is None or not isinstance(parameters, dict):
+            continue
+        needed = required_parameters(spec.parameters)
+        values = {name: value for name, value in parameters.items() if name in needed}
+        for one in ungrounded_values(spec, values, parameters, grounds):
+            # Text may say in other words what was asked for; with none of its words, it is made up.
+            if not said & set(_WORDS.findall(str(one.value).casefold())):
+                return number, one
+    return None
 
 
 def is_refusal(answer: str) -> bool:

@@ -12,6 +12,17 @@ from capgraph.engine.services import OperatorOptions
 from capgraph.registry import Registry
 
 
+def describe_models(model: Any, settings: Any) -> Any:
+    """Return the models of an agent: those that its caller names, else those of the settings.
+
+    A setting ``model`` is the default of the roles that ``models`` leaves out.
+    """
+    configured = model if model is not None else (settings.model or settings.models or None)
+    if isinstance(configured, str) and configured == settings.model and settings.models:
+        return {"default": configured, **settings.models}
+    return configured
+
+
 def choose_strategies(
     registry: Registry,
     settings: Any,
@@ -42,13 +53,11 @@ def choose_strategies(
         "answerer": SummaryAnswerer(),
     }
     strategy = settings.selection.strategy
-    configured = model if model is not None else (settings.model or settings.models or None)
+    configured = describe_models(model, settings)
     if configured is not None:
         from capgraph.models import model_strategies, role_behaviors
 
         own = role_behaviors(configured)
-        if isinstance(configured, str) and configured == settings.model:
-            own = role_behaviors({"default": configured, **settings.models})
         chosen |= model_strategies(
             configured,
             registry,

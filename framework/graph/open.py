@@ -12,6 +12,7 @@ from langgraph.typing import ContextT
 from capgraph.base.checked import check_options
 from capgraph.engine.bind import as_settings
 from capgraph.engine.services import OperatorOptions
+from capgraph.engine.strategies import describe_models
 from capgraph.graph.build import build_graph
 from capgraph.graph.compiled import AgentGraph, AnswerT
 from capgraph.registry import Registry
@@ -80,6 +81,10 @@ async def open_graph(
             known = await stack.enter_async_context(open_registry(settings))
         saver = await stack.enter_async_context(open_saver(chosen, encryption_key=secret))
         store = await stack.enter_async_context(open_store(chosen))
+        if (models := describe_models(options.get("model"), settings)) is not None:
+            from capgraph.models.probing import probe_models
+
+            await probe_models(models)
         # A chat model reads certificates when it is made, which must not hold up the loop.
         yield await asyncio.to_thread(
             lambda: build_graph(

@@ -19,6 +19,15 @@ _RULE = (
     " with its arguments."
 )
 
+_ASKED = {
+    "title": "Asked",
+    "description": "True to the request.",
+    "type": "object",
+    "properties": {"asked": {"type": "string", "enum": ["yes", "no"]}},
+    "required": ["asked"],
+    "additionalProperties": False,
+}
+
 
 async def ask_for_parameters(
     role: RoleModel, task: str, steps: Mapping[str, CapabilitySpec]
@@ -49,6 +58,24 @@ async def ask_for_parameters(
         [(key, spec)] = steps.items()
         return {key: found.get(spec.name, found)}
     return {key: found[key] for key in steps if key in found}
+
+
+async def is_asked_for(role: RoleModel, task: str, spec: CapabilitySpec) -> bool:
+    """Ask a model whether a request asks for what a capability does; True if the reply cannot be read.
+
+    Raises:
+        ModelError: The call failed or the model refused.
+    """
+    action = " ".join(spec.description.split())
+    question = (
+        f"{as_request(task)}\nAction: {action}\nDoes the request ask for exactly this action?"
+        ' Answer with JSON: {"asked": "yes"} or {"asked": "no"}.'
+    )
+    try:
+        found = await structured(role, _ASKED, [HumanMessage(question)])
+    except MalformedAnswerError:
+        return True
+    return not (isinstance(found, dict) and found.get("asked") == "no")
 
 
 def _signature(spec: CapabilitySpec) -> str:

@@ -26,6 +26,9 @@ Rendering = Literal["open", "grammar", "strict", "optional"]
 - ``optional``: for Anthropic and Google. Optional properties are left out; no bounds.
 """
 
+Parameter = tuple[str, str]
+"""A capability and the name of one of its parameters."""
+
 FEATURES = ("references", "for_each", "when", "look_again", "wait_until")
 """Features of plans that are part of schema and prompt only if an agent can use them."""
 
@@ -83,7 +86,13 @@ _KEPT = frozenset(
     ["type", "enum", "const", "anyOf", "properties", "required", "items", "additionalProperties"]
 )
 _LIMITS: dict[str, dict[str, int]] = {
-    "strict": {"properties": 5000, "values": 1000, "characters": 120_000, "depth": 10},
+    "strict": {
+        "properties": 5000,
+        "values": 1000,
+        "characters": 120_000,
+        "depth": 10,
+        "enum_characters": 15_000,
+    },
     "optional": {"left_out": 24, "unions": 16},
 }
 """What providers accept at most; tests hold the same figures with date and source."""
@@ -98,6 +107,7 @@ def plan_schema(
     rendering: Rendering,
     features: Collection[str] = (),
     *,
+    referring: Collection[Parameter] | None = None,
     can_clarify: bool = True,
 ) -> tuple[dict[str, Any], bool]:
     """Return the schema of a plan, and whether it constrains names and parameters.
@@ -107,6 +117,8 @@ def plan_schema(
         rendering: Form of the schema.
         features: Features of plans beside capability and parameters; see :data:`FEATURES`, and
             ``inputs``.
+        referring: Parameters that may refer to a result if ``features`` has references; ``None``
+            for all.
         can_clarify: True if a plan may ask the person back.
 
     >>> schema, typed = plan_schema([CapabilitySpec("fetch", "Fetches.")], "grammar")
@@ -116,7 +128,7 @@ def plan_schema(
     if rendering == "open":
         return open_schema(specs, features), False
     try:
-        forms = [_form(spec, rendering, features) for spec in specs]
+        forms = [_form(spec, rendering, features, referring) for spec in specs]
     except _InexpressibleError as exc:
         return _past_limits(specs, features, rendering, str(exc)), False
     if can_clarify:
@@ -192,11 +204,15 @@ def past_limit(schema: Mapping[str, Any], rendering: str) -> str:
             "properties": len(own),
             "values": len(values),
             "characters": sum(map(len, own)) + sum(len(str(value)) for value in values),
+            # Of an enumeration with more than 250 values.
+            "enum_characters": sum(map(len, map(str, values))) if len(values) > 250 else 0,
+            "depth": depth,
             "left_out": len(own) - len(part.get("required", ())),
             "unions": "anyOf" in part,
         }
         for name in found:
-            found[name] = max(found[name], depth) if name == "depth" else found[name] + sizes[name]
+            is_each = name in ("depth", "enum_characters")
+            found[name] = max(found[name], sizes[name]) if is_each else found[name] + sizes[name]
     return next((f"{n} {found[n]} > {limits[n]}" for n in limits if found[n] > limits[n]), "")
 
 
@@ -227,11 +243,23 @@ def _name(name: str, rendering: Rendering) -> dict[str, Any]:
     return {"const": name} if rendering == "grammar" else {"type": "string", "enum": [name]}
 
 
-def _form(spec: CapabilitySpec, rendering: Rendering, features: Collection[str]) -> dict[str, Any]:
+def _form(
+    spec: CapabilitySpec,
+    rendering: Rendering,
+    features: Collection[str],
+    referring: Collection[Parameter] | None,
+) -> dict[str, Any]:
     own: dict[str, Any] = {"capability": _name(spec.name, rendering)}
     needed = ["capability"]
     if spec.parameters is not None and spec.parameters.model_fields:
-        own["parameters"] = parameters = _parameters(spec, rendering, "references" in features)
+        own["parameters"] = parameters = _parameters(spec, rendering)
+        if "references" in features or "for_each" in features:
+            parameters["properties"] = {
+                name: _union([part, _REFERENCE])
+                if referring is None or (spec.name, name) in referring
+                else part
+                for name, part in parameters["properties"].items()
+            }
         if parameters["required"]:
             needed.append("parameters")
     if spec.requires and "inputs" in features:
@@ -249,15 +277,10 @@ def _form(spec: CapabilitySpec, rendering: Rendering, features: Collection[str])
     return _object(own, needed)
 
 
-def _parameters(spec: CapabilitySpec, rendering: Rendering, references: bool) -> dict[str, Any]:
+def _parameters(spec: CapabilitySpec, rendering: Rendering) -> dict[str, Any]:
     assert spec.parameters is not None
     whole = spec.parameters.model_json_schema()
     schema = _render(whole, whole.get("$defs", {}), rendering, ())
-    properties = schema.get("properties", {})
-    if references:
-        schema["properties"] = {
-            name: _union([part, _REFERENCE]) for name, part in properties.items()
-        }
     schema.setdefault("properties", {})
     schema.setdefault("required", [])
     return schema
@@ -356,7 +379,9 @@ def without_nulls(step: dict[str, Any], spec: CapabilitySpec | None) -> None:
     step["parameters"] = {n: v for n, v in given.items() if v is not None or n in needed}
 
 
-def usable_features(specs: Sequence[CapabilitySpec], *, by_name: bool = False) -> frozenset[str]:
+def usable_features(
+    specs: Sequence[CapabilitySpec], *, by_name: bool = False
+) -> Mapping[str, frozenset[Parameter]]:
     """Return the features that outputs and parameters of capabilities make useful.
 
     ``references``: a field of an output, or of an element of one, fits a parameter of another
@@ -365,34 +390,40 @@ def usable_features(specs: Sequence[CapabilitySpec], *, by_name: bool = False) -
 
     Args:
         specs: The capabilities.
-        by_name: Let text fit only a parameter of the same name. Small models otherwise copy
+        by_name: Let values fit only a parameter of the same name. Small models otherwise write
             references where the request has the value.
+
+    Returns:
+        Feature to the parameters that may refer to a result because of it.
     """
-    wanted: dict[str, list[tuple[str, str]]] = {}
+    wanted: dict[Parameter, str] = {}
     for spec in specs:
         if spec.parameters is not None:
-            for name, part in spec.parameters.model_json_schema().get("properties", {}).items():
-                wanted.setdefault(spec.name, []).append((name, _kind(part)))
-    found = set()
+            properties = spec.parameters.model_json_schema().get("properties", {})
+            wanted |= {(spec.name, name): _kind(part) for name, part in properties.items()}
     needed = {need.type for spec in specs for need in spec.requires}
+    references: set[Parameter] = set()
+    for_each: set[Parameter] = set()
     for spec in specs:
-        others = [pair for name, own in wanted.items() if name != spec.name for pair in own]
+        others = {one: (one[1], kind) for one, kind in wanted.items() if one[0] != spec.name}
         inner = _inner_parts(spec, needed)
-        if any(_part_fits(part, other, by_name) for part in inner for other in others):
-            found.add("references")
-        for field, part in _outputs(spec):
-            kind = _kind(part)
-            if any(_fits(field, kind, other, by_name) for other in others):
-                found.add("references")
-            if kind == "array" and part.get("items"):
-                element = _kind(part["items"])
-                if element == "object" or any(
-                    _fits("", element, other, by_name) for other in others
-                ):
-                    found.add("for_each")
-    if _several_fit(specs):
-        found.add("inputs")
-    return frozenset(found)
+        outputs = [(field, part, _kind(part)) for field, part in _outputs(spec)]
+        elements = [
+            (field.removesuffix("s"), _kind(part["items"]))
+            for field, part, kind in outputs
+            if kind == "array" and part.get("items")
+        ]
+        for one, other in others.items():
+            if any(_part_fits(part, other, by_name) for part in inner) or any(
+                _fits(field, kind, other, by_name) for field, _, kind in outputs
+            ):
+                references.add(one)
+            # The fields of an object are named by the model.
+            if any(k == "object" or _fits(field, k, other, by_name) for field, k in elements):
+                for_each.add(one)
+    found = {"references": references, "for_each": for_each}
+    usable = {feature: frozenset(fitting) for feature, fitting in found.items() if fitting}
+    return usable | ({"inputs": frozenset()} if _several_fit(specs) else {})
 
 
 def _several_fit(specs: Sequence[CapabilitySpec]) -> bool:
@@ -475,4 +506,4 @@ def _fits(field: str, kind: str, other: tuple[str, str], by_name: bool) -> bool:
     if kind != wanted or kind in ("", "choice"):
         return False
     # A name of several words, such as customer_id, says what it is; name or text does not.
-    return kind != "string" or not by_name or ("_" in name and name.lower() == field.lower())
+    return not by_name or (name.lower() == field.lower() and (kind != "string" or "_" in name))

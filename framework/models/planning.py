@@ -19,8 +19,15 @@ from capgraph.base.values import json_in
 from capgraph.configs.settings import PlanMode
 from capgraph.langgraph_compat import lent_saver
 from capgraph.models.calls import structured
-from capgraph.models.parameters import ask_for_parameters
-from capgraph.models.plan_schema import FEATURES, plan_schema, usable_features, without_nulls
+from capgraph.models.parameters import ask_for_parameters, is_asked_for
+from capgraph.models.plan_schema import (
+    FEATURES,
+    MAX_STEPS,
+    Parameter,
+    plan_schema,
+    usable_features,
+    without_nulls,
+)
 from capgraph.models.prompt import fields_of, prompt_of, split_last
 from capgraph.models.roles import RoleModel
 from capgraph.models.selection import when_needed
@@ -196,7 +203,9 @@ class ModelPlanner:
     max_result_tokens: int = 2000
     max_stored_results: int = 1
     chooses: bool = False
-    _usable: tuple[Any, Collection[str]] | None = field(default=None, init=False, repr=False)
+    _usable: tuple[Any, Mapping[str, frozenset[Parameter]]] | None = field(
+        default=None, init=False, repr=False
+    )
     _schemas: dict[Any, tuple[dict[str, Any], bool]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -205,6 +214,11 @@ class ModelPlanner:
     def reads_conversation(self) -> bool:
         """True if the model gets the earlier messages; a choice before it needs the task alone."""
         return self.mode != "plan" and self.chooses and self.catalogue.room >= 0
+
+    @property
+    def needs_confirmation(self) -> bool:
+        """True for the models that a grammar serves, most of them small."""
+        return self.role.rendering == "grammar"
 
     async def plan(self, request: PlanRequest) -> ExecutionPlan:
         """Return what the model proposes, right or wrong.
@@ -216,8 +230,8 @@ class ModelPlanner:
             ModelError: The call failed or the model refused.
         """
         specs = self._shown(request)
-        features = self._features(request, specs)
-        schema, is_typed = self._schema(specs, features)
+        features, referring = self._features(request, specs)
+        schema, is_typed = self._schema(specs, features, referring)
         messages = self._messages(request, specs, features)
         is_strict = is_typed and self.role.rendering == "strict"
         try:
@@ -229,6 +243,9 @@ class ModelPlanner:
         if isinstance(found, dict) and _says_no_function(found.get("answer")):
             del found["answer"]  # the reply is written by who knows what the agent can do
         if isinstance(found, dict) and isinstance(found.get("steps"), list):
+            if self.role.rendering == "grammar" and len(found["steps"]) > MAX_STEPS:
+                told = f"{len(found['steps'])} steps, and its schema allows {MAX_STEPS}"
+                return cast("ExecutionPlan", f"The plan has {told}.")
             for step in found["steps"]:
                 if isinstance(step, dict):
                     _read_fields(step)
@@ -243,20 +260,30 @@ class ModelPlanner:
         """Return the parameters of steps, by their keys; see :func:`ask_for_parameters`."""
         return await ask_for_parameters(self.role, task, steps)
 
+    async def is_asked_for(self, task: str, spec: CapabilitySpec) -> bool:
+        """Return whether a request asks for an effect; see :func:`is_asked_for`."""
+        return await is_asked_for(self.role, task, spec)
+
     def _shown(self, request: PlanRequest) -> list[CapabilitySpec]:
         """Return the capabilities that schema and prompt list, in alphabetical order."""
         specs = request.catalog.capabilities
         names = request.active if request.chosen else specs
         return [specs[name] for name in sorted(names) if name in specs and name not in CLOSING]
 
-    def _features(self, request: PlanRequest, specs: Sequence[CapabilitySpec]) -> frozenset[str]:
+    def _features(
+        self, request: PlanRequest, specs: Sequence[CapabilitySpec]
+    ) -> tuple[frozenset[str], frozenset[Parameter] | None]:
+        """Return the features that are shown, and the parameters that may refer to results."""
+        referring: frozenset[Parameter] | None = None
         if self.features == "all":
             found = {*FEATURES, "inputs"}
         elif self.features == "auto":
-            # Text fits any text, which is too little for the models that a grammar serves.
-            found = {*self._usable_features(specs)}
+            usable = self._usable_features(specs)
             guides = self._guides(request)
-            found |= {name for name in FEATURES if f'"{name}"' in guides}
+            told = {name for name in FEATURES if f'"{name}"' in guides}
+            found = {*usable, *told}
+            if not told & {"references", "for_each"}:  # a guide may refer to what has no type
+                referring = frozenset().union(*usable.values())
         else:
             found = {*self.features, "inputs"}
         if request.problems or request.available or request.finished:
@@ -265,25 +292,33 @@ class ModelPlanner:
             found.discard("inputs")
         if not _has_checkpointer():
             found.discard("wait_until")
-        return frozenset(found)
+        return frozenset(found), referring
 
-    def _usable_features(self, specs: Sequence[CapabilitySpec]) -> Collection[str]:
+    def _usable_features(
+        self, specs: Sequence[CapabilitySpec]
+    ) -> Mapping[str, frozenset[Parameter]]:
         """Return the features that capabilities can use; the schemas are read once."""
         key = tuple(map(id, specs))
         if self._usable is None or self._usable[0] != key:
+            # A value fits each parameter of its type: too little for the models of a grammar.
             by_name = self.role.rendering == "grammar"
             self._usable = (key, usable_features(specs, by_name=by_name))
         return self._usable[1]
 
     def _schema(
-        self, specs: Sequence[CapabilitySpec], features: frozenset[str]
+        self,
+        specs: Sequence[CapabilitySpec],
+        features: frozenset[str],
+        referring: frozenset[Parameter] | None,
     ) -> tuple[dict[str, Any], bool]:
         """Return the schema of a plan, the same object for the same capabilities."""
         key = (tuple(map(id, specs)), features, self.role.rendering)
         if key not in self._schemas:
             if len(self._schemas) >= _SCHEMAS_KEPT:
                 del self._schemas[next(iter(self._schemas))]
-            schema, is_typed = plan_schema(specs, self.role.rendering, features)
+            schema, is_typed = plan_schema(
+                specs, self.role.rendering, features, referring=referring
+            )
             if self.mode == "auto":
                 schema = _with_look(schema, self.role.rendering)
             self._schemas[key] = schema, is_typed

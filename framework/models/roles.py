@@ -96,6 +96,15 @@ class RoleModel:
         )
 
 
+PROBED: dict[str, StructuredMethod] = {}
+"""What a probe found for the servers behind an address; see ``capgraph.models.probing``."""
+
+
+def address_of(model: Any) -> str:
+    """Return the address of a model's server and the model's name there, for the results of probes."""
+    return f"{getattr(model, 'openai_api_base', '') or ''} {model_name(model)}"
+
+
 def _uses_openai_client(model: Any) -> bool:
     return hasattr(model, "openai_api_base")
 
@@ -119,8 +128,8 @@ def can_keep_form(model: Any) -> bool:
 def structured_method(model: Any, wanted: StructuredMethod = "auto") -> StructuredMethod:
     """Return how a model is made to keep a form.
 
-    ``auto`` means ``json_schema`` for the OpenAI client of another server and for OpenAI models
-    whose profile has structured output, ``text`` for a model that accepts no form, and otherwise
+    ``auto`` means the result of a probe for the OpenAI client of another server, ``json_schema``
+    where it was not probed and for OpenAI models whose profile has structured output, ``text`` for a model that accepts no form, and otherwise
     ``function_calling``.
 
     >>> from capgraph.testing import ScriptedModel
@@ -132,7 +141,7 @@ def structured_method(model: Any, wanted: StructuredMethod = "auto") -> Structur
     if not can_keep_form(model):
         return "text"
     if serves_grammar(model):
-        return "json_schema"
+        return PROBED.get(address_of(model), "json_schema")
     profile = getattr(model, "profile", None) or {}
     knows = (
         _uses_openai_client(model)

@@ -9,7 +9,9 @@ from typing import Any
 from capgraph.base import CapabilitySpec
 from capgraph.base.value_context import value_fields
 
-_PLAIN_KEYS = frozenset({"type", "title", "default", "description", "examples", "format"})
+_PLAIN_KEYS = frozenset(
+    ["type", "title", "default", "description", "examples", "format", "minLength", "maxLength"]
+)
 _SHOWN_FIELDS = 20
 _BOUND_SIGNS = {
     "minimum": ">=",
@@ -40,7 +42,7 @@ def describe_capability(
     if len(spec.provides) > 1:
         line += " Name the wanted one in expected_output."
     if spec.effect == "once":
-        line += " Cannot be undone."
+        line += " Only if asked for."
     return line
 
 
@@ -98,6 +100,8 @@ def type_text(part: Any, defs: Mapping[str, Any], depth: int = 0) -> str:
             forms = [form for form in part[spelling] if form != {"type": "null"}]
             return " | ".join(dict.fromkeys(type_text(form, defs, depth + 1) for form in forms))
     kind = part.get("type")
+    if kind == "array" and "prefixItems" in part:
+        return f"[{', '.join(type_text(one, defs, depth + 1) for one in part['prefixItems'])}]"
     if kind == "array" and not part.keys() - _PLAIN_KEYS - {"items", "minItems", "maxItems"}:
         item = type_text(part.get("items"), defs, depth + 1)
         return f"({item})[]" if " | " in item else f"{item}[]"

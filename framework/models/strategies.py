@@ -15,7 +15,6 @@ from capgraph.models.answering import ModelAnswerer
 from capgraph.models.extraction import ModelExtractor
 from capgraph.models.planning import Catalogue, DeferringSelector, ModelPlanner
 from capgraph.models.roles import (
-    DEFAULT,
     RoleModel,
     chat_models,
     fallback_models,
@@ -64,8 +63,6 @@ def model_strategies(
         ConfigurationError: A model cannot be made.
         MissingExtraError: A package is not installed.
     """
-    if isinstance(configured, str) and configured == settings.model and settings.models:
-        configured = {DEFAULT: configured, **settings.models}
     models, fallbacks = chat_models(configured), fallback_models(configured)
     prompts: PromptProvider = get_framework_prompts(getattr(settings, "prompts", None))
     limit = settings.limits.step_timeout_seconds

@@ -118,6 +118,11 @@ MODEL_REPAIRS: tuple[ModelRepair, ...] = (
         "no step for an input that one capability alone supplies",
         "the step; only its parameters are asked for",
     ),
+    ModelRepair(
+        "unasked_effect",
+        "an effect that nobody asked for, by a small model",
+        "no steps; the agent says what it can do",
+    ),
 )
 """Every repair of a plan that a model wrote, in the order in which they are applied."""
 

@@ -22,6 +22,8 @@ class PlannerTraits:
             parameters that the planner chooses for effects must be grounded, or a person is asked.
         reads_conversation: True if the planner reads the earlier messages of a request. The task is
             then the last message as it is, and no call extracts it.
+        needs_confirmation: True if the planner's model is a small one, as those that a grammar serves.
+            Invented values and unexpected effects in its plans are then looked at twice.
     """
 
     can_correct: bool = False
@@ -29,6 +31,7 @@ class PlannerTraits:
     reads_results: bool = True
     writes_with_model: bool = True
     reads_conversation: bool = False
+    needs_confirmation: bool = False
 
 
 def planner_traits(planner: Any) -> PlannerTraits:

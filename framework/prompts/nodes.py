@@ -28,6 +28,7 @@ _SEEN_LAST = (
     "These steps are done, and you are not asked again. Write the steps that are left; or no steps,"
     " and your reply in answer, with what stays undone:"
 )
+_MISSING = "This was not done. Say so, and why:"
 NO_FUNCTION = "No function can do this."
 """Answer of a planner that finds no function; the person gets a reply of the agent's own."""
 
@@ -255,13 +256,14 @@ class ResponseGenerationPrompt(PromptBuilder):
     title and a text), ``missing``, ``abilities``, ``problem`` (of the answer before).
     """
 
-    # Two short sentences: with a list of rules, small models deny what the results say.
+    # Few short sentences: with a list of rules, or asked for what was not done, small models deny
+    # what the results say.
     role = "You answer a person for an agent that did the work."
     instructions = (
-        "The results are true: answer the request from them alone, never refuse, never add"
-        " anything, and keep their figures, units, dates, and names. Write one short plain text"
-        " in the language of the request, and say what was not done and why.\n"
-        f"{DATA_RULE}"
+        f"{DATA_RULE}\n"
+        "The results are true. Answer the request from them in short plain sentences, in the language"
+        " of the request. Never refuse, never add anything, and keep figures, units, dates, and"
+        " names."
     )
 
     def get_dynamic_context(
@@ -285,8 +287,9 @@ class ResponseGenerationPrompt(PromptBuilder):
                 "There are no results. If the conversation answers the request, answer from it;"
                 " else say kindly that the agent cannot do this, and what it can do instead."
             )
-            return f"{_report(task, told, missing=missing)}\n\n{able}{again}"
-        return _report(task, "" if results else "There are no results.", results, missing) + again
+            return f"{_report(task, told, (), missing, _MISSING)}\n\n{able}{again}"
+        told = "" if results else "There are no results."
+        return _report(task, told, results, missing, _MISSING) + again
 
 
 def _report(
@@ -294,10 +297,11 @@ def _report(
     first: str = "",
     results: Sequence[tuple[str, str]] = (),
     missing: Sequence[str] = (),
+    missing_title: str = "Not done:",
 ) -> str:
     parts = [as_request(task), first, *(as_data(title, text) for title, text in results)]
     if missing:
-        parts.append("Not done:\n" + as_data("not done", "\n".join(missing)))
+        parts.append(f"{missing_title}\n" + as_data("not done", "\n".join(missing)))
     return "\n\n".join(part for part in parts if part)
 
 

@@ -117,6 +117,8 @@ def post(url: str, timeout: float = 30.0, **body: Any) -> bytes:
         ([RecordedCall("weather", {"city": "Rome"})], "14", cases.WRONG_ARGUMENTS),
         ([RIGHT], "It is warm.", cases.WRONG_ANSWER),
         ([RIGHT], " ", cases.NO_ANSWER),
+        ([RIGHT], "<response>It is 14 °C.</response>", cases.NO_ANSWER),
+        ([RIGHT], "It is 14 °C. The forecast was not included.", cases.DENIAL),
         ([RIGHT], '```json\n{"city": "14"}\n```', cases.NO_ANSWER),
     ],
 )
@@ -305,7 +307,7 @@ def test_figures_of_all_sets_are_written_into_a_page(tmp_path: Path) -> None:
     failed = run.Row("office", "capgraph", "km", False, False, "no call", 1, 500, 9, 1.0, [], "")
     page = tmp_path / "page.md"
     page.write_text(f"{markdown.BEGIN}\n{markdown.END}\n", encoding="utf-8")
-    markdown.replace_results(page, run.text_of([row, failed], repeat=1))
+    markdown.replace_results(page, run.text_of([row, failed]))
     (line,) = [text for text in page.read_text("utf-8").splitlines() if "capgraph" in text]
     assert [cell.strip() for cell in line.split("|")[2:-1]] == [
         "1/2",

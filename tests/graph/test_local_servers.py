@@ -126,6 +126,13 @@ async def test_json_that_ends_at_the_length_limit_is_no_plan(server: LocalServer
     assert "execution_step_results" not in state or not state["execution_step_results"]
 
 
+async def test_a_plan_longer_than_its_schema_allows_is_refused(server: LocalServer) -> None:
+    server.on(FORM, give({"steps": [READ] * 11}), give(PLAN)).on(TEXT, say(ANSWER))
+    state, _ = await ask(server.url, "What does the sensor say?")
+    assert len(state["planning_execution_plan"]["steps"]) == 2
+    assert "11 steps" in str(server.asked(FORM)[1]["messages"])
+
+
 async def test_a_call_that_takes_long_reports_progress(
     server: LocalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from capgraph import BaseCapability, CapabilityContext, build_graph, capability_node
+from capgraph.models.planning import ModelPlanner
 from capgraph.telemetry import AnswerToken, ReplyRepaired, TurnFinished, parse_event
 from capgraph.testing import ModelCall, ScriptedModel
 
@@ -57,11 +58,20 @@ def list_orders(customer: Customer, status: Literal["open", "shipped", "all"] = 
 OFFICE = [convert_units, weather, find_customer, list_orders]
 
 
-async def run(request: str, answers: Any) -> tuple[ScriptedModel, list[Any], dict[str, Any]]:
+@capability_node(effect="idempotent", examples=["remind me to call mum"])
+def set_reminder(text: str) -> str:
+    """Set a reminder."""
+    CALLS.append(["set_reminder", {"text": text}])
+    return f"Reminder: {text}"
+
+
+async def run(
+    request: str, answers: Any, *more: Any
+) -> tuple[ScriptedModel, list[Any], dict[str, Any]]:
     """Return the model, the events, and the outcome of one turn."""
     CALLS.clear()
     model = ScriptedModel(responses=answers)
-    graph = build_graph(OFFICE, model=model)
+    graph = build_graph([*OFFICE, *more], model=model)
     inputs: Any = {"messages": [("user", request)]}
     raw = [data async for data in graph.astream(inputs, stream_mode="custom")]
     events = [parse_event(data) for data in raw if "event_type" in data]
@@ -196,6 +206,99 @@ async def test_a_model_that_overlooks_a_capability_is_asked_once_more_with_its_n
     model, _, _ = await run("Will it rain in Paris tomorrow?", answer)
     assert CALLS == [["weather", {"city": "Oslo", "day": "tomorrow"}]]
     assert "'weather' fits the request" in model.calls[1].prompt
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have models count as small ones, as they do behind a grammar server."""
+    monkeypatch.setattr(ModelPlanner, "needs_confirmation", True)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    ("capability", "invented"),
+    [
+        ("weather", {"city": "Springfield"}),
+        ("convert_units", {"value": 42, "from_unit": "kg", "to_unit": "pounds"}),
+    ],
+)
+async def test_a_plan_with_an_invented_value_is_asked_for_once_more(
+    capability: str, invented: dict[str, Any]
+) -> None:
+    plans = iter(
+        [
+            {"steps": [{"capability": capability, "parameters": invented}]},
+            {"steps": [], "answer": "I cannot book flights."},
+        ]
+    )
+    model, events, _ = await run("Book me a flight to Tokyo.", lambda _: next(plans))
+    text = "".join(event.text for event in events if isinstance(event, AnswerToken))
+    assert not CALLS
+    assert "is not in the request" in model.calls[1].prompt
+    assert "weather" in text
+
+
+@pytest.mark.usefixtures("small")
+async def test_a_planner_that_insists_on_an_invented_value_gets_its_way() -> None:
+    def answer(call: ModelCall) -> Any:
+        steps = [{"capability": "weather", "parameters": {"city": "Oslo"}}]
+        return {"steps": steps} if call.schema == "ExecutionPlan" else "Rain."
+
+    model, _, _ = await run("Will it rain in the capital of Norway?", answer)
+    assert [name for name, _ in CALLS] == ["weather"]
+    assert len(model.calls) == 3
+
+
+@pytest.mark.usefixtures("small")
+async def test_a_value_in_other_words_is_not_invented() -> None:
+    plan = {"capability": "weather", "parameters": {"city": "Oslo, Norway"}}
+    model, _, _ = await run("Will it rain in oslo?", [{"steps": [plan]}, "Rain."])
+    assert len(model.calls) == 2
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(("reply", "is_run"), [("no", False), ("yes", True)])
+async def test_an_effect_that_the_request_does_not_name_is_confirmed_by_a_small_call(
+    reply: str, is_run: bool
+) -> None:
+    step = {"capability": "set_reminder", "parameters": {"text": "salary of Tom"}}
+
+    def answer(call: ModelCall) -> Any:
+        if call.schema == "Asked":
+            return {"asked": reply}
+        return {"steps": [step]} if call.schema == "ExecutionPlan" else "Done."
+
+    model, events, _ = await run("Raise the salary of Tom.", answer, set_reminder)
+    assert bool(CALLS) is is_run
+    assert ("unasked_effect" in repaired(events)) is not is_run
+    assert "Action: Set a reminder." in model.calls[1].prompt
+
+
+@pytest.mark.usefixtures("small")
+async def test_refused_plans_for_what_nothing_fits_end_with_what_the_agent_can_do() -> None:
+    def answer(call: ModelCall) -> Any:
+        step = {"capability": "convert_units", "parameters": {"value": "a flight"}}
+        return {"steps": [step]} if call.schema == "ExecutionPlan" else "I can tell the weather."
+
+    _, events, outcome = await run("Book me a flight to Tokyo.", answer)
+    text = "".join(event.text for event in events if isinstance(event, AnswerToken))
+    assert text == "I can tell the weather."
+    assert outcome["status"] == "completed"
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("step", ["weather", {"capability": ["weather"]}, {"name": 3}, None])
+async def test_steps_that_are_none_are_problems_of_the_plan(step: Any) -> None:
+    _, _, outcome = await run("Will it rain in Paris tomorrow?", [{"steps": [step]}] * 9)
+    assert outcome["status"] == "failed"
+
+
+@pytest.mark.usefixtures("small")
+async def test_an_effect_that_the_request_names_costs_no_confirmation() -> None:
+    step = {"capability": "set_reminder", "parameters": {"text": "call mum"}}
+    model, _, _ = await run("Remind me to call mum.", [{"steps": [step]}, "Done."], set_reminder)
+    assert CALLS == [["set_reminder", {"text": "call mum"}]]
+    assert len(model.calls) == 2
 
 
 async def test_a_refusal_names_what_this_agent_can_do_and_not_what_the_model_says() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command
 
 from capgraph import CapabilityContext, build_graph, capability_node
@@ -14,6 +15,7 @@ from capgraph.cli.questions import question_lines
 from capgraph.configs.settings import load_settings
 from capgraph.evaluation import Dataset, evaluate
 from capgraph.registry import Registry
+from capgraph.stores import Rule, add_rule
 from capgraph.testing import ModelCall, ScriptedModel
 
 PAID: list[tuple[float, str]] = []
@@ -98,6 +100,24 @@ def test_a_person_who_edits_the_value_is_not_asked_again() -> None:
     edit = {key: {"decision": "edit", "parameters": {"amount": 200, "to": "Alan"}}}
     assert "__interrupt__" not in graph.invoke(Command(resume=edit), CONFIG)
     assert PAID == [(200.0, "Alan")]
+
+
+async def test_a_standing_rule_does_not_stand_for_an_invented_value() -> None:
+    def answer(call: ModelCall) -> Any:
+        if call.schema != "ExecutionPlan":
+            return "Done."
+        to = "Grace" if "Pay Ada\n" in call.prompt else "Ada"
+        return {"steps": [step("close_account", of=to)]}
+
+    store = InMemoryStore()
+    await add_rule(store, Rule(capability="close_account"))
+    graph: Any = build_graph(
+        ALL, model=ScriptedModel(responses=answer), checkpointer=InMemorySaver(), store=store
+    )
+    for request, is_asked in [("Close the account of Ada", False), ("Pay Ada", True)]:
+        config = {"configurable": {"thread_id": request}}
+        out = await graph.ainvoke({"messages": [("user", request)]}, config)
+        assert ("__interrupt__" in out) is is_asked
 
 
 def test_an_effect_with_values_of_the_conversation_runs_without_a_question() -> None:

@@ -41,13 +41,17 @@ def check(
         bool,
         typer.Option("--ask-models/--no-ask-models", help="Ask every model for one word."),
     ] = True,
+    models: Annotated[
+        bool,
+        typer.Option("--models", help="Show how the model of each role keeps a form, and why."),
+    ] = False,
 ) -> None:
     """Say what would fail, and how to mend it.
 
     Looks at configuration, registry, extras, models and database without running anything. With --db
     it also says which waiting threads, plans and approvals this code could not go on with.
     """
-    found = list(findings(shared, ask=ask_models))
+    found = list(findings(shared, ask=ask_models, methods=models))
     if shared.as_json:
         typer.echo(json.dumps([asdict(finding) for finding in found], indent=2))
     else:
@@ -56,13 +60,16 @@ def check(
     raise typer.Exit(ExitCode.USAGE if failed else ExitCode.ANSWERED)
 
 
-def findings(shared: Shared, *, ask: bool) -> Iterator[Finding]:
+def findings(shared: Shared, *, ask: bool, methods: bool = False) -> Iterator[Finding]:
     """Look at everything that the options name.
 
     Args:
         shared: The options.
         ask: Whether to ask the models; that costs a few tokens.
+        methods: True to show how each model keeps a form; servers of which this is unknown are
+            probed again.
     """
+    from capgraph.engine.strategies import describe_models
     from capgraph.graph.findings import Finding
 
     try:
@@ -77,10 +84,12 @@ def findings(shared: Shared, *, ask: bool) -> Iterator[Finding]:
         url = database_url(shared.db, settings)
     except ConfigurationError as exc:
         yield Finding.of_error("database", exc)
-    configured: Any = shared.model or settings.model or dict(settings.models)
+    configured = describe_models(shared.model, settings)
     yield from check_registry(settings, offline=not configured, url=url)
     yield from check_extras(settings, offline=not configured)
     yield from asyncio.run(check_models(configured, ask=ask))
+    if methods and configured:
+        yield from asyncio.run(check_methods(configured, ask=ask))
     if not is_there(shared.db):
         told = f"There is no database {shared.db!r}, so nothing waits in it; a first run makes it."
         yield Finding("database", "warning", told, "Check the path of --db.")
@@ -238,6 +247,25 @@ async def check_models(configured: Any, *, ask: bool) -> list[Finding]:
         for number, names in roles.items()
     ]
     return await asyncio.gather(*asked)
+
+
+async def check_methods(configured: Any, *, ask: bool) -> list[Finding]:
+    """Show how the model of each role is made to keep a form.
+
+    Args:
+        configured: Whatever ``build_graph`` takes as ``model``.
+        ask: True to probe servers of which this is unknown.
+    """
+    from capgraph.graph.findings import Finding
+    from capgraph.models.probing import methods_used, probe_models
+
+    try:
+        if ask:
+            await probe_models(configured, again=True)
+        used = await asyncio.to_thread(methods_used, configured)
+    except CapgraphError:
+        return []  # check_models has reported why the models cannot be made
+    return [Finding("models", "ok", f"{one.role}: {one.method} ({one.reason})") for one in used]
 
 
 async def _ask(model: Any, name: str, *, ask: bool) -> Finding:

@@ -1,13 +1,14 @@
 """Requests of a benchmark, the calls that each one needs, and the judge.
 
 A function of a domain records each of its calls with :func:`record_call`. The judge compares the
-recorded calls and the answer with the case. It is lenient about the wording of answers: an answer
-must contain one text, in any case. JSON is no answer to a person.
+recorded calls and the answer with the case. An answer must contain one text, in any case, and must
+not deny what was done. JSON and marks of a prompt are no answer to a person.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,6 +21,14 @@ WRONG_ARGUMENTS = "wrong arguments"
 UNWANTED_EFFECT = "unwanted effect"
 NO_ANSWER = "no answer"
 WRONG_ANSWER = "wrong answer"
+DENIAL = "answer denies a result"
+
+_MARK = re.compile(r"</?[a-z][^>\n]*>|\bCG-P\d+", re.IGNORECASE)
+_DENIED = re.compile(
+    r"\bnot (?:be )?(?:able|available|clear|contain|done|give|includ|mention|possible|provid|specif)"
+    r"|\b(?:cannot|unable|sorry)\b",
+    re.IGNORECASE,
+)
 
 _CALLS: ContextVar[list[RecordedCall]] = ContextVar("calls")
 
@@ -116,12 +125,19 @@ class Case:
         calls: Calls that it needs, in any order; none for small talk and for requests that no
             function can do.
         answer: Text that the answer contains; an empty one stands for any answer.
+        earlier: Messages before the request: pairs of ``user`` or ``assistant`` and a text.
     """
 
     name: str
     request: str
     calls: tuple[ExpectedCall, ...] = ()
     answer: str = ""
+    earlier: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def messages(self) -> list[tuple[str, str]]:
+        """The conversation, which ends with the request."""
+        return [*self.earlier, ("user", self.request)]
 
 
 @dataclass(frozen=True)
@@ -182,10 +198,12 @@ def judge(
         failure = WRONG_ARGUMENTS
     elif any(made.name in effects for made in left):
         failure = UNWANTED_EFFECT
-    elif not answer.strip() or _is_json(answer):
+    elif not answer.strip() or _is_json(answer) or _MARK.search(answer):
         failure = NO_ANSWER
     elif case.answer.casefold() not in answer.casefold():
         failure = WRONG_ANSWER
+    elif case.calls and _DENIED.search(answer):
+        failure = DENIAL
     else:
         failure = ""
     return Verdict(is_right, is_right and not failure, failure)

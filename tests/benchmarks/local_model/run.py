@@ -2,6 +2,7 @@
 
     python -m tests.benchmarks.local_model.run [--set office warehouse] [--system capgraph]
         [--only oslo km] [--repeat 3] [--docs docs/local_models.md] [--json rows.jsonl]
+    python -m tests.benchmarks.local_model.run --rows office.jsonl warehouse.jsonl --docs docs/local_models.md
 
 Each system answers each request of a set. The judge compares the calls and the answer with the case
 (see ``cases.py``); a proxy counts model calls and tokens. The program starts its own model server,
@@ -25,6 +26,7 @@ from typing import Any
 
 from tests.benchmarks.local_model.cases import Case, Domain, judge, recorded_calls
 from tests.benchmarks.local_model.fetch import MODEL_NAME, fetch, is_fetched
+from tests.benchmarks.local_model.greenhouse import GREENHOUSE
 from tests.benchmarks.local_model.meter import Meter, metered
 from tests.benchmarks.local_model.office import OFFICE
 from tests.benchmarks.local_model.server import running_server
@@ -32,8 +34,8 @@ from tests.benchmarks.local_model.systems import SYSTEMS, Ask, Reply, System
 from tests.benchmarks.local_model.warehouse import WAREHOUSE
 from tests.benchmarks.markdown import replace_results, table
 
-DOMAINS = {domain.name: domain for domain in (OFFICE, WAREHOUSE)}
-REQUEST_TIMEOUT_SECONDS = 300.0
+DOMAINS = {domain.name: domain for domain in (OFFICE, WAREHOUSE, GREENHOUSE)}
+REQUEST_TIMEOUT_SECONDS = 1200.0
 TIMED_OUT = "timed out"
 COLUMNS = (
     "system",
@@ -102,7 +104,7 @@ async def measure_request(
     failure = ""
     with recorded_calls() as calls:
         try:
-            reply = await asyncio.wait_for(ask(case.request), REQUEST_TIMEOUT_SECONDS)
+            reply = await asyncio.wait_for(ask(case.messages), REQUEST_TIMEOUT_SECONDS)
             failure = reply.problem
         except TimeoutError:
             failure = error = TIMED_OUT
@@ -172,10 +174,9 @@ def table_of(rows: Sequence[Row]) -> str:
     return table(COLUMNS, lines)
 
 
-def text_of(rows: Sequence[Row], repeat: int) -> str:
+def text_of(rows: Sequence[Row]) -> str:
     """Return the tables of all sets, each with its heading."""
-    runs = "one run" if repeat == 1 else f"{repeat} runs"
-    parts = [f"Model: {MODEL_NAME}; temperature 0; {runs} of each request; one thread."]
+    parts = [f"Model: {MODEL_NAME}; temperature 0; one thread. Figures are sums over all runs."]
     for name, domain in DOMAINS.items():
         if own := [row for row in rows if row.domain == name]:
             requests, functions = len({row.case for row in own}), len(domain.tools)
@@ -186,6 +187,10 @@ def text_of(rows: Sequence[Row], repeat: int) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _options(arguments)
+    if options.rows:
+        lines = [line for file in options.rows for line in file.read_text().splitlines()]
+        _report([Row(**json.loads(line)) for line in lines], options)
+        return
     if not is_fetched():
         fetch()
     # Ended by a signal, the program leaves its blocks, and so ends the server.
@@ -198,11 +203,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             cases = [c for c in domain.cases if not options.only or c.name in options.only]
             systems = [system for system in SYSTEMS if system.name in options.system]
             rows += asyncio.run(measure(domain, systems, cases, options.repeat, meter))
-    text = text_of(rows, options.repeat)
-    print(f"\n{text}")
     if options.json is not None:
-        lines = (json.dumps(asdict(row), ensure_ascii=False) for row in rows)
+        lines = [json.dumps(asdict(row), ensure_ascii=False) for row in rows]
         options.json.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    _report(rows, options)
+
+
+def _report(rows: Sequence[Row], options: argparse.Namespace) -> None:
+    text = text_of(rows)
+    print(f"\n{text}")
     if options.docs is not None:
         replace_results(options.docs, text)
 
@@ -215,6 +224,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--system", nargs="+", choices=names, default=names, help="Systems (default: all).")
     add("--only", nargs="+", default=[], metavar="NAME", help="Names of requests (default: all).")
     add("--repeat", type=int, default=1, metavar="N", help="Runs of each request.")
+    add("--rows", nargs="+", type=Path, help="Report the rows of earlier runs; run nothing.")
     add("--docs", type=Path, help="Page whose results are replaced.")
     add("--json", type=Path, help="File for one JSON line per request.")
     add("--wire", type=Path, help="File for all requests to the model, with responses.")
@@ -224,7 +234,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--only {' '.join(sorted(unknown))}: expected names of {sorted(known)}")
     if options.repeat < 1:
         parser.error("--repeat must be 1 or more")
-    is_partial = (
+    is_partial = not options.rows and (
         options.only or len(options.system) < len(SYSTEMS) or len(options.set) < len(DOMAINS)
     )
     if options.docs is not None and is_partial:

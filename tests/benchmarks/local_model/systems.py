@@ -7,7 +7,7 @@ leaves out one row.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -17,7 +17,7 @@ from tests.benchmarks.local_model.cases import Domain
 MODEL = "local"
 TEMPERATURE = 0.0
 MAX_TOKENS = 400
-CALL_TIMEOUT_SECONDS = 180.0
+CALL_TIMEOUT_SECONDS = 600.0
 MAX_ROUNDS = 8
 """Model calls for one request, for systems that ask the model after each tool call."""
 INSTRUCTIONS = (
@@ -39,7 +39,10 @@ class Reply:
     problem: str = ""
 
 
-Ask = Callable[[str], Awaitable[Reply]]
+Messages = Sequence[tuple[str, str]]
+"""A conversation: pairs of ``user`` or ``assistant`` and a text; the last one is the request."""
+
+Ask = Callable[[Messages], Awaitable[Reply]]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """A warehouse: products, stock, suppliers, purchases, moves, pallets, shifts, and damage reports.
 
-The set is held out: nothing in the project is tuned to its requests, its names, or its values.
+The set was held out until its first run, which had 15 of 20 requests right. No prompt or repair has its
+words, names, or values.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from langgraph.types import Command
 from capgraph import build_graph
 from tests.benchmarks.local_model.cases import Domain
 from tests.benchmarks.local_model.chat_model import chat_model
-from tests.benchmarks.local_model.systems import MAX_ROUNDS, Ask, Reply
+from tests.benchmarks.local_model.systems import MAX_ROUNDS, Ask, Messages, Reply
 
 NO_PLAN = "no plan"
 QUESTION = "question"
@@ -24,9 +24,9 @@ def prepare(domain: Domain, url: str, _: str = "") -> Ask:
         list(domain.capabilities), model=chat_model(url), checkpointer=InMemorySaver()
     )
 
-    async def ask(request: str) -> Reply:
+    async def ask(messages: Messages) -> Reply:
         config: Any = {"configurable": {"thread_id": uuid.uuid4().hex}}
-        given: Any = {"messages": [("user", request)]}
+        given: Any = {"messages": list(messages)}
         for _ in range(MAX_ROUNDS):
             out = await graph.ainvoke(given, config)
             interrupts = out.get("__interrupt__")

@@ -12,7 +12,7 @@ from langgraph.types import Command
 
 from tests.benchmarks.local_model.cases import Domain
 from tests.benchmarks.local_model.chat_model import chat_model
-from tests.benchmarks.local_model.systems import INSTRUCTIONS, MAX_ROUNDS, Ask, Reply
+from tests.benchmarks.local_model.systems import INSTRUCTIONS, MAX_ROUNDS, Ask, Messages, Reply
 
 
 def prepare(domain: Domain, url: str, _: str = "") -> Ask:
@@ -26,12 +26,12 @@ def prepare(domain: Domain, url: str, _: str = "") -> Ask:
         checkpointer=InMemorySaver(),
     )
 
-    async def ask(request: str) -> Reply:
+    async def ask(messages: Messages) -> Reply:
         config: Any = {
             "configurable": {"thread_id": uuid.uuid4().hex},
             "recursion_limit": 2 * MAX_ROUNDS,
         }
-        given: Any = {"messages": [("user", request)]}
+        given: Any = {"messages": list(messages)}
         while True:
             out = await agent.ainvoke(given, config)
             interrupts = out.get("__interrupt__")

@@ -22,6 +22,13 @@ from pydantic_ai import (
     Tool,
     UsageLimits,
 )
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    TextPart,
+    UserPromptPart,
+)
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.settings import ModelSettings
@@ -35,6 +42,7 @@ from tests.benchmarks.local_model.systems import (
     MODEL,
     TEMPERATURE,
     Ask,
+    Messages,
     Reply,
 )
 
@@ -77,9 +85,11 @@ def _with_tools(domain: Domain, model: OpenAIChatModel, settings: ModelSettings)
         model_settings=settings,
     )
 
-    async def ask(request: str) -> Reply:
+    async def ask(messages: Messages) -> Reply:
         limits = UsageLimits(request_limit=MAX_ROUNDS)
-        done = await agent.run(request, usage_limits=limits)
+        done = await agent.run(
+            messages[-1][1], message_history=_history(messages), usage_limits=limits
+        )
         while isinstance(done.output, DeferredToolRequests):
             granted: dict[str, Any] = {asked.tool_call_id: True for asked in done.output.approvals}
             done = await agent.run(
@@ -104,8 +114,8 @@ def _with_replies(
         model_settings=settings,
     )
 
-    async def ask(request: str) -> Reply:
-        done = await agent.run(request)
+    async def ask(messages: Messages) -> Reply:
+        done = await agent.run(messages[-1][1], message_history=_history(messages))
         for _ in range(MAX_ROUNDS - 1):
             output: Any = done.output
             if not output.calls:
@@ -118,6 +128,15 @@ def _with_replies(
         return Reply("")
 
     return ask
+
+
+def _history(messages: Messages) -> list[ModelMessage]:
+    return [
+        ModelRequest(parts=[UserPromptPart(text)])
+        if who == "user"
+        else ModelResponse(parts=[TextPart(text)])
+        for who, text in messages[:-1]
+    ]
 
 
 def reply_type(functions: Sequence[Function]) -> type[BaseModel]:

@@ -23,12 +23,19 @@ from capgraph.models.plan_schema import (
 from capgraph.models.signatures import describe_capability
 
 LIMITS = {
-    # OpenAI: as a profile of its documentation listed them in February 2026, read on 2026-11-23.
+    # OpenAI: the limits of its documentation, as code against them quoted it on 2026-11-23.
     "strict": (
-        {"properties": 5000, "values": 1000, "characters": 120_000, "depth": 10},
-        "platform.openai.com/docs/guides/structured-outputs#supported-schemas",
+        {
+            "properties": 5000,
+            "values": 1000,
+            "characters": 120_000,
+            "depth": 10,
+            "enum_characters": 15_000,
+        },
+        "developers.openai.com/api/docs/guides/structured-outputs#supported-schemas",
     ),
-    # Anthropic: assumed, not yet confirmed against the page named.
+    # Anthropic: the limits that its errors name ("too many optional parameters ... limit: 24",
+    # "too many parameters with union types ... limit: 16"), in reports read on 2026-11-23.
     "optional": (
         {"left_out": 24, "unions": 16},
         "platform.claude.com/docs/en/build-with-claude/structured-outputs",
@@ -143,6 +150,14 @@ def test_past_a_providers_limits_only_names_are_listed(rendering: Any) -> None:
     assert plan_schema(many, "grammar")[1], "a grammar has no such limit"
 
 
+def test_a_long_enumeration_past_the_limit_lists_only_names() -> None:
+    names = Enum("Names", {f"n{i}": f"{'x' * 60}{i}" for i in range(260)})  # type: ignore[misc]
+    one = type("One", (BaseModel,), {"__annotations__": {"name": names}})
+    spec = CapabilitySpec("find", "Finds.", parameters=one)
+    assert not plan_schema([spec], "strict")[1]
+    assert plan_schema([spec], "grammar")[1]
+
+
 def test_what_strict_cannot_express_lists_only_names() -> None:
     class Loose(BaseModel):
         values: dict[str, int]
@@ -195,12 +210,39 @@ def test_features_are_those_that_outputs_and_parameters_make_useful() -> None:
     ship = CapabilitySpec("ship", "Ships.", parameters=Wanted)
     send = CapabilitySpec("send", "Sends.", parameters=Sent)
     pay = CapabilitySpec("pay", "Pays.", parameters=Amount)
-    assert usable_features([find]) == frozenset()
-    assert usable_features([find, ship], by_name=True) == {"references"}
-    assert usable_features([find, send], by_name=True) == frozenset()
-    assert usable_features([find, send]) == {"references"}
+    assert not usable_features([find])
+    assert usable_features([find, ship], by_name=True) == {"references": {("ship", "order_id")}}
+    assert not usable_features([find, send], by_name=True)
+    assert usable_features([find, send]) == {"references": {("send", "text")}}
     assert "for_each" in usable_features([find, pay], by_name=True)
-    assert usable_features([READ, ADD]) == {"inputs"}
+    assert usable_features([READ, ADD]) == {"inputs": frozenset()}
+
+
+def test_only_parameters_that_an_output_fits_may_refer_to_it() -> None:
+    find = CapabilitySpec("find", "Finds.", provides=("ORDER",), context_types=(Order,))
+    ship = CapabilitySpec("ship", "Ships.", parameters=Wanted)
+    send = CapabilitySpec("send", "Sends.", parameters=Sent)
+    usable = usable_features([find, ship, send], by_name=True)
+    referring = frozenset().union(*usable.values())
+    schema, _ = plan_schema([find, ship, send], "grammar", usable, referring=referring)
+    forms = {
+        form["properties"]["capability"]["const"]: form["properties"]
+        for form in schema["properties"]["steps"]["items"]["anyOf"]
+    }
+    ship_to = forms["ship"]["parameters"]["properties"]["order_id"]
+    assert [part["type"] for part in ship_to["anyOf"]] == ["string", "object"]
+    assert forms["send"]["parameters"]["properties"]["text"] == {"type": "string"}
+
+
+def test_a_signature_leaves_out_lengths_and_shows_pairs() -> None:
+    class Period(BaseModel):
+        column: str = Field(max_length=500)
+        period: tuple[int, int | None] = (1, 2)
+
+    spec = CapabilitySpec("query", "Queries.", parameters=Period)
+    assert describe_capability(spec).startswith(
+        "- query(column: string, period: [integer, integer] = [1, 2])"
+    )
 
 
 class Hotel(TypedDict):

@@ -9,6 +9,7 @@ from langchain_core.language_models import BaseChatModel
 from capgraph import Registry, build_graph
 from capgraph.base import ConfigurationError, MissingExtraError
 from capgraph.configs.settings import ModelSettings, load_settings
+from capgraph.engine.strategies import describe_models
 from capgraph.models import chat_models, model_strategies
 from capgraph.models.roles import ROLES
 from capgraph.selection import LexicalSelector
@@ -131,7 +132,8 @@ def test_roles_of_the_settings_come_on_top_of_their_one_model() -> None:
             "answer": {"model": "openai:gpt-b", "api_key": "sk-0123456789"},
         },
     )
-    chosen = model_strategies(settings.model, Registry(), settings, LexicalSelector())
+    configured = describe_models(None, settings)
+    chosen = model_strategies(configured, Registry(), settings, LexicalSelector())
     model: Any = chosen["chat_model"]("answer")
     assert model.model_name == "gpt-b"
     other: Any = chosen["chat_model"]("planning")

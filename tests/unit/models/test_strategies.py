@@ -176,7 +176,7 @@ async def test_planning_prompts_share_their_beginning() -> None:
     assert first.messages[1] != second.messages[1]
     assert first.messages[0].text.endswith("# GUIDE")
     shown = first.messages[0].text
-    assert "- wipe(): Erases all readings. Cannot be undone." in shown
+    assert "- wipe(): Erases all readings. Only if asked for." in shown
     assert "- add_up() -> TOTAL: Adds up readings. Needs READING (many)." in shown
 
 
