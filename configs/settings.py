@@ -10,7 +10,7 @@ import ipaddress
 import os
 from functools import cache
 from importlib import resources
-from typing import Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import yaml
 from pydantic import (
@@ -38,7 +38,7 @@ _PREFIX = "CAPGRAPH_"
 _OWN_SERVER_TIMEOUT_SECONDS = 300.0
 _FILE_VARIABLE = "CAPGRAPH_CONFIG"
 _UPLOADED = ".csv .tsv .txt .tab .dat .json .jsonl .ndjson .parquet .pq .sqlite .sqlite3 .db"
-_FILES = "_values_of_files"
+_FILES = "_names_and_values_of_files"
 
 
 @cache
@@ -631,6 +631,26 @@ class Settings(BaseSettings):
     context: dict[str, dict[str, Any]] = Field(default_factory=dict)
     secrets: list[SecretStr] = Field(default_factory=list)
 
+    if not TYPE_CHECKING:  # type checkers derive the arguments from the fields
+
+        def __init__(self, **values: Any) -> None:
+            """Read the environment and the arguments.
+
+            Raises:
+                ConfigurationError: A key is unknown, or a value does not fit; the message has the
+                    path of each.
+            """
+            files, _ = values.get(_FILES, ((), {}))
+            try:
+                super().__init__(**values)
+            except ValidationError as exc:
+                raise _unusable(exc, files) from exc
+            except SettingsError as exc:
+                raise ConfigurationError(
+                    f"The settings cannot be used: {exc}.",
+                    fix="Write lists and sections in environment variables as JSON.",
+                ) from exc
+
     def section(self, capability: str, place: str | None = None) -> dict[str, Any]:
         """Return what a capability is told: its own settings, and what holds for all.
 
@@ -662,7 +682,7 @@ class Settings(BaseSettings):
         """Read arguments, then the environment, then what the files said."""
         _refuse_misspelt_variables()
         assert isinstance(init_settings, InitSettingsSource)
-        files = InitSettingsSource(settings_cls, init_settings.init_kwargs.pop(_FILES, {}))
+        files = InitSettingsSource(settings_cls, init_settings.init_kwargs.pop(_FILES, ((), {}))[1])
         return init_settings, env_settings, files
 
 
@@ -684,25 +704,21 @@ def load_settings(*files: str | os.PathLike[str], **overrides: Any) -> Settings:
     values: dict[str, Any] = {}
     for file in ([named] if named else []) + [os.fspath(item) for item in files]:
         values = deep_merge(values, read_yaml(file))
-    try:
-        arguments: dict[str, Any] = {**overrides, _FILES: values}
-        return Settings(**arguments)
-    except ValidationError as exc:
-        about = [_PREFIX + "__".join(map(str, error["loc"])).upper() for error in exc.errors()]
-        given = sorted(name for name in os.environ if name.upper() in about)
-        told = [
-            f"{what}: {', '.join(map(str, names))}"
-            for what, names in (("files", files), ("environment", given))
-            if names
-        ]
-        source = f" ({'; '.join(told)})" if told else ""
-        listed = explained(exc, _known_keys)
-        raise ConfigurationError(f"The settings cannot be used{source}:\n{listed}") from exc
-    except SettingsError as exc:
-        raise ConfigurationError(
-            f"The settings cannot be used: {exc}."
-            " Fix: write lists and sections in environment variables as JSON."
-        ) from exc
+    arguments: dict[str, Any] = {**overrides, _FILES: (files, values)}
+    return Settings(**arguments)
+
+
+def _unusable(exc: ValidationError, files: tuple[Any, ...]) -> ConfigurationError:
+    about = [_PREFIX + "__".join(map(str, error["loc"])).upper() for error in exc.errors()]
+    given = sorted(name for name in os.environ if name.upper() in about)
+    told = [
+        f"{what}: {', '.join(map(str, names))}"
+        for what, names in (("files", files), ("environment", given))
+        if names
+    ]
+    source = f" ({'; '.join(told)})" if told else ""
+    listed = explained(exc, _known_keys)
+    return ConfigurationError(f"The settings cannot be used{source}:\n{listed}")
 
 
 def _refuse_misspelt_variables() -> None:

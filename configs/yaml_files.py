@@ -15,6 +15,8 @@ from pydantic import ValidationError
 from capgraph.configs.errors import ConfigurationError
 from capgraph.configs.near import misspelled, nearest
 
+# A default ends before the next "${": scanning past it would take quadratic time.
+_VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_]\w*)(?::-(?P<default>[^}$]*(?:\$(?!\{)[^}$]*)*))?\}")
 _MAX_VALUES = 100_000
 _MAX_BYTES = 4 * 1024**2
 _MAX_MERGED = 10_000
@@ -148,7 +150,7 @@ def _expand(
             )
         return found
 
-    return re.sub(r"\$\{(?P<name>[A-Za-z_]\w*)(?::-(?P<default>[^}]*))?\}", replace, value)
+    return _VARIABLE.sub(replace, value)
 
 
 def explained(

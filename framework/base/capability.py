@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from capgraph.base.classify import ErrorClassification, classify_exception
 from capgraph.base.context import CapabilityContext
+from capgraph.base.declarations import DeclaredMeta
 from capgraph.base.errors import CapabilityError, ValidationError
 from capgraph.base.guides import OrchestratorGuide, TaskClassifierGuide, with_examples
 from capgraph.base.plan import PlannedStep
@@ -30,7 +31,7 @@ else:
     _Declared = type("_Declared", (), dict(DECLARED))
 
 
-class BaseCapability(_Declared, ABC):
+class BaseCapability(_Declared, metaclass=DeclaredMeta):
     """Base of every capability.
 
     A subclass sets ``name`` and ``description`` and writes ``execute``, either as a static

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from abc import ABCMeta
 from collections.abc import Collection, Iterable
 from typing import Any, Literal, get_args
 
@@ -45,6 +46,15 @@ _NAMES: dict[Form, tuple[str, ...]] = {
 }
 
 
+NODE_OPTIONS = ("quiet", "before", "after")
+NODE_DECLARATIONS = (*_TEXTS, "behaviors", *NODE_OPTIONS)
+"""Names that an infrastructure node may declare."""
+_READ_BY_DECORATOR = {
+    "capability_spec": tuple(name for name in _NAMES["class"] if name not in _CALLED),
+    "infrastructure_spec": NODE_DECLARATIONS,
+}
+
+
 def accepted(form: Form, *, data: bool = False) -> tuple[str, ...]:
     """Return the names that a form of capability accepts.
 
@@ -59,6 +69,25 @@ def accepted(form: Form, *, data: bool = False) -> tuple[str, ...]:
     ['import', 'input', 'output']
     """
     return (*_ENTRY_KEYS.get(form, ()), *_NAMES[form]) if data else _NAMES[form]
+
+
+class DeclaredMeta(ABCMeta):
+    """Metaclass of capabilities and infrastructure nodes.
+
+    The decorator reads the declarations of a class once. An assignment after that would have no
+    effect, so it is refused.
+    """
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        for spec, known in _READ_BY_DECORATOR.items():
+            # A class may have copied the attributes of another one, which include its spec.
+            if name in known and getattr(vars(cls).get(spec), "cls", None) is cls:
+                raise ValidationError(
+                    f"{cls.__name__}.{name} cannot be set to {value!r}: the decorator has already"
+                    " read the declarations of the class.",
+                    fix=f"Write {name} in the body of the class, or in a decorated subclass.",
+                )
+        super().__setattr__(name, value)
 
 
 def check_names(owner: str, given: Iterable[str], known: Collection[str]) -> None:

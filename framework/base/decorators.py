@@ -12,7 +12,13 @@ from functools import partial
 from typing import Any, TypeVar, overload
 
 from capgraph.base.capability import BaseCapability
-from capgraph.base.declarations import accepted, check_attributes, check_names
+from capgraph.base.declarations import (
+    NODE_DECLARATIONS,
+    NODE_OPTIONS,
+    accepted,
+    check_attributes,
+    check_names,
+)
 from capgraph.base.errors import ValidationError
 from capgraph.base.function_form import capability_from_function
 from capgraph.base.guides import with_examples
@@ -27,8 +33,6 @@ from capgraph.configs.near import misspelled
 T = TypeVar("T", bound=type)
 
 _METHODS = ("execute", "classify_error", "get_retry_policy")
-_NODE_OPTIONS = ("quiet", "before", "after")
-_NODE_DECLARATIONS = ("name", "description", "behaviors", *_NODE_OPTIONS)
 
 
 @overload
@@ -141,12 +145,12 @@ def infrastructure_node(
     Raises:
         ValueError: Something required is missing, or a name is unknown; the message names it.
     """
-    check_names("infrastructure_node", unknown, _NODE_OPTIONS)
+    check_names("infrastructure_node", unknown, NODE_OPTIONS)
     if cls is None:
         decorate: Any = infrastructure_node
         return partial(decorate, quiet=quiet, before=before, after=after)
     _check_class(cls, "infrastructure node")
-    check_attributes(cls, BaseInfrastructureNode, _NODE_DECLARATIONS)
+    check_attributes(cls, BaseInfrastructureNode, NODE_DECLARATIONS)
     quiet = quiet or bool(getattr(cls, "quiet", False))
     before = before or getattr(cls, "before", None)
     after = after or getattr(cls, "after", None)

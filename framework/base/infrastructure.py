@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from capgraph.base.classify import ErrorClassification, classify_exception
+from capgraph.base.declarations import DeclaredMeta
 
 if TYPE_CHECKING:
     from capgraph.base.node import GraphNode
     from capgraph.base.spec import InfrastructureSpec
 
 
-class BaseInfrastructureNode(ABC):  # noqa: B024 - 'execute' below is abstract at run time
+class BaseInfrastructureNode(metaclass=DeclaredMeta):
     """Base of every infrastructure node.
 
     A subclass sets ``name`` and ``description`` and writes a static coroutine

@@ -11,9 +11,9 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import CodeType, ModuleType
 
 from capgraph.configs.errors import ConfigurationError
 
@@ -100,8 +100,8 @@ class _AliasFinder(MetaPathFinder):
         )
 
 
-class _AliasLoader(Loader):
-    """Returns a module that is already imported, unchanged."""
+class _AliasLoader(InspectLoader):
+    """Returns a module that is already imported, unchanged, and its code to ``runpy``."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module = module
@@ -112,3 +112,18 @@ class _AliasLoader(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self._spec  # the import system replaced it by the alias's
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        return self._module_loader().get_code(self._module.__name__)
+
+    def get_source(self, fullname: str) -> str | None:
+        return self._module_loader().get_source(self._module.__name__)
+
+    def is_package(self, fullname: str) -> bool:
+        return hasattr(self._module, "__path__")
+
+    def _module_loader(self) -> InspectLoader:
+        loader = self._spec and self._spec.loader
+        if not isinstance(loader, InspectLoader):
+            raise ImportError(f"{self._module.__name__} has no code to run.")
+        return loader

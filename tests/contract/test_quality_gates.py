@@ -24,7 +24,6 @@ def level(result: Any) -> QualityLevel | None:
 def tool(ran: list[int], gate: Any, values: list[Any], **more: Any) -> Any:
     """A capability whose results are those of a list, the last one for ever."""
 
-    @capability_node
     class Look(BaseCapability):
         name = "look"
         description = "Look"

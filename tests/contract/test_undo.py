@@ -52,7 +52,6 @@ class House:
                     raise CapabilityError("too late")
                 return {}
 
-        @capability_node
         class Book(BaseCapability):
             name = "book"
             description = "Book a room"
@@ -68,8 +67,8 @@ class House:
                 return Booking(number=len(log), room=self.parameters.room)
 
         Book.undo = Cancel if undo is None else undo
-        self.cancel, self.book = Cancel, Book
-        self.items = (Booking, Cancel, capability_node(type("Book", (Book,), {})))
+        self.cancel = Cancel
+        self.items = (Booking, Cancel, capability_node(Book))
         self.fail = breaker("fail", CapabilityError("no power"), requires=[("BOOKING", "many")])
 
 
@@ -233,8 +232,8 @@ async def test_a_stopped_turn_undoes_nothing(agent: Any, step: Any) -> None:
 
 async def test_an_undo_that_needs_agreement_asks_for_itself(agent: Any, step: Any) -> None:
     house = House()
-    house.cancel.requires_approval = True
-    items = [capability_node(type("Cancel", (house.cancel,), {})), Booking, house.items[2]]
+    asking = type("Cancel", (house.cancel,), {"requires_approval": True})
+    items = [capability_node(asking), Booking, house.items[2]]
     plan = [step("a", "book"), step("f", "fail", BOOKING="a")]
     it = agent(*items, house.fail, plans=[plan], checkpointer=InMemorySaver())
     await it.ask()

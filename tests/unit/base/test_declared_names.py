@@ -481,3 +481,43 @@ def test_methods_and_callables_under_the_name_of_a_method_override_it() -> None:
 def test_examples_that_are_no_list_are_refused_by_the_form_that_authors_write() -> None:
     with pytest.raises(ValidationError, match="should be a list"):
         declared_tool(examples="pay the order")
+
+
+class Pay(BaseCapability):
+    """Pay a bill."""
+
+    name = "pay"
+    description = "Pays a bill"
+    effect = "once"
+
+    async def execute(self) -> dict[str, Any]:
+        return {}
+
+
+def test_a_declaration_assigned_after_decoration_is_refused() -> None:
+    decorated: Any = capability_node(type("Paid", (Pay,), {}))
+    for name, value in (("requires_approval", True), ("effect", "none"), ("name", "other")):
+        with pytest.raises(ValidationError, match=rf"Paid\.{name}"):
+            setattr(decorated, name, value)
+    late: Any = type("Late", (Pay,), {})
+    late.requires_approval = True
+    assert capability_node(late).capability_spec.requires_approval is True
+    again: Any = capability_node(type("Again", (decorated,), {"requires_approval": True}))
+    decorated.note = "The author's own"
+    assert again.capability_spec.requires_approval is True
+
+
+def test_a_declaration_of_a_node_assigned_after_decoration_is_refused() -> None:
+    @infrastructure_node
+    class Record(BaseInfrastructureNode):
+        """Record a turn."""
+
+        name = "record"
+        description = "Records a turn"
+
+        @staticmethod
+        async def execute(state: Any, **kwargs: Any) -> dict[str, Any]:
+            return {}
+
+    with pytest.raises(ValidationError, match=r"Record\.after"):
+        Record.after = "respond"

@@ -62,7 +62,8 @@ async def notes(folder: Path, text: str, task: str = "") -> str:
     (folder / "wide.csv").write_text(text)
     data = {"DATA_SOURCE": {"files": {"files": [str(folder / "wide.csv")]}}}
     state = {"capability_context_data": data, "task_current_task": task}
-    return await QueryData.planning_notes(state, {"data_folders": [str(folder)]})
+    settings = {"data_folders": [str(folder)], "max_seconds": 600}  # a busy machine is slow
+    return await QueryData.planning_notes(state, settings)
 
 
 async def test_the_planner_is_shown_columns_units_and_values(tmp_path: Path) -> None:

@@ -240,3 +240,22 @@ def test_a_lease_outlasts_a_late_beat() -> None:
 def test_the_name_of_a_machine_is_no_misspelt_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAPGRAPH_MACHINE", "left")
     load_settings()
+
+
+@pytest.mark.parametrize(
+    ("values", "path", "nearest"),
+    [
+        ({"persistance": {}}, "persistance", "persistence"),
+        ({"limits": {"max_stepz": 3}}, "limits.max_stepz", "max_steps"),
+        ({"models": {"answer": {"model": "a:b", "temprature": 1}}}, "temprature", "temperature"),
+        ({"serve": {"oidc": {"isuer": "x"}}}, "serve.oidc.isuer", "issuer"),
+    ],
+)
+def test_a_misspelled_argument_names_the_nearest_key(
+    values: dict[str, Any], path: str, nearest: str
+) -> None:
+    for make in (Settings, load_settings):
+        with pytest.raises(ConfigurationError) as caught:
+            make(**values)
+        assert path in str(caught.value)
+        assert nearest in str(caught.value)
