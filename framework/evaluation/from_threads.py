@@ -103,8 +103,7 @@ def write_dataset(
         for name, recording in recordings.items():
             held = json.dumps(recording.as_data(), indent=1, ensure_ascii=False)
             (folder / name).write_text(held, encoding="utf-8")
-        # Text is taken as it stands where it looks like a variable.
-        file.write_text(text.replace("${", "${CAPGRAPH_DOLLAR:-$}{"), encoding="utf-8")
+        file.write_text(text, encoding="utf-8")
     except OSError as exc:
         raise ConfigurationError(
             f"The evaluation set {str(file)!r} cannot be written: {exc.strerror or exc}.",

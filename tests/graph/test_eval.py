@@ -172,7 +172,7 @@ async def test_the_demonstration_keeps_what_it_promises(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # plots are written to the working directory
     dataset = await asyncio.to_thread(load_dataset, DEMO)
-    settings = load_settings(DEMO.with_name(str(dataset.config)))
+    settings = load_settings(str(dataset.config))
     report = await evaluate(dataset, Registry.from_settings(settings), settings=settings)
     told: dict[str, Any] = {result.case.name: result.problems for result in report.failures}
     assert [str(item) for item in report.below(dataset.thresholds)] == [], told
