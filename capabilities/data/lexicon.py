@@ -133,7 +133,7 @@ NOTHING = words_set(
     "ones happened happen occurred occur took place come came during within as so far "
     "from by's reported any actually around here so just degree degrees related lived "
     "living live world worldwide globally overall wie war waren hatte hatten wir es der "
-    "die das den und bring brought earn earned generate generated achieve achieved handle handled"
+    "die das den und bring brought earn earned achieve achieved handle handled"
     " see saw seen run ran"
 )
 """Words that carry nothing once all the others are placed."""
@@ -239,8 +239,8 @@ REACHED = _phrase(
     r"(?=(?:absolute\s+)?(?:min|max|low|high|peak|record|top)\w*)"
 )
 AND_HOW = _phrase(
-    r",?\s+and\s+how\s+(?:low|high|cold|hot|warm|strong|windy|fast|big|large|heavy|much|deep)"
-    r"(?:\s+(?:was|did)\s+it(?:\s+(?:get|go))?)?(?=\s*[?.!]*\s*$)"
+    r"(?<!\s)(?:\s*+,\s++|\s++)and\s++how\s++(?:low|high|cold|hot|warm|strong|windy|fast|big|large|heavy|much|deep)"
+    r"(?:\s+(?:was|did)\s+it(?:\s+(?:get|go))?)?(?=\s*+[?.!]*+\s*+$)"
 )
 """Asks for the value of an extreme, which is always said."""
 HAD = _phrase(r"\b(?:had|has|have|saw|show(?:s|ed)?|record(?:s|ed)?|with|see)\b")

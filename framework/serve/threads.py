@@ -55,7 +55,8 @@ class Threads:
 
         >>> from langgraph.checkpoint.memory import InMemorySaver
         >>> from types import SimpleNamespace
-        >>> threads = Threads(SimpleNamespace(checkpointer=InMemorySaver()), None, shared=False)
+        >>> graph = SimpleNamespace(checkpointer=InMemorySaver(), persistence=None)
+        >>> threads = Threads(graph, None, shared=False)
         >>> threads.owner(Caller("a/b", tenant="c@d"))
         '@a%2Fb@c%40d/'
         """

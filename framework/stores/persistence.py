@@ -62,7 +62,7 @@ class Persistence:
 
     def __init__(self, saver: BaseCheckpointSaver[Any], tables: SqlTables | None = None) -> None:
         self.saver = saver
-        self.tables = tables if tables is not None else tables_of(saver)
+        self.tables: SqlTables | None = tables if tables is not None else tables_of(saver)
         self.values: AtomicValueStore = (
             RecordValues(saver) if self.tables is None else TableValues(self.tables)
         )

@@ -555,6 +555,7 @@ async def test_a_model_that_obeys_an_attack_still_cannot_run_what_was_not_chosen
 ) -> None:
     server.on("Choice", chosen("read_sensor"), chosen("read_sensor"))
     server.on("ExecutionPlan", *[plan(READ, step("w", "wipe"), RESPOND) for _ in range(5)])
+    server.on("Asked", *[give({"asked": "yes"}) for _ in range(5)])
     asked = client()
     state = await asked.ask("What does the sensor say?")
     assert Wipe.wiped == []

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from starlette.middleware import Middleware
-from starlette.middleware.sessions import SessionMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -48,6 +47,9 @@ def routes(logins: Logins, settings: OidcSettings, serve: ServeSettings) -> list
     """
     for module in ("authlib", "itsdangerous"):
         require_extra(module, "oidc")
+    # It needs itsdangerous, which only this extra brings.
+    from starlette.middleware.sessions import SessionMiddleware
+
     client = _provider_client(settings)
 
     def callback_url(request: Request) -> str:
