@@ -26,15 +26,6 @@ def step_of_plan(index: int, total: int) -> AbstractContextManager[None]:
     return using(step_position=(index, total))
 
 
-def use_outlet(outlet: Callable[[Event], Event]) -> AbstractContextManager[None]:
-    """Have every event of what runs inside, tasks that it starts included, pass an outlet.
-
-    Args:
-        outlet: Takes an event and returns it as it goes to the stream.
-    """
-    return using(outlet=outlet)
-
-
 class _Taker:
     """Takes the events of one run; which one that is, its writer tells."""
 

@@ -8,52 +8,17 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic_core import SchemaError, SchemaValidator, core_schema
-
 from capgraph.behaviors.guardrails import GuardrailOutcome, GuardrailStage, OneLook
 from capgraph.configs.errors import ConfigurationError
+from capgraph.configs.linear_pattern import LinearPattern
 from capgraph.configs.safe_text import shown_text
 
-_FLAGS = {re.IGNORECASE: "i", re.MULTILINE: "m", re.DOTALL: "s", re.VERBOSE: "x"}
 _APPLY_TO = ("input", "output", "both")
 
 
-class LinearPattern:
-    r"""A regular expression that is searched for in linear time, whatever the text.
-
-    The engine is the one that pydantic brings (Rust's ``regex``): it knows no look-around and no
-    back references, so no text can make it try one way after the other.
-
-    Args:
-        pattern: The expression, in which case does not matter, or a compiled one with its flags.
-
-    Raises:
-        ConfigurationError: It is no expression, or not one of these.
-
-    >>> LinearPattern(r"\bsecret\b").found("A SECRET place")
-    True
-    """
-
-    def __init__(self, pattern: str | re.Pattern[str]) -> None:
-        text, flags = pattern, "i"
-        if isinstance(pattern, re.Pattern):
-            text = pattern.pattern
-            flags = "".join(letter for flag, letter in _FLAGS.items() if pattern.flags & flag)
-        self.text = text
-        try:
-            schema = core_schema.str_schema(pattern=f"(?{flags}:{text})" if flags else str(text))
-            self._validator = SchemaValidator(schema)
-        except (SchemaError, TypeError) as exc:
-            told = " ".join(str(exc).split())
-            raise ConfigurationError(
-                f"The pattern {text!r:.200} cannot be used: {told:.300}.",
-                fix="Write it without look-around and back references.",
-            ) from exc
-
-    def found(self, text: str) -> bool:
-        """Tell whether the expression is somewhere in a text."""
-        # Half a character, which Python knows, would be no text to the engine, and pass.
-        return self._validator.isinstance_python(text.encode("utf-8", "replace").decode())
+def _holds(pattern: LinearPattern, texts: Iterable[str]) -> bool:
+    # Half a character, which Python knows, would be no text to the engine, and pass.
+    return any(pattern.found(text.encode("utf-8", "replace").decode()) for text in texts)
 
 
 def texts_in(value: Any) -> Iterator[str]:
@@ -126,7 +91,7 @@ class GuardrailRule:
                 f"The blocked words of the rule {self.name!r} are one text.",
                 fix=f"Give a list: [{self.blocked_words!r}].",
             )
-        self._linear = LinearPattern(self.pattern) if self.pattern else None
+        self._linear = LinearPattern(self.pattern, "i") if self.pattern else None
 
     def check_pre(
         self, *, role: str, tool: str, arguments: Mapping[str, Any] = {}
@@ -154,7 +119,7 @@ class GuardrailRule:
         for word in self.blocked_words:
             if any(word.casefold() in text for text in folded):
                 yield "it holds a blocked word"
-        if self._linear is not None and any(map(self._linear.found, read)):
+        if self._linear is not None and _holds(self._linear, read):
             yield "it matches the pattern"
 
 
@@ -190,14 +155,16 @@ class PatternGuardrail(OneLook):
             patterns = [patterns]
         if not isinstance(patterns, Mapping):
             patterns = {f"pattern {number}": text for number, text in enumerate(patterns, 1)}
-        self._patterns = [(str(label), LinearPattern(text)) for label, text in patterns.items()]
+        self._patterns = [
+            (str(label), LinearPattern(text, "i")) for label, text in patterns.items()
+        ]
         self.name = name or self.name
         self._action = GuardrailOutcome(False, action=action).action
         self.stages = stages
 
     def _look(self, value: Any) -> GuardrailOutcome:
         read = [spelling for text in texts_in(value) for spelling in spellings(text)]
-        found = [name for name, pattern in self._patterns if any(map(pattern.found, read))]
+        found = [name for name, pattern in self._patterns if _holds(pattern, read)]
         if not found:
             return GuardrailOutcome(True)
         return GuardrailOutcome(False, f"{self._reason} {', '.join(found)}", action=self._action)

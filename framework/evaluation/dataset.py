@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 from collections import Counter
@@ -15,15 +14,13 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    StringConstraints,
-    TypeAdapter,
     ValidationError,
     field_validator,
     model_validator,
 )
-from pydantic_core import SchemaError
 
 from capgraph.configs.errors import ConfigurationError
+from capgraph.configs.linear_pattern import LinearPattern
 from capgraph.configs.yaml_files import explained, read_yaml
 from capgraph.registry import load_recipe
 
@@ -38,23 +35,12 @@ class _Part(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
 
-@functools.lru_cache(maxsize=256)
-def _searching(pattern: str) -> TypeAdapter[str]:
-    """Return what accepts the texts in which a pattern is found.
-
-    pydantic searches with Rust's ``regex``, in time linear in the text: a set may come from
-    elsewhere, and Python's own engine can need for ever.
-    """
-    return TypeAdapter(Annotated[str, StringConstraints(pattern=pattern)])
-
-
 def _pattern(text: str) -> str:
     try:
-        _searching(text)
-    except SchemaError as exc:
-        told = str(exc).strip().splitlines()[-1].strip()
+        LinearPattern(text)  # a set may come from elsewhere
+    except ConfigurationError as exc:
         raise ValueError(
-            f"{text!r} is no regular expression that can be searched in linear time: {told}"
+            f"{text!r} is no regular expression that can be searched in linear time. {exc}"
         ) from exc
     return text
 
@@ -98,7 +84,7 @@ class AnswerCheck(_Part):
             return f"does not contain {self.contains!r}"
         if self.lacks is not None and self.lacks.casefold() in folded:
             return f"contains {self.lacks!r}"
-        if self.matches is not None and not _is_found(self.matches, answer):
+        if self.matches is not None and not LinearPattern(self.matches).found(answer):
             return f"does not match {self.matches!r}"
         if self.number is None or self._has_number(answer, self.number):
             return None
@@ -109,14 +95,6 @@ class AnswerCheck(_Part):
         # What binary fractions round away is forgiven in any case.
         allowed = self.tolerance + 1e-9 * max(1.0, abs(wanted))
         return any(abs(found - wanted) <= allowed for found in numbers_in(answer))
-
-
-def _is_found(pattern: str, text: str) -> bool:
-    try:
-        _searching(pattern).validate_python(text)
-    except ValidationError:
-        return False
-    return True
 
 
 def numbers_in(text: str) -> list[float]:

@@ -6,23 +6,21 @@ import keyword
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from functools import lru_cache
-from typing import Annotated, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    StringConstraints,
-    TypeAdapter,
     create_model,
     model_serializer,
     model_validator,
 )
 from pydantic import ValidationError as PydanticError
-from pydantic.errors import PydanticUserError
-from pydantic_core import InitErrorDetails, PydanticCustomError, SchemaError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from capgraph.base.errors import ValidationError, require_extra
+from capgraph.base.errors import ConfigurationError, ValidationError, require_extra
+from capgraph.configs.linear_pattern import LinearPattern
 from capgraph.configs.logger import get_logger
 from capgraph.planning.problems import Path, preview
 from capgraph.planning.schemas import Shape
@@ -232,21 +230,12 @@ def _faults(model: type[JsonParameters], given: dict[str, Any]) -> Iterator[Init
 def _matcher(pattern: str) -> Callable[[str], bool]:
     """Return what searches for a pattern in linear time, whoever wrote it."""
     try:
-        known = TypeAdapter(Annotated[str, StringConstraints(pattern=pattern)])
-    except (SchemaError, PydanticUserError):
+        return LinearPattern(pattern).found
+    except ConfigurationError:
         get_logger("framework", "parameters").warning(
             "The pattern %r cannot be checked in bounded time: any text passes", pattern
         )
         return lambda _: True
-
-    def matches(text: str) -> bool:
-        try:
-            known.validate_python(text)
-        except PydanticError:
-            return False
-        return True
-
-    return matches
 
 
 def _pattern(_: Any, pattern: str, value: Any, __: Any) -> Iterator[Exception]:
