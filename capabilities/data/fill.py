@@ -56,7 +56,8 @@ def fill(
     queries: list[Query] = []
     for clause in clauses:
         times = parsed if parsed is not None and len(clauses) == 1 else read_times(clause, settings)
-        if not times.periods and (year := _only_year(profiles)):
+        # Only a month or season without a year can have a part that was not read.
+        if times.months and not times.periods and (year := _only_year(profiles)):
             dated = read_times(clause, {**settings, "year": year})
             times = dated if dated.periods else times
         try:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from capgraph.base.files import write_whole
 from capgraph.configs.logger import get_logger, mask_secrets
 from capgraph.configs.settings import StructuredMethod
 from capgraph.models.local import cache_folder, is_local
@@ -162,10 +162,6 @@ def _entries() -> dict[str, Any]:
 
 
 def _store(key: str, method: StructuredMethod) -> None:
-    entries: Mapping[str, Any] = {**_entries(), key: {"method": method, "time": time.time()}}
-    file = _file()
+    entries = {**_entries(), key: {"method": method, "time": time.time()}}
     with suppress(OSError):  # without a cache the next start asks again
-        file.parent.mkdir(parents=True, exist_ok=True)
-        new = file.with_suffix(f".{os.getpid()}")
-        new.write_text(json.dumps(entries, indent=1), encoding="utf-8")
-        new.replace(file)
+        write_whole(_file(), json.dumps(entries, indent=1))

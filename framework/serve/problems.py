@@ -20,16 +20,6 @@ from capgraph.base.errors import (
 )
 from capgraph.configs.logger import LONGEST_MESSAGE, get_logger, mask_secrets
 
-_STATUS: tuple[tuple[type[CapgraphError], int], ...] = (
-    (ThreadBusyError, 409),
-    (PersistenceError, 503),
-    (LimitError, 429),
-    (PolicyError, 403),
-    (StoppedError, 409),
-    (ValidationError, 422),
-    (ConfigurationError, 500),
-)
-
 _ADDRESS = re.compile(r" '\w+://[^']*'")
 """Where a database is concerns nobody who asks."""
 
@@ -80,6 +70,21 @@ class AnswerRefusedError(ValidationError):
         told = " ".join(f"{one['path'] or 'answer'}: {one['message']}" for one in problems)
         super().__init__(f"The answer does not fit. {told}", fix="Answer again.")
         self.problems = problems
+
+
+_STATUS: tuple[tuple[type[CapgraphError], int], ...] = (
+    (NotFoundError, 404),
+    (ConflictError, 409),
+    (BadRequestError, 400),
+    (TooLargeError, 413),
+    (ThreadBusyError, 409),
+    (PersistenceError, 503),
+    (LimitError, 429),
+    (PolicyError, 403),
+    (StoppedError, 409),
+    (ValidationError, 422),
+    (ConfigurationError, 500),
+)
 
 
 def error_of(message: str, code: str) -> dict[str, str]:
@@ -146,16 +151,8 @@ def problem_of(exc: Exception) -> JSONResponse:
     >>> answer.status_code, json.loads(answer.body)["detail"]
     (503, 'The database is away.')
     """
-    if isinstance(exc, NotFoundError):
-        return problem(404, exc.code, *public_text(exc))
-    if isinstance(exc, ConflictError):
-        return problem(409, exc.code, *public_text(exc))
     if isinstance(exc, AnswerRefusedError):
         return problem(422, exc.code, *public_text(exc), problems=exc.problems)
-    if isinstance(exc, BadRequestError):
-        return problem(400, exc.code, *public_text(exc))
-    if isinstance(exc, TooLargeError):
-        return problem(413, exc.code, *public_text(exc))
     if isinstance(exc, CapgraphError):
         status = next((number for kind, number in _STATUS if isinstance(exc, kind)), 500)
         if status < 500 or isinstance(exc, PersistenceError):
