@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-import uvicorn
 from a2a.server.request_handlers import DefaultRequestHandler  # noqa: F401 - needs the extra
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -19,6 +17,7 @@ from capgraph import build_graph
 from capgraph.adapters import remote_capability
 from capgraph.adapters.a2a import agent_card
 from capgraph.base import CapabilityError
+from tests.support.listening import on_loopback
 
 SECRET = {"Authorization": "Bearer for-the-first-origin-alone"}
 
@@ -47,14 +46,8 @@ class Host:
 async def running() -> AsyncIterator[Host]:
     host = Host()
     app = Starlette(routes=[Route("/{path:path}", host.answer, methods=["GET", "POST"])])
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
-    task = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    host.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    yield host
-    server.should_exit = True
-    await task
+    async with on_loopback(lambda _: app) as host.url:
+        yield host
 
 
 def told(greeter: Any) -> Any:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import uvicorn
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command, interrupt
 
@@ -16,6 +14,7 @@ from capgraph import CapabilityContext, build_graph, capability_node
 from capgraph.adapters import agent_card, remote_capability
 from capgraph.base.errors import ConfigurationError
 from tests.support.a2a_server import Agent, app
+from tests.support.listening import on_loopback
 
 
 class City(CapabilityContext):
@@ -32,18 +31,9 @@ async def city() -> City:
 async def served(request: Any, monkeypatch: Any) -> AsyncIterator[tuple[Agent, str]]:
     monkeypatch.setattr("capgraph.adapters.a2a._POLL_SECONDS", 0.02)
     agent = Agent()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    url = f"http://127.0.0.1:{port}"
-    served = app(agent, url, streaming=request.param == "streaming")
-    server = uvicorn.Server(uvicorn.Config(served, port=port, log_level="warning"))
-    task = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    yield agent, url
-    server.should_exit = True
-    await task
+    streaming = request.param == "streaming"
+    async with on_loopback(lambda url: app(agent, url, streaming=streaming)) as url:
+        yield agent, url
 
 
 def on(thread: str) -> dict[str, Any]:

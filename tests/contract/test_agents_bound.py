@@ -56,21 +56,17 @@ from capgraph.workflows import (
     WorkflowEdge,
     WorkflowNode,
 )
-from tests.support.agents import add, call, calls
+from tests.support.agents import (
+    PAID,
+    add,
+    call,
+    calls,
+    nobody_paid,  # noqa: F401 - a fixture
+    pay,
+)
 from tests.support.doors import let_others_run, soon
 
-PAID: Counter[str] = Counter()
-
-
-@pytest.fixture(autouse=True)
-def _nobody_paid() -> None:
-    PAID.clear()
-
-
-def pay(whom: str) -> str:
-    """Pay somebody."""
-    PAID[whom] += 1
-    return f"paid {whom}"
+pytestmark = pytest.mark.usefixtures("nobody_paid")
 
 
 def once(**declared: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command, interrupt
 from mcp import Client, StdioServerParameters
@@ -24,6 +22,7 @@ from capgraph.adapters.mcp import KEY
 from capgraph.base.ports import Caller, PermissionMode
 from capgraph.governance import PermissionPolicy, RolePermissionConfig
 from tests.support import own_mcp_server as own
+from tests.support.listening import on_loopback
 
 
 class Person:
@@ -225,18 +224,8 @@ async def test_over_stdio_and_with_our_own_client(log: Path) -> None:
 
 @asynccontextmanager
 async def served(app: Any) -> AsyncIterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning", lifespan="on"))
-    task = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{port}/mcp"
-    finally:
-        server.should_exit = True
-        await task
+    async with on_loopback(lambda _: app) as url:
+        yield f"{url}/mcp"
 
 
 async def test_over_http(log: Path) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypedDict
 
-import uvicorn
 from langchain.agents import create_agent
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.memory import InMemorySaver
@@ -32,6 +29,7 @@ from capgraph.adapters import (
 from capgraph.testing import ScriptedModel
 from tests.support import mcp_server, own_mcp_server
 from tests.support.a2a_server import Agent, app
+from tests.support.listening import on_loopback
 
 SERVER = str(Path(mcp_server.__file__))
 
@@ -63,20 +61,8 @@ def asking() -> Any:
 
 @asynccontextmanager
 async def served(made: Any) -> AsyncIterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    url = f"http://127.0.0.1:{port}"
-    config = uvicorn.Config(made(url), port=port, log_level="warning", lifespan="auto")
-    server = uvicorn.Server(config)
-    task = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    try:
+    async with on_loopback(made) as url:
         yield url
-    finally:
-        server.should_exit = True
-        await task
 
 
 def step(key: str, capability: str, task: str = "", /, **more: Any) -> dict[str, Any]:

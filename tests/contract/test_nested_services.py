@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Annotated, Any
@@ -48,20 +47,16 @@ from capgraph.workflows import (
     StateMachineWorkflow,
     WorkflowNode,
 )
-from tests.support.agents import add, call, calls
+from tests.support.agents import (
+    PAID,
+    add,
+    call,
+    calls,
+    nobody_paid,  # noqa: F401 - a fixture
+    pay,
+)
 
-PAID: Counter[str] = Counter()
-
-
-@pytest.fixture(autouse=True)
-def _nobody_paid() -> None:
-    PAID.clear()
-
-
-def pay(whom: str) -> str:
-    """Pay somebody."""
-    PAID[whom] += 1
-    return f"paid {whom}"
+pytestmark = pytest.mark.usefixtures("nobody_paid")
 
 
 def guarded(**declared: Any) -> Any:

@@ -105,7 +105,7 @@ async def test_openai_gets_a_strict_schema_that_requires_every_property() -> Non
     assert sum(len(part.get("enum", ())) for part in parts(schema)) <= limits["values"]
 
 
-@pytest.mark.parametrize(
+vendors = pytest.mark.parametrize(
     ("package", "serve", "model"),
     [
         ("langchain_anthropic", anthropic_server, "anthropic:claude-test"),
@@ -113,6 +113,9 @@ async def test_openai_gets_a_strict_schema_that_requires_every_property() -> Non
     ],
     ids=["Anthropic", "Google"],
 )
+
+
+@vendors
 async def test_anthropic_and_google_get_a_schema_without_bounds(
     package: str, serve: Any, model: str
 ) -> None:
@@ -138,14 +141,7 @@ async def test_anthropic_and_google_get_a_schema_without_bounds(
     assert unions(schema) <= limits["unions"]
 
 
-@pytest.mark.parametrize(
-    ("package", "serve", "model"),
-    [
-        ("langchain_anthropic", anthropic_server, "anthropic:claude-test"),
-        ("langchain_google_genai", google_server, "google_genai:gemini-test"),
-    ],
-    ids=["Anthropic", "Google"],
-)
+@vendors
 async def test_anthropic_and_google_are_asked_for_a_call_by_default(
     package: str, serve: Any, model: str
 ) -> None:

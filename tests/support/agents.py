@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
+import pytest
 from langchain_core.messages import AIMessage
 
 from capgraph.agents import AgentResult
@@ -26,6 +28,21 @@ def call(name: str, id: str = "1", /, **args: Any) -> dict[str, Any]:
 
 def calls(*several: dict[str, Any], said: str = "") -> AIMessage:
     return AIMessage(said, tool_calls=[{**one, "type": "tool_call"} for one in several])
+
+
+PAID: Counter[str] = Counter()
+
+
+@pytest.fixture
+def nobody_paid() -> None:
+    """Forget what was paid before a test."""
+    PAID.clear()
+
+
+def pay(whom: str) -> str:
+    """Pay somebody."""
+    PAID[whom] += 1
+    return f"paid {whom}"
 
 
 SUM = [calls(call("add", a=2, b=2), said="I add."), "It is 4."]

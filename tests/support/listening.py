@@ -1,10 +1,10 @@
-"""A served graph that listens on loopback, for clients that bring a transport of their own."""
+"""Servers that listen on loopback, for clients that bring a transport of their own."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -26,14 +26,27 @@ async def listening(*capabilities: Any, saver: Any = None, **serve: Any) -> Asyn
         settings=Settings(serve=serve),
     )
     app = await asyncio.to_thread(create_app, graph, auth=ByHeader(), host="127.0.0.1")
+    async with on_loopback(lambda _: app) as url:
+        yield url
+
+
+@asynccontextmanager
+async def on_loopback(make: Callable[[str], Any]) -> AsyncIterator[str]:
+    """Serve an ASGI application on a free port; gives the address.
+
+    Args:
+        make: Makes the application, which may have to know its address.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(app, log_config=None, lifespan="on", timeout_graceful_shutdown=1)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        app = await asyncio.to_thread(make, url)
+        config = uvicorn.Config(app, log_config=None, lifespan="auto", timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve([listener]))
         while not server.started:
             await asyncio.sleep(0.01)
         try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            yield url
         finally:
             server.should_exit = True
             await task

@@ -12,7 +12,6 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
-import uvicorn
 from joserfc import jwt
 from joserfc.jwk import KeySet, RSAKey
 from langgraph.checkpoint.memory import InMemorySaver
@@ -29,6 +28,7 @@ from capgraph.serve.identity import Logins
 from capgraph.serve.routes import login, oidc
 from capgraph.serve.shield import Shield
 from capgraph.stores.threads import iter_thread_ids
+from tests.support.listening import on_loopback
 from tests.unit.serve.test_shield import HOST, client, health, who
 
 
@@ -94,14 +94,8 @@ class FakeProvider:
 @pytest.fixture
 async def provider() -> AsyncIterator[FakeProvider]:
     found = FakeProvider()
-    server = uvicorn.Server(uvicorn.Config(found.app(), port=0, log_level="error", lifespan="off"))
-    running = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    found.issuer = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    yield found
-    server.should_exit = True
-    await running
+    async with on_loopback(lambda _: found.app()) as found.issuer:
+        yield found
 
 
 SECRET = "signs cookies of logins, 32 bytes"
