@@ -1,30 +1,40 @@
-"""The root of the exception tree, which stands as low as the settings that raise it."""
+"""Root of the exception tree. It lives beside the settings, the lowest code that raises it."""
 
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+_NO_FACTS = frozenset({"message", "fix", "severity", "person_message"})
 
 
 class CapgraphError(Exception):
-    """Base of every error that the project raises.
+    """Base class of every error that capgraph raises.
 
     Args:
-        message: What happened: the value and the cause.
-        fix: What the reader can do about it; appended to the text.
-        severity: The ``ErrorSeverity`` with which a node means it; CRITICAL when not given.
-        **facts: Values of attributes that the class has, for those who handle it.
+        message: The value and the cause, in one or two sentences.
+        fix: Instruction that solves the problem. Appended to the text after ``Fix:``.
+        severity: ``ErrorSeverity`` of the failure. Defaults to that of the class.
+        facts: Values that the message states, by name, for code that handles the error.
+        **attributes: Values of attributes that the class declares. They count as facts, too.
 
     Copies and pickles keep every attribute, whatever the constructor of a subclass takes.
 
-    >>> str(CapgraphError("Port 0 is not usable.", fix="Give a port above 1023."))
-    'Port 0 is not usable. Fix: Give a port above 1023.'
+    >>> error = CapgraphError(
+    ...     "Port 0 is not usable.", fix="Pass a port above 1023.", facts={"port": 0}
+    ... )
+    >>> str(error), error.facts
+    ('Port 0 is not usable. Fix: Pass a port above 1023.', {'port': 0})
     """
 
     code = "CG-000"
     severity: Enum | None = None
     person_message: str = ""
-    """A sentence for the person who asked; empty where the message itself says it."""
+    """Sentence for the end user. Empty if the message itself is meant for them."""
 
     def __init__(
         self,
@@ -32,11 +42,13 @@ class CapgraphError(Exception):
         *,
         fix: str | None = None,
         severity: Enum | None = None,
-        **facts: Any,
+        facts: Mapping[str, Any] | None = None,
+        **attributes: Any,
     ) -> None:
-        if unknown := [name for name in facts if not hasattr(type(self), name)]:
+        if unknown := [name for name in attributes if not hasattr(type(self), name)]:
             raise TypeError(f"{type(self).__name__} got unexpected arguments {unknown}.")
-        vars(self).update(facts)
+        vars(self).update(attributes)
+        self._facts = dict(facts or {})
         self.message = message
         self.fix = fix
         if severity is not None:
@@ -51,8 +63,18 @@ class CapgraphError(Exception):
         return _new, (type(self), self.args), vars(self).copy()
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """The values that the message states, by name, and the attributes of this error."""
+        attributes = {
+            name: value
+            for name, value in vars(self).items()
+            if not name.startswith("_") and name not in _NO_FACTS
+        }
+        return attributes | self._facts
+
+    @property
     def page(self) -> str:
-        """Name of the documentation page about this error."""
+        """Path of the documentation page for this error code."""
         return f"errors/{self.code}"
 
 
@@ -63,13 +85,10 @@ def _new(cls: type[CapgraphError], args: tuple[Any, ...]) -> CapgraphError:
 
 
 class ConfigurationError(CapgraphError, ValueError):
-    """Settings that cannot be used."""
+    """Invalid or contradictory settings."""
 
     code = "CG-CONFIGURATION"
 
 
 class UnknownOptionError(ConfigurationError, TypeError):
-    """A keyword argument that the called function does not have.
-
-    It is a ``TypeError`` too, as Python raises for any other function.
-    """
+    """Unknown keyword argument. Also a ``TypeError``, as for any Python function."""

@@ -148,3 +148,11 @@ def test_every_error_names_a_page_that_exists() -> None:
     for cls in project_exceptions():
         if issubclass(cls, CapgraphError):
             assert (DOCS / f"{make(cls).page}.md").is_file(), cls
+
+
+def test_error_exposes_its_values_as_facts() -> None:
+    error = ValidationError("Port 0 is not usable.", fix="Pass a larger one.", facts={"port": 0})
+    assert error.facts == {"port": 0}
+    assert pickle.loads(pickle.dumps(error)).facts == {"port": 0}
+    violation = GuardrailViolationError("blocked", "pii")
+    assert violation.facts["violations"] == violation.violations
