@@ -90,7 +90,7 @@ bench-support: $(VENV)/.bench
 
 # Ten minutes of requests that are made up from the description of the API.
 fuzz: $(VENV)/.dev $(VENV)/fuzz/bin/schemathesis
-	LONG_TESTS=1 SEED=$(SEED) $(BIN)/python -m pytest -q tests/unit/serve/test_fuzzed.py
+	LONG_TESTS=1 SEED=$(SEED) $(BIN)/python -m pytest -q tests/unit/serve/test_fuzzed_requests.py
 
 # Its parts and those of LangGraph's server do not go together: an environment of its own.
 $(VENV)/fuzz/bin/schemathesis: | $(VENV)/bin/python

@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from capgraph.base import CapabilityContext
-from capgraph.capabilities.periods.items import DataWindow, Period
+from capgraph.capabilities.periods.expressions import DataWindow, Period
 from capgraph.capabilities.query import Query
 
 
-class _Part(BaseModel):
+class _StrictModel(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
 
@@ -73,7 +73,7 @@ class TimeRange(CapabilityContext):
     read_from: str = ""
 
     @property
-    def whole(self) -> bool:
+    def is_unrestricted(self) -> bool:
         """Whether the question leaves the time open."""
         limits = (self.periods, self.months, self.days, self.weekdays, self.hours, self.window)
         return not any(limits)
@@ -95,7 +95,7 @@ class TimeRange(CapabilityContext):
         return f"Time range: {self.label}."
 
 
-class ResultRow(_Part):
+class ResultRow(_StrictModel):
     """One row of an answer.
 
     Attributes:
@@ -119,7 +119,7 @@ class ResultRow(_Part):
     percent: float | None = None
 
 
-class Answer(_Part):
+class QueryAnswer(_StrictModel):
     """What one query gave.
 
     Attributes:
@@ -139,7 +139,7 @@ class Answer(_Part):
     text: str
 
 
-def _of_group(row: ResultRow) -> set[str]:
+def _excluded_columns(row: ResultRow) -> set[str]:
     """Return what a table shows in other columns: the time of a group is its name."""
     return {"group", "shown", *(["time"] if row.group else [])}
 
@@ -157,7 +157,7 @@ class QueryResult(CapabilityContext):
     CONTEXT_TYPE: ClassVar[str] = "QUERY_RESULT"
     CONTEXT_CATEGORY: ClassVar[str] = "ANSWER"
 
-    answers: list[Answer]
+    answers: list[QueryAnswer]
     notes: list[str] = Field(default_factory=list)
     files: list[str] = Field(default_factory=list)
     question: str = ""
@@ -173,7 +173,7 @@ class QueryResult(CapabilityContext):
             f"answer {number}": [
                 dict(zip(answer.query.group_by, row.group, strict=False))
                 | row.shown
-                | row.model_dump(mode="json", exclude=_of_group(row), exclude_none=True)
+                | row.model_dump(mode="json", exclude=_excluded_columns(row), exclude_none=True)
                 for row in answer.rows
             ]
             for number, answer in enumerate(self.answers, 1)

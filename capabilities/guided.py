@@ -18,7 +18,7 @@ from capgraph.base import (
 
 
 @functools.cache
-def _texts() -> dict[str, Any]:
+def _load_guides() -> dict[str, Any]:
     text = resources.files("capgraph.capabilities").joinpath("guides.yml").read_text("utf-8")
     # Ten times faster than the loader in Python, where the wheel has it.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -26,7 +26,7 @@ def _texts() -> dict[str, Any]:
     return found
 
 
-class Guided(BaseCapability):
+class GuidedCapability(BaseCapability):
     """A capability whose guides stand in ``guides.yml`` under its name.
 
     >>> from capgraph.capabilities.memory import MemoryCapability
@@ -35,12 +35,12 @@ class Guided(BaseCapability):
     """
 
     def _create_orchestrator_guide(self) -> OrchestratorGuide:
-        told = self._told("planner")
+        told = self._guide_section("planner")
         examples = [OrchestratorExample(**example) for example in told["examples"]]
         return OrchestratorGuide(**{**told, "examples": examples})
 
     def _create_classifier_guide(self) -> TaskClassifierGuide:
-        told = self._told("classifier")
+        told = self._guide_section("classifier")
         examples = [
             ClassifierExample(request, group["needed"], group["reason"])
             for group in told["examples"]
@@ -48,11 +48,11 @@ class Guided(BaseCapability):
         ]
         return TaskClassifierGuide(instructions=told["instructions"], examples=examples)
 
-    def _told(self, part: str) -> dict[str, Any]:
-        known = _texts()
+    def _guide_section(self, section: str) -> dict[str, Any]:
+        known = _load_guides()
         # One that is derived under another name has the guides of what it comes from.
         kinds: list[Any] = [
             cls for cls in type(self).__mro__ if getattr(cls, "name", None) in known
         ]
-        told: dict[str, Any] = known[kinds[0].name][part]
+        told: dict[str, Any] = known[kinds[0].name][section]
         return told

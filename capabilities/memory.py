@@ -12,31 +12,31 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from capgraph.base import CapabilityContext, ValidationError, capability_node
 from capgraph.base.capability import ContextType
-from capgraph.base.ports import now_text
+from capgraph.base.ports import utc_now_text
 from capgraph.base.spec import Effect
-from capgraph.capabilities.guided import Guided
-from capgraph.pipeline.run_config import caller_of, configurable
+from capgraph.capabilities.guided import GuidedCapability
+from capgraph.pipeline.run_config import caller_from_configurable, current_configurable
 
 MAX_FACTS = 200  # that one step shows
-_PAGE = 200
-_REMEMBER = re.compile(
+_PAGE_SIZE = 200
+_REMEMBER_PHRASE = re.compile(
     r"^\W*(?:please\s+)?(?:can you\s+|could you\s+)?"
     r"(?:remember|note(?: down)?|keep in mind|don'?t forget|save|memori[sz]e)"
     r"(?:\s+for me)?(?:\s+the fact)?(?:\s+that)?\s*[:,]?\s+(?P<fact>.+)$",
     re.IGNORECASE | re.DOTALL,
 )
-_FORGET = re.compile(
+_FORGET_PHRASE = re.compile(
     r"^\W*(?:please\s+)?(?:forget|delete|remove|erase)(?:\s+(?:that|what you know about|about))?"
     r"\s*[:,]?\s+(?P<fact>.+)$",
     re.IGNORECASE | re.DOTALL,
 )
-_EVERYTHING = re.compile(r"\b(?:everything|all|anything)\b", re.IGNORECASE)
-_FILLERS = """
+_EVERYTHING_PHRASE = re.compile(r"\b(?:everything|all|anything)\b", re.IGNORECASE)
+_STOP_WORD_LIST = """
     a about all am an and any anything are as at be can did do does everything for from had
     has have how i in is it know me my of on or please recall remember remembered said tell
     that the this to told was we what when where which who you your
 """
-_STOP = frozenset(_FILLERS.split())
+_STOP_WORDS = frozenset(_STOP_WORD_LIST.split())
 
 
 class Fact(BaseModel):
@@ -105,7 +105,7 @@ class MemoryParameters(BaseModel):
 
 
 @capability_node
-class MemoryCapability(Guided):
+class MemoryCapability(GuidedCapability):
     """Keeps a person's facts in LangGraph's Store, apart from everybody else's."""
 
     name = "memory"
@@ -122,16 +122,16 @@ class MemoryCapability(Guided):
                 "There is no store, so nothing can be remembered across threads.",
                 fix="Pass a LangGraph store: build_graph(..., store=InMemoryStore()).",
             )
-        room, thread_only = _room()
-        action, text = read_request(self.task, self.parameters)
+        room, thread_only = _memory_namespace()
+        action, text = parse_request(self.task, self.parameters)
         if action == "remember":
-            fact = Fact(text=text, at=now_text())
+            fact = Fact(text=text, at=utc_now_text())
             # The same statement said twice is one fact.
             key = hashlib.sha256(" ".join(text.casefold().split()).encode()).hexdigest()[:32]
             await store.aput(room, key, fact.model_dump())
             found = {key: fact}
         else:
-            found = matching(text, await _known(store, room))
+            found = match_facts(text, await _load_facts(store, room))
             for key in found if action == "forget" else ():
                 await store.adelete(room, key)
         facts = list(found.values())
@@ -143,80 +143,85 @@ class MemoryCapability(Guided):
         )
 
 
-def read_request(
+def parse_request(
     task: str, parameters: MemoryParameters
 ) -> tuple[Literal["remember", "recall", "forget"], str]:
     """Find out what is to be done, and with which text.
 
-    >>> read_request("Remember that I live in Oslo.", MemoryParameters())
+    >>> parse_request("Remember that I live in Oslo.", MemoryParameters())
     ('remember', 'I live in Oslo')
-    >>> read_request("Where do I live?", MemoryParameters())
+    >>> parse_request("Where do I live?", MemoryParameters())
     ('recall', 'Where do I live?')
     """
     given = (parameters.fact or parameters.query or task).strip()
     if parameters.action:
         return parameters.action, given
-    if match := _REMEMBER.match(task):
+    if match := _REMEMBER_PHRASE.match(task):
         return "remember", match["fact"].rstrip(".! ")
-    if match := _FORGET.match(task):
+    if match := _FORGET_PHRASE.match(task):
         return "forget", match["fact"].rstrip(".! ")
     return "recall", given
 
 
-def matching(query: str, known: dict[str, Fact]) -> dict[str, Fact]:
+def match_facts(query: str, facts: dict[str, Fact]) -> dict[str, Fact]:
     """Return the facts that share words with a query, best first; all when it asks for all.
 
     >>> facts = {"1": Fact(text="I live in Oslo", at=""), "2": Fact(text="My dog is Rex", at="")}
-    >>> list(matching("what is my dog called?", facts))
+    >>> list(match_facts("what is my dog called?", facts))
     ['2']
     """
     words = _words(query)
-    if not words or _EVERYTHING.search(query):
-        return dict(known)
-    shared = {key: len(words & _words(fact.text)) for key, fact in known.items()}
-    best = sorted(filter(shared.get, known), key=lambda key: (-shared[key], known[key].at))
-    return {key: known[key] for key in best}
+    if not words or _EVERYTHING_PHRASE.search(query):
+        return dict(facts)
+    shared = {key: len(words & _words(fact.text)) for key, fact in facts.items()}
+    best = sorted(filter(shared.get, facts), key=lambda key: (-shared[key], facts[key].at))
+    return {key: facts[key] for key in best}
 
 
 def _words(text: str) -> set[str]:
     found = re.findall(r"\w+", text.casefold())
     # Cutting a plural's ending is enough for words that a person repeats about themselves.
-    return {word.removesuffix("s") for word in found if word not in _STOP}
+    return {word.removesuffix("s") for word in found if word not in _STOP_WORDS}
 
 
-async def _known(store: BaseStore, room: tuple[str, ...]) -> dict[str, Fact]:
+async def _load_facts(store: BaseStore, namespace: tuple[str, ...]) -> dict[str, Fact]:
     """Read all facts of a room, page by page."""
     known: dict[str, Fact] = {}
-    while items := await store.asearch(room, limit=_PAGE, offset=len(known)):
+    while items := await store.asearch(namespace, limit=_PAGE_SIZE, offset=len(known)):
         known |= {item.key: Fact.model_validate(item.value) for item in items}
     return known
 
 
-def _room() -> tuple[tuple[str, ...], bool]:
+def _memory_namespace() -> tuple[tuple[str, ...], bool]:
     """Return the namespace of the run's user, else that of its thread.
 
     Whom a server has authenticated goes before the ``user_id`` that a client sends.
     """
-    known = configurable()
-    caller = caller_of(known)
+    known = current_configurable()
+    caller = caller_from_configurable(known)
     if user := caller.user_id:
         if tenant := caller.tenant:  # of two with one name in two tenants, each has a room
-            room = ("capgraph", "memory of a tenant", _label(str(tenant)), _label(user))
+            room = (
+                "capgraph",
+                "memory of a tenant",
+                _escape_label(str(tenant)),
+                _escape_label(user),
+            )
             return room, False
-        return ("capgraph", "memory", _label(user)), False
+        return ("capgraph", "memory", _escape_label(user)), False
     thread = known.get("thread_id")
     if not thread:
         raise ValidationError(
             "Nobody says whose memory this is, so nothing is kept or recalled.",
             fix="Pass {'configurable': {'user_id': ...}}, or a thread_id to keep it in the thread.",
         )
-    return ("capgraph", "memory of a thread", _label(str(thread))), True
+    return ("capgraph", "memory of a thread", _escape_label(str(thread))), True
 
 
-def _label(text: str) -> str:
+def _escape_label(text: str) -> str:
     r"""Write a name as a label of a namespace, where stores allow no dot.
 
-    >>> _label("ada@example.org")
+    >>> _escape_label("ada@example.org")
     'ada@example%2Eorg'
     """
     return text.replace("%", "%25").replace(".", "%2E").replace("\0", "%00")

@@ -10,17 +10,17 @@ from pydantic import BaseModel
 
 from capgraph.base import capability_node
 from capgraph.base.capability import ContextType
-from capgraph.base.classify import ErrorClassification
+from capgraph.base.error_classification import ErrorClassification
 from capgraph.base.spec import Effect
 from capgraph.capabilities.contexts import Plot, QueryResult
-from capgraph.capabilities.data.chart import PlottingParameters, draw
-from capgraph.capabilities.data.work import Workers, classify_data_error
-from capgraph.capabilities.guided import Guided
+from capgraph.capabilities.data.chart import PlottingParameters, draw_chart
+from capgraph.capabilities.data.thread_pool import DataThreadPool, classify_data_error
+from capgraph.capabilities.guided import GuidedCapability
 
-_SVG = re.compile(r"\bsvg\b", re.IGNORECASE)
-_BARS = re.compile(r"\bbars?\b|\bbar chart\b", re.IGNORECASE)
-_LINES = re.compile(r"\blines?\s*(?:chart|plot|graph)?\b", re.IGNORECASE)
-_PICTURE = re.compile(
+_SVG_PHRASE = re.compile(r"\bsvg\b", re.IGNORECASE)
+_BARS_PHRASE = re.compile(r"\bbars?\b|\bbar chart\b", re.IGNORECASE)
+_LINES_PHRASE = re.compile(r"\blines?\s*(?:chart|plot|graph)?\b", re.IGNORECASE)
+_CHART_PHRASE = re.compile(
     r"^\W*(?:please\s+|can you\s+|could you\s+)?(?:plot|graph|chart|draw|visuali[sz]e|sketch)\b"
     r"|\b(?:plot|graph|chart|diagram|picture) (?:of|for|showing|with)\b"
     r"|\band (?:plot|graph|chart|draw|visuali[sz]e)\b",
@@ -29,7 +29,7 @@ _PICTURE = re.compile(
 
 
 @capability_node
-class Plotting(Guided):
+class Plotting(GuidedCapability):
     """Draws measurements as a PNG or SVG file, the extremes marked.
 
     Settings: ``output_dir`` (default ``capgraph-output`` in the working directory), ``dpi``,
@@ -55,23 +55,23 @@ class Plotting(Guided):
         """Classify a failure of data work."""
         return classify_data_error(exc, context)
 
-    workers: ClassVar[Workers] = Workers()
+    thread_pool: ClassVar[DataThreadPool] = DataThreadPool()
     Parameters: ClassVar[type[BaseModel] | None] = PlottingParameters
 
     async def execute(self) -> Plot:
         """Draw the answer and write the file."""
         result: QueryResult = self.inputs["QUERY_RESULT"]
         wanted: PlottingParameters = self.parameters.model_copy()
-        if wanted.kind is None and _BARS.search(self.task):
+        if wanted.kind is None and _BARS_PHRASE.search(self.task):
             wanted.kind = "bar"
-        elif wanted.kind is None and _LINES.search(self.task):
+        elif wanted.kind is None and _LINES_PHRASE.search(self.task):
             wanted.kind = "line"
-        if wanted.file_format is None and _SVG.search(self.task):
+        if wanted.file_format is None and _SVG_PHRASE.search(self.task):
             wanted.file_format = "svg"
         self.progress("Drawing")
-        return await self.workers.run(self.config, draw, result, wanted, self.config)
+        return await self.thread_pool.run(self.config, draw_chart, result, wanted, self.config)
 
     @staticmethod
     def matches_task(task: str) -> bool | None:
         """A request for a picture, whatever it is to show."""
-        return True if _PICTURE.search(task) else None
+        return True if _CHART_PHRASE.search(task) else None

@@ -28,11 +28,11 @@ from capgraph.base import (
 )
 from capgraph.base.capability import ContextType
 from capgraph.base.spec import Effect
-from capgraph.base.values import misfits
 from capgraph.capabilities._sandbox.isolation import IsolationReport, SandboxSettings, sandbox_for
 from capgraph.capabilities._sandbox.limits import MIB, Figure, SandboxLimits, SandboxOutcome
 from capgraph.capabilities._sandbox.process import InputTooLargeError
-from capgraph.capabilities.guided import Guided
+from capgraph.capabilities.guided import GuidedCapability
+from capgraph.helpers.plain_data import validation_messages
 
 DATA_TYPES = ("QUERY_RESULT", "TIME_RANGE")
 """Context types that code may be given."""
@@ -104,9 +104,9 @@ class CodeResult(CapabilityContext):
         """Give the result, what was printed and what the pictures are called."""
         parts = []
         if self.result is not None:
-            parts.append(f"The code gave {_short(json.dumps(self.result, ensure_ascii=False))}.")
+            parts.append(f"The code gave {_truncate(json.dumps(self.result, ensure_ascii=False))}.")
         if self.stdout.strip():
-            parts.append(f"It printed: {_short(self.stdout.strip(), _SHOWN_OUTPUT)}")
+            parts.append(f"It printed: {_truncate(self.stdout.strip(), _SHOWN_OUTPUT)}")
         parts += [f"Figure: {figure.name}" for figure in self.figures]
         parts += [f"Not taken: {name} ({why})." for name, why in self.rejected_figures.items()]
         return "\n".join(parts) or "The code ran and gave no result."
@@ -172,7 +172,7 @@ def python_settings(config: Mapping[str, Any]) -> PythonSettings:
     try:
         return PythonSettings(**config)
     except PydanticValidationError as error:
-        problems = "; ".join(misfits(error))
+        problems = "; ".join(validation_messages(error))
         raise ConfigurationError(
             f"The settings of the capability 'python' cannot be used: {problems}.",
             fix="Correct the section capabilities.python of the configuration.",
@@ -189,7 +189,7 @@ async def isolation_report(config: Mapping[str, Any] | None = None) -> Isolation
 
 
 @capability_node
-class RunPython(Guided):
+class RunPython(GuidedCapability):
     """Runs analysis code given by the user or written by the model, when a person agrees."""
 
     name = "python"
@@ -210,34 +210,34 @@ class RunPython(Guided):
     async def execute(self) -> CodeResult:
         """Run the code and hand back checked data and figures."""
         settings = python_settings(self.config)
-        code = self._code()
+        code = self._resolve_code()
         inputs = collect_inputs(self.inputs)
         sandbox = sandbox_for(settings)
         report = await sandbox.report()
-        if report.level is None or not (report.strong or settings.allow_weak_isolation):
+        if report.level is None or not (report.is_strong or settings.allow_weak_isolation):
             raise CapabilityError(
                 f"The code was not run, because this host does not isolate it. {report.summary()}",
                 fix="Install bubblewrap or allow user namespaces on this host, or accept the risk "
                 "with capabilities.python.allow_weak_isolation: true.",
             )
-        if not report.strong:
+        if not report.is_strong:
             self.logger.warning("Weak isolation is allowed. %s", report.summary())
         self.progress(f"running {len(code.splitlines())} lines of code ({report.level})")
         try:
-            outcome = await sandbox.run(code, inputs, self._limits(settings.limits))
+            outcome = await sandbox.run(code, inputs, self._step_limits(settings.limits))
         except InputTooLargeError as error:
             raise ValidationError(
                 f"The code and its inputs are too large: {error} bytes.",
                 fix="Select less data, or raise capabilities.python.limits.input_bytes.",
                 severity=ErrorSeverity.REPLANNING,
             ) from error
-        _raise_for(outcome)
+        _raise_for_outcome(outcome)
         folder = settings.output_folder / "figures"
-        figures = [await asyncio.to_thread(_write, folder, item) for item in outcome.figures]
+        figures = [await asyncio.to_thread(_write_figure, folder, item) for item in outcome.figures]
         told = outcome.model_dump(include=CodeResult.model_fields.keys() - {"figures"})
         return CodeResult(**told, figures=figures, code=code, isolation=str(outcome.level))
 
-    def _code(self) -> str:
+    def _resolve_code(self) -> str:
         """Take the code from the parameters, else from a CODE context."""
         if self.parameters.code:
             return str(self.parameters.code)
@@ -251,14 +251,14 @@ class RunPython(Guided):
             severity=ErrorSeverity.REPLANNING,
         )
 
-    def _limits(self, allowed: SandboxLimits) -> SandboxLimits:
+    def _step_limits(self, max_limits: SandboxLimits) -> SandboxLimits:
         """Tighten the limits of the settings by what the step asks for."""
         tighter: dict[str, Any] = {}
         if self.parameters.timeout_seconds is not None:
-            tighter["wall_seconds"] = min(self.parameters.timeout_seconds, allowed.wall_seconds)
+            tighter["wall_seconds"] = min(self.parameters.timeout_seconds, max_limits.wall_seconds)
         if self.parameters.memory_mb is not None:
-            tighter["memory_bytes"] = min(self.parameters.memory_mb * MIB, allowed.memory_bytes)
-        return allowed.model_copy(update=tighter)
+            tighter["memory_bytes"] = min(self.parameters.memory_mb * MIB, max_limits.memory_bytes)
+        return max_limits.model_copy(update=tighter)
 
     @staticmethod
     def classify_error(exc: Exception, context: dict[str, Any]) -> ErrorClassification | None:
@@ -289,11 +289,11 @@ def collect_inputs(contexts: Mapping[str, Any]) -> dict[str, Any]:
     return collected
 
 
-def _raise_for(outcome: SandboxOutcome) -> None:
+def _raise_for_outcome(outcome: SandboxOutcome) -> None:
     """Raise what the outcome means for the run."""
-    if outcome.broken is not None:
+    if outcome.sandbox_error is not None:
         raise CapabilityError(
-            f"The code was not run, because the sandbox failed: {outcome.broken}",
+            f"The code was not run, because the sandbox failed: {outcome.sandbox_error}",
             fix="See what isolation this host gives with capgraph.capabilities.python.isolation_report.",
         )
     if outcome.limit is not None:
@@ -316,7 +316,7 @@ def _raise_for(outcome: SandboxOutcome) -> None:
     )
 
 
-def _write(folder: Path, figure: Figure) -> CodeFigure:
+def _write_figure(folder: Path, figure: Figure) -> CodeFigure:
     """Write a figure under a name that holds its content's hash: nothing is overwritten."""
     folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256(figure.data).hexdigest()[:12]
@@ -325,6 +325,6 @@ def _write(folder: Path, figure: Figure) -> CodeFigure:
     return CodeFigure(name=figure.name, path=str(path), width=figure.width, height=figure.height)
 
 
-def _short(text: str, limit: int = _SHOWN_RESULT) -> str:
+def _truncate(text: str, max_chars: int = _SHOWN_RESULT) -> str:
     """Cut long text, saying so."""
-    return text if len(text) <= limit else f"{text[:limit]} … ({len(text)} characters)"
+    return text if len(text) <= max_chars else f"{text[:max_chars]} … ({len(text)} characters)"

@@ -18,8 +18,8 @@ TIME_UNITS = ("hour", "day", "week", "month", "quarter", "year", "decade")
 """Groups of times that follow each other."""
 TIME_PARTS = ("weekday", "weekend", "hour_of_day", "month_of_year", "iso_week")
 """Groups of times that come again."""
-_WITHOUT_VALUE = ("rows", "streak", "gaps")
-_LONGEST = 500
+_VALUELESS_AGGREGATES = ("rows", "streak", "gaps")
+_MAX_NAME_LENGTH = 500
 
 
 class Filter(BaseModel):
@@ -28,7 +28,7 @@ class Filter(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     column: str = Field(
-        max_length=_LONGEST,
+        max_length=_MAX_NAME_LENGTH,
         description="Column, arithmetic of columns, 'time', or a part of the time.",
     )
     op: Operator = "="
@@ -38,7 +38,7 @@ class Filter(BaseModel):
     unit: str | None = Field(default=None, description="Unit of the value, such as 'kg'.")
 
     @model_validator(mode="after")
-    def _value_fits(self) -> Filter:
+    def _check_value(self) -> Filter:
         if self.op in ("missing", "present"):
             if self.value is not None:
                 raise ValueError(f"{self.op!r} takes no value")
@@ -65,13 +65,13 @@ class Query(BaseModel):
     )
     value: str | None = Field(
         default=None,
-        max_length=_LONGEST,
+        max_length=_MAX_NAME_LENGTH,
         description="Column, or arithmetic of columns such as 'tip / total_bill' (names that are"
         " no identifiers in backticks); of two dates in days.",
     )
     by: str | None = Field(
         default=None,
-        max_length=_LONGEST,
+        max_length=_MAX_NAME_LENGTH,
         description="Second column of a correlation; divisor of a ratio of sums.",
     )
     percentile: float | None = Field(default=None, ge=0, le=100)
@@ -111,7 +111,7 @@ class Query(BaseModel):
 
     @field_validator("periods")
     @classmethod
-    def _local(
+    def _drop_timezones(
         cls, value: list[tuple[datetime | None, datetime | None]]
     ) -> list[tuple[datetime | None, datetime | None]]:
         """Times of the data are local; a zone that is written beside one is left out."""
@@ -122,13 +122,13 @@ class Query(BaseModel):
 
     @field_validator("where", "periods", "group_by", "show", mode="before")
     @classmethod
-    def _none_is_empty(cls, value: Any) -> Any:
+    def _none_to_empty_list(cls, value: Any) -> Any:
         return [] if value is None else value
 
     @model_validator(mode="after")
-    def _belongs_together(self) -> Query:
+    def _check_consistency(self) -> Query:
         problem = None
-        if self.aggregate not in _WITHOUT_VALUE and self.value is None:
+        if self.aggregate not in _VALUELESS_AGGREGATES and self.value is None:
             problem = f"{self.aggregate!r} needs a 'value'"
         elif self.aggregate == "correlation" and self.by is None:
             problem = "'correlation' needs a second column in 'by'"

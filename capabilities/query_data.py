@@ -11,16 +11,16 @@ from pydantic import ValidationError as PydanticError
 
 from capgraph.base import capability_node
 from capgraph.base.capability import ContextType
-from capgraph.base.classify import ErrorClassification
+from capgraph.base.error_classification import ErrorClassification
 from capgraph.capabilities.contexts import DataSource, QueryResult, TimeRange
 from capgraph.capabilities.data.answer import answer_query, answer_question
-from capgraph.capabilities.data.fresh import made_in_this_plan
-from capgraph.capabilities.data.schema import schema_of
-from capgraph.capabilities.data.work import Workers, classify_data_error
-from capgraph.capabilities.guided import Guided
+from capgraph.capabilities.data.plan_inputs import is_from_current_plan
+from capgraph.capabilities.data.schema import describe_files
+from capgraph.capabilities.data.thread_pool import DataThreadPool, classify_data_error
+from capgraph.capabilities.guided import GuidedCapability
 from capgraph.capabilities.query import Aggregate, Order, Query
 
-_ASKS = re.compile(
+_QUESTION_PHRASE = re.compile(
     r"^\W*(?:and|what about|how about)\b|\b(?:mean|average|avg|total|sum|median|max(?:imum)?"
     r"|min(?:imum)?|highest|lowest|how many|number of|(?:share|fraction|percentage|pct) of"
     r"|correlat\w*|standard deviation|percentile)\b",
@@ -40,7 +40,7 @@ class QueryDataParameters(Query):
     )
 
     @model_validator(mode="after")
-    def _belongs_together(self) -> QueryDataParameters:
+    def _check_consistency(self) -> QueryDataParameters:
         _ = self.query
         return self
 
@@ -52,7 +52,7 @@ class QueryDataParameters(Query):
 
 
 @capability_node
-class QueryData(Guided):
+class QueryData(GuidedCapability):
     """Computes one typed query with DuckDB over CSV, TSV, Parquet, JSON and SQLite files.
 
     Settings: ``timezone``, ``now``, ``day_first``, ``hemisphere``, and the bounds ``max_seconds``,
@@ -77,30 +77,30 @@ class QueryData(Guided):
         """Classify a failure of data work."""
         return classify_data_error(exc, context)
 
-    workers: ClassVar[Workers] = Workers()
+    thread_pool: ClassVar[DataThreadPool] = DataThreadPool()
     Parameters: ClassVar[type[BaseModel] | None] = QueryDataParameters
 
     async def execute(self) -> QueryResult:
         """Compute the query of the parameters, else the one that the task can be read as."""
         source: DataSource = self.inputs["DATA_SOURCE"]
         times: TimeRange | None = self.inputs.get("TIME_RANGE")
-        if not made_in_this_plan(self.state, self.step, "TIME_RANGE"):
+        if not is_from_current_plan(self.state, self.step, "TIME_RANGE"):
             times = None
         query = self.parameters.query
         self.progress(f"Reading {', '.join(source.files)[:200]}")
         if query is not None:
-            return await self.workers.run(
+            return await self.thread_pool.run(
                 self.config, answer_query, source.files, query, times, self.config
             )
-        return await self.workers.run(
+        return await self.thread_pool.run(
             self.config, answer_question, source.files, self.task, times,
-            _last_queries(self.state, source.files), self.config,
+            _previous_queries(self.state, source.files), self.config,
         )  # fmt: skip
 
     @staticmethod
     def matches_task(task: str) -> bool | None:
         """A question for a figure, or one that follows another."""
-        return True if _ASKS.search(task) else None
+        return True if _QUESTION_PHRASE.search(task) else None
 
     @staticmethod
     async def planning_notes(state: Mapping[str, Any], config: Mapping[str, Any]) -> str:
@@ -114,12 +114,13 @@ class QueryData(Guided):
                 continue  # the step that reads it says what is wrong
             task = str(state.get("task_current_task") or "")
             parts.append(
-                f"{key}:\n" + await QueryData.workers.run(config, schema_of, files, task, config)
+                f"{key}:\n"
+                + await QueryData.thread_pool.run(config, describe_files, files, task, config)
             )
         return "\n".join(parts)
 
 
-def _last_queries(state: Mapping[str, Any], files: list[str]) -> list[Query]:
+def _previous_queries(state: Mapping[str, Any], files: list[str]) -> list[Query]:
     """Return the queries of the last result about the same files."""
     stored = (state.get("capability_context_data") or {}).get("QUERY_RESULT") or {}
     for data in reversed(list(stored.values())):

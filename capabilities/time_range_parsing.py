@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from capgraph.base import ValidationError, capability_node
 from capgraph.base.capability import ContextType
 from capgraph.capabilities.contexts import TimeRange
-from capgraph.capabilities.guided import Guided
-from capgraph.capabilities.periods.reading import MAX_TEXT, read_times
+from capgraph.capabilities.guided import GuidedCapability
+from capgraph.capabilities.periods.options import MAX_TEXT_CHARS, parse_times
 
 
 def time_range_of(text: str, settings: Mapping[str, Any]) -> TimeRange:
@@ -21,8 +21,8 @@ def time_range_of(text: str, settings: Mapping[str, Any]) -> TimeRange:
     >>> time_range_of("the first half of 2009", {}).label
     'the first half of 2009'
     """
-    text = text[:MAX_TEXT]
-    found = vars(read_times(text, settings))
+    text = text[:MAX_TEXT_CHARS]
+    found = vars(parse_times(text, settings))
     told = {name: found[name] for name in found.keys() & TimeRange.model_fields.keys()}
     return TimeRange(**told, timezone=settings.get("timezone") or "UTC", read_from=text)
 
@@ -42,7 +42,7 @@ class TimeRangeParameters(BaseModel):
 
 
 @capability_node
-class TimeRangeParsing(Guided):
+class TimeRangeParsing(GuidedCapability):
     """Reads dates, months, quarters, seasons and relative times from the task.
 
     Settings: ``now`` (ISO time that relative words count from), ``timezone``, ``day_first``
@@ -70,6 +70,6 @@ class TimeRangeParsing(Guided):
     def matches_task(task: str) -> bool | None:
         """A task that names a time, also one that cannot be; no other."""
         try:
-            return not time_range_of(task, {}).whole
+            return not time_range_of(task, {}).is_unrestricted
         except ValidationError:
             return True  # the step then says what is wrong with it

@@ -17,7 +17,7 @@ from langchain_core.messages import HumanMessage, SystemMessage
 from capgraph.base import ErrorSeverity, ModelError, ValidationError, capability_node
 from capgraph.base.capability import ContextType
 from capgraph.base.spec import Effect
-from capgraph.capabilities.guided import Guided
+from capgraph.capabilities.guided import GuidedCapability
 from capgraph.capabilities.python import DATA_TYPES, Code, collect_inputs
 from capgraph.prompts import get_framework_prompts
 
@@ -26,7 +26,7 @@ _SAMPLE_ITEMS, _SAMPLE_TEXT, _SAMPLE_DEPTH = 3, 200, 8
 
 
 @capability_node
-class WritePython(Guided):
+class WritePython(GuidedCapability):
     """Asks the chat model for analysis code; what it wrote is not run here."""
 
     name = "write_python"

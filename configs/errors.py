@@ -92,3 +92,9 @@ class ConfigurationError(CapgraphError, ValueError):
 
 class UnknownOptionError(ConfigurationError, TypeError):
     """Unknown keyword argument. Also a ``TypeError``, as for any Python function."""
+
+
+class ValidationError(CapgraphError, ValueError):
+    """Data that a capability received is missing or wrong."""
+
+    code = "CG-VALIDATION"

@@ -14,21 +14,21 @@ from functools import lru_cache, partialmethod
 from typing import Any
 
 from capgraph.configs.safe_text import (
-    LONGEST_MESSAGE,
+    MAX_MESSAGE_CHARS,
     SecretMasker,
-    clean_text,
+    escape_control_characters,
     mask_data,
     mask_secrets,
     use_masker,
 )
 
 __all__ = [
-    "LONGEST_MESSAGE",
+    "MAX_MESSAGE_CHARS",
     "ComponentLogger",
     "SafeFormatter",
     "SecretMasker",
-    "clean_text",
     "configure_logging",
+    "escape_control_characters",
     "get_logger",
     "mask_data",
     "mask_secrets",
@@ -114,7 +114,7 @@ class SafeFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Render the record; only tracebacks keep their line breaks."""
-        message = clean_text(mask_secrets(record.getMessage()))
+        message = escape_control_characters(mask_secrets(record.getMessage()))
         copy = logging.makeLogRecord({**record.__dict__, "msg": message, "args": None})
         if copy.exc_info and not copy.exc_text:
             copy.exc_text = mask_secrets(self.formatException(copy.exc_info))

@@ -80,13 +80,13 @@ class RunContext:
     plan_run: Any = None
     own_method: Any = None
 
-    def with_(self, **changes: Any) -> RunContext:
+    def replace(self, **changes: Any) -> RunContext:
         """Return a copy with some fields changed.
 
         Raises:
             TypeError: A field is unknown.
 
-        >>> RunContext().with_(is_heard=False).is_heard
+        >>> RunContext().replace(is_heard=False).is_heard
         False
         """
         if not changes.keys() <= _FIELDS:
@@ -113,7 +113,7 @@ def run_context() -> RunContext:
     return _CONTEXT.get()
 
 
-class using(AbstractContextManager[None]):  # noqa: N801 - read as a verb: with using(clock=clock)
+class override_run_context(AbstractContextManager[None]):  # noqa: N801 - read as a verb: with using(clock=clock)
     """Change fields of the context inside the block, tasks started there included.
 
     The same object may be entered again, once for each piece of a stream.
@@ -121,7 +121,7 @@ class using(AbstractContextManager[None]):  # noqa: N801 - read as a verb: with 
     Args:
         **changes: Fields of :class:`RunContext`.
 
-    >>> with using(is_heard=False):
+    >>> with override_run_context(is_heard=False):
     ...     run_context().is_heard
     False
     >>> run_context().is_heard
@@ -135,7 +135,7 @@ class using(AbstractContextManager[None]):  # noqa: N801 - read as a verb: with 
 
     def __enter__(self) -> None:
         self._before = _CONTEXT.get()
-        self._inside = self._before.with_(**self._changes)
+        self._inside = self._before.replace(**self._changes)
         self._token: Token[RunContext] = _CONTEXT.set(self._inside)
 
     def __exit__(self, *_: object) -> None:
@@ -146,4 +146,4 @@ class using(AbstractContextManager[None]):  # noqa: N801 - read as a verb: with 
         # A block that began inside this one has not ended, as between two pieces of a stream. Its
         # fields stay, and so does what another task holds, in which a stream may be closed.
         own = [name for name, value in self._changes.items() if getattr(now, name) is value]
-        _CONTEXT.set(now.with_(**{name: getattr(self._before, name) for name in own}))
+        _CONTEXT.set(now.replace(**{name: getattr(self._before, name) for name in own}))

@@ -21,12 +21,12 @@ from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, SecretBytes, SecretStr
 
-from capgraph.configs.run_context import run_context, using
+from capgraph.configs.run_context import override_run_context, run_context
 
 MASK = "***"
 """What stands in place of a secret."""
 
-LONGEST_MESSAGE = 20_000
+MAX_MESSAGE_CHARS = 20_000
 """Characters of an error's message that are kept and shown."""
 _LONGEST_SECRET = 8192  # characters of a secret of a known form, such as a private key
 _SHORTEST = 4  # a shorter value would mask half of every text
@@ -116,7 +116,7 @@ class SecretMasker:
         ]
         return cls([*_secrets_of(settings), *environment, *values])
 
-    def joined(self, other: SecretMasker) -> SecretMasker:
+    def merged_with(self, other: SecretMasker) -> SecretMasker:
         """Return a masker that knows the secrets of both; kept, because a run asks often."""
         if not self._values or self is other:
             return other
@@ -143,16 +143,16 @@ class SecretMasker:
         text = _like(_OPTION).sub(rf"\1{MASK}", _like(_COOKIE).sub(_keep_attributes, text))
         return _like(_SHAPES).sub(MASK, text)
 
-    def excerpt(self, text: str, limit: int) -> str:
+    def excerpt(self, text: str, max_chars: int) -> str:
         """Return at most so many characters of a text, without secrets.
 
         It is cut before it is masked, behind whatever secret could begin within the limit, so that
         a text of any length takes the time of a short one.
         """
-        most = limit + max([_LONGEST_SECRET, *map(len, self._values[:1])])
+        most = max_chars + max([_LONGEST_SECRET, *map(len, self._values[:1])])
         shown = self.text(text[:most])
-        fits = len(shown) <= limit and len(text) <= most
-        return shown if fits else f"{shown[: limit - 1]}…"
+        fits = len(shown) <= max_chars and len(text) <= most
+        return shown if fits else f"{shown[: max_chars - 1]}…"
 
     def data(self, value: Any) -> Any:
         """Return a copy of plain data without secrets, in values and under telling names."""
@@ -232,23 +232,23 @@ def use_masker(masker: SecretMasker) -> AbstractContextManager[None]:
     Args:
         masker: What knows the secrets.
     """
-    return using(masker=current_masker().joined(masker))
+    return override_run_context(masker=current_masker().merged_with(masker))
 
 
-def mask_secrets(text: str, limit: int | None = None) -> str:
+def mask_secrets(text: str, max_chars: int | None = None) -> str:
     """Replace what is or looks like a secret by ``***``.
 
     Args:
         text: The text.
-        limit: How many characters of it are wanted; all when not given.
+        max_chars: How many characters of it are wanted; all when not given.
 
     >>> mask_secrets("api_key=abc123 postgresql://me:pw@host/db")
     'api_key=*** postgresql://me:***@host/db'
-    >>> mask_secrets("x" * 1_000_000, limit=4)
+    >>> mask_secrets("x" * 1_000_000, max_chars=4)
     'xxx…'
     """
     masker = current_masker()
-    return masker.text(text) if limit is None else masker.excerpt(text, limit)
+    return masker.text(text) if max_chars is None else masker.excerpt(text, max_chars)
 
 
 def mask_data(value: Any) -> Any:
@@ -271,12 +271,12 @@ _NEVER_RAW = (
 )
 
 
-def clean_text(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     r"""Make text safe for a terminal or a log line: what would deceive becomes a visible escape.
 
-    >>> clean_text("a\x1b[31mred\n")
+    >>> escape_control_characters("a\x1b[31mred\n")
     'a\\x1b[31mred\\n'
-    >>> clean_text("pay\u200bpal")
+    >>> escape_control_characters("pay\u200bpal")
     'pay\\u200bpal'
     """
     return _like(_NEVER_RAW).sub(
@@ -284,10 +284,10 @@ def clean_text(text: str) -> str:
     )
 
 
-def shown_text(text: str) -> str:
+def strip_control_characters(text: str) -> str:
     r"""Drop what :func:`clean_text` would escape, but line breaks: for those who read on, models too.
 
-    >>> shown_text("Adds two\x1b[2J numbers.\u202e\U000e0041\n")
+    >>> strip_control_characters("Adds two\x1b[2J numbers.\u202e\U000e0041\n")
     'Adds two[2J numbers.\n'
     """
     return _like(f"(?!\n){_NEVER_RAW}").sub("", text)

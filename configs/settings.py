@@ -30,9 +30,9 @@ from pydantic_settings import (
 )
 
 from capgraph.configs.errors import ConfigurationError
-from capgraph.configs.limits import Limits, Section
-from capgraph.configs.near import nearest
-from capgraph.configs.yaml_files import deep_merge, explained, read_yaml
+from capgraph.configs.settings_model import Limits, SettingsModel
+from capgraph.configs.suggestions import closest_match
+from capgraph.configs.yaml_files import deep_merge, format_validation_errors, read_yaml
 
 _PREFIX = "CAPGRAPH_"
 _OWN_SERVER_TIMEOUT_SECONDS = 300.0
@@ -42,7 +42,7 @@ _FILES = "_names_and_values_of_files"
 
 
 @cache
-def packaged_defaults() -> dict[str, Any]:
+def load_packaged_defaults() -> dict[str, Any]:
     """Return what ``agent.yml`` says, the names of modules that come with the package."""
     text = resources.files("capgraph.configs").joinpath("agent.yml").read_text(encoding="utf-8")
     values: dict[str, Any] = yaml.safe_load(text)
@@ -54,7 +54,7 @@ PlanMode = Literal["plan", "look", "auto"]
 PlanFeature = Literal["references", "for_each", "when", "look_again", "wait_until"]
 
 
-class ModelSettings(Section):
+class ModelSettings(SettingsModel):
     """One chat model.
 
     Attributes:
@@ -105,7 +105,7 @@ class ModelSettings(Section):
     structured: StructuredMethod = "auto"
 
 
-class PlanningSettings(Section):
+class PlanningSettings(SettingsModel):
     """How a model plans.
 
     Attributes:
@@ -130,7 +130,7 @@ class PlanningSettings(Section):
     features: Literal["auto", "all"] | list[PlanFeature] = "auto"
 
 
-class SelectionSettings(Section):
+class SelectionSettings(SettingsModel):
     """How capabilities are chosen.
 
     Attributes:
@@ -149,7 +149,7 @@ class SelectionSettings(Section):
     max_concurrency: int = Field(5, ge=1)
 
 
-class ApprovalSettings(Section):
+class ApprovalSettings(SettingsModel):
     """When a person is asked.
 
     Attributes:
@@ -174,7 +174,7 @@ class ApprovalSettings(Section):
     new_message: Literal["drop", "keep"] = "drop"
 
 
-class PersistenceSettings(Section):
+class PersistenceSettings(SettingsModel):
     """Where threads live.
 
     Attributes:
@@ -199,7 +199,7 @@ class PersistenceSettings(Section):
     keep_days: float | None = Field(None, gt=0)
 
 
-class AuditSettings(Section):
+class AuditSettings(SettingsModel):
     """What is kept of who did what, beside the threads, in a chain that shows any change.
 
     Attributes:
@@ -213,7 +213,7 @@ class AuditSettings(Section):
     retention_days: float = Field(183, gt=0)
 
 
-class RoleSettings(Section):
+class RoleSettings(SettingsModel):
     """What a role may do.
 
     Attributes:
@@ -232,7 +232,7 @@ class RoleSettings(Section):
     tenant: str | None = None
 
 
-class PermissionSettings(Section):
+class PermissionSettings(SettingsModel):
     """Who may use which capability. Given at all, a caller without a configured role may nothing.
 
     Attributes:
@@ -246,7 +246,7 @@ class PermissionSettings(Section):
     cedar: str | None = None
 
 
-class OidcSettings(Section):
+class OidcSettings(SettingsModel):
     """Logging in with OpenID Connect (the extra ``oidc``).
 
     Attributes:
@@ -268,7 +268,7 @@ class OidcSettings(Section):
     tenant_claim: str | None = None
 
 
-class ProxySettings(Section):
+class ProxySettings(SettingsModel):
     """A reverse proxy; what its headers say is believed only where it is trusted.
 
     Attributes:
@@ -303,7 +303,7 @@ class ProxySettings(Section):
         return any(found in ipaddress.ip_network(one) for one in self.trusted)
 
 
-class McpServeSettings(Section):
+class McpServeSettings(SettingsModel):
     """What MCP clients of the server may call besides ``ask``.
 
     Attributes:
@@ -313,7 +313,7 @@ class McpServeSettings(Section):
     tools: list[str] = Field(default_factory=list)
 
 
-class UploadSettings(Section):
+class UploadSettings(SettingsModel):
     """Files that people bring along, each person's in a folder of his own.
 
     Attributes:
@@ -331,7 +331,7 @@ class UploadSettings(Section):
     max_user_bytes: int = Field(500_000_000, ge=1)
 
 
-class WebhookSettings(Section):
+class WebhookSettings(SettingsModel):
     """An address that is told when a person is asked something.
 
     Attributes:
@@ -345,7 +345,7 @@ class WebhookSettings(Section):
     content: bool = False
 
 
-class McpSettings(Section):
+class McpSettings(SettingsModel):
     """One MCP server whose tools are capabilities.
 
     Attributes:
@@ -432,7 +432,7 @@ class McpSettings(Section):
         return self
 
 
-class ServeSettings(Section):
+class ServeSettings(SettingsModel):
     """How ``capgraph serve`` answers.
 
     Attributes:
@@ -479,13 +479,13 @@ class ServeSettings(Section):
     session_secret: SecretStr | None = Field(None, min_length=32)
 
     @property
-    def has_logins(self) -> bool:
+    def authenticates_users(self) -> bool:
         """Whether a provider or a proxy says who asks, so that there is no user ``local``."""
         by_proxy = self.proxy is not None and self.proxy.user_header is not None
         return by_proxy or self.oidc is not None
 
 
-class ScaleSettings(Section):
+class ScaleSettings(SettingsModel):
     """How turns run on many workers.
 
     Attributes:
@@ -497,7 +497,7 @@ class ScaleSettings(Section):
         heartbeat_seconds: Time between signs of life; a third of that when not given.
         queues: What ``capgraph worker`` serves without ``--queues``.
 
-    >>> ScaleSettings(lease_seconds=6).beat
+    >>> ScaleSettings(lease_seconds=6).heartbeat_interval
     2.0
     """
 
@@ -508,15 +508,15 @@ class ScaleSettings(Section):
     queues: list[str] = Field(default_factory=lambda: ["turns"], min_length=1)
 
     @property
-    def beat(self) -> float:
+    def heartbeat_interval(self) -> float:
         """Time between signs of life."""
         return self.heartbeat_seconds or self.lease_seconds / 3
 
     @model_validator(mode="after")
     def _beats_in_time(self) -> ScaleSettings:
-        if self.beat > self.lease_seconds / 2:
+        if self.heartbeat_interval > self.lease_seconds / 2:
             raise ValueError(
-                f"heartbeat_seconds ({self.beat:g}) has to be at most half of lease_seconds"
+                f"heartbeat_seconds ({self.heartbeat_interval:g}) has to be at most half of lease_seconds"
                 f" ({self.lease_seconds:g}), so that one late beat loses nothing"
             )
         return self
@@ -593,7 +593,7 @@ class Settings(BaseSettings):
     name: str = "capgraph agent"
     description: str = ""
     infrastructure: list[str] = Field(
-        default_factory=lambda: list(packaged_defaults()["infrastructure"])
+        default_factory=lambda: list(load_packaged_defaults()["infrastructure"])
     )
     modules: list[str] = Field(default_factory=list)
     tools: list[dict[str, Any]] = Field(default_factory=list)
@@ -651,20 +651,24 @@ class Settings(BaseSettings):
                     fix="Write lists and sections in environment variables as JSON.",
                 ) from exc
 
-    def section(self, capability: str, place: str | None = None) -> dict[str, Any]:
+    def capability_settings(
+        self, capability: str, user_folder: str | None = None
+    ) -> dict[str, Any]:
         """Return what a capability is told: its own settings, and what holds for all.
 
         Args:
             capability: Its name.
-            place: Name of the folder of who asks; without one nobody's folder is named.
+            user_folder: Name of the folder of who asks; without one nobody's folder is named.
 
-        >>> Settings(data_folders=["/srv/data", "/srv/of/{user}"]).section("query_data", "ada")
+        >>> Settings(data_folders=["/srv/data", "/srv/of/{user}"]).capability_settings("query_data", "ada")
         {'data_folders': ['/srv/data', '/srv/of/ada']}
         """
         uploads = self.serve.uploads
         named = [*self.data_folders, *([f"{uploads.folder}/{{user}}"] if uploads else [])]
         folders = [
-            one.replace("{user}", place or "") for one in named if place or "{user}" not in one
+            one.replace("{user}", user_folder or "")
+            for one in named
+            if user_folder or "{user}" not in one
         ]
         own = self.capabilities.get(capability, {})
         told = {name: own[name] for name in own if name not in ("behaviors", "queue")}
@@ -717,7 +721,7 @@ def _unusable(exc: ValidationError, files: tuple[Any, ...]) -> ConfigurationErro
         if names
     ]
     source = f" ({'; '.join(told)})" if told else ""
-    listed = explained(exc, _known_keys)
+    listed = format_validation_errors(exc, _known_keys)
     return ConfigurationError(f"The settings cannot be used{source}:\n{listed}")
 
 
@@ -729,7 +733,7 @@ def _refuse_misspelt_variables() -> None:
         first, section, rest = name.partition("__")
         if prefix.upper() != _PREFIX or first in known or variable.upper() == _FILE_VARIABLE:
             continue
-        near = nearest(first, [*known, "config"])
+        near = closest_match(first, [*known, "config"])
         inside = [f"{key}__{field}" for key in known for field in _known_keys((key, ""))]
         if meant := next((key for key in inside if key.replace("__", "_") == name), None):
             fix = f"Write {_PREFIX}{meant.upper()}."

@@ -7,23 +7,23 @@ from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from capgraph.configs.run_context import run_context, using
+from capgraph.configs.run_context import override_run_context, run_context
 from capgraph.configs.safe_text import mask_data
 
 Event = dict[str, Any]
 _PREPARATION = {"task_extraction": 1, "classifier": 2, "orchestrator": 3}
 
 
-def step_of_plan(index: int, total: int) -> AbstractContextManager[None]:
+def use_step_position(index: int, total: int) -> AbstractContextManager[None]:
     """Say which step of the plan runs inside a ``with`` block, for the events sent from there.
 
     The state cannot tell: steps run side by side, and it knows of one index only.
 
-    >>> with step_of_plan(2, 5):
+    >>> with use_step_position(2, 5):
     ...     _position("weather", {})
     {'step': 3, 'total_steps': 5, 'phase': 'Execution'}
     """
-    return using(step_position=(index, total))
+    return override_run_context(step_position=(index, total))
 
 
 class _Taker:
@@ -36,29 +36,29 @@ class _Taker:
         self.writer: Callable[[Event], None] | None = None
 
 
-def taken_by(take: Callable[[Event], None]) -> AbstractContextManager[None]:
+def capture_events(handler: Callable[[Event], None]) -> AbstractContextManager[None]:
     """Have events of the turn that begins inside taken on the spot.
 
     On LangGraph's stream each of them wakes the loop several times. Those of runs inside the turn's
     own go where they would.
 
     Args:
-        take: Takes an event, as it would go to the stream; in the thread that sends it.
+        handler: Takes an event, as it would go to the stream; in the thread that sends it.
     """
-    return using(taker=_Taker(take))
+    return override_run_context(taker=_Taker(handler))
 
 
-def heard(by_somebody: bool) -> AbstractContextManager[None]:
+def enable_events(enabled: bool) -> AbstractContextManager[None]:
     """Say whether anybody takes up the events of what runs inside; else none is made.
 
-    >>> with heard(False):
+    >>> with enable_events(False):
     ...     stream_writer() is None
     True
     """
-    return using(is_heard=by_somebody)
+    return override_run_context(is_heard=enabled)
 
 
-def is_heard() -> bool:
+def has_listener() -> bool:
     """Tell whether anybody may take up an event that is sent now."""
     return run_context().is_heard
 

@@ -13,7 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from capgraph.configs.errors import ConfigurationError
-from capgraph.configs.near import misspelled, nearest
+from capgraph.configs.suggestions import closest_match, correct_spelling
 
 # A default ends before the next "${": scanning past it would take quadratic time.
 _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_]\w*)(?::-(?P<default>[^}$]*(?:\$(?!\{)[^}$]*)*))?\}")
@@ -23,12 +23,12 @@ _MAX_MERGED = 10_000
 _MERGE = "tag:yaml.org,2002:merge"
 
 
-def read_yaml(path: str | os.PathLike[str], *, variables: bool = True) -> dict[str, Any]:
+def read_yaml(path: str | os.PathLike[str], *, expand_variables: bool = True) -> dict[str, Any]:
     """Read one YAML file safely; ``${NAME}`` and ``${NAME:-default}`` come from the environment.
 
     Args:
         path: The file.
-        variables: Whether they do; otherwise such text stays as it is.
+        expand_variables: Whether they do; otherwise such text stays as it is.
 
     Raises:
         ConfigurationError: The file cannot be read, is no mapping, or names an unset variable.
@@ -60,7 +60,7 @@ def read_yaml(path: str | os.PathLike[str], *, variables: bool = True) -> dict[s
             f"The configuration file {str(path)!r} holds {type(values).__name__}, not settings."
             " Fix: write 'key: value' lines."
         )
-    expanded: dict[str, Any] = _expand(values, str(path), "", itertools.count(1), variables)
+    expanded: dict[str, Any] = _expand(values, str(path), "", itertools.count(1), expand_variables)
     return expanded
 
 
@@ -153,14 +153,14 @@ def _expand(
     return _VARIABLE.sub(replace, value)
 
 
-def explained(
-    exc: ValidationError, known: Callable[[tuple[Any, ...]], Iterable[str]] = lambda _: ()
+def format_validation_errors(
+    exc: ValidationError, known_keys: Callable[[tuple[Any, ...]], Iterable[str]] = lambda _: ()
 ) -> str:
     """Return what is wrong with a file of a fixed form, a line for each place.
 
     Args:
         exc: What the form said.
-        known: Gives the keys that may stand at a place.
+        known_keys: Gives the keys that may stand at a place.
     """
     lines = []
     for error in exc.errors(include_url=False, include_input=False):
@@ -169,8 +169,8 @@ def explained(
         ).lstrip(".")
         told = error["msg"].removeprefix("Value error, ")
         if error["type"] == "extra_forbidden":
-            key, keys = str(error["loc"][-1]), list(known(error["loc"]))
-            near = nearest(key, keys) or misspelled(key, keys)
+            key, keys = str(error["loc"][-1]), list(known_keys(error["loc"]))
+            near = closest_match(key, keys) or correct_spelling(key, keys)
             fix = f"write {near!r}" if near else "remove it, or check the spelling"
             told = f"unknown key. Fix: {fix}"
         lines.append(f"  {path or 'the file'}: {told}.")

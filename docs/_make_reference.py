@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from capgraph.base.declarations import FORMS, YAML_FORMS, accepted
-from capgraph.cli.commands.settings import described, leaves
+from capgraph.base.declarations import FORMS, YAML_FORMS, accepted_names
+from capgraph.cli.commands.settings import iter_settings, settings_schema
 from capgraph.configs.settings import Settings
 from capgraph.state import AgentState, StateSchema
 
@@ -27,7 +27,7 @@ def made(page: str) -> str:
     tables = {
         "names": lambda: table("name", "what it is", names(page)),
         "settings": lambda: table("key, with its default", "meaning", settings()),
-        "state": lambda: StateSchema.of(AgentState).table(),
+        "state": lambda: StateSchema.of(AgentState).to_markdown(),
         "declarations": declarations,
     }
     return MADE.sub(lambda found: f"{found[1]}{tables[found[2]]().strip()}\n{found[3]}", page)
@@ -65,8 +65,8 @@ def own(module: Any) -> list[str]:
 
 def settings() -> Iterator[tuple[str, str]]:
     """Yield every key of the settings with its default, and what it means."""
-    schema = described(Settings)
-    for path, value in leaves(Settings.model_construct()):
+    schema = settings_schema(Settings)
+    for path, value in iter_settings(Settings.model_construct()):
         part = schema
         for name in path[:-1]:
             part = schema["$defs"][part["properties"][name]["$ref"].rpartition("/")[2]]
@@ -78,9 +78,9 @@ def settings() -> Iterator[tuple[str, str]]:
 
 def declarations() -> str:
     """Write the table of declarations and the forms that accept them."""
-    forms: dict[str, tuple[str, ...]] = {form: accepted(form) for form in FORMS}
+    forms: dict[str, tuple[str, ...]] = {form: accepted_names(form) for form in FORMS}
     for section, form in YAML_FORMS.items():
-        forms[f"`{section}:`"] = accepted(form, data=True)
+        forms[f"`{section}:`"] = accepted_names(form, yaml=True)
     columns = tuple(forms)
     lines = [f"| declaration | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for name in dict.fromkeys(name for names in forms.values() for name in names):

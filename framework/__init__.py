@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING
 
-from capgraph.configs.lazy import lazy_exports
+from capgraph.configs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from capgraph.base import AskAgain as AskAgain

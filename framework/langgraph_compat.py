@@ -40,7 +40,7 @@ from langgraph.types import Interrupt
 from ormsgpack import OPT_NON_STR_KEYS, unpackb
 from pydantic import BaseModel
 
-from capgraph.configs.scoped import scoped
+from capgraph.configs.context_variables import set_context_variable
 
 T = TypeVar("T")
 Checkpointer: TypeAlias = BaseCheckpointSaver[Any] | bool | None
@@ -53,7 +53,7 @@ _OF_NO_RESULT = frozenset({INTERRUPT, RESUME, "__error__", "__error_source_node_
 """Those that hold what happened to a task, not what it gave."""
 RETURN = "__return__"
 """The one that holds what a task inside a node gave."""
-COUNTERS = "counters_since_delta_snapshot"
+DELTA_COUNTERS = "counters_since_delta_snapshot"
 """In a checkpoint's metadata: channel to updates and checkpoints since it was saved as a whole."""
 _OF_A_TASK = tuple(
     f"__pregel_{name}" for name in ("task_id", "resuming", "scratchpad", "read", "send", "call")
@@ -71,7 +71,7 @@ def is_task(config: Mapping[str, Any]) -> bool:
     return named is not None and named == _configurable().get("__pregel_task_id")
 
 
-def forged(config: Mapping[str, Any]) -> list[str]:
+def forged_task_keys(config: Mapping[str, Any]) -> list[str]:
     """Name what only a running task can say of itself, where a configuration comes from none."""
     named = config.get("configurable") or {}
     return [] if is_task(config) else [name for name in _OF_A_TASK if name in named]
@@ -104,32 +104,32 @@ def merged_config(graph: Any, config: RunnableConfig | None) -> RunnableConfig:
     return ensure_config(graph.config, config)
 
 
-def saver_of(graph: Any, config: Mapping[str, Any]) -> BaseCheckpointSaver[Any] | None:
+def find_saver(graph: Any, config: Mapping[str, Any]) -> BaseCheckpointSaver[Any] | None:
     """Return where a run of a graph is kept: with an outer graph, or at its own saver."""
     if graph.checkpointer is False:
         return None
     own = graph.checkpointer if isinstance(graph.checkpointer, BaseCheckpointSaver) else None
-    return lent_saver(config) or own
+    return inherited_saver(config) or own
 
 
-def lent_saver(config: Mapping[str, Any]) -> BaseCheckpointSaver[Any] | None:
+def inherited_saver(config: Mapping[str, Any]) -> BaseCheckpointSaver[Any] | None:
     """Return the saver that an outer graph, or a server, lends to what runs inside."""
     found = (config.get("configurable") or {}).get("__pregel_checkpointer")
     return found if isinstance(found, BaseCheckpointSaver) else None
 
 
 def is_same_saver(
-    one: BaseCheckpointSaver[Any] | None, other: BaseCheckpointSaver[Any] | None
+    first: BaseCheckpointSaver[Any] | None, second: BaseCheckpointSaver[Any] | None
 ) -> bool:
     """Return whether two savers are one, or LangGraph's copies of it with other serializers."""
-    if one is other or one is None or other is None:
-        return one is other is not None
-    mine, theirs = ({**vars(saver), "serde": None} for saver in (one, other))
+    if first is second or first is None or second is None:
+        return first is second is not None
+    mine, theirs = ({**vars(saver), "serde": None} for saver in (first, second))
     same = mine.keys() == theirs.keys() and all(theirs[name] is mine[name] for name in mine)
-    return type(one) is type(other) and same
+    return type(first) is type(second) and same
 
 
-def prepare_task(function: Any, owner: Any) -> None:
+def cache_task(function: Any, owner: Any) -> None:
     """Have LangGraph keep what it makes of a task's function, as long as the owner lives.
 
     It keeps this only for functions that can be imported, and makes it anew at every call of
@@ -158,7 +158,7 @@ async def last_writer(saver: BaseCheckpointSaver[Any], config: RunnableConfig) -
     return max(marks, default=(None, None))[1]
 
 
-def is_between_nodes(values: Mapping[str, Any]) -> bool:
+def has_next_node(values: Mapping[str, Any]) -> bool:
     """Tell whether a checkpoint's values say that a node is to run next."""
     return any(name.startswith(_NEXT_NODE) for name in values)
 
@@ -169,12 +169,12 @@ def next_nodes(values: Mapping[str, Any]) -> list[str]:
     return [name.removeprefix(start) for name in values if name.startswith(start)]
 
 
-def is_own_key(name: str) -> bool:
+def is_state_key(name: str) -> bool:
     """Tell whether a channel is a key of the state, and not LangGraph's."""
     return not name.startswith(("__", "branch:"))
 
 
-def open_interrupts(writes: Any, *, again: bool = False) -> list[Interrupt]:
+def open_interrupts(writes: Any, *, include_answered: bool = False) -> list[Interrupt]:
     """Return the questions among a checkpoint's pending writes that nobody has answered.
 
     The question of a task stays beside what the task gave once it had the answer, until the next
@@ -182,9 +182,9 @@ def open_interrupts(writes: Any, *, again: bool = False) -> list[Interrupt]:
 
     Args:
         writes: The pending writes.
-        again: Whether those count that were answered: somebody goes back to this checkpoint.
+        include_answered: Whether those count that were answered: somebody goes back to this checkpoint.
     """
-    given = () if again else writes or ()
+    given = () if include_answered else writes or ()
     ended = {task for task, channel, _ in given if channel not in _OF_NO_RESULT}
     return [
         item
@@ -194,12 +194,12 @@ def open_interrupts(writes: Any, *, again: bool = False) -> list[Interrupt]:
     ]
 
 
-def names_questions(answer: Any) -> bool:
+def is_resume_by_id(answer: Any) -> bool:
     """Tell whether LangGraph takes an answer for answers by the ids of questions."""
     return isinstance(answer, dict) and all(re.fullmatch("[0-9a-f]{32}", str(k)) for k in answer)
 
 
-def answers_tried(writes: Any) -> list[tuple[str, int]]:
+def count_resume_values(writes: Any) -> list[tuple[str, int]]:
     """Count the answers among a checkpoint's pending writes, by task: one that did not fit stays."""
     return [
         (task, len(value) if isinstance(value, list) else 1)
@@ -208,11 +208,11 @@ def answers_tried(writes: Any) -> list[tuple[str, int]]:
     ]
 
 
-def given_to_run(found: CheckpointTuple) -> Mapping[str, Any] | None:
+def run_input(checkpoint: CheckpointTuple) -> Mapping[str, Any] | None:
     """Return what a run was given, of the checkpoint with which it began; ``None`` for a later one."""
-    if found.metadata.get("source") == "loop":
+    if checkpoint.metadata.get("source") == "loop":
         return None
-    given = found.checkpoint["channel_values"].get("__start__")
+    given = checkpoint.checkpoint["channel_values"].get("__start__")
     return given if isinstance(given, Mapping) else {}
 
 
@@ -222,7 +222,7 @@ def postgres_cursor(saver: Any) -> AbstractAsyncContextManager[Any]:
     return cursor
 
 
-def keep_ids_ahead_of(checkpoint_id: str) -> None:
+def advance_checkpoint_ids(checkpoint_id: str) -> None:
     """Make identities of new checkpoints sort after this one, whatever the clock says."""
     try:
         parsed = checkpoint_ids.UUID(hex=UUID(checkpoint_id).hex)
@@ -233,13 +233,13 @@ def keep_ids_ahead_of(checkpoint_id: str) -> None:
         vars(checkpoint_ids)["_last_v6_timestamp"] = max(latest, parsed.time)
 
 
-def id_at(seconds: float) -> str:
+def checkpoint_id_at(seconds: float) -> str:
     """Return what sorts before every checkpoint id of a moment or later, and after all others."""
     ticks = int(seconds * 10_000_000) + 0x01B21DD213814000  # since 1582, as such ids count
     return f"{ticks >> 28:08x}-{ticks >> 12 & 0xFFFF:04x}-6{ticks & 0xFFF:03x}"
 
 
-def new_try() -> None:
+def reset_task_counters() -> None:
     """Set the running task back as LangGraph's own retry does, before a body is tried again.
 
     Its ``interrupt()`` calls count from the first again, so that they find the answers that are
@@ -255,7 +255,7 @@ def new_try() -> None:
 
 
 @contextmanager
-def called_back(*handlers: Any) -> Iterator[None]:
+def add_callbacks(*handlers: Any) -> Iterator[None]:
     """Have handlers told of the models that are called inside, beside those of the run.
 
     Args:
@@ -274,11 +274,11 @@ def called_back(*handlers: Any) -> Iterator[None]:
         for handler in missing:
             added.add_handler(handler, inherit=True)
     told: RunnableConfig | None = {**config, "callbacks": added}
-    with scoped(var_child_runnable_config, told):
+    with set_context_variable(var_child_runnable_config, told):
         yield
 
 
-def is_streamed() -> bool:
+def has_custom_stream() -> bool:
     """Tell whether the custom stream of the graph that runs here goes anywhere.
 
     Where nobody asked for it LangGraph hands out a function that holds nothing.
@@ -287,14 +287,14 @@ def is_streamed() -> bool:
     return getattr(writer, "__closure__", writer) is not None
 
 
-def is_watched(*known: Any) -> bool:
+def has_other_callbacks(*own_handlers: Any) -> bool:
     """Tell whether anybody besides some handlers is told of what LangChain runs here."""
     manager = (var_child_runnable_config.get() or {}).get("callbacks")
     handlers = manager.handlers if isinstance(manager, BaseCallbackManager) else manager or ()
-    return any(handler not in known for handler in handlers)
+    return any(handler not in own_handlers for handler in handlers)
 
 
-def as_in_a_run(
+def use_runtime_context(
     context: Any, configurable: Mapping[str, Any] | None = None
 ) -> AbstractContextManager[None]:
     """Give the block, which is in no run, a caller's ``context=`` and ``configurable``."""
@@ -302,11 +302,11 @@ def as_in_a_run(
     config: RunnableConfig | None = {
         "configurable": {**(configurable or {}), CONFIG_KEY_RUNTIME: runtime}
     }
-    return scoped(var_child_runnable_config, config)
+    return set_context_variable(var_child_runnable_config, config)
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
+def suppress_message_stream() -> Iterator[None]:
     """Keep the words of models that are called inside the block out of the ``messages`` stream."""
     config = var_child_runnable_config.get()
     manager = (config or {}).get("callbacks")
@@ -316,7 +316,7 @@ def held_back() -> Iterator[None]:
     quiet = manager.copy()
     quiet.add_tags([TAG_NOSTREAM], inherit=True)
     told: RunnableConfig | None = {**config, "callbacks": quiet}
-    with scoped(var_child_runnable_config, told):
+    with set_context_variable(var_child_runnable_config, told):
         yield
 
 
@@ -333,7 +333,7 @@ def write_message(message: AnyMessage) -> None:
         push_message(message, state_key=None)
 
 
-def takes_only_own_messages() -> bool:
+def excludes_subgraph_messages() -> bool:
     """Return True if the messages stream of the running graph leaves out those of nested graphs.
 
     What a nested graph streams then has to be passed on by :func:`write_message`.
@@ -366,7 +366,7 @@ _ASKED: weakref.WeakKeyDictionary[Any, Counter[tuple[str, int]]] = weakref.WeakK
 """How often the body of a running node asked for what; it ends with the run of the node."""
 
 
-def times_asked(name: str, attempt: int) -> int:
+def count_request(name: str, attempt: int) -> int:
     """Return how often a try of the running node has asked for something, this time included.
 
     Args:
@@ -385,7 +385,7 @@ def times_asked(name: str, attempt: int) -> int:
 _HELD_BY_RUN: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
 
-def held_by_node_run(key: Any, make: Callable[[], T]) -> T | None:
+def get_node_run_value(key: Any, make: Callable[[], T]) -> T | None:
     """Return an object that ends with the run of the running node; ``None`` outside of one.
 
     Args:
@@ -400,23 +400,23 @@ def held_by_node_run(key: Any, make: Callable[[], T]) -> T | None:
     return found
 
 
-def channels_of_graph() -> frozenset[str] | None:
+def running_graph_channels() -> frozenset[str] | None:
     """Return the state keys of the graph whose task is running; ``None`` when they are not known."""
     read = _configurable().get("__pregel_read")
     args: Any = getattr(read, "args", ())
     if len(args) < 2 or not isinstance(args[1], Mapping):
         return None
-    return frozenset(name for name in args[1] if is_own_key(name))
+    return frozenset(name for name in args[1] if is_state_key(name))
 
 
-def messages_of_graph() -> Sequence[Any]:
+def running_graph_messages() -> Sequence[Any]:
     """Return the messages in the state of the graph whose task is running, if it has any."""
-    known = "messages" in (channels_of_graph() or ())
+    known = "messages" in (running_graph_channels() or ())
     found: Sequence[Any] = _configurable()["__pregel_read"]("messages") if known else ()
     return found
 
 
-def keys_of(graph: Any) -> tuple[list[str], list[str]] | None:
+def graph_keys(graph: Any) -> tuple[list[str], list[str]] | None:
     """Return the keys that a compiled graph takes and leaves; ``None`` for one without a state."""
     builder = getattr(graph, "builder", None)
     if builder is None:
@@ -424,7 +424,7 @@ def keys_of(graph: Any) -> tuple[list[str], list[str]] | None:
     return [*builder.schemas[builder.input_schema]], [*builder.schemas[builder.output_schema]]
 
 
-def answers_there() -> int:
+def count_available_answers() -> int:
     """Return how many answers the running task has been given, a new one among them."""
     pad = _configurable().get("__pregel_scratchpad")
     if pad is None:
@@ -434,12 +434,12 @@ def answers_there() -> int:
     return len(pad.resume) + (unnamed and pad.get_null_resume(False) is not None)
 
 
-def goes_on() -> bool:
+def is_resuming() -> bool:
     """Tell whether the running graph goes on with a run that has begun before."""
     return bool(_configurable().get("__pregel_resuming"))
 
 
-def answers_taken() -> int:
+def count_consumed_answers() -> int:
     """Return how many answers the running task took in earlier runs; a new one is not among them.
 
     Of an answer without a name nobody can tell whose it is before an ``interrupt()`` takes it.
@@ -448,7 +448,7 @@ def answers_taken() -> int:
     return 0 if pad is None else len(pad.resume)
 
 
-def outer_task() -> str:
+def outer_task_namespace() -> str:
     """Return the namespace of the task of an outer graph that runs this one; empty for none."""
     namespace = str(_configurable().get("checkpoint_ns") or "")
     return namespace.rpartition("|")[0]
@@ -470,7 +470,7 @@ _set_fields, _set_names, _set_more, _set_private = (
 )
 
 
-def unpacked(data: bytes, rebuild: Callable[[int, bytes], Any]) -> Any:
+def unpack_checkpoint(data: bytes, rebuild: Callable[[int, bytes], Any]) -> Any:
     """Turn msgpack of LangGraph's serializer into a value.
 
     The messages of a thread are most of what a turn reads. They were valid when they were written,
@@ -499,51 +499,51 @@ def unpacked(data: bytes, rebuild: Callable[[int, bytes], Any]) -> Any:
     return unpackb(data, ext_hook=made, option=OPT_NON_STR_KEYS)
 
 
-def counts_deltas(found: CheckpointTuple) -> set[str]:
+def delta_channel_names(checkpoint: CheckpointTuple) -> set[str]:
     """Name the keys of a checkpoint whose values follow from earlier checkpoints."""
-    counted: Any = found.metadata.get(COUNTERS) or {}
+    counted: Any = checkpoint.metadata.get(DELTA_COUNTERS) or {}
     return set(counted)
 
 
-def replayed(channel: DeltaChannel[Any], history: DeltaChannelHistory) -> Any:
+def replay_channel(channel: DeltaChannel[Any], history: DeltaChannelHistory) -> Any:
     """Return what a channel holds after what was written to it."""
     made = channel.from_checkpoint(history.get("seed", MISSING))
     made.replay_writes(history["writes"])
     return made.get()
 
 
-def plain_values(found: CheckpointTuple) -> dict[str, Any]:
+def plain_values(checkpoint: CheckpointTuple) -> dict[str, Any]:
     """Return the values of a checkpoint as a node would see them."""
     return {
         name: value.value if isinstance(value, _DeltaSnapshot) else value
-        for name, value in found.checkpoint["channel_values"].items()
+        for name, value in checkpoint.checkpoint["channel_values"].items()
     }
 
 
-async def as_whole(
+async def materialize_deltas(
     saver: BaseCheckpointSaver[Any],
-    found: CheckpointTuple,
+    saved: CheckpointTuple,
     channels: Mapping[str, DeltaChannel[Any]],
 ) -> CheckpointTuple:
     """Return a checkpoint that holds the values of delta channels, and needs none before it."""
-    versions = found.checkpoint["channel_versions"]
+    versions = saved.checkpoint["channel_versions"]
     missing = {
         name: channel
         for name, channel in channels.items()
-        if name in versions and name not in found.checkpoint["channel_values"]
+        if name in versions and name not in saved.checkpoint["channel_values"]
     }
     read, _ = await achannels_from_checkpoint(
-        missing, found.checkpoint, saver=saver, config=found.config
+        missing, saved.checkpoint, saver=saver, config=saved.config
     )
-    values = {**found.checkpoint["channel_values"]}
+    values = {**saved.checkpoint["channel_values"]}
     versions = {**versions}
     for name, channel in read.items():
         values[name] = _DeltaSnapshot(channel.get())
         # PostgreSQL writes a value once for each version; no node is started by such a key.
         versions[name] = saver.get_next_version(versions[name], None)
-    checkpoint: Any = {**found.checkpoint, "channel_values": values, "channel_versions": versions}
-    metadata: Any = dict(found.metadata)
-    counters = metadata.pop(COUNTERS, None) or {}
+    checkpoint: Any = {**saved.checkpoint, "channel_values": values, "channel_versions": versions}
+    metadata: Any = dict(saved.metadata)
+    counters = metadata.pop(DELTA_COUNTERS, None) or {}
     if rest := {name: count for name, count in counters.items() if name not in channels}:
-        metadata[COUNTERS] = rest
-    return found._replace(checkpoint=checkpoint, metadata=metadata)
+        metadata[DELTA_COUNTERS] = rest
+    return saved._replace(checkpoint=checkpoint, metadata=metadata)

@@ -6,7 +6,7 @@ from typing import Any
 
 from langgraph.config import get_config
 
-from capgraph.approvals import PLAN, Answer, plan_question, standing_rules, step_question
+from capgraph.approvals import PLAN, ApprovalDecision, load_active_rules, plan_request, step_request
 from capgraph.base import (
     BaseInfrastructureNode,
     ConfigurationError,
@@ -15,16 +15,16 @@ from capgraph.base import (
     infrastructure_node,
 )
 from capgraph.engine import Services
-from capgraph.engine.accept_plan import accept, check
-from capgraph.engine.apply_answers import apply_answers, ending, plan_rejected
-from capgraph.engine.asking import ask_person, reader, remember
+from capgraph.engine.approval_decisions import answers_update, apply_answers, rejected_plan_decision
+from capgraph.engine.approval_requests import answer_reader, ask_person, save_standing_rules
 from capgraph.engine.caller_plan import plan_digest
+from capgraph.engine.plan_acceptance import accept_plan, prepare_plan
 from capgraph.engine.routing import route
-from capgraph.engine.undo import closed
-from capgraph.engine.waiting import stands, wait_here, waits_in, waits_shown
-from capgraph.langgraph_compat import answers_there, lent_saver
+from capgraph.engine.turn_suspension import pending_waits, register_wait, suspend_turn, wait_details
+from capgraph.engine.undo import finish_undo
+from capgraph.langgraph_compat import count_available_answers, inherited_saver
 from capgraph.state import AgentState, TurnView
-from capgraph.telemetry.audit import note
+from capgraph.telemetry.audit import record_later
 
 
 @infrastructure_node
@@ -46,9 +46,9 @@ class ApprovalNode(BaseInfrastructureNode):
         view = services.view(state)
         store = getattr(runtime, "store", None)
         if state.get("control_is_awaiting_validation"):
-            _need_saver()
-            question = plan_question(view, services.registry)
-            read = reader(question, view, services, store)
+            _require_saver()
+            question = plan_request(view, services.registry)
+            read = answer_reader(question, view, services, store)
             problems: list[str] = []
             while True:
                 answers = read(ask_person(question, read, problems))[0]
@@ -57,61 +57,68 @@ class ApprovalNode(BaseInfrastructureNode):
                 except PolicyError as exc:
                     problems = [str(exc)]
         keys = route(state, services.registry, services.limits).steps
-        if waits_in(view) and not (keys and answers_there()):
-            _need_saver("A step waits")
-            if woken := await stands(view, services):
+        if pending_waits(view) and not (keys and count_available_answers()):
+            _require_saver("A step waits")
+            if woken := await register_wait(view, services):
                 return woken
             if not keys:
-                wait_here(view)
-        rules = await standing_rules(store, services.clock.now())
-        found = {key: rules.covering(view.pending.get(key) or {}, view) for key in keys}
+                suspend_turn(view)
+        rules = await load_active_rules(store, services.clock.now())
+        found = {key: rules.find_rule(view.pending_approvals.get(key) or {}, view) for key in keys}
         ruled = {key: rule.id for key, rule in found.items() if rule is not None}
         asked = [key for key in keys if key not in ruled]
-        given: dict[str, Answer] = {}
+        given: dict[str, ApprovalDecision] = {}
         if asked:
-            _need_saver()
-            question = step_question(asked, view, services.registry)
-            if waits := waits_shown(view):
+            _require_saver()
+            question = step_request(asked, view, services.registry)
+            if waits := wait_details(view):
                 question["waits"] = waits
             if rules.problem:
                 question = {**question, "note": rules.problem}
-            read = reader(question, view, services, store)
+            read = answer_reader(question, view, services, store)
             given = read(ask_person(question, read))[0]
-            await remember(given, question, view, store)
+            await save_standing_rules(given, question, view, store)
         return await apply_answers(given, view, services, ruled)
 
 
-async def _decide_plan(answer: Answer, view: TurnView, services: Services) -> dict[str, Any]:
+async def _decide_plan(
+    answer: ApprovalDecision, view: TurnView, services: Services
+) -> dict[str, Any]:
     digest = plan_digest(view.plan)
-    note("approval", step=PLAN, question=PLAN, decision=answer.decision, digest=digest)
+    record_later("approval", step=PLAN, question=PLAN, decision=answer.decision, digest=digest)
     over = {"control_is_awaiting_validation": False, "control_validation_context": None}
     given = {PLAN: answer}
     payload = {"approved_payload": {PLAN: answer.model_dump(mode="json")}}
     if answer.decision == "reject" and view.state.get("control_undo"):
-        return {**over, **payload, **closed(view), "approval_approved": False}
+        return {**over, **payload, **finish_undo(view), "approval_approved": False}
     if answer.decision == "reject":
-        rejected = ending(given, {PLAN: answer.reason}, {PLAN: PLAN}, view, services)
-        return {**over, **payload, **rejected, "approval_decisions": plan_rejected(answer, view)}
+        rejected = answers_update(given, {PLAN: answer.reason}, {PLAN: PLAN}, view, services)
+        return {
+            **over,
+            **payload,
+            **rejected,
+            "approval_decisions": rejected_plan_decision(answer, view),
+        }
     update: dict[str, Any] = {
         **over,
         **payload,
-        **ending(given, {}, {}, view, services),
+        **answers_update(given, {}, {}, view, services),
         "approval_decisions": {PLAN: {"decision": answer.decision}},
     }
     if answer.decision == "edit":
         plan = ExecutionPlan(steps=answer.new_steps)
-        checked = await check(plan, view, services, active=None, author="approval")
-        update |= await accept(checked, view, services, author="approval", previous=view.plan)
+        checked = await prepare_plan(plan, view, services, active=None, author="approval")
+        update |= await accept_plan(checked, view, services, author="approval", previous=view.plan)
     elif answer.decision == "approve":
-        agreements = services.ledger(view).agreements
-        await agreements.agree(plan_digest(view.plan), PLAN, view.sender, services.clock.now())
+        agreements = services.ledger(view).approvals
+        await agreements.approve(plan_digest(view.plan), PLAN, view.sender, services.clock.now())
     return {**update, **over}
 
 
-def _need_saver(why: str = "A person has to decide") -> None:
-    if lent_saver(get_config()) is None:
+def _require_saver(cause: str = "A person has to decide") -> None:
+    if inherited_saver(get_config()) is None:
         raise ConfigurationError(
-            f"{why}, and nothing would keep the turn until then.",
+            f"{cause}, and nothing would keep the turn until then.",
             fix="Give build_graph a checkpointer; or set approvals.steps to 'none', and let no step"
             " wait and no policy ask.",
         )

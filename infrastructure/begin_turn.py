@@ -17,17 +17,17 @@ from capgraph.base import (
     infrastructure_node,
 )
 from capgraph.engine import Services
-from capgraph.engine.caller_plan import brought_id, check_form
-from capgraph.engine.guarded import screened
+from capgraph.engine.caller_plan import caller_plan_id, check_plan_form
 from capgraph.engine.run_scope import dropped_questions
-from capgraph.engine.waiting import waits_in, waits_no_more
-from capgraph.langgraph_compat import outer_task
-from capgraph.pipeline.failures import raise_failure, refusal
-from capgraph.pipeline.run_config import current_payer
-from capgraph.planning.strategies import attached, last_request, system_text
+from capgraph.engine.turn_guardrails import guard_input
+from capgraph.engine.turn_suspension import clear_wait, pending_waits
+from capgraph.langgraph_compat import outer_task_namespace
+from capgraph.pipeline.failures import failure_update, refusal_failure
+from capgraph.pipeline.run_config import billing_subject
+from capgraph.planning.strategies import attachments, last_request, system_text
 from capgraph.state import AgentState, TurnView
 from capgraph.telemetry import QuestionDropped, emit
-from capgraph.telemetry.sinks import current_ids
+from capgraph.telemetry.event_dispatcher import current_event_ids
 
 
 @infrastructure_node(quiet=True)
@@ -42,19 +42,19 @@ class BeginTurnNode(BaseInfrastructureNode):
         """Return the reset, and an error entry when the request cannot be used."""
         view = services.view(state)
         plan = state.get("planning_execution_plan")
-        brought = brought_id(plan, view.turn)
+        brought = caller_plan_id(plan, view.turn)
         keep = {"planning_execution_plan"} if brought else set()
-        schema = services.equipment.schema
-        update = schema.reset(state, schema.for_one_turn | keep)
+        schema = services.runner_config.schema
+        update = schema.reset(state, schema.one_turn_caller_keys | keep)
         message = _last_message(state)
         number = view.turn_number + 1
-        mark = _mark(message)
+        mark = _turn_fingerprint(message)
         begun = state.get("control_begun") or []
         opened_by = brought or (str(message.id or "") if message is not None else "")
         if not brought and any(known.startswith(f"{_hash(opened_by)}.") for known in begun):
             opened_by = f"{opened_by}.{mark}"  # the message stands where another one stood
-        update["control_turn"] = _opened(opened_by, number)
-        update["control_turn"]["recent"] = _outputs(view) or view.turn.get("recent") or []
+        update["control_turn"] = _new_turn(opened_by, number)
+        update["control_turn"]["recent"] = _recent_outputs(view) or view.turn.get("recent") or []
         update["runtime_info"] = {"turn": number, "seconds_used": 0.0}
         update["execution_start_time"] = services.clock.now()
         if number == 1 and services.settings.context:
@@ -65,16 +65,16 @@ class BeginTurnNode(BaseInfrastructureNode):
                 for kind, entries in services.settings.context.items()
                 if kind not in stored
             }
-        if services.asks_another_than_requester:
+        if services.requires_other_approver:
             opened = services.view({**state, **update})
-            await services.ledger(opened).agreements.opened_by(opened.caller)
-        if waits_in(view):
-            await waits_no_more(services)  # a new message gives up a turn that waits
-        problem: CapgraphError | None = _problem(state, services, brought, mark)
+            await services.ledger(opened).approvals.record_requester(opened.caller)
+        if pending_waits(view):
+            await clear_wait(services)  # a new message gives up a turn that waits
+        problem: CapgraphError | None = _input_error(state, services, brought, mark)
         update["control_turn"]["messages"] = len(view.messages)
         marks = [] if mark is None or mark in begun else [mark]
         if services.guard is not None:
-            looked, refused, asks = await screened(view, services, services.guard)
+            looked, refused, asks = await guard_input(view, services, services.guard)
             problem = problem or refused
             update["control_turn"]["asks"] = asks
             data = update.pop("capability_context_data", {})
@@ -82,28 +82,30 @@ class BeginTurnNode(BaseInfrastructureNode):
             if data:
                 update["capability_context_data"] = data | looked.get("capability_context_data", {})
             # In other words it is still the message that opened this turn.
-            marks += [_mark(m) or "" for m in looked.get("messages", ()) if m.type == "human"]
-        update |= _without_old_results(view, update, services)
+            marks += [
+                _turn_fingerprint(m) or "" for m in looked.get("messages", ()) if m.type == "human"
+            ]
+        update |= _expire_old_results(view, update, services)
         if problem is None and marks:
             update["control_begun"] = marks
         if brought:
             update["control_turn"]["plan"] = brought
             try:
-                update["planning_execution_plan"] = check_form(plan)
+                update["planning_execution_plan"] = check_plan_form(plan)
             except PlanError as exc:
                 problem = problem or exc
                 update["planning_execution_plan"] = None
         if problem is not None:
-            update |= raise_failure([refusal("begin_turn", problem)])
+            update |= failure_update([refusal_failure("begin_turn", problem)])
         return update
 
 
-def _opened(opened_by: str, number: int) -> dict[str, Any]:
+def _new_turn(turn_id: str, number: int) -> dict[str, Any]:
     """Name a turn, its caller and its trace, and report the questions that its message dropped."""
-    turn: dict[str, Any] = {"id": opened_by or str(number), "number": number}
-    caller = asdict(current_payer())
+    turn: dict[str, Any] = {"id": turn_id or str(number), "number": number}
+    caller = asdict(billing_subject())
     turn["caller"] = {name: told for name, told in caller.items() if told}
-    if trace := current_ids().get("turn_trace"):
+    if trace := current_event_ids().get("turn_trace"):
         turn["trace"] = str(trace)
     if dropped := dropped_questions():
         turn["question"] = {"status": "dropped", **asdict(dropped)}
@@ -111,13 +113,13 @@ def _opened(opened_by: str, number: int) -> dict[str, Any]:
     return turn
 
 
-def _outputs(view: TurnView) -> list[list[str]]:
+def _recent_outputs(view: TurnView) -> list[list[str]]:
     """Return the type and key of each result of the turn that ended."""
     records = view.results.values()
     return [[*pair] for record in records for pair in (record.get("outputs") or {}).items()]
 
 
-def _without_old_results(
+def _expire_old_results(
     view: TurnView, update: Mapping[str, Any], services: Services
 ) -> dict[str, Any]:
     """Return the updates that remove all but the latest results of each type, and their labels."""
@@ -140,11 +142,11 @@ def _last_message(state: AgentState) -> HumanMessage | None:
     return next((m for m in reversed(messages) if isinstance(m, HumanMessage)), None)
 
 
-def _mark(message: HumanMessage | None) -> str | None:
+def _turn_fingerprint(message: HumanMessage | None) -> str | None:
     """Name what opens a turn: a message with its content; inside an outer graph, its task too."""
     if message is None:
         return None
-    content = f"{outer_task()}|{message.id}|{message.content!r}"
+    content = f"{outer_task_namespace()}|{message.id}|{message.content!r}"
     return f"{_hash(str(message.id or ''))}.{_hash(content)}"
 
 
@@ -152,11 +154,13 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _unread(messages: Sequence[AnyMessage], services: Services) -> ValidationError | None:
+def _unreadable_content_error(
+    messages: Sequence[AnyMessage], services: Services
+) -> ValidationError | None:
     """Say what only a model could read, where none would see it."""
     if services.chat_model("planning") or services.chat_model("answer"):
         return None
-    kinds = {f"a block of the type {block.get('type')!r}" for block in attached(messages)}
+    kinds = {f"a block of the type {block.get('type')!r}" for block in attachments(messages)}
     if system_text(messages):
         kinds.add("a system message")
     if not kinds:
@@ -167,8 +171,8 @@ def _unread(messages: Sequence[AnyMessage], services: Services) -> ValidationErr
     )
 
 
-def _problem(
-    state: AgentState, services: Services, brought: str | None, mark: str | None
+def _input_error(
+    state: AgentState, services: Services, caller_plan_id: str | None, fingerprint: str | None
 ) -> ValidationError | None:
     stored: Mapping[str, Any] = TurnView(state).contexts
     for kind, entries in stored.items():
@@ -179,13 +183,13 @@ def _problem(
                 fix="Start a new thread, or mend the checkpoint.",
             )
     messages = state.get("messages") or []
-    if brought and not messages:
+    if caller_plan_id and not messages:
         return None
     try:
         text = last_request(messages)
     except ValidationError as exc:
-        return None if brought else exc
-    unread = _unread(messages, services)
+        return None if caller_plan_id else exc
+    unread = _unreadable_content_error(messages, services)
     if unread is not None:
         return unread
     limit = services.limits.max_message_chars
@@ -194,7 +198,7 @@ def _problem(
             f"The message has {len(text):,} characters; at most {limit:,} are read.",
             fix="Put long data into a file and name the file, or raise limits.max_message_chars.",
         )
-    if not brought and mark in (state.get("control_begun") or []):
+    if not caller_plan_id and fingerprint in (state.get("control_begun") or []):
         return ValidationError(
             "There is nothing new: the last message has had its turn.",
             fix="Send a new message, or None to go on with an unfinished turn.",

@@ -6,7 +6,7 @@ from typing import Any
 
 from capgraph.base import BaseInfrastructureNode, infrastructure_node
 from capgraph.engine import Services
-from capgraph.infrastructure.respond import answer, finished, without_own_failure
+from capgraph.infrastructure.respond import final_update, without_answer_failure, write_answer
 from capgraph.planning import CLARIFY
 from capgraph.planning.planner_traits import planner_traits
 from capgraph.state import AgentState
@@ -29,9 +29,9 @@ class ClarifyNode(BaseInfrastructureNode):
         if question and planner_traits(services.planner).reads_conversation:
             # The planner saw the conversation, so that its question needs no other words.
             emit(AnswerToken(text=question))
-            return finished(question, without_own_failure(state), services)
-        text = await answer(state, services, "clarify", question=question)
-        return finished(text, without_own_failure(state), services)
+            return final_update(question, without_answer_failure(state), services)
+        text = await write_answer(state, services, "clarify", question=question)
+        return final_update(text, without_answer_failure(state), services)
 
     @staticmethod
     def get_retry_policy() -> dict[str, Any]:

@@ -7,9 +7,9 @@ from typing import Any
 
 from capgraph.base import BaseInfrastructureNode, infrastructure_node
 from capgraph.engine import Services
-from capgraph.engine.recipes import worded_as
+from capgraph.engine.recipes import match_example
 from capgraph.planning import requires_closure
-from capgraph.planning.recipes import once_each
+from capgraph.planning.recipes import drop_overlapping
 from capgraph.registry import Registry
 from capgraph.selection import Selection
 from capgraph.state import AgentState, TurnView
@@ -30,8 +30,8 @@ class ClassifierNode(BaseInfrastructureNode):
         """Select capabilities; after a RECLASSIFICATION failure, knowing what did not work."""
         streamer.status("Choosing capabilities")
         view = services.view(state)
-        registry = services.registry_of(view)
-        selection = await _select(view, registry, services)
+        registry = services.registry_for(view)
+        selection = await _select_capabilities(view, registry, services)
         # Who chooses was told nothing of how to answer.
         plain = services.answer_type is None and not await services.instructions(view)
         answer = selection.answer if plain else ""
@@ -61,12 +61,16 @@ class ClassifierNode(BaseInfrastructureNode):
         return {"max_attempts": 4, "delay_seconds": 1.0, "backoff_factor": 1.8}
 
 
-async def _select(view: TurnView, registry: Registry, services: Services) -> Selection:
+async def _select_capabilities(view: TurnView, registry: Registry, services: Services) -> Selection:
     candidates = registry.candidates()
-    if view.switches.get("capability_selection_bypass_enabled"):
-        names = tuple(c.name for c in candidates if c.name not in view.excluded)
+    if view.caller_switches.get("capability_selection_bypass_enabled"):
+        names = tuple(c.name for c in candidates if c.name not in view.excluded_capabilities)
         return Selection(names=names, scores={}, best=1.0, reason="Selection is switched off.")
-    if recipe := worded_as(view.task, registry, view.excluded):
+    if recipe := match_example(view.task, registry, view.excluded_capabilities):
         return Selection((recipe,), best=1.0, reason=f"The recipe {recipe!r} knows this request.")
-    found = await services.selector.select(view.task, candidates, excluded=dict(view.excluded))
-    return found if found.deferred else replace(found, names=once_each(found.names, registry))
+    found = await services.selector.select(
+        view.task, candidates, excluded=dict(view.excluded_capabilities)
+    )
+    return (
+        found if found.deferred else replace(found, names=drop_overlapping(found.names, registry))
+    )

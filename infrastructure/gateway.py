@@ -12,8 +12,8 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command
 
 from capgraph.base import ValidationError
-from capgraph.engine.entry import check_switches
-from capgraph.planning.waits import is_wait
+from capgraph.engine.graph_input import check_switches
+from capgraph.planning.waits import is_wait_interrupt
 
 SWITCHES = {
     "/task": ("task_extraction_bypass_enabled", True),
@@ -37,21 +37,21 @@ HELP = {
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedInput:
     """What to do with a line that a person typed.
 
     Attributes:
         input: Input for the graph, or ``None`` when nothing is to run.
         commands: Commands for the front end itself (``help``, ``clear``, ``exit``, ``status``,
             ``capabilities``).
-        resumes: Whether the input answers a pending question.
-        switched: Keys of ``agent_control`` that were set.
+        is_resume: Whether the input answers a pending question.
+        switches: Keys of ``agent_control`` that were set.
     """
 
     input: Any = None
     commands: tuple[str, ...] = ()
-    resumes: bool = False
-    switched: Mapping[str, bool] = field(default_factory=dict)
+    is_resume: bool = False
+    switches: Mapping[str, bool] = field(default_factory=dict)
 
 
 def parse_commands(text: str) -> tuple[str, tuple[str, ...], dict[str, bool]]:
@@ -82,9 +82,9 @@ def parse_commands(text: str) -> tuple[str, tuple[str, ...], dict[str, bool]]:
     return " ".join(words).strip(), tuple(commands), switches
 
 
-async def prepare(
+async def prepare_input(
     graph: CompiledStateGraph[Any, Any, Any, Any], text: str, config: RunnableConfig
-) -> Prepared:
+) -> PreparedInput:
     """Turn a line that a person typed into input for the graph.
 
     Args:
@@ -108,18 +108,18 @@ async def prepare(
         )
     if pending and message:
         answer: Command[Any] = Command(resume=dict.fromkeys(pending, message))
-        return Prepared(answer, commands, resumes=True)
+        return PreparedInput(answer, commands, is_resume=True)
     if not message and not switches:
-        return Prepared(None, commands)
+        return PreparedInput(None, commands)
     given: dict[str, Any] = {}
     if switches:
         given["agent_control"] = switches
     if message:
         given["messages"] = [HumanMessage(content=message)]
-        return Prepared(given, commands, switched=switches)
+        return PreparedInput(given, commands, switches=switches)
     # Written as a node that ends a turn; after any other the thread would look unfinished.
     await graph.aupdate_state(config, given, as_node="error")
-    return Prepared(None, commands, switched=switches)
+    return PreparedInput(None, commands, switches=switches)
 
 
 async def pending_questions(
@@ -129,4 +129,6 @@ async def pending_questions(
     if graph.checkpointer is None:
         return {}
     snapshot = await graph.aget_state(config)
-    return {item.id: item.value for item in snapshot.interrupts if not is_wait(item.value)}
+    return {
+        item.id: item.value for item in snapshot.interrupts if not is_wait_interrupt(item.value)
+    }

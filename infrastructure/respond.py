@@ -15,10 +15,10 @@ from capgraph.base import (
 )
 from capgraph.engine import Services
 from capgraph.engine.default_strategies import SummaryAnswerer
-from capgraph.engine.recipes import met
-from capgraph.engine.turn_outcome import outcome_of
+from capgraph.engine.recipes import matched_recipe
+from capgraph.engine.turn_outcome import describe_outcome
 from capgraph.planning.strategies import AnswerRequest
-from capgraph.planning.summaries import missing_steps, step_summaries
+from capgraph.planning.summaries import describe_missing_steps, step_summaries
 from capgraph.state import AgentState, TurnView
 from capgraph.telemetry import AnswerToken, TurnFinished, emit
 
@@ -38,21 +38,21 @@ class RespondNode(BaseInfrastructureNode):
         custom = state.get("task_custom_message")
         if custom:
             emit(AnswerToken(text=custom))
-            return finished(custom, without_own_failure(state), services)
+            return final_update(custom, without_answer_failure(state), services)
         # A plan that the caller brought has steps, though nothing was selected.
         worked = state.get("planning_active_capabilities") or state.get("execution_step_results")
         streamer.status("Writing the answer")
-        text = await answer(state, services, "results" if worked else "conversation")
+        text = await write_answer(state, services, "results" if worked else "conversation")
         if not worked and services.chat_model("answer") is None:
             # Saying what one can do instead is not doing what was asked.
             reason = (state.get("planning_selection") or {}).get("reason")
-            return finished(
+            return final_update(
                 text,
                 state,
                 services,
                 {"status": "failed", "reason": reason, "code": "no_capability"},
             )
-        return finished(text, without_own_failure(state), services)
+        return final_update(text, without_answer_failure(state), services)
 
     @staticmethod
     def get_retry_policy() -> dict[str, Any]:
@@ -60,15 +60,15 @@ class RespondNode(BaseInfrastructureNode):
         return {"max_attempts": 3, "delay_seconds": 1.0, "backoff_factor": 2.0}
 
 
-def list_abilities(services: Services, view: TurnView) -> str:
+def list_capabilities(services: Services, view: TurnView) -> str:
     """Return the capabilities that the caller may use, as a list for people."""
-    usable = services.registry_of(view).describe()
+    usable = services.registry_for(view).describe()
     if usable or not services.registry.capabilities:
         return usable
     return "(you may not use any capability)"
 
 
-async def answer(
+async def write_answer(
     state: AgentState,
     services: Services,
     purpose: Literal["results", "conversation", "clarify"],
@@ -83,21 +83,25 @@ async def answer(
     form = None if purpose == "clarify" else services.answer_type
     view = services.view(state)
     instructions = await services.instructions(view)
-    recipe = met(view, services) if purpose == "results" and not (form or instructions) else None
+    recipe = (
+        matched_recipe(view, services)
+        if purpose == "results" and not (form or instructions)
+        else None
+    )
     by_results = recipe is not None and recipe.answer == "results"
     answerer = SummaryAnswerer() if by_results else services.answerer
     found = await answerer.answer(
         AnswerRequest(
-            task=view.request,
+            task=view.request_text,
             purpose=purpose,
             results=step_summaries(state, services.registry.context_types),
-            missing=missing_steps(state),
-            abilities=list_abilities(services, view),
+            missing=describe_missing_steps(state),
+            abilities=list_capabilities(services, view),
             messages=view.messages,
             question=question,
             instructions=instructions,
-            form=form,
-            problem=_refused(view),
+            response_format=form,
+            problem=_rejection_reason(view),
         )
     )
     gate = services.answer_gate
@@ -116,7 +120,7 @@ async def answer(
     return found
 
 
-def _refused(view: TurnView) -> str:
+def _rejection_reason(view: TurnView) -> str:
     """Say what was wrong with the last try of this answer; nothing of a service that failed."""
     own = view.failure or {}
     details = (own.get("classification") or {}).get("metadata") or {}
@@ -124,7 +128,7 @@ def _refused(view: TurnView) -> str:
     return str(own["user_message"]) if wrong else ""
 
 
-def without_own_failure(state: AgentState) -> AgentState:
+def without_answer_failure(state: AgentState) -> AgentState:
     """Return the state as it counts when an answer succeeds after its own failure."""
     info = state.get("control_error_info") or {}
     if info.get("node_name") in {"respond", "clarify"}:
@@ -132,11 +136,11 @@ def without_own_failure(state: AgentState) -> AgentState:
     return state
 
 
-def finished(
+def final_update(
     text: str | AIMessage | BaseModel,
     state: AgentState,
     services: Services,
-    known: dict[str, Any] | None = None,
+    outcome_fields: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the update that ends a turn with a message.
 
@@ -144,9 +148,9 @@ def finished(
         text: The message.
         state: The state at the end of the turn.
         services: Shared dependencies.
-        known: What the node knows of the outcome beyond the records.
+        outcome_fields: What the node knows of the outcome beyond the records.
     """
-    outcome = {**outcome_of(state), **(known or {})}
+    outcome = {**describe_outcome(state), **(outcome_fields or {})}
     started = state.get("execution_start_time")
     typed = None
     if isinstance(text, BaseModel) and not isinstance(text, AIMessage):

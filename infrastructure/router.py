@@ -18,19 +18,30 @@ from capgraph.base import (
 from capgraph.base.ports import Failure, RetryRule
 from capgraph.configs.streaming import get_streamer
 from capgraph.engine import Services
-from capgraph.engine.accept_plan import accept, check, held_for, labels_of_words, review_possible
 from capgraph.engine.caller_plan import plan_digest
+from capgraph.engine.plan_acceptance import (
+    accept_plan,
+    may_need_review,
+    plan_labels,
+    prepare_plan,
+    reserve_plan_budget,
+)
 from capgraph.engine.ready_queue import run_ready_steps
 from capgraph.engine.routing import ACCEPT, FATAL, RUN, Route, route
 from capgraph.engine.turn_outcome import waiting_outcome
-from capgraph.engine.undo import closed, offered
-from capgraph.engine.waiting import waits_in, waits_no_more, wake
+from capgraph.engine.turn_suspension import clear_wait, pending_waits, wake_update
+from capgraph.engine.undo import finish_undo, offer_undo
 from capgraph.governance.budget import BudgetExceededError
-from capgraph.pipeline.failures import clear_failure, raise_failure, read_failure, refusal
-from capgraph.pipeline.middlewares import innermost
-from capgraph.pipeline.retry_policy import next_try
-from capgraph.pipeline.state_update import Writes, applied, combined
-from capgraph.planning import CLOSING
+from capgraph.pipeline.failures import (
+    classify_failure,
+    clear_failure_update,
+    failure_update,
+    refusal_failure,
+)
+from capgraph.pipeline.middleware import last_of_type
+from capgraph.pipeline.retry_policy import next_attempt
+from capgraph.pipeline.state_update import Writes, apply_writes, merge_writes
+from capgraph.planning import TERMINAL_STEPS
 from capgraph.state import AgentState, TurnView
 from capgraph.telemetry import Reclassify, Replan, emit
 
@@ -49,9 +60,13 @@ class RouterNode(BaseInfrastructureNode):
         Raises:
             FatalExecutionError: A failure was classified FATAL.
         """
-        work = _Work(services, dict(state))
+        work = _RouterRun(services, dict(state))
         routed = int(state.get("control_routing_count") or 0)
-        if work.waits and not work.view.woken and (woken := await wake(work.view, services)):
+        if (
+            work.pending_waits
+            and not work.view.resumed_keys
+            and (woken := await wake_update(work.view, services))
+        ):
             return Command(update=woken, goto="router")
         while True:
             routed += 1
@@ -63,33 +78,33 @@ class RouterNode(BaseInfrastructureNode):
             if decision.target == ACCEPT:
                 await work.accept_plan()
                 continue
-            if await work.consult(decision):
+            if await work.apply_policies(decision):
                 continue
-            if decision.target == "error" and await work.undo():
+            if decision.target == "error" and await work.offer_undo():
                 continue
             if decision.target != RUN:
                 break
-            if await work.review_open():
+            if await work.is_review_open():
                 decision = Route("approval", "A person looks at the plan first.")
                 work.write({"control_is_awaiting_validation": True})
                 break
             if decision.failures:
-                await _wait(work.view, decision, services)
+                await _wait_before_retry(work.view, decision, services)
             if await work.run_steps():
                 # LangGraph stops between supersteps; whoever resumes comes back here.
                 decision = Route("router", "The superstep is over.")
                 break
         if decision.failures:
-            await _wait(work.view, decision, services)
-        await work.tell_waits(decision)
-        work.write(_handed_over(decision, work.view))
+            await _wait_before_retry(work.view, decision, services)
+        await work.record_waits(decision)
+        work.write(_hand_over_failure(decision, work.view))
         work.write({"control_routing_count": routed, "control_next_node": decision.target})
         return Command(
-            update=combined(work.writes, services.equipment.schema), goto=decision.target
+            update=merge_writes(work.writes, services.runner_config.schema), goto=decision.target
         )
 
 
-class _Work:
+class _RouterRun:
     """The state as it is while the router goes on, and what it has to write."""
 
     def __init__(self, services: Services, state: dict[str, Any]) -> None:
@@ -103,51 +118,55 @@ class _Work:
 
     def write(self, update: dict[str, Any]) -> None:
         self.writes += list(update.items())
-        self.state = applied(self.state, list(update.items()), self.services.equipment.schema)
+        self.state = apply_writes(
+            self.state, list(update.items()), self.services.runner_config.schema
+        )
 
-    async def consult(self, decision: Route) -> bool:
+    async def apply_policies(self, decision: Route) -> bool:
         """Have the rules of policy engines act; tell whether that calls for another decision."""
-        engines, killed = self.services.engines, self.state.get("control_is_killed")
+        engines, killed = self.services.policy_engines, self.state.get("control_is_killed")
         if not engines or killed or decision.target == "approval":
             return False
-        from capgraph.engine.consult_policies import consult_policies  # of no use without rules
+        from capgraph.engine.policy_actions import consult_policies  # of no use without rules
 
         view = self.view
         failed = decision.target == "error" and view.failure is not None
-        over = decision.target in CLOSING and bool(view.steps)
-        update, again = await consult_policies(view, self.services, failed=failed, over=over)
+        over = decision.target in TERMINAL_STEPS and bool(view.steps)
+        update, again = await consult_policies(
+            view, self.services, has_failed=failed, is_completed=over
+        )
         self.write(update)
         return again
 
     @property
-    def waits(self) -> dict[str, Any]:
+    def pending_waits(self) -> dict[str, Any]:
         """What steps wait for, by context key."""
-        return waits_in(self.view)
+        return pending_waits(self.view)
 
-    async def tell_waits(self, decision: Route) -> None:
+    async def record_waits(self, decision: Route) -> None:
         """Say what the turn waits for, or that it waits no more."""
-        if decision.target == "approval" and not decision.steps and self.waits:
+        if decision.target == "approval" and not decision.steps and self.pending_waits:
             info = {"waits_since": self.services.clock.now()}
-            told = {"execution_outcome": waiting_outcome(self.state, self.waits)}
+            told = {"execution_outcome": waiting_outcome(self.state, self.pending_waits)}
             self.write({**told, "runtime_info": {**(self.state.get("runtime_info") or {}), **info}})
-        if decision.target in (*CLOSING, "error") and self.view.waited_seconds is not None:
-            await waits_no_more(self.services)
+        if decision.target in (*TERMINAL_STEPS, "error") and self.view.waited_seconds is not None:
+            await clear_wait(self.services)
 
     async def run_steps(self) -> bool:
         """Run what is ready; tell whether the superstep is over."""
         try:
-            async with held_for(self.view, self.services):
+            async with reserve_plan_budget(self.view, self.services):
                 done = await run_ready_steps(self.view, self.services)
         except BudgetExceededError as exc:
-            self.write(raise_failure([refusal("router", exc)]))
+            self.write(failure_update([refusal_failure("router", exc)]))
             return False
         self.writes += done.writes
         self.state = done.state
-        if done.proposed:
-            await self._take_proposal(done.proposed)
-        return done.over
+        if done.proposed_plans:
+            await self._handle_proposal(done.proposed_plans)
+        return done.ends_superstep
 
-    async def _take_proposal(self, proposed: list[tuple[Any, str]]) -> None:
+    async def _handle_proposal(self, proposed: list[tuple[Any, str]]) -> None:
         authors = ", ".join(author for _, author in proposed)
         info = self.view.failure
         failure = Failure.from_state(info) if info is not None else None
@@ -192,37 +211,41 @@ class _Work:
                     fix="Raise limits.max_planning_attempts, or plan less.",
                     severity=ErrorSeverity.CRITICAL,
                 )
-            labels = labels_of_words(author, view, self.services)
-            checked = await check(proposed, view, self.services, None, labels, author=author)
-            update = await accept(checked, view, self.services, author=author, previous=previous)
+            labels = plan_labels(author, view, self.services)
+            checked = await prepare_plan(proposed, view, self.services, None, labels, author=author)
+            update = await accept_plan(
+                checked, view, self.services, author=author, previous=previous
+            )
         except (PlanError, PolicyError) as exc:
             self._refuse(exc, view)
             return
         self.write(update)
 
     def _refuse(self, exc: PlanError | PolicyError, view: TurnView) -> None:
-        failure = read_failure(RouterNode, exc, {"current_state": view.state}, node="orchestrator")
-        self.write({**raise_failure([failure]), "planning_execution_plan": None})
+        failure = classify_failure(
+            RouterNode, exc, {"current_state": view.state}, node="orchestrator"
+        )
+        self.write({**failure_update([failure]), "planning_execution_plan": None})
 
-    async def undo(self) -> bool:
+    async def offer_undo(self) -> bool:
         """Offer to undo what was done before a turn ends with a failure; tell whether it goes on."""
         undo = self.state.get("control_undo") or {}
         if undo.get("open"):
-            self.write(closed(self.view))
+            self.write(finish_undo(self.view))
         elif not self.state.get("control_is_killed"):
-            self.write(await offered(self.view, self.services))
+            self.write(await offer_undo(self.view, self.services))
             return bool((self.state.get("control_undo") or {}).get("open"))
         return False
 
-    async def review_open(self) -> bool:
+    async def is_review_open(self) -> bool:
         view = self.view
-        if not review_possible(view, self.services):
+        if not may_need_review(view, self.services):
             return False
-        agreements = self.services.ledger(view).agreements
-        return await agreements.review_open(plan_digest(view.plan))
+        agreements = self.services.ledger(view).approvals
+        return await agreements.is_review_open(plan_digest(view.plan))
 
 
-def _handed_over(decision: Route, view: TurnView) -> dict[str, Any]:
+def _hand_over_failure(decision: Route, view: TurnView) -> dict[str, Any]:
     """Hand a failure to the node that answers it, and say so.
 
     The failure leaves the error entry here, so that a failure of that node's own does not
@@ -239,29 +262,29 @@ def _handed_over(decision: Route, view: TurnView) -> dict[str, Any]:
     if decision.target == "orchestrator" and severity is ErrorSeverity.REPLANNING:
         made = view.state.get("control_plans_created_count", 0)
         emit(Replan(reason=decision.reason, plans_made=made))
-        return {**clear_failure(), "control_last_error": dict(info)}
+        return {**clear_failure_update(), "control_last_error": dict(info)}
     if decision.target == "classifier" and severity is ErrorSeverity.RECLASSIFICATION:
         emit(Reclassify(reason=decision.reason))
         origin = info.get("capability_name") or info.get("node_name") or ""
         return {
-            **clear_failure(),
+            **clear_failure_update(),
             "control_last_error": dict(info),
             "control_reclassification_reason": reason,
             "control_reclassification_count": view.state.get("control_reclassification_count", 0)
             + 1,
-            "planning_excluded": {**view.excluded, origin: reason or "it did not fit"},
+            "planning_excluded": {**view.excluded_capabilities, origin: reason or "it did not fit"},
         }
     return {}
 
 
-async def _wait(view: TurnView, decision: Route, services: Services) -> None:
+async def _wait_before_retry(view: TurnView, decision: Route, services: Services) -> None:
     info = view.failure or {}
     limits, node = (
         services.limits,
         services.registry.infrastructure.get(info.get("node_name") or ""),
     )
-    rule = innermost(node.behaviors, RetryRule) if node is not None else None
-    found = next_try(Failure.from_state(info), decision.failures, limits, rule)
+    rule = last_of_type(node.behaviors, RetryRule) if node is not None else None
+    found = next_attempt(Failure.from_state(info), decision.failures, limits, rule)
     if found is None:
         return
     left = found.delay - _seconds_since(info.get("timestamp"), services)
@@ -271,10 +294,10 @@ async def _wait(view: TurnView, decision: Route, services: Services) -> None:
     await services.clock.sleep(found.delay)
 
 
-def _seconds_since(moment: str | None, services: Services) -> float:
+def _seconds_since(timestamp: str | None, services: Services) -> float:
     """Return how long ago a failure was; a run that was killed while it waited resumes the wait."""
     try:
-        failed = datetime.fromisoformat(moment or "").timestamp()
+        failed = datetime.fromisoformat(timestamp or "").timestamp()
     except ValueError:
         return 0.0
     return max(0.0, services.clock.now() - failed)

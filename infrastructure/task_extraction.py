@@ -7,7 +7,7 @@ from typing import Any
 from capgraph.base import BaseInfrastructureNode, infrastructure_node
 from capgraph.engine import Services
 from capgraph.engine.default_strategies import LastMessageExtractor
-from capgraph.engine.recipes import own_words
+from capgraph.engine.recipes import can_skip_extraction
 from capgraph.planning.planner_traits import planner_traits
 from capgraph.state import AgentState
 
@@ -27,9 +27,9 @@ class TaskExtractionNode(BaseInfrastructureNode):
         streamer.status("Reading the request")
         view = services.view(state)
         plain = (
-            view.switches.get("task_extraction_bypass_enabled")
+            view.caller_switches.get("task_extraction_bypass_enabled")
             or planner_traits(services.planner).reads_conversation
-            or own_words(view, services.registry_of(view))
+            or can_skip_extraction(view, services.registry_for(view))
         )
         extractor = LastMessageExtractor() if plain else services.extractor
         found = await extractor.extract(state.get("messages") or [])

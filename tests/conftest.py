@@ -102,10 +102,10 @@ def _logs_as_before() -> Iterator[None]:
 _SET_UP = (
     ("<frozen importlib._bootstrap>", "_find_and_load"),
     ("capgraph/graph/build.py", "build_graph"),
-    ("capgraph/registry/discovery.py", "walk"),
+    ("capgraph/registry/discovery.py", "import_modules"),
     ("capgraph/registry/discovery.py", "load_entry_points"),
     ("capgraph/configs/settings.py", "load_settings"),
-    ("capgraph/configs/settings.py", "packaged_defaults"),
+    ("capgraph/configs/settings.py", "load_packaged_defaults"),
 )
 
 

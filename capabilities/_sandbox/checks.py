@@ -7,32 +7,32 @@ import struct
 import zlib
 from typing import Any
 
-from capgraph.configs.logger import clean_text
+from capgraph.configs.logger import escape_control_characters
 
-_PNG = b"\x89PNG\r\n\x1a\n"
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 # Everything a picture needs; text, profiles and unknown chunks are left behind.
-_KEPT_CHUNKS = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"pHYs", b"gAMA", b"sRGB"}
-_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
-_MAX_SIDE, _MAX_PIXELS = 10_000, 40_000_000
+_ALLOWED_CHUNKS = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"pHYs", b"gAMA", b"sRGB"}
+_CHANNELS_BY_COLOR_TYPE = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+_MAX_SIDE_PIXELS, _MAX_PIXELS = 10_000, 40_000_000
 
 
 class HostileOutputError(ValueError):
     """Something came out of the sandbox that cannot be accepted."""
 
 
-def plain_text(data: bytes, limit: int, total: int) -> str:
+def decode_output(data: bytes, max_bytes: int, total_bytes: int) -> str:
     r"""Decode captured output, make control characters harmless and mark what was cut.
 
     Example:
-        >>> plain_text(b"a\x1b[31mb", 100, 7)
+        >>> decode_output(b"a\x1b[31mb", 100, 7)
         'a\\x1b[31mb'
-        >>> plain_text(b"abcdef", 3, 6)
+        >>> decode_output(b"abcdef", 3, 6)
         'abc\n[truncated: 3 of 6 bytes shown]'
     """
-    text = data[:limit].decode("utf-8", errors="replace").replace("\r\n", "\n")
-    text = "\n".join(map(clean_text, text.split("\n")))
-    if total > limit:
-        text += f"\n[truncated: {limit} of {total} bytes shown]"
+    text = data[:max_bytes].decode("utf-8", errors="replace").replace("\r\n", "\n")
+    text = "\n".join(map(escape_control_characters, text.split("\n")))
+    if total_bytes > max_bytes:
+        text += f"\n[truncated: {max_bytes} of {total_bytes} bytes shown]"
     return text
 
 
@@ -58,17 +58,17 @@ def parse_message(line: bytes) -> dict[str, Any]:
     return message
 
 
-def check_json(value: Any, depth: int) -> None:
+def check_json(value: Any, max_depth: int) -> None:
     """Refuse parsed JSON that a checkpoint could not hold: too deep, huge integers, bad text.
 
     Example:
-        >>> check_json({"a": [1, 2.5, None]}, depth=4)
+        >>> check_json({"a": [1, 2.5, None]}, max_depth=4)
     """
     pending = [(value, 0)]
     while pending:
         item, level = pending.pop()
-        if level > depth:
-            raise HostileOutputError(f"result is nested more than {depth} levels deep")
+        if level > max_depth:
+            raise HostileOutputError(f"result is nested more than {max_depth} levels deep")
         if isinstance(item, dict):
             pending.extend((part, level + 1) for pair in item.items() for part in pair)
         elif isinstance(item, list):
@@ -85,7 +85,7 @@ def check_json(value: Any, depth: int) -> None:
             )
 
 
-def clean_png(data: bytes) -> tuple[bytes, int, int]:
+def sanitize_png(data: bytes) -> tuple[bytes, int, int]:
     """Check a PNG image down to its pixel data and rewrite it with only the needed chunks.
 
     Returns:
@@ -94,11 +94,11 @@ def clean_png(data: bytes) -> tuple[bytes, int, int]:
     Raises:
         HostileOutputError: For anything that is not exactly one sound image of sane size.
     """
-    if not data.startswith(_PNG):
+    if not data.startswith(_PNG_SIGNATURE):
         raise HostileOutputError("not a PNG file")
-    kept, pixels = [_PNG], []
+    kept, pixels = [_PNG_SIGNATURE], []
     header: tuple[int, ...] | None = None
-    position, kind = len(_PNG), b""
+    position, kind = len(_PNG_SIGNATURE), b""
     while kind != b"IEND":
         if position + 12 > len(data):
             raise HostileOutputError("the PNG file is cut off")
@@ -115,7 +115,7 @@ def clean_png(data: bytes) -> tuple[bytes, int, int]:
             header = _check_header(body)
         elif kind == b"IDAT":
             pixels.append(body)
-        if kind in _KEPT_CHUNKS:
+        if kind in _ALLOWED_CHUNKS:
             kept.append(data[position:end])
         position = end
     assert header is not None  # the loop refuses any chunk before the header
@@ -128,9 +128,18 @@ def _check_header(body: bytes) -> tuple[int, ...]:
     if len(body) != 13:
         raise HostileOutputError("the PNG header is damaged")
     width, height, depth, colour, packing, filtering, interlace = struct.unpack(">IIBBBBB", body)
-    if not (0 < width <= _MAX_SIDE and 0 < height <= _MAX_SIDE and width * height <= _MAX_PIXELS):
+    if not (
+        0 < width <= _MAX_SIDE_PIXELS
+        and 0 < height <= _MAX_SIDE_PIXELS
+        and width * height <= _MAX_PIXELS
+    ):
         raise HostileOutputError(f"the image of {width} x {height} pixels is too large")
-    if colour not in _CHANNELS or depth not in (1, 2, 4, 8, 16) or packing or filtering:
+    if (
+        colour not in _CHANNELS_BY_COLOR_TYPE
+        or depth not in (1, 2, 4, 8, 16)
+        or packing
+        or filtering
+    ):
         raise HostileOutputError("the PNG header is damaged")
     if interlace:
         raise HostileOutputError("interlaced PNG files are not taken")
@@ -140,7 +149,7 @@ def _check_header(body: bytes) -> tuple[int, ...]:
 def _check_pixels(packed: bytes, header: tuple[int, ...]) -> None:
     """Unpack the pixel data piece by piece and see that it is as long as the header says."""
     width, height, depth, colour = header
-    expected = height * (1 + (width * depth * _CHANNELS[colour] + 7) // 8)
+    expected = height * (1 + (width * depth * _CHANNELS_BY_COLOR_TYPE[colour] + 7) // 8)
     unpacker, found = zlib.decompressobj(), 0
     try:
         while found <= expected:

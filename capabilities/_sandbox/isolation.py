@@ -13,11 +13,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from .layout import WORK, Layout, environment, find_layout
-from .limits import LEVELS, MIB, Level, SandboxLimits, SandboxOutcome
+from .layout import WORK_FOLDER, HostLayout, build_environment, find_layout
+from .limits import ISOLATION_LEVELS, MIB, IsolationLevel, SandboxLimits, SandboxOutcome
 from .process import run_once
 
-WALLS = {
+PROTECTIONS = {
     "files": "files of the host can be neither read nor written",
     "network": "no network, not even to this machine",
     "other_processes": "other processes can be neither seen nor signalled",
@@ -29,7 +29,7 @@ WALLS = {
 }
 
 # Runs inside the sandbox and tries what the walls should prevent.
-_BURGLAR = """
+_ESCAPE_PROBE = """
 import os, socket, threading, time
 
 def fails(attempt):
@@ -78,39 +78,43 @@ result = {
     "environment": sorted(os.environ) == inputs["environment"],
 }
 """
-_FILLER = _BURGLAR.split("canary = ", maxsplit=1)[0] + "result = fails(fill)\n"
+_DISK_PROBE = _ESCAPE_PROBE.split("canary = ", maxsplit=1)[0] + "result = fails(fill)\n"
 
 
 class IsolationReport(BaseModel):
     """What stands between the code and the host, as tried out on this host.
 
     Example:
-        >>> report = IsolationReport(level="limits", walls={"memory": True, "network": False})
-        >>> report.strong, report.missing[0]
+        >>> report = IsolationReport(level="limits", protections={"memory": True, "network": False})
+        >>> report.is_strong, report.missing_protections[0]
         (False, 'files')
     """
 
-    level: Level | None = None
-    walls: dict[str, bool] = {}
+    level: IsolationLevel | None = None
+    protections: dict[str, bool] = {}
     layers: dict[str, Any] = {}
-    tried: dict[str, str] = {}
+    rejected_levels: dict[str, str] = {}
 
     @property
-    def missing(self) -> list[str]:
+    def missing_protections(self) -> list[str]:
         """Names of the walls that do not stand; see `WALLS` for what each means."""
-        return [name for name in WALLS if not self.walls.get(name)]
+        return [name for name in PROTECTIONS if not self.protections.get(name)]
 
     @property
-    def strong(self) -> bool:
+    def is_strong(self) -> bool:
         """True when every wall stands."""
-        return self.level is not None and not self.missing
+        return self.level is not None and not self.missing_protections
 
     def summary(self) -> str:
         """Say in plain sentences what holds and what is missing."""
         lines = [f"Code runs isolated by: {self.level or 'nothing that works here'}."]
-        if self.missing and self.level is not None:
-            lines.append("Missing: " + "; ".join(WALLS[name] for name in self.missing) + ".")
-        lines += [f"Not used: {level}: {why}." for level, why in self.tried.items()]
+        if self.missing_protections and self.level is not None:
+            lines.append(
+                "Missing: "
+                + "; ".join(PROTECTIONS[name] for name in self.missing_protections)
+                + "."
+            )
+        lines += [f"Not used: {level}: {why}." for level, why in self.rejected_levels.items()]
         return " ".join(lines)
 
 
@@ -124,7 +128,9 @@ class SandboxSettings(BaseModel):
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
-    isolation: Level | Literal["auto"] = Field("auto", description="A level, or the strongest.")
+    isolation: IsolationLevel | Literal["auto"] = Field(
+        "auto", description="A level, or the strongest."
+    )
     allow_weak_isolation: bool = Field(False, description="Run even where a wall is missing.")
     readable: tuple[str, ...] = Field((), description="More paths to show, read-only.")
     limits: SandboxLimits = SandboxLimits()
@@ -140,13 +146,13 @@ class Sandbox:
     def __init__(self, settings: SandboxSettings) -> None:
         self.settings = settings
         self._report: IsolationReport | None = None
-        self._layout: Layout | None = None
+        self._layout: HostLayout | None = None
 
     async def report(self) -> IsolationReport:
         """Return what isolation this host gives; tried out on the first call, in about a second."""
         if self._report is None:
             layout = await self._find_layout()
-            self._report = await _probe(self.settings, layout)
+            self._report = await _probe_host(self.settings, layout)
         return self._report
 
     async def run(
@@ -160,14 +166,14 @@ class Sandbox:
             limits: Limits of this run; the settings' limits when not given.
         """
         report = await self.report()
-        if report.level is None or not (report.strong or self.settings.allow_weak_isolation):
-            return SandboxOutcome(broken=report.summary(), level=report.level)
+        if report.level is None or not (report.is_strong or self.settings.allow_weak_isolation):
+            return SandboxOutcome(sandbox_error=report.summary(), level=report.level)
         demanded = [name for name, built in report.layers.items() if built]
         layout = await self._find_layout()
         chosen = limits or self.settings.limits
         return await run_once(report.level, layout, chosen, code, inputs, demanded)
 
-    async def _find_layout(self) -> Layout:
+    async def _find_layout(self) -> HostLayout:
         if self._layout is None:
             self._layout = await asyncio.to_thread(find_layout, self.settings.readable)
         return self._layout
@@ -179,36 +185,36 @@ def sandbox_for(settings: SandboxSettings) -> Sandbox:
     return Sandbox(settings)
 
 
-async def _probe(settings: SandboxSettings, layout: Layout) -> IsolationReport:
+async def _probe_host(settings: SandboxSettings, layout: HostLayout) -> IsolationReport:
     """Try the allowed levels from strong to weak and keep the first without a missing wall."""
     if sys.platform != "linux":
         why = f"needs Linux, this is {sys.platform}"
-        return IsolationReport(tried=dict.fromkeys(LEVELS, why))
-    levels = LEVELS if settings.isolation == "auto" else (settings.isolation,)
+        return IsolationReport(rejected_levels=dict.fromkeys(ISOLATION_LEVELS, why))
+    levels = ISOLATION_LEVELS if settings.isolation == "auto" else (settings.isolation,)
     reports: list[IsolationReport] = []
     tried: dict[str, str] = {}
     for level in levels:
-        report = await _try_level(level, layout)
-        if report.strong:
+        report = await _probe_level(level, layout)
+        if report.is_strong:
             return report.model_copy(update={"tried": tried})
         if report.level is None:
-            tried[level] = report.tried[level]
+            tried[level] = report.rejected_levels[level]
         else:
-            tried[level] = f"without {', '.join(report.missing)}"
+            tried[level] = f"without {', '.join(report.missing_protections)}"
             reports.append(report)
     if not reports:
-        return IsolationReport(tried=tried)
-    best = min(reports, key=lambda report: len(report.missing))
+        return IsolationReport(rejected_levels=tried)
+    best = min(reports, key=lambda report: len(report.missing_protections))
     tried.pop(str(best.level))
     return best.model_copy(update={"tried": tried})
 
 
-async def _try_level(level: Level, layout: Layout) -> IsolationReport:
+async def _probe_level(level: IsolationLevel, layout: HostLayout) -> IsolationReport:
     """Run the break-in attempts at one level."""
     limits = SandboxLimits(
         wall_seconds=10, cpu_seconds=5, memory_bytes=512 * MIB, threads=8, folder_bytes=2 * MIB
     )
-    house = await asyncio.to_thread(_build_house)
+    house = await asyncio.to_thread(_create_canary_folder)
     calls: list[int] = []
 
     def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -221,25 +227,25 @@ async def _try_level(level: Level, layout: Layout) -> IsolationReport:
             "canary": str(house / "canary"),
             "agent": os.getpid(),
             "port": server.sockets[0].getsockname()[1],
-            "environment": sorted(environment(WORK)),
+            "environment": sorted(build_environment(WORK_FOLDER)),
             **limits.model_dump(include={"threads", "memory_bytes", "folder_bytes"}),
         }
-        outcome = await run_once(level, layout, limits, _BURGLAR, inputs)
-        filled = await run_once(level, layout, limits, _FILLER, inputs)
+        outcome = await run_once(level, layout, limits, _ESCAPE_PROBE, inputs)
+        filled = await run_once(level, layout, limits, _DISK_PROBE, inputs)
     finally:
         server.close()
         await server.wait_closed()
         await asyncio.to_thread(shutil.rmtree, house, ignore_errors=True)
-    if not outcome.ok or not isinstance(outcome.result, dict):
-        why = outcome.broken or outcome.limit or (outcome.error and outcome.error.message)
-        return IsolationReport(tried={level: str(why)})
-    walls = {name: outcome.result.get(name) is True for name in WALLS}
+    if not outcome.succeeded or not isinstance(outcome.result, dict):
+        why = outcome.sandbox_error or outcome.limit or (outcome.error and outcome.error.message)
+        return IsolationReport(rejected_levels={level: str(why)})
+    walls = {name: outcome.result.get(name) is True for name in PROTECTIONS}
     walls["network"] = walls["network"] and not calls
     walls["own_folder"] = filled.result is True or filled.limit == "folder size"
-    return IsolationReport(level=level, walls=walls, layers=outcome.layers)
+    return IsolationReport(level=level, protections=walls, layers=outcome.layers)
 
 
-def _build_house() -> Path:
+def _create_canary_folder() -> Path:
     """Write a file that ordinary permissions let everybody read: only walls keep it closed."""
     house = Path(tempfile.mkdtemp(prefix="capgraph-probe-"))
     house.chmod(0o755)

@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .limits import Level, SandboxLimits
+from .limits import IsolationLevel, SandboxLimits
 
-WORK = "/sandbox"
+WORK_FOLDER = "/sandbox"
 _LIBRARIES = ("/lib", "/lib32", "/lib64", "/libx32", "/usr/lib", "/usr/lib64", "/usr/local/lib")
 _DATA = ("/etc/ld.so.cache", "/usr/share/zoneinfo", "/nix/store")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-_START = "import sys; sys.path.insert(0, {root!r}); from inside.main import main; main({fd})"
+_BOOTSTRAP = "import sys; sys.path.insert(0, {root!r}); from inside.main import main; main({fd})"
 # Kept inside bubblewrap until the process has finished its own confinement.
 _CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
 
 
 @dataclass(frozen=True)
-class Layout:
+class HostLayout:
     """What is visible inside: all of it read-only, none of it the user's own files."""
 
     executable: str
@@ -34,7 +34,7 @@ class Layout:
     packages: tuple[str, ...]
 
 
-def find_layout(extra_readable: Sequence[str] = ()) -> Layout:
+def find_layout(extra_readable: Sequence[str] = ()) -> HostLayout:
     """Find the interpreter, its libraries and the installed packages on this host."""
     executable = os.path.realpath(sys.executable)
     inside = str(Path(__file__).resolve().parent / "inside")
@@ -55,7 +55,7 @@ def find_layout(extra_readable: Sequence[str] = ()) -> Layout:
         # A folder brings what is below it.
         if not any(path == seen or path.startswith(seen + "/") for seen in readable):
             readable.append(path)
-    return Layout(
+    return HostLayout(
         executable=executable,
         readable=tuple(readable),
         symlinks=tuple(symlinks),
@@ -64,10 +64,12 @@ def find_layout(extra_readable: Sequence[str] = ()) -> Layout:
     )
 
 
-def command(level: Level, layout: Layout, limits: SandboxLimits, descriptor: int) -> list[str]:
+def build_command(
+    level: IsolationLevel, layout: HostLayout, limits: SandboxLimits, descriptor: int
+) -> list[str]:
     """Build the command line that starts the sandbox process at this level."""
     root = str(Path(__file__).resolve().parent)
-    start = _START.format(root=root, fd=descriptor)
+    start = _BOOTSTRAP.format(root=root, fd=descriptor)
     python = [layout.executable, "-I", "-S", "-B", "-X", "utf8", "-c", start]
     if level != "bubblewrap":
         return python
@@ -92,11 +94,11 @@ def command(level: Level, layout: Layout, limits: SandboxLimits, descriptor: int
         options += ["--ro-bind", path, path]
     for path in layout.devices:
         options += ["--dev-bind", path, path]
-    options += ["--size", str(limits.folder_bytes), "--tmpfs", WORK, "--remount-ro", "/"]
+    options += ["--size", str(limits.folder_bytes), "--tmpfs", WORK_FOLDER, "--remount-ro", "/"]
     return [program, *options, "--", *python]
 
 
-def environment(work: str) -> dict[str, str]:
+def build_environment(work: str) -> dict[str, str]:
     """Return the whole environment of the code: nothing of the agent's own."""
     pools = ("OMP_NUM", "OPENBLAS_NUM", "MKL_NUM", "NUMEXPR_NUM", "POLARS_MAX")
     return {
@@ -113,19 +115,19 @@ def environment(work: str) -> dict[str, str]:
     }
 
 
-def request(
-    level: Level,
-    layout: Layout,
+def build_request(
+    level: IsolationLevel,
+    layout: HostLayout,
     limits: SandboxLimits,
     *,
     scaffold: str,
-    demanded: Sequence[str],
+    required_layers: Sequence[str],
     code: str,
     inputs: Any,
 ) -> dict[str, Any]:
     """Build the message that tells the sandbox process what to wall off and what to run."""
     contained = level in ("bubblewrap", "namespaces")
-    work = WORK if contained else scaffold
+    work = WORK_FOLDER if contained else scaffold
     return {
         "level": level,
         "contained": contained,
@@ -137,13 +139,15 @@ def request(
         "symlinks": layout.symlinks,
         "devices": layout.devices,
         "packages": layout.packages,
-        "environment": environment(work),
+        "environment": build_environment(work),
         "limits": {
             **limits.model_dump(exclude={"wall_seconds", "input_bytes", "output_bytes"}),
             # Output and report are files too.
-            "file_bytes": max(limits.folder_bytes, limits.outcome_bytes, 2 * limits.flood_bytes),
+            "file_bytes": max(
+                limits.folder_bytes, limits.max_outcome_bytes, 2 * limits.max_output_file_bytes
+            ),
         },
-        "demanded": list(demanded),
+        "demanded": list(required_layers),
         "code": code,
         "inputs": inputs,
     }

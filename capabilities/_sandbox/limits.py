@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Level = Literal["bubblewrap", "namespaces", "landlock", "limits"]
-LEVELS: tuple[Level, ...] = ("bubblewrap", "namespaces", "landlock", "limits")
+IsolationLevel = Literal["bubblewrap", "namespaces", "landlock", "limits"]
+ISOLATION_LEVELS: tuple[IsolationLevel, ...] = ("bubblewrap", "namespaces", "landlock", "limits")
 MIB = 1 << 20
 
 
@@ -34,12 +34,12 @@ class SandboxLimits(BaseModel):
     figure_bytes: int = Field(10 * MIB, ge=1024, description="All figures together.")
 
     @property
-    def outcome_bytes(self) -> int:
+    def max_outcome_bytes(self) -> int:
         """The most the run may send back: result, figures in base64, and the error text."""
         return 2 * self.result_bytes + 2 * self.figure_bytes + 256 * 1024
 
     @property
-    def flood_bytes(self) -> int:
+    def max_output_file_bytes(self) -> int:
         """Output past which the run is ended instead of read on and thrown away."""
         return 64 * self.output_bytes
 
@@ -72,12 +72,12 @@ class SandboxOutcome(BaseModel):
     stderr: str = ""
     error: CodeError | None = None
     limit: str | None = None
-    broken: str | None = None
+    sandbox_error: str | None = None
     seconds: float = 0.0
-    level: Level | None = None
+    level: IsolationLevel | None = None
     layers: dict[str, Any] = {}
 
     @property
-    def ok(self) -> bool:
+    def succeeded(self) -> bool:
         """True when the code ran to its end and its result could be taken."""
-        return self.error is None and self.limit is None and self.broken is None
+        return self.error is None and self.limit is None and self.sandbox_error is None

@@ -19,13 +19,13 @@ import time
 from collections.abc import Sequence
 from typing import IO, Any
 
-from .checks import HostileOutputError, check_json, clean_png, parse_message, plain_text
-from .layout import Layout, command, request
-from .limits import CodeError, Figure, Level, SandboxLimits, SandboxOutcome
+from .checks import HostileOutputError, check_json, decode_output, parse_message, sanitize_png
+from .layout import HostLayout, build_command, build_request
+from .limits import CodeError, Figure, IsolationLevel, SandboxLimits, SandboxOutcome
 
-_SETTLE_SECONDS = 3.0
-_LOOK_SECONDS = 0.1
-_MOST_MESSAGES = 8
+_EXIT_TIMEOUT_SECONDS = 3.0
+_POLL_SECONDS = 0.1
+_MAX_MESSAGES = 8
 
 
 class InputTooLargeError(ValueError):
@@ -33,12 +33,12 @@ class InputTooLargeError(ValueError):
 
 
 async def run_once(
-    level: Level,
-    layout: Layout,
+    level: IsolationLevel,
+    layout: HostLayout,
     limits: SandboxLimits,
     code: str,
     inputs: Any,
-    demanded: Sequence[str] = (),
+    required_layers: Sequence[str] = (),
 ) -> SandboxOutcome:
     """Run `code` once at this isolation level. Cancelling ends the whole process tree.
 
@@ -48,7 +48,7 @@ async def run_once(
         limits: What it may use.
         code: Python source text.
         inputs: JSON data the code finds as `inputs`.
-        demanded: Walls that must stand; the run is refused when one cannot be built.
+        required_layers: Walls that must stand; the run is refused when one cannot be built.
 
     Raises:
         InputTooLargeError: The code and its inputs exceed `limits.input_bytes`.
@@ -56,15 +56,15 @@ async def run_once(
     size = len(code) + len(await asyncio.to_thread(json.dumps, inputs))
     if size > limits.input_bytes:
         raise InputTooLargeError(f"{size} bytes, the limit is {limits.input_bytes}")
-    run = await asyncio.to_thread(_Run, level, limits)
+    run = await asyncio.to_thread(_SandboxProcess, level, limits)
     try:
         message = await asyncio.to_thread(
-            request,
+            build_request,
             level,
             layout,
             limits,
             scaffold=run.scaffold,
-            demanded=demanded,
+            required_layers=required_layers,
             code=code,
             inputs=inputs,
         )
@@ -72,21 +72,21 @@ async def run_once(
             await run.start(layout, message)
             await run.watch()
         except OSError as error:
-            return SandboxOutcome(broken=f"the sandbox did not start: {error}", level=level)
+            return SandboxOutcome(sandbox_error=f"the sandbox did not start: {error}", level=level)
         finally:
-            await run.end()
+            await run.stop()
         return await asyncio.to_thread(run.outcome)
     finally:
         await asyncio.to_thread(run.close)
 
 
-class _Run:
+class _SandboxProcess:
     """One sandbox process from start to end."""
 
-    def __init__(self, level: Level, limits: SandboxLimits) -> None:
+    def __init__(self, level: IsolationLevel, limits: SandboxLimits) -> None:
         self.level = level
         self.limits = limits
-        self.contained = level in ("bubblewrap", "namespaces")
+        self.is_contained = level in ("bubblewrap", "namespaces")
         self.scaffold = tempfile.mkdtemp(prefix="capgraph-sandbox-")
         self.stdin, self.stdout, self.stderr, self.messages = (
             tempfile.TemporaryFile()  # noqa: SIM115 - close() does
@@ -97,10 +97,10 @@ class _Run:
         self.started = time.monotonic()
         self.seconds = 0.0
 
-    async def start(self, layout: Layout, message: dict[str, Any]) -> None:
+    async def start(self, layout: HostLayout, message: dict[str, Any]) -> None:
         """Write the request down and start the process on it."""
         sink = self.messages.fileno()
-        arguments = await asyncio.to_thread(command, self.level, layout, self.limits, sink)
+        arguments = await asyncio.to_thread(build_command, self.level, layout, self.limits, sink)
         await asyncio.to_thread(self._write, message)
         self.process = await asyncio.create_subprocess_exec(
             *arguments,
@@ -124,33 +124,36 @@ class _Run:
         try:
             async with asyncio.timeout(self.limits.wall_seconds):
                 while not ended.done() and self.limit is None:
-                    await asyncio.wait({ended}, timeout=_LOOK_SECONDS)
-                    self.limit = await asyncio.to_thread(self._overflow)
+                    await asyncio.wait({ended}, timeout=_POLL_SECONDS)
+                    self.limit = await asyncio.to_thread(self._exceeded_limit)
         except TimeoutError:
             self.limit = "wall time"
         finally:
             ended.cancel()
 
-    def _overflow(self) -> str | None:
+    def _exceeded_limit(self) -> str | None:
         """Return what is larger than allowed, if anything is."""
-        if max(_size(self.stdout), _size(self.stderr)) > self.limits.flood_bytes:
+        if (
+            max(_file_size(self.stdout), _file_size(self.stderr))
+            > self.limits.max_output_file_bytes
+        ):
             return "output"
-        if _size(self.messages) > self.limits.outcome_bytes:
+        if _file_size(self.messages) > self.limits.max_outcome_bytes:
             return "result size"
         # Elsewhere the own folder is on the disk, without a limit of the kernel's.
-        full = not self.contained and _folder_size(self.scaffold) > self.limits.folder_bytes
+        full = not self.is_contained and _folder_size(self.scaffold) > self.limits.folder_bytes
         return "folder size" if full else None
 
-    async def end(self) -> None:
+    async def stop(self) -> None:
         """End the process tree, whatever state it is in."""
         process = self.process
         if process is None:
             return
-        if not self.contained and process.returncode is None:
+        if not self.is_contained and process.returncode is None:
             # The supervisor ends what the code may have started; only then is it ended itself.
             process.terminate()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), _SETTLE_SECONDS)
+                await asyncio.wait_for(process.wait(), _EXIT_TIMEOUT_SECONDS)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         if process.returncode is None:
@@ -158,7 +161,7 @@ class _Run:
                 process.kill()
         self.seconds = time.monotonic() - self.started
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), _SETTLE_SECONDS)
+            await asyncio.wait_for(process.wait(), _EXIT_TIMEOUT_SECONDS)
 
     def close(self) -> None:
         """Take away all that the run had on the disk."""
@@ -170,8 +173,8 @@ class _Run:
         """Judge what came back. Nothing of it is trusted, least of all its own account."""
         keep = self.limits.output_bytes
         outcome = SandboxOutcome(
-            stdout=plain_text(_beginning(self.stdout, keep), keep, _size(self.stdout)),
-            stderr=plain_text(_beginning(self.stderr, keep), keep, _size(self.stderr)),
+            stdout=decode_output(_read_head(self.stdout, keep), keep, _file_size(self.stdout)),
+            stderr=decode_output(_read_head(self.stderr, keep), keep, _file_size(self.stderr)),
             seconds=round(self.seconds, 3),
             level=self.level,
         )
@@ -186,13 +189,13 @@ class _Run:
         if self.limit is not None:
             outcome.limit = self.limit
         elif "ready" not in by_event:
-            outcome.broken = self._why_broken(by_event.get("broken"), outcome.stderr)
+            outcome.sandbox_error = self._startup_error(by_event.get("broken"), outcome.stderr)
         elif "done" in by_event:
-            self._take_result(by_event["done"], outcome)
+            self._accept_result(by_event["done"], outcome)
         elif "failed" in by_event:
-            _take_failure(by_event["failed"], outcome)
+            _accept_failure(by_event["failed"], outcome)
         else:
-            self._judge_exit(outcome)
+            self._classify_exit(outcome)
         layers = by_event.get("ready", {}).get("layers")
         outcome.layers = layers if isinstance(layers, dict) else {}
         return outcome
@@ -203,22 +206,22 @@ class _Run:
         Raises:
             HostileOutputError: They are too many, or hold more values than a result can.
         """
-        said = _beginning(self.messages, self.limits.outcome_bytes)
-        if said.count(b"\n") > _MOST_MESSAGES:
+        said = _read_head(self.messages, self.limits.max_outcome_bytes)
+        if said.count(b"\n") > _MAX_MESSAGES:
             raise HostileOutputError("made of too many messages")
         # A value of a few bytes takes a hundred times as many when it is read.
         if sum(map(said.count, (b",", b"[", b"{"))) > self.limits.result_bytes:
             raise HostileOutputError("made of too many values")
         return [parse_message(line) for line in said.split(b"\n") if line]
 
-    def _why_broken(self, message: dict[str, Any] | None, stderr: str) -> str:
+    def _startup_error(self, message: dict[str, Any] | None, stderr: str) -> str:
         """Say why the walls could not be built."""
         if message is not None:
             return f"{message.get('stage')}: {message.get('message')}"
         code = self.process.returncode if self.process else None
         return f"it ended with status {code} before it was ready: {stderr.strip()[-500:]}"
 
-    def _take_result(self, message: dict[str, Any], outcome: SandboxOutcome) -> None:
+    def _accept_result(self, message: dict[str, Any], outcome: SandboxOutcome) -> None:
         """Check result and figures and put what passes into the outcome."""
         try:
             check_json(message.get("result"), self.limits.result_depth)
@@ -228,24 +231,26 @@ class _Run:
             outcome.error = CodeError(type="ResultError", message=str(error))
             return
         outcome.result = message.get("result")
-        for item in _records(message.get("rejected")):
-            outcome.rejected_figures[file_name(item.get("name"))] = _text(item.get("reason"), 200)
+        for item in _dict_items(message.get("rejected")):
+            outcome.rejected_figures[safe_file_name(item.get("name"))] = _safe_text(
+                item.get("reason"), 200
+            )
         left = self.limits.figure_bytes
         taken: set[str] = set()
-        for item in _records(message.get("figures"))[: self.limits.figures]:
-            name = file_name(item.get("name"), taken)
+        for item in _dict_items(message.get("figures"))[: self.limits.figures]:
+            name = safe_file_name(item.get("name"), taken)
             try:
                 data = base64.b64decode(str(item.get("data")), validate=True)
                 left -= len(data)
                 if left < 0:
                     raise HostileOutputError("over the size limit for figures")
-                clean, width, height = clean_png(data)
+                clean, width, height = sanitize_png(data)
             except ValueError as error:
                 outcome.rejected_figures[name] = str(error)
                 continue
             outcome.figures.append(Figure(name=name, width=width, height=height, data=clean))
 
-    def _judge_exit(self, outcome: SandboxOutcome) -> None:
+    def _classify_exit(self, outcome: SandboxOutcome) -> None:
         """Tell a limit from a crash when the process ended without a word."""
         code = self.process.returncode if self.process else None
         number = -code if code is not None and code < 0 else (code or 0) - 128
@@ -264,53 +269,55 @@ class _Run:
             )
 
 
-def _take_failure(message: dict[str, Any], outcome: SandboxOutcome) -> None:
+def _accept_failure(message: dict[str, Any], outcome: SandboxOutcome) -> None:
     """Put the code's exception, or the limit it ran into, into the outcome."""
     line = message.get("line")
     outcome.error = CodeError(
-        type=_text(message.get("type"), 100),
-        message=_text(message.get("message"), 1000),
+        type=_safe_text(message.get("type"), 100),
+        message=_safe_text(message.get("message"), 1000),
         line=line if isinstance(line, int) else None,
-        traceback=_text(message.get("traceback"), 4000),
+        traceback=_safe_text(message.get("traceback"), 4000),
     )
     if message.get("limit") in ("memory", "folder size"):
         outcome.limit, outcome.error = message["limit"], None
 
 
-def _records(value: Any) -> list[dict[str, Any]]:
+def _dict_items(value: Any) -> list[dict[str, Any]]:
     """Return the objects of a list, dropping everything else."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-def _text(value: Any, limit: int) -> str:
+def _safe_text(value: Any, max_bytes: int) -> str:
     """Return `value` as short harmless text."""
     data = str(value).encode("utf-8", errors="replace")
-    return plain_text(data[-limit:], limit, 0)
+    return decode_output(data[-max_bytes:], max_bytes, 0)
 
 
-def file_name(value: Any, taken: set[str] | None = None) -> str:
+def safe_file_name(requested_name: Any, used_names: set[str] | None = None) -> str:
     """Turn what the code calls a figure into a plain file name not in `taken`.
 
     Example:
-        >>> file_name("../../etc/pass wd")
+        >>> safe_file_name("../../etc/pass wd")
         'etc_pass_wd.png'
     """
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "_", str(value)).removesuffix(".png").strip("._-")[:80]
+    stem = (
+        re.sub(r"[^A-Za-z0-9._-]+", "_", str(requested_name)).removesuffix(".png").strip("._-")[:80]
+    )
     stem = stem or "figure"
     name, number = f"{stem}.png", 1
-    while taken is not None and name.lower() in taken:
+    while used_names is not None and name.lower() in used_names:
         number += 1
         name = f"{stem}-{number}.png"
-    if taken is not None:
-        taken.add(name.lower())
+    if used_names is not None:
+        used_names.add(name.lower())
     return name
 
 
-def _size(file: IO[bytes]) -> int:
+def _file_size(file: IO[bytes]) -> int:
     return os.fstat(file.fileno()).st_size
 
 
-def _beginning(file: IO[bytes], limit: int) -> bytes:
+def _read_head(file: IO[bytes], limit: int) -> bytes:
     """Read a file from its start, wherever the process left off."""
     return os.pread(file.fileno(), limit, 0)
 

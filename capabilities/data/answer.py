@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from capgraph.base import ErrorSeverity, ValidationError
-from capgraph.capabilities.contexts import Answer, QueryResult, TimeRange
-from capgraph.capabilities.data.engine import compute
-from capgraph.capabilities.data.fill import fill, recurring
-from capgraph.capabilities.data.say import say
+from capgraph.capabilities.contexts import QueryAnswer, QueryResult, TimeRange
+from capgraph.capabilities.data.answer_text import describe_result
+from capgraph.capabilities.data.query_builder import build_queries, recurring_filters
+from capgraph.capabilities.data.query_engine import compute_query
 from capgraph.capabilities.data.schema import read_tables
 from capgraph.capabilities.data.session import open_session
-from capgraph.capabilities.periods.reading import MAX_TEXT, read_times
+from capgraph.capabilities.periods.options import MAX_TEXT_CHARS, parse_times
 from capgraph.capabilities.query import Query
 
 
@@ -34,8 +34,8 @@ def answer_query(
         ValidationError: The query does not fit the data; says what there is.
     """
     if times is not None and not query.periods:
-        query = query.model_copy(update=_limits(times, query))
-    return _answers(files, lambda _profiles: [query], settings, "")
+        query = query.model_copy(update=_time_constraints(times, query))
+    return _compute_answers(files, lambda _profiles: [query], settings, "")
 
 
 def answer_question(
@@ -57,15 +57,15 @@ def answer_question(
     Raises:
         ValidationError: Words of the question cannot be placed, or the data has no such rows.
     """
-    question = question[:MAX_TEXT]
+    question = question[:MAX_TEXT_CHARS]
     parsed = None
     if times is not None and times.read_from == question:
-        parsed = read_times(question, settings)
+        parsed = parse_times(question, settings)
         parsed.periods, parsed.endpoints = times.periods, times.endpoints
     try:
-        return _answers(
+        return _compute_answers(
             files,
-            lambda profiles: fill(question, profiles, settings, previous, parsed),
+            lambda profiles: build_queries(question, profiles, settings, previous, parsed),
             settings,
             question,
         )
@@ -75,29 +75,29 @@ def answer_question(
         raise
 
 
-def _answers(
-    files: Sequence[str], queries: Any, settings: Mapping[str, Any], question: str
+def _compute_answers(
+    files: Sequence[str], make_queries: Any, settings: Mapping[str, Any], question: str
 ) -> QueryResult:
-    answers: list[Answer] = []
+    answers: list[QueryAnswer] = []
     notes: list[str] = []
     with open_session(settings) as session:
         profiles = read_tables(session, files, settings)
-        for query in queries(profiles):
-            found = compute(session, profiles, query)
+        for query in make_queries(profiles):
+            found = compute_query(session, profiles, query)
             notes += [note for note in found.notes if note not in notes]
             answers.append(
-                Answer(
+                QueryAnswer(
                     query=found.query,
                     table=found.profile.table.label,
                     unit=found.unit,
                     frequency=found.profile.frequency,
                     rows=found.rows,
-                    text=say(found),
+                    text=describe_result(found),
                 )
             )
     return QueryResult(answers=answers, notes=notes, files=list(files), question=question)
 
 
-def _limits(times: TimeRange, query: Query) -> dict[str, Any]:
+def _time_constraints(times: TimeRange, query: Query) -> dict[str, Any]:
     periods = [(period.start, period.end) for period in times.periods]
-    return {"periods": periods, "where": [*query.where, *recurring(times)]}
+    return {"periods": periods, "where": [*query.where, *recurring_filters(times)]}

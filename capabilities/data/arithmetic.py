@@ -6,15 +6,15 @@ import ast
 import re
 from collections.abc import Callable
 
-_SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
+_OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 
 
-def arithmetic_sql(text: str, number: Callable[[str], str]) -> str:
+def arithmetic_sql(text: str, column_sql: Callable[[str], str]) -> str:
     """Turn arithmetic of columns and numbers into SQL.
 
     Args:
         text: Such as ``"tip / (total_bill - tip)"``; other names in backticks.
-        number: Returns the SQL of a column as a number.
+        column_sql: Returns the SQL of a column as a number.
 
     Raises:
         SyntaxError: It is something else.
@@ -30,10 +30,10 @@ def arithmetic_sql(text: str, number: Callable[[str], str]) -> str:
 
     def sql(node: ast.expr) -> str:
         match node:
-            case ast.BinOp(left, op, right) if type(op) in _SIGNS:
+            case ast.BinOp(left, op, right) if type(op) in _OPERATORS:
                 divided = isinstance(op, ast.Div)
                 by = f"nullif({sql(right)}, 0)" if divided else sql(right)
-                return f"({sql(left)} {_SIGNS[type(op)]} {by})"
+                return f"({sql(left)} {_OPERATORS[type(op)]} {by})"
             case ast.UnaryOp(ast.USub(), operand):
                 return f"(-{sql(operand)})"
             case ast.Constant(int() | float() as value) if abs(value) < 1e300:
@@ -41,7 +41,7 @@ def arithmetic_sql(text: str, number: Callable[[str], str]) -> str:
             case ast.Name(name):
                 place = name.removeprefix("quoted_")
                 mine = name != place and place.isdigit() and int(place) < len(quoted)
-                return number(quoted[int(place)] if mine else name)
+                return column_sql(quoted[int(place)] if mine else name)
         raise SyntaxError(text)
 
     try:

@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from capgraph.base import CapabilityError, ValidationError, require_extra
-from capgraph.capabilities.contexts import Answer, Plot, QueryResult
-from capgraph.capabilities.data.engine import compute
+from capgraph.capabilities.contexts import Plot, QueryAnswer, QueryResult
+from capgraph.capabilities.data.query_engine import compute_query
+from capgraph.capabilities.data.query_scope import choose_table
 from capgraph.capabilities.data.schema import read_tables
-from capgraph.capabilities.data.scope import choose_table
-from capgraph.capabilities.data.session import Session, open_session
+from capgraph.capabilities.data.session import DataSession, open_session
 from capgraph.capabilities.data.words import fold
+from capgraph.capabilities.formatting import date_text, value_text
 from capgraph.capabilities.query import Query
-from capgraph.capabilities.wording import date_text, value_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Colours that stay apart for people with colour blindness (Okabe and Ito).
-_COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#444444"]
+_COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#444444"]
 _ACCENT, _GRID, _TEXT = "#C0392B", "#E3E6EA", "#2B2F36"
 _MAX_POINTS, _MAX_SERIES, _MAX_BARS = 2000, 8, 40
-_LONGEST_TITLE, _LONGEST_NAME = 110, 40  # characters; the layout takes ever longer with more
-_LENGTHS = (("hour", 3600.0), ("day", 86400.0), ("week", 604800.0), ("month", 2629800.0))
+_MAX_TITLE_CHARS, _MAX_NAME_CHARS = 110, 40  # characters; the layout takes ever longer with more
+_UNIT_SECONDS = (("hour", 3600.0), ("day", 86400.0), ("week", 604800.0), ("month", 2629800.0))
 
 
 class PlottingParameters(BaseModel):
@@ -59,12 +59,14 @@ class Curve:
     values: list[float]
 
 
-def draw(result: QueryResult, wanted: PlottingParameters, settings: Mapping[str, Any]) -> Plot:
+def draw_chart(
+    result: QueryResult, parameters: PlottingParameters, settings: Mapping[str, Any]
+) -> Plot:
     """Draw an answer and write the picture to a new file.
 
     Args:
         result: The answers; the last one with groups is drawn, else the values behind the first.
-        wanted: Title, kind and format; made from the answer where they are not given.
+        parameters: Title, kind and format; made from the answer where they are not given.
         settings: As for the query, and of ``plotting``.
 
     Raises:
@@ -79,25 +81,25 @@ def draw(result: QueryResult, wanted: PlottingParameters, settings: Mapping[str,
     figure = Figure(figsize=size, dpi=int(settings.get("dpi") or 144), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    _style(axes)
-    compared = [a for a in result.answers if 2 <= len(_bars_of(a)) <= _MAX_BARS]
+    _style_axes(axes)
+    compared = [a for a in result.answers if 2 <= len(_bar_values(a)) <= _MAX_BARS]
     extremes = [a for a in result.answers if a.rows and a.rows[0].time and not a.rows[0].group]
-    if compared and wanted.kind != "line" and not (extremes and wanted.kind is None):
+    if compared and parameters.kind != "line" and not (extremes and parameters.kind is None):
         answer = compared[-1]
         _draw_bars(axes, answer)
     else:
         answer = (extremes or result.answers)[0]
         with open_session(settings) as session:
             _draw_values(axes, session, answer, result, settings)
-    title = _shortened(wanted.title or title_of(answer), _LONGEST_TITLE)
+    title = _truncate(parameters.title or chart_title(answer), _MAX_TITLE_CHARS)
     figure.suptitle(
-        _as_text(title), x=0.012, ha="left", fontsize=14, fontweight="bold", color=_TEXT
+        _escape_mathtext(title), x=0.012, ha="left", fontsize=14, fontweight="bold", color=_TEXT
     )
-    kind = wanted.file_format or "png"
+    kind = parameters.file_format or "png"
     folder = Path(settings.get("output_dir") or "capgraph-output")
     width, height = map(round, figure.bbox.size)
     return Plot(
-        path=str(_save(figure, folder, kind, title)),
+        path=str(_save_figure(figure, folder, kind, title)),
         title=title,
         media_type="image/svg+xml" if kind == "svg" else "image/png",
         width=width,
@@ -105,40 +107,40 @@ def draw(result: QueryResult, wanted: PlottingParameters, settings: Mapping[str,
     )
 
 
-def readable(name: str) -> str:
+def readable_name(name: str) -> str:
     """Write a column name for people.
 
-    >>> readable("net_generation")
+    >>> readable_name("net_generation")
     'Net generation'
     """
     text = name.replace("_", " ").strip()
     return text[:1].upper() + text[1:] if text.islower() else text
 
 
-def title_of(answer: Answer) -> str:
+def chart_title(answer: QueryAnswer) -> str:
     """Make a title from what is drawn and when."""
     query = answer.query
-    title = readable(query.value or "Number of rows")
+    title = readable_name(query.value or "Number of rows")
     if query.group_by:
         title += f" by {', '.join(name.replace('_', ' ') for name in query.group_by)}"
     values = [str(f.value) for f in query.where if f.op == "="]
     title += "".join(f", {value}" for value in values[:4])
     periods = list(dict.fromkeys(row.period for row in answer.rows if row.period))
     title += f", {' and '.join(periods[:3])}" if periods else ""
-    return _shortened(title, _LONGEST_TITLE)
+    return _truncate(title, _MAX_TITLE_CHARS)
 
 
-def _shortened(text: str, most: int) -> str:
-    text = " ".join(text[: 4 * most].split())
-    return text if len(text) <= most else text[: most - 1] + "…"
+def _truncate(text: str, max_chars: int) -> str:
+    text = " ".join(text[: 4 * max_chars].split())
+    return text if len(text) <= max_chars else text[: max_chars - 1] + "…"
 
 
-def _as_text(text: str) -> str:
+def _escape_mathtext(text: str) -> str:
     """Escape what matplotlib would read as a formula."""
     return text.replace("$", r"\$")
 
 
-def _style(axes: Axes) -> None:
+def _style_axes(axes: Axes) -> None:
     axes.grid(visible=True, axis="y", color=_GRID, linewidth=0.9)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
@@ -148,7 +150,7 @@ def _style(axes: Axes) -> None:
     axes.yaxis.label.set_color(_TEXT)
 
 
-def _bars_of(answer: Answer) -> list[tuple[str, float]]:
+def _bar_values(answer: QueryAnswer) -> list[tuple[str, float]]:
     """Return what can stand side by side: groups, or periods."""
     return [
         (
@@ -160,25 +162,25 @@ def _bars_of(answer: Answer) -> list[tuple[str, float]]:
     ]
 
 
-def _label(answer: Answer) -> str:
+def _axis_label(answer: QueryAnswer) -> str:
     name = answer.query.value or "number of rows"
-    label = readable(name) + (
+    label = readable_name(name) + (
         f" ({answer.unit})" if answer.unit and answer.unit not in name else ""
     )
-    return _as_text(_shortened(label, 2 * _LONGEST_NAME))
+    return _escape_mathtext(_truncate(label, 2 * _MAX_NAME_CHARS))
 
 
-def _draw_bars(axes: Any, answer: Answer) -> None:
-    bars = _bars_of(answer)
-    names = [_as_text(_shortened(name, _LONGEST_NAME)) for name, _ in bars]
+def _draw_bars(axes: Any, answer: QueryAnswer) -> None:
+    bars = _bar_values(answer)
+    names = [_escape_mathtext(_truncate(name, _MAX_NAME_CHARS)) for name, _ in bars]
     values = [value for _, value in bars]
     top = values.index(max(values))
-    colours = [_ACCENT if place == top else _COLOURS[0] for place in range(len(bars))]
+    colours = [_ACCENT if place == top else _COLORS[0] for place in range(len(bars))]
     axes.bar(range(len(bars)), values, color=colours, width=0.72)
     slanted = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
     crowded = len(bars) > 13 or (len(bars) > 4 and max(map(len, names)) > 10)
     axes.set_xticks(range(len(bars)), names, **(slanted if crowded else {}))
-    axes.set_ylabel(_label(answer))
+    axes.set_ylabel(_axis_label(answer))
     low, high = min(values), max(values)
     if low > 0.6 * high > 0:
         # Bars of nearly the same height would hide the difference that was asked for.
@@ -188,20 +190,24 @@ def _draw_bars(axes: Any, answer: Answer) -> None:
 
 
 def _draw_values(
-    axes: Any, session: Session, answer: Answer, result: QueryResult, settings: Mapping[str, Any]
+    axes: Any,
+    session: DataSession,
+    answer: QueryAnswer,
+    result: QueryResult,
+    settings: Mapping[str, Any],
 ) -> None:
     """Draw the values that an answer was computed from."""
     query = answer.query
     profiles = read_tables(session, result.files, settings)
     profile = choose_table(profiles, query.model_copy(update={"table": answer.table}))
     if query.value is None or profile.first is None or profile.last is None:
-        raise _nothing(answer)
+        raise _nothing_to_plot_error(answer)
     filtered = {given.column for given in query.where}
     series = [name for name in profile.series if name not in filtered][:1]
     unit = "time"  # where the points are too many to see, the mean of an hour, day …
     if profile.rows > _MAX_POINTS * (_MAX_SERIES if series else 1):
         seconds = (profile.last - profile.first).total_seconds() / _MAX_POINTS
-        unit = next((unit for unit, length in _LENGTHS if length >= seconds), "year")
+        unit = next((unit for unit, length in _UNIT_SECONDS if length >= seconds), "year")
     spans = query.periods or [(None, None)]
     curves: list[Curve] = []
     for start, end in spans[:_MAX_SERIES]:
@@ -216,7 +222,7 @@ def _draw_values(
             table=answer.table,
             join=query.join,
         )
-        rows = compute(session, profiles, asked, most=_MAX_SERIES * profile.rows).rows
+        rows = compute_query(session, profiles, asked, max_groups=_MAX_SERIES * profile.rows).rows
         # Periods lie over each other.
         shift = start - spans[0][0] if start and spans[0][0] else timedelta(0)
         for name, _ in Counter(row.group[-1] if series else "" for row in rows).most_common(8):
@@ -225,27 +231,27 @@ def _draw_values(
             times = [row.time - shift for row in kept if row.time]
             curves.append(Curve(label, times, [float(row.value or 0) for row in kept]))
     if not any(len(curve.times) > 1 for curve in curves):
-        raise _nothing(answer)
+        raise _nothing_to_plot_error(answer)
     few = max(len(curve.times) for curve in curves) <= 40
-    for colour, curve in zip(_COLOURS, curves, strict=False):
-        axes.plot(curve.times, curve.values, color=colour, linewidth=1.7, label=_as_text(_shortened(curve.name, _LONGEST_NAME)) or None,
+    for colour, curve in zip(_COLORS, curves, strict=False):
+        axes.plot(curve.times, curve.values, color=colour, linewidth=1.7, label=_escape_mathtext(_truncate(curve.name, _MAX_NAME_CHARS)) or None,
                   marker="o" if few else None, markersize=4, solid_capstyle="round")  # fmt: skip
-    axes.set_ylabel(_label(answer))
+    axes.set_ylabel(_axis_label(answer))
     axes.margins(x=0.015, y=0.14)
     if len(curves) > 1:
         axes.legend(frameon=False, fontsize=10, ncols=min(4, len(curves)), labelcolor=_TEXT)
-    _mark(axes, answer)
-    _label_time(axes)
+    _annotate_extremes(axes, answer)
+    _format_time_axis(axes)
 
 
-def _nothing(answer: Answer) -> ValidationError:
+def _nothing_to_plot_error(answer: QueryAnswer) -> ValidationError:
     return ValidationError(
         f"There is nothing to plot in this answer about {answer.table}.",
         fix="Ask for values over time, or for groups.",
     )
 
 
-def _mark(axes: Any, answer: Answer) -> None:
+def _annotate_extremes(axes: Any, answer: QueryAnswer) -> None:
     """Mark the moments that the answer names."""
     if answer.query.group_by or len(answer.query.periods) > 1:
         return
@@ -257,13 +263,13 @@ def _mark(axes: Any, answer: Answer) -> None:
                   markeredgecolor="white", markeredgewidth=1.4, zorder=5)  # fmt: skip
         text = f"{date_text(row.time, answer.frequency)}: {value_text(row.value, 1, answer.unit)}"
         axes.annotate(
-            _as_text(text), (row.time, row.value), xytext=(0, 12 if up else -18),
+            _escape_mathtext(text), (row.time, row.value), xytext=(0, 12 if up else -18),
             textcoords="offset points", ha="center", fontsize=10, fontweight="bold",
             color=_ACCENT, zorder=6,
         )  # fmt: skip
 
 
-def _label_time(axes: Any) -> None:
+def _format_time_axis(axes: Any) -> None:
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
     locator = AutoDateLocator(minticks=4, maxticks=10)  # type: ignore[no-untyped-call]
@@ -271,7 +277,7 @@ def _label_time(axes: Any) -> None:
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
 
 
-def _save(figure: Figure, folder: Path, kind: str, title: str) -> Path:
+def _save_figure(figure: Figure, folder: Path, kind: str, title: str) -> Path:
     slug = re.sub(r"[^a-z0-9]+", "-", fold(title)).strip("-")[:60] or "plot"
     try:
         folder.mkdir(parents=True, exist_ok=True)

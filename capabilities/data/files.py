@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from capgraph.base import ValidationError, require_extra
-from capgraph.capabilities.data.session import Session, Table, literal, path_literal
-from capgraph.capabilities.data.sqlite_rows import distinct_names
-from capgraph.capabilities.data.work import Work
+from capgraph.capabilities.data.session import DataSession, DataTable, quote_literal, quote_path
+from capgraph.capabilities.data.sqlite_export import distinct_names
+from capgraph.capabilities.data.thread_pool import DataOperation
 
 _SUFFIXES = {
     suffix: kind
@@ -26,10 +26,10 @@ _SUFFIXES = {
     }.items()
     for suffix in suffixes.split()
 }  # fmt: skip
-_HEAD = 1 << 20
-_MOST_TABLES = 200
+_HEAD_BYTES = 1 << 20
+_MAX_TABLES = 200
 _DIGIT = re.compile(r"\d")
-_CONTROLS = re.compile(rb"[\x80-\x9f]")
+_C1_CONTROLS = re.compile(rb"[\x80-\x9f]")
 
 
 def find_file(name: str, settings: Mapping[str, Any]) -> Path:
@@ -47,7 +47,7 @@ def find_file(name: str, settings: Mapping[str, Any]) -> Path:
         ValidationError: There is no such file, or it may not be read.
     """
     if name.startswith("vega:"):
-        return _packaged(name.removeprefix("vega:"))
+        return _packaged_file(name.removeprefix("vega:"))
     try:
         allowed = [Path(item).expanduser().resolve() for item in settings.get("data_folders") or ()]
         path = Path(name).expanduser().resolve()
@@ -56,7 +56,9 @@ def find_file(name: str, settings: Mapping[str, Any]) -> Path:
         raise ValidationError(
             f"{name[:200]!r} is no path.", fix="Give the path of a data file."
         ) from exc
-    packaged = path.parent.parts[-2:] == ("vega_datasets", "_data") and path.parent == _package()
+    packaged = (
+        path.parent.parts[-2:] == ("vega_datasets", "_data") and path.parent == _package_folder()
+    )
     inside = [one for one in places if any(one == item or item in one.parents for item in allowed)]
     if not packaged and not inside:
         raise ValidationError(
@@ -74,13 +76,13 @@ def find_file(name: str, settings: Mapping[str, Any]) -> Path:
     return path
 
 
-def _package() -> Path:
+def _package_folder() -> Path:
     package = require_extra("vega_datasets", "demo")
     return (Path(str(package.__file__)).parent / "_data").resolve()
 
 
-def _packaged(name: str) -> Path:
-    known = {path.name: path for path in _package().iterdir() if path.suffix in _SUFFIXES}
+def _packaged_file(name: str) -> Path:
+    known = {path.name: path for path in _package_folder().iterdir() if path.suffix in _SUFFIXES}
     found = next((known[n] for n in (name, f"{name}.csv", f"{name}.json") if n in known), None)
     if found is None:
         raise ValidationError(
@@ -90,7 +92,7 @@ def _packaged(name: str) -> Path:
     return found
 
 
-def list_tables(session: Session, path: Path) -> list[Table]:
+def list_tables(session: DataSession, path: Path) -> list[DataTable]:
     """Find the tables that a file holds.
 
     Raises:
@@ -99,7 +101,7 @@ def list_tables(session: Session, path: Path) -> list[Table]:
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            head = file.read(_HEAD)
+            head = file.read(_HEAD_BYTES)
     except OSError as exc:
         raise ValidationError(
             f"The data file {path.name!r} cannot be read: {exc.strerror or exc}.",
@@ -109,8 +111,8 @@ def list_tables(session: Session, path: Path) -> list[Table]:
         raise ValidationError(
             f"The data file {path.name!r} is empty.", fix="Give a file with rows."
         )
-    kind = _kind(path, head)
-    limit = session.work.bounds.file_bytes * (10 if kind == "parquet" else 1)
+    kind = _detect_kind(path, head)
+    limit = session.operation.limits.max_file_bytes * (10 if kind == "parquet" else 1)
     if size > limit:
         raise ValidationError(
             f"The data file {path.name!r} has {size:,} bytes; the limit is {limit:,}.",
@@ -118,23 +120,23 @@ def list_tables(session: Session, path: Path) -> list[Table]:
         )
     if kind == "sqlite":
         return [
-            Table(path, kind, f"{path.name}:{name}", size, name)
-            for name in _sqlite_tables(path, session.work)
+            DataTable(path, kind, f"{path.name}:{name}", size, name)
+            for name in _sqlite_tables(path, session.operation)
         ]
     if kind != "csv":
-        return [Table(path, kind, path.name, size)]
-    encoding = find_encoding(path, head, session.work)
-    table = Table(path, kind, path.name, size, encoding=encoding)
-    return [_with_dialect(session, table, head)]
+        return [DataTable(path, kind, path.name, size)]
+    encoding = find_encoding(path, head, session.operation)
+    table = DataTable(path, kind, path.name, size, encoding=encoding)
+    return [_detect_dialect(session, table, head)]
 
 
-def _kind(path: Path, head: bytes) -> Literal["csv", "parquet", "json", "sqlite"]:
+def _detect_kind(path: Path, head: bytes) -> Literal["csv", "parquet", "json", "sqlite"]:
     if head.startswith(b"SQLite format 3\x00"):
         return "sqlite"
     if head.startswith(b"PAR1"):
         return "parquet"
     kind = _SUFFIXES.get(path.suffix.lower())
-    if kind in ("sqlite", "parquet") or (b"\x00" in head and _utf16(head) is None):
+    if kind in ("sqlite", "parquet") or (b"\x00" in head and _detect_utf16(head) is None):
         raise ValidationError(
             f"{path.name!r} is not a readable {kind or 'data'} file: its content is something"
             " else.",
@@ -143,32 +145,32 @@ def _kind(path: Path, head: bytes) -> Literal["csv", "parquet", "json", "sqlite"
     return "json" if kind == "json" or (not kind and head.lstrip()[:1] in b"[{") else "csv"
 
 
-def _sqlite_tables(path: Path, work: Work) -> list[str]:
+def _sqlite_tables(path: Path, work: DataOperation) -> list[str]:
     try:
         uri = f"{path.as_uri()}?mode=ro"
         with contextlib.closing(sqlite3.connect(uri, uri=True, check_same_thread=False)) as found:
             found.execute("PRAGMA trusted_schema = OFF")
-            with work.interrupting(found.interrupt):
+            with work.on_stop(found.interrupt):
                 rows = found.execute(
                     "SELECT name FROM sqlite_master WHERE type IN ('table', 'view')"
                     " AND name NOT LIKE 'sqlite_%' ORDER BY name LIMIT ?",
-                    [_MOST_TABLES + 1],
+                    [_MAX_TABLES + 1],
                 ).fetchall()
     except sqlite3.Error as exc:
-        work.check()
+        work.raise_if_stopped()
         raise ValidationError(
             f"The SQLite file {path.name!r} cannot be read: {exc}.",
             fix="Check the file with the sqlite3 command, or export the table as CSV.",
         ) from exc
-    if not 0 < len(rows) <= _MOST_TABLES:
-        problem = f"more than {_MOST_TABLES}" if rows else "no"
+    if not 0 < len(rows) <= _MAX_TABLES:
+        problem = f"more than {_MAX_TABLES}" if rows else "no"
         raise ValidationError(
             f"{path.name!r} has {problem} tables.", fix="Give a database with the needed tables."
         )
     return [row[0] for row in rows]
 
 
-def _utf16(head: bytes) -> str | None:
+def _detect_utf16(head: bytes) -> str | None:
     """Recognise UTF-16, with its mark or by the zeros between ASCII letters."""
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
@@ -179,26 +181,26 @@ def _utf16(head: bytes) -> str | None:
     return None
 
 
-def find_encoding(path: Path, head: bytes, work: Work) -> str:
+def find_encoding(path: Path, head: bytes, work: DataOperation) -> str:
     """Find the encoding of a text file; all of it is looked at, for one letter decides."""
-    if wide := _utf16(head):
+    if wide := _detect_utf16(head):
         return wide
     decoder = codecs.getincrementaldecoder("utf-8")()
     found, controls = "utf-8", False
     with path.open("rb") as file:
-        while chunk := file.read(_HEAD):
-            work.check()
+        while chunk := file.read(_HEAD_BYTES):
+            work.raise_if_stopped()
             # Latin-1 has control characters where Windows has quotes and the euro.
-            controls |= bool(_CONTROLS.search(chunk))
+            controls |= bool(_C1_CONTROLS.search(chunk))
             with contextlib.suppress(UnicodeDecodeError):
                 if found == "utf-8":
-                    decoder.decode(chunk, final=len(chunk) < _HEAD)
+                    decoder.decode(chunk, final=len(chunk) < _HEAD_BYTES)
                 continue
             found = "latin-1"
     return "cp1252" if found == "latin-1" and controls else found
 
 
-def _years_for_names(cells: list[str]) -> bool:
+def _has_year_headers(cells: list[str]) -> bool:
     """Recognise a first line of names, some of which are years that follow each other."""
     years = [int(cell) for cell in cells if re.fullmatch(r"(?:19|20)\d\d", cell.strip())]
     texts = len(cells) - len(years)
@@ -206,11 +208,11 @@ def _years_for_names(cells: list[str]) -> bool:
     return 0 < texts == len({c for c in cells if not _DIGIT.search(c)}) and sorted(years) == run
 
 
-def _with_dialect(session: Session, table: Table, head: bytes) -> Table:
+def _detect_dialect(session: DataSession, table: DataTable, head: bytes) -> DataTable:
     """Find how the columns of a text file are told apart, and whether they have names."""
-    path = session.readable(table)
+    path = session.readable_path(table)
     ((delimiter, quote, escape, header, skip),) = session.query(
-        f"SELECT Delimiter, Quote, Escape, HasHeader, SkipRows FROM sniff_csv({path_literal(path)})",  # noqa: S608
+        f"SELECT Delimiter, Quote, Escape, HasHeader, SkipRows FROM sniff_csv({quote_path(path)})",  # noqa: S608
         label=table.label,
     )
     delimiter = delimiter if len(delimiter) == 1 else ","
@@ -223,13 +225,13 @@ def _with_dialect(session: Session, table: Table, head: bytes) -> Table:
     names: list[str] = []
     with contextlib.suppress(csv.Error):
         names = next(itertools.islice(lines, skip, None), [])
-    header = header or _years_for_names(names)
+    header = header or _has_year_headers(names)
     options = (
-        f"delim={literal(delimiter)}, quote={literal(quote)}, escape={literal(escape)},"
+        f"delim={quote_literal(delimiter)}, quote={quote_literal(quote)}, escape={quote_literal(escape)},"
         f" header={str(bool(header)).lower()}, skip={skip}"
     )
     if header and (distinct := distinct_names(names)) != names:
-        options += f", names=[{', '.join(map(literal, distinct))}]"
-    return Table(
+        options += f", names=[{', '.join(map(quote_literal, distinct))}]"
+    return DataTable(
         table.path, "csv", table.label, table.size, None, table.encoding, options, delimiter == ";"
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from capgraph.capabilities.data.words import words_set
-from capgraph.capabilities.periods import items
+from capgraph.capabilities.data.words import word_set
+from capgraph.capabilities.periods import expressions
 
 _SYNONYMS = (
     "temperature temp tmax tmin tavg warm hot cold heat kalt warm heiss",
@@ -49,14 +49,14 @@ _SYNONYMS = (
 CONCEPTS = {word: line.split()[0] for line in _SYNONYMS for word in line.split()}
 """Words that mean the same, in a question as in the name of a column."""
 
-ADDITIVE = words_set(
+ADDITIVE_QUANTITIES = word_set(
     "revenue precipitation snow profit quantity amount unit consumption customer visitor "
     "death birth disease wound energy volume downtime production generation expense "
     "spending cost sold order marriage divorce count number"
 )
 """What is added up over rows; a total of it is what one asks for."""
 ADDITIVE_UNITS = frozenset({"kWh", "MWh", "GWh", "EUR", "USD", "GBP"})
-AVERAGED = words_set(
+AVERAGED_QUANTITIES = word_set(
     "temperature humidity wind speed pressure price rate ratio percent score index age "
     "weight height length expectancy per percap capita mean average co2 concentration level power load "
     "flow return yield unemployment inflation discount"
@@ -93,17 +93,17 @@ _DEGREES = {
 Degrees = dict[str, tuple[str | None, str]]
 
 
-def _degrees(first: str, second: str, place: int) -> Degrees:
+def _expand_degrees(high: str, low: str, index: int) -> Degrees:
     return {
         word: (quantity, sign)
         for quantity, words in _DEGREES.items()
-        for sign, said in ((first, words[place]), (second, words[place + 1]))
+        for sign, said in ((high, words[index]), (low, words[index + 1]))
         for word in said.split()
     }
 
 
-SUPERLATIVES = _degrees("max", "min", 0)
-COMPARATIVES = _degrees(">", "<", 2)
+SUPERLATIVES = _expand_degrees("max", "min", 0)
+COMPARATIVES = _expand_degrees(">", "<", 2)
 AGGREGATES = {
     word: aggregate
     for aggregate, words in {
@@ -114,17 +114,19 @@ AGGREGATES = {
     }.items()
     for word in words.split()
 }
-HIGH = words_set("max maximum high highest tmax")
-LOW = words_set("min minimum low lowest tmin")
-ORDER = ["minute", "hour", "day", "week", "month", "quarter", "year", "decade"]
-UNITS = {**{unit: unit for unit in ORDER}, "date": "day", "night": "day"}
-REGULAR = {
+MAXIMUM_WORDS = word_set("max maximum high highest tmax")
+MINIMUM_WORDS = word_set("min minimum low lowest tmin")
+UNIT_ORDER = ["minute", "hour", "day", "week", "month", "quarter", "year", "decade"]
+TIME_UNIT_WORDS = {**{unit: unit for unit in UNIT_ORDER}, "date": "day", "night": "day"}
+FREQUENCY_ADJECTIVES = {
     "hourly": "hour", "daily": "day", "weekly": "week", "monthly": "month", "quarterly": "quarter",
     "yearly": "year", "annual": "year", "annually": "year",
 }  # fmt: skip
-ROWS = words_set("row record entry entries observation reading measurement item time sample case")
+ROW_NOUNS = word_set(
+    "row record entry entries observation reading measurement item time sample case"
+)
 """Words for the rows of any table; the name of the file is one, too."""
-NOTHING = words_set(
+FILLER_WORDS = word_set(
     "a an the of in on at for to is was were are be been being there it its what whats "
     "what's show me give tell please find get did do does has have had having this that "
     "our my we us all data dataset file table column value values figure figures recorded "
@@ -137,36 +139,38 @@ NOTHING = words_set(
     " see saw seen run ran"
 )
 """Words that carry nothing once all the others are placed."""
-BEFORE_TIME = words_set(
+TIME_PREPOSITIONS = word_set(
     "since between over during from until till before after through throughout by in on "
     "at for within of am im seit vor nach bis zwischen the and"
 )
-MOVING = words_set("drop dropped fall fell rise rose go went get got climb climbed stay stayed")
-NUMBERS = {"zero": 0, **items.NUMBERS}
-SCALES = {"thousand": 1e3, "k": 1e3, "million": 1e6, "billion": 1e9, "bn": 1e9}
+MOTION_VERBS = word_set(
+    "drop dropped fall fell rise rose go went get got climb climbed stay stayed"
+)
+NUMBER_WORDS = {"zero": 0, **expressions.NUMBERS}
+SCALE_WORDS = {"thousand": 1e3, "k": 1e3, "million": 1e6, "billion": 1e9, "bn": 1e9}
 
 
 def _phrase(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.IGNORECASE)
 
 
-NUMBER = re.compile(r"[-\u2212]?\d[\d,]*(?:\.\d+)?")
-CLAUSE = _phrase(
+NUMBER_PATTERN = re.compile(r"[-\u2212]?\d[\d,]*(?:\.\d+)?")
+CLAUSE_BREAK = _phrase(
     r"(?<!\s)\s*+[,;?.\u2013]\s++(?:and\s++)?(?=(?:how|which|what|when|in which|on which)\b)"
     r"|(?<!\s)\s++-\s++(?=(?:which|what|when)\b)"
     r"|(?<!\s)\s++and\s++(?=how (?:did|do|does|have|has)\b)"
 )
-FOLLOWING = _phrase(r"^\W*(?:and|what about|how about|und|or)\b")
-PICTURE = _phrase(
+FOLLOW_UP_PHRASE = _phrase(r"^\W*(?:and|what about|how about|und|or)\b")
+CHART_PHRASE = _phrase(
     r"\b(?:(?:make|draw|show|give me|create)\s+)?(?:me\s+)?(?:an?\s+|the\s+)?(?:(?:bar|line|svg|png)\s+)?"
     r"(?:plot|chart|graph|figure|picture|diagram|visuali[sz]e|draw)s?\b(?:\s+(?:of|for|showing|with))?"
     r"|\bas (?:an?\s+)?(?:svg|png|bars?|lines?|(?:bar|line)? ?(?:chart|plot|graph))\b"
 )
-FELL = _phrase(r"(?<=\brain )fell\b|(?<=\bsnow )fell\b|(?<=\bprecipitation )fell\b")
-COUNT = _phrase(
+PRECIPITATION_VERB = _phrase(r"(?<=\brain )fell\b|(?<=\bsnow )fell\b|(?<=\bprecipitation )fell\b")
+COUNT_PHRASE = _phrase(
     r"\b(?:how many|how often|how many times|wie viele|(?:the )?(?:number|count|amount) of)\b|^\W*count(?: the)?\b"
 )
-KINDS = [
+QUESTION_KINDS = [
     ("trend", _phrase(r"\b(?:trend|slope)(?:\s+(?:of|in))?\b")),
     (
         "streak",
@@ -199,7 +203,7 @@ KINDS = [
         _phrase(r"\b(?:what\s+)?(?:share|fraction|proportion|percentage|percent|pct|%)\s+of\b"),
     ),
     ("distinct", _phrase(r"\bhow many (?:different|distinct|unique)\b")),
-    ("count", COUNT),
+    ("count", COUNT_PHRASE),
     (
         "correlation",
         _phrase(
@@ -211,68 +215,68 @@ KINDS = [
     ("", _phrase(r"\b(?P<std>standard deviation)\b")),
 ]
 """Sorts of questions by the phrase that shows them; the first that is there decides."""
-HOW_DID = _phrase(r"^\W*(?:show )?how\s+(?:did|do|does|have|has)\b")
-MOVED = _phrase(
+HOW_DID_PHRASE = _phrase(r"^\W*(?:show )?how\s+(?:did|do|does|have|has)\b")
+DEVELOPMENT_VERB = _phrase(
     r"\b(?:move[ds]?|develop(?:ed)?|vary|varied|change[ds]?|evolve[ds]?)\b"
     r"(?:\s+(?:over|through|throughout|during))?(?:\s+(?:the\s+)?time)?"
 )
-CHANGE = _phrase(
+COMPARISON_PHRASE = _phrase(
     r"\b(?:diff\w*ence|compared? (?:to|with)|compare|versus|vs|change[ds]?|develop(?:ed)?"
     r"|by how much|than)\b(?:\s+(?:in|between|of)\b)?"
 )
-GREW = _phrase(r"\b(?:chang|gr[eo]w|differ|compar|ris|fall|fell|rose)\w*")
-AND_WHEN = _phrase(r"\band\s+(?:when|(?:in|on|at)\s+(?:which|what)\s+(?P<unit>\w+)|on which)\b")
-GET = _phrase(
+CHANGE_VERB = _phrase(r"\b(?:chang|gr[eo]w|differ|compar|ris|fall|fell|rose)\w*")
+WHEN_CLAUSE = _phrase(r"\band\s+(?:when|(?:in|on|at)\s+(?:which|what)\s+(?P<unit>\w+)|on which)\b")
+HOW_EXTREME_PHRASE = _phrase(
     r"\bhow (?P<word>cold|hot|warm|low|high|windy|humid|deep|fast)"
     r"(?=\s+(?:did|has|have|does)\b.*\b(?:get|go|got|gone|reach(?:ed)?|become|rise|climb|fall|drop|sink)\b)"
 )
-GOT = _phrase(
+HOW_EXTREME_VERB = _phrase(
     r"\b(?:did|has|have|does)\b|\b(?:get|go|got|gone|reach|become|rise|climb|fall|drop|sink)(?=\W*$)"
 )
-LOWS = words_set("cold low")
-HIGHS = {"cold": "temperature", "hot": "temperature", "warm": "temperature", "windy": "wind",
+LOW_ADJECTIVES = word_set("cold low")
+ADJECTIVE_QUANTITIES = {"cold": "temperature", "hot": "temperature", "warm": "temperature", "windy": "wind",
          "humid": "humidity", "deep": "depth", "fast": "speed"}  # fmt: skip
 """What is asked for by "how cold did it get": of which quantity, where the word tells."""
-REACHED = _phrase(
+EXTREME_REACHED_PHRASE = _phrase(
     r"\b(?:drop(?:ped)?|fall|fell|sink|sank|go|went|climb(?:ed)?|rise|rose|reach(?:ed)?|hit|come|came"
     r"|get|got|be)\s+(?:down\s+|up\s+)?(?:to\s+|at\s+)?(?:(?:its|their|the)\s+)?"
     r"(?=(?:absolute\s+)?(?:min|max|low|high|peak|record|top)\w*)"
 )
-AND_HOW = _phrase(
+HOW_CLAUSE = _phrase(
     r"(?<!\s)(?:\s*+,\s++|\s++)and\s++how\s++(?:low|high|cold|hot|warm|strong|windy|fast|big|large|heavy|much|deep)"
     r"(?:\s+(?:was|did)\s+it(?:\s+(?:get|go))?)?(?=\s*+[?.!]*+\s*+$)"
 )
 """Asks for the value of an extreme, which is always said."""
-HAD = _phrase(r"\b(?:had|has|have|saw|show(?:s|ed)?|record(?:s|ed)?|with|see)\b")
-IS = _phrase(r"\b(?:is|are)\b")
-ROSE = _phrase(
+POSSESSION_VERB = _phrase(r"\b(?:had|has|have|saw|show(?:s|ed)?|record(?:s|ed)?|with|see)\b")
+STATE_VERB = _phrase(r"\b(?:is|are)\b")
+TREND_VERB = _phrase(
     r"\b(?:rise|rose|risen|fall|fell|fallen|grow|grew|grown|increase[ds]?|decrease[ds]?|drop(?:ped)?"
     r"|climb(?:ed)?|shr[aiu]nk|decline[ds]?|gain(?:ed)?|lost|lose)\b"
 )
-SOLD = _phrase(
+SALES_PHRASE = _phrase(
     r"\b(?P<best>best|top|most|worst|least)[\s-]+(?:selling|sold)\b"
     r"|\b(?P<verb>loses?|lost|makes?|made|earns?)\s+the\s+(?P<most>most|least)(?:\s+money)?\b"
     r"|\b(?P<most2>most|least)\s+profitable\b"
 )
 """Phrases for extremes of sales and profit."""
-GROUP = _phrase(
+GROUP_PHRASE = _phrase(
     r"\b(?:(?:grouped|broken down|split) by|(?:for|in|on) (?:each|every)|by|per|each|every|across)\b"
 )
-NOUN_ASPECT = _phrase(
+HIGH_LOW_NOUN = _phrase(
     r"\b(?:daily|day's|the|average|mean|median|record|overnight|lowest|highest)\s+(high|low)\b"
     r"|\b(highs|lows)\b"
 )
-MISSING = _phrase(
+MISSING_PHRASE = _phrase(
     r"\b(?:(?:have|has|had|with)\s+)?(?:no|without|lack|lacks|lacking|missing)\b"
     r"|\b(?:is|are|was|were)\s+(?:unknown|missing|empty|blank|not (?:known|given|recorded))\b"
 )
-SIGN = _phrase(r"\b(negative|positive)\b")
-TOP = _phrase(
+SIGN_ADJECTIVE = _phrase(r"\b(negative|positive)\b")
+TOP_PHRASE = _phrase(
     r"\b(?:the\s+)?(?:(?P<top>top)|first)\s+(?P<a>\d+|\w+)\b"
     r"|\b(?P<b>\d+|\w+)\s+(?=(?:\w+\s+){0,3}(?:with the\s+)?(?:highest|lowest|most|least|fewest"
     r"|largest|smallest|hottest|coldest|warmest|wettest|biggest|heaviest)\b)"
 )
-PARTS = [
+TIME_PART_PHRASES = [
     (
         "hour_of_day",
         _phrase(r"\bhours? of (?:the )?day\b|(?<=\bat what )hour\b|(?<=\bat which )hour\b"),
@@ -280,8 +284,8 @@ PARTS = [
     ("weekday", _phrase(r"\bdays? of (?:the )?week\b|\bweekdays?\b")),
     ("month_of_year", _phrase(r"\bmonths? of (?:the )?year\b")),
 ]
-YES_NO = {True: ("yes", "true", "y", "1"), False: ("no", "false", "n", "0")}
-PERSONS = words_set("people person passenger patient student employee guest participant member")
-WITH_SOME = words_set("rainy wet snowy")
-MEASURES = words_set("speed level concentration count")
-GOOD = words_set("yield score revenue profit return")
+BOOLEAN_WORDS = {True: ("yes", "true", "y", "1"), False: ("no", "false", "n", "0")}
+PERSON_NOUNS = word_set("people person passenger patient student employee guest participant member")
+NONZERO_ADJECTIVES = word_set("rainy wet snowy")
+MEASURE_NOUNS = word_set("speed level concentration count")
+HIGHER_IS_BETTER = word_set("yield score revenue profit return")

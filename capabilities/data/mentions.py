@@ -6,13 +6,13 @@ import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from capgraph.capabilities.data.lexicon import CONCEPTS, HIGH, LOW, NOTHING
-from capgraph.capabilities.data.profile import Column, TableProfile
+from capgraph.capabilities.data.lexicon import CONCEPTS, FILLER_WORDS, MAXIMUM_WORDS, MINIMUM_WORDS
+from capgraph.capabilities.data.profile import TableColumn, TableProfile
 from capgraph.capabilities.data.units import unit_in_name
-from capgraph.capabilities.data.words import Word, fold, name_words, words_of
+from capgraph.capabilities.data.words import Word, fold, split_name, split_words
 
-_LONGEST = 6
-_LITERAL = 16
+_MAX_RUN_LENGTH = 6
+_LITERAL_BONUS = 16
 """So much more a literal part of a name counts than a synonym of a whole one."""
 
 
@@ -22,23 +22,23 @@ class Mention:
 
     Attributes:
         column: The column.
-        places: The words.
+        positions: The words.
         value: The value, when it is one.
         score: How well the words fit the name; from 100 on they spell it.
-        literal: Whether the name has these very words; that counts more than a synonym.
+        is_literal: Whether the name has these very words; that counts more than a synonym.
     """
 
-    column: Column
-    places: frozenset[int]
+    column: TableColumn
+    positions: frozenset[int]
     value: str | None = None
     score: float = 0.0
-    literal: bool = False
+    is_literal: bool = False
 
 
-def concept(word: str) -> str:
+def concept_of(word: str) -> str:
     """Return what a word means, in one form for all its synonyms.
 
-    >>> concept("rainfall"), concept("sugar")
+    >>> concept_of("rainfall"), concept_of("sugar")
     ('precipitation', 'sugar')
     """
     if word.endswith(("temp", "temperatur")):  # compounds, such as Aussentemp
@@ -46,128 +46,130 @@ def concept(word: str) -> str:
     return CONCEPTS.get(word, word)
 
 
-def meaning(column: Column) -> list[str]:
+def quantity_words(column: TableColumn) -> list[str]:
     """Return the words of a column's name that say what it holds: no unit, no high or low."""
-    words = name_words(column.name)
+    words = split_name(column.name)
     if unit := unit_in_name(column.name):
-        units = {*name_words(unit), fold(unit), "celsius", "fahrenheit", "degf", "degc", "pct"}
+        units = {*split_name(unit), fold(unit), "celsius", "fahrenheit", "degf", "degc", "pct"}
         words = [word for word in words if word not in units] or words
-    return [w for w in words if w not in HIGH | LOW or len(words) == 1] or words
+    return [w for w in words if w not in MAXIMUM_WORDS | MINIMUM_WORDS or len(words) == 1] or words
 
 
-def aspect(column: Column) -> str | None:
+def direction_of(column: TableColumn) -> str | None:
     """Say whether a column holds highs or lows."""
-    words = set(name_words(column.name))
-    return "max" if words & HIGH else "min" if words & LOW else None
+    words = set(split_name(column.name))
+    return "max" if words & MAXIMUM_WORDS else "min" if words & MINIMUM_WORDS else None
 
 
 @functools.lru_cache(maxsize=10_000)
-def _alike(word: str, part: str, whole: bool) -> int:
+def _similarity(word: str, part: str, is_whole_name: bool) -> int:
     """Rate a word of the question against one of a name: 3 same, 2 same meaning, 1 shortened."""
     if word == part:
         return 3
-    if concept(word) == concept(part):
+    if concept_of(word) == concept_of(part):
         return 2
     short, long = sorted((word, part), key=len)
-    prefix = long.startswith(short) and len(short) >= (3 if whole and short == part else 4)
+    prefix = long.startswith(short) and len(short) >= (3 if is_whole_name and short == part else 4)
     return 1 if prefix or (part.endswith(word) and len(word) >= 6) else 0
 
 
-def _runs(words: Sequence[Word], free: Iterable[int]) -> Iterator[list[int]]:
+def _word_runs(words: Sequence[Word], positions: Iterable[int]) -> Iterator[list[int]]:
     """Return all runs of free words that stand side by side."""
-    places = set(free)
+    places = set(positions)
     for start in sorted(places):
-        for length in range(1, _LONGEST + 1):
+        for length in range(1, _MAX_RUN_LENGTH + 1):
             run = list(range(start, start + length))
             if not places.issuperset(run):
                 break
             yield run
 
 
-def columns_named(
-    words: Sequence[Word], free: Iterable[int], profile: TableProfile
+def find_columns(
+    words: Sequence[Word], positions: Iterable[int], profile: TableProfile
 ) -> list[list[Mention]]:
     """Find the columns that words name.
 
     Each entry holds the mentions of the same words: one where it is clear which column is meant.
     """
-    timed = [Column(name, "text") for name in (profile.time.columns if profile.time else [])]
-    runs = [(run, [words[place] for place in run]) for run in _runs(words, free)]
+    timed = [TableColumn(name, "text") for name in (profile.time.columns if profile.time else [])]
+    runs = [(run, [words[place] for place in run]) for run in _word_runs(words, positions)]
     found = []
     for column in [*profile.columns, *timed]:
-        names, parts = name_words(column.name), meaning(column)
+        names, parts = split_name(column.name), quantity_words(column)
         for run, said in runs:
-            if score := _rate(said, fold(column.name), names, parts):
+            if score := _match_score(said, fold(column.name), names, parts):
                 literal = {word.stem for word in said} <= {*names}
-                found.append(Mention(column, frozenset(run), score=score, literal=literal))
-    return _apart(found)
+                found.append(Mention(column, frozenset(run), score=score, is_literal=literal))
+    return _group_mentions(found)
 
 
-def _rate(said: list[Word], name: str, names: list[str], parts: list[str]) -> float:
+def _match_score(words: list[Word], name: str, names: list[str], parts: list[str]) -> float:
     """Rate how well words in a row name a column."""
-    text, whole = "".join(word.stem for word in said), "".join(names)
-    plain = "".join(fold(word.text) for word in said)
+    text, whole = "".join(word.stem for word in words), "".join(names)
+    plain = "".join(fold(word.text) for word in words)
     initials = "".join(part[0] for part in names)
     # "GDP per capita" is gdpPercap: the last word goes on where the name ends.
-    cut = len(said) > 2 and text.startswith(whole) and len(whole) > len(text) - len(said[-1].stem)
-    nothing = [word.stem in NOTHING for word in said]
+    cut = len(words) > 2 and text.startswith(whole) and len(whole) > len(text) - len(words[-1].stem)
+    nothing = [word.stem in FILLER_WORDS for word in words]
     if (
         text in (whole, "".join(parts))
         or plain in (name, whole)
         or (len(initials) > 2 and text == initials)
         or cut
     ):
-        return 0.0 if nothing == [True] else 100.0 + 10 * len(said) + (text == whole)
+        return 0.0 if nothing == [True] else 100.0 + 10 * len(words) + (text == whole)
     if any(nothing):
         return 0.0
     left, total = list(parts), 0
-    for word in said:
-        best = max(left, key=lambda part: _alike(word.stem, part, len(parts) == 1), default="")
-        alike = _alike(word.stem, best, len(parts) == 1) if best else 0
+    for word in words:
+        best = max(left, key=lambda part: _similarity(word.stem, part, len(parts) == 1), default="")
+        alike = _similarity(word.stem, best, len(parts) == 1) if best else 0
         if not alike:
             return 0.0
         left.remove(best)
         total += alike
-    return 20 * (1 - len(left) / len(parts)) + 10 * len(said) + total / len(said)
+    return 20 * (1 - len(left) / len(parts)) + 10 * len(words) + total / len(words)
 
 
-def values_named(
-    words: Sequence[Word], free: Iterable[int], profile: TableProfile
+def find_values(
+    words: Sequence[Word], positions: Iterable[int], profile: TableProfile
 ) -> list[list[Mention]]:
     """Find the values of categories that words name; several columns may hold one."""
     said: dict[tuple[str, ...], list[int]] = {}
-    for run in _runs(words, free):
-        for form in _forms([words[place] for place in run]):
+    for run in _word_runs(words, positions):
+        for form in _comparison_forms([words[place] for place in run]):
             said.setdefault(form, run)
     found = []
-    for column in profile.categories:
+    for column in profile.category_columns:
         for value in column.values:
-            tokens = words_of(value)
-            if not tokens or (len(tokens) == 1 and (value.isdigit() or tokens[0].stem in NOTHING)):
+            tokens = split_words(value)
+            if not tokens or (
+                len(tokens) == 1 and (value.isdigit() or tokens[0].stem in FILLER_WORDS)
+            ):
                 continue
-            run = next((said[form] for form in _forms(tokens) if form in said), [])
+            run = next((said[form] for form in _comparison_forms(tokens) if form in said), [])
             if run and (len(value) > 2 or words[run[0]].text == value):
                 found.append(Mention(column, frozenset(run), value, len(run)))
-    return _apart(found)
+    return _group_mentions(found)
 
 
-def _forms(words: Sequence[Word]) -> list[tuple[str, ...]]:
+def _comparison_forms(words: Sequence[Word]) -> list[tuple[str, ...]]:
     stems = tuple(word.stem for word in words)
-    return [tuple(fold(word.text) for word in words), stems, tuple(map(concept, stems))]
+    return [tuple(fold(word.text) for word in words), stems, tuple(map(concept_of, stems))]
 
 
-def _apart(found: list[Mention]) -> list[list[Mention]]:
+def _group_mentions(mentions: list[Mention]) -> list[list[Mention]]:
     """Keep the best mentions that share no word, those of the same words together."""
     groups: list[list[Mention]] = []
-    for mention in sorted(found, key=lambda m: -(m.score + _LITERAL * m.literal)):
-        same = next((g for g in groups if g[0].places & mention.places), None)
+    for mention in sorted(mentions, key=lambda m: -(m.score + _LITERAL_BONUS * m.is_literal)):
+        same = next((g for g in groups if g[0].positions & mention.positions), None)
         if same is None:
             groups.append([mention])
         elif (
-            same[0].places == mention.places
-            and same[0].literal == mention.literal
+            same[0].positions == mention.positions
+            and same[0].is_literal == mention.is_literal
             and same[0].score - mention.score < 1
             and all(other.column is not mention.column for other in same)
         ):
             same.append(mention)
-    return sorted(groups, key=lambda group: min(group[0].places))
+    return sorted(groups, key=lambda group: min(group[0].positions))

@@ -8,19 +8,19 @@ from typing import Any
 
 from capgraph.base import ValidationError
 from capgraph.capabilities.data.files import find_file, list_tables
-from capgraph.capabilities.data.mentions import concept
-from capgraph.capabilities.data.profile import Column, TableProfile, profile_table
-from capgraph.capabilities.data.session import Session, open_session
-from capgraph.capabilities.data.words import name_words, words_of
-from capgraph.capabilities.wording import date_range
+from capgraph.capabilities.data.mentions import concept_of
+from capgraph.capabilities.data.profile import TableColumn, TableProfile, profile_table
+from capgraph.capabilities.data.session import DataSession, open_session
+from capgraph.capabilities.data.words import split_name, split_words
+from capgraph.capabilities.formatting import date_range_text
 
-MOST_CHARACTERS = 6000
-_VALUES = 12
-_LONGEST = 40
+MAX_DESCRIPTION_CHARS = 6000
+_MAX_VALUES = 12
+_MAX_VALUE_CHARS = 40
 
 
 def read_tables(
-    session: Session, files: Sequence[str], settings: Mapping[str, Any]
+    session: DataSession, files: Sequence[str], settings: Mapping[str, Any]
 ) -> list[TableProfile]:
     """Look at every table of some files; a file that has not changed is looked at once.
 
@@ -32,45 +32,49 @@ def read_tables(
     for name in files:
         path = find_file(name, settings)
         status = path.stat()
-        key = (path, status.st_size, status.st_mtime_ns, zone, day_first, session.work.bounds)
+        key = (path, status.st_size, status.st_mtime_ns, zone, day_first, session.operation.limits)
 
         def profiled(path: Path = path) -> list[TableProfile]:
             tables = list_tables(session, path)
             return [profile_table(session, table, zone, day_first) for table in tables]
 
-        found += session.work.kept.get(key, profiled)
+        found += session.operation.cache.get_or_compute(key, profiled)
     return found
 
 
-def describe(profiles: Sequence[TableProfile], task: str, limit: int = MOST_CHARACTERS) -> str:
+def describe_tables(
+    profiles: Sequence[TableProfile], task: str, max_chars: int = MAX_DESCRIPTION_CHARS
+) -> str:
     """Write down tables and columns, those first that the task speaks of.
 
     Args:
         profiles: The tables.
         task: What is asked; decides what is left out where not everything fits.
-        limit: Characters.
+        max_chars: Characters.
     """
-    asked = {concept(word.stem) for word in words_of(task)}
-    share = limit // max(1, len(profiles[:20]))
-    return "\n".join(_table(profile, asked, max(400, share)) for profile in profiles[:20])[:limit]
+    asked = {concept_of(word.stem) for word in split_words(task)}
+    share = max_chars // max(1, len(profiles[:20]))
+    return "\n".join(_describe_table(profile, asked, max(400, share)) for profile in profiles[:20])[
+        :max_chars
+    ]
 
 
-def _table(profile: TableProfile, asked: set[str], limit: int) -> str:
+def _describe_table(profile: TableProfile, concepts: set[str], max_chars: int) -> str:
     head = f"{profile.table.label}: {profile.rows:,} rows"
     if profile.time and profile.first and profile.last:
         names = " + ".join(profile.time.columns)
-        covered = date_range(profile.first, profile.last, profile.frequency)
+        covered = date_range_text(profile.first, profile.last, profile.frequency)
         head += f", time from {names}: {covered}"
         head += f", a row each {profile.frequency}" if profile.unique_times else ""
         head += f" for each {' and '.join(profile.series)}" if profile.series else ""
-    dates = {p.time.columns[0]: p for p in profile.others if p.time}
+    dates = {p.time.columns[0]: p for p in profile.alternate_profiles if p.time}
     columns = sorted(
         profile.columns,
-        key=lambda column: -len(asked & {concept(word) for word in name_words(column.name)}),
+        key=lambda column: -len(concepts & {concept_of(word) for word in split_name(column.name)}),
     )
-    lines, left = [head], limit - len(head) - 60
+    lines, left = [head], max_chars - len(head) - 60
     for number, column in enumerate(columns):
-        line = f"  {_column(column, dates.get(column.name))}"
+        line = f"  {_describe_column(column, dates.get(column.name))}"
         if len(line) > left:
             lines.append(f"  … {len(columns) - number:,} more columns")
             break
@@ -79,9 +83,9 @@ def _table(profile: TableProfile, asked: set[str], limit: int) -> str:
     return "\n".join(lines)
 
 
-def _column(column: Column, timed: TableProfile | None) -> str:
-    if timed is not None and timed.first and timed.last:
-        covered = date_range(timed.first, timed.last, timed.frequency)
+def _describe_column(column: TableColumn, time_profile: TableProfile | None) -> str:
+    if time_profile is not None and time_profile.first and time_profile.last:
+        covered = date_range_text(time_profile.first, time_profile.last, time_profile.frequency)
         return f"{column.name[:80]!r} another time: {covered}"
     text = f"{column.name[:80]!r} {column.kind}"
     if column.unit:
@@ -89,16 +93,16 @@ def _column(column: Column, timed: TableProfile | None) -> str:
     if column.low is not None and column.high is not None:
         text += f", {column.low:g} to {column.high:g}"
     if column.kind == "category":
-        shown = ", ".join(repr(value[:_LONGEST]) for value in column.values[:_VALUES])
-        more = len(column.values) - _VALUES
+        shown = ", ".join(repr(value[:_MAX_VALUE_CHARS]) for value in column.values[:_MAX_VALUES])
+        more = len(column.values) - _MAX_VALUES
         text += f": {shown}" + (f" and {more:,} more" if more > 0 else "")
     return text
 
 
-def schema_of(files: Sequence[str], task: str, settings: Mapping[str, Any]) -> str:
+def describe_files(files: Sequence[str], task: str, settings: Mapping[str, Any]) -> str:
     """Describe the tables of files; what cannot be read is said instead."""
     with open_session(settings) as session:
         try:
-            return describe(read_tables(session, files, settings), task)
+            return describe_tables(read_tables(session, files, settings), task)
         except ValidationError as exc:
             return str(exc)

@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from capgraph.base import CapabilityError, ErrorSeverity, ValidationError, require_extra
-from capgraph.capabilities.data import sqlite_rows
-from capgraph.capabilities.data.work import Work, current_work
+from capgraph.capabilities.data import sqlite_export
+from capgraph.capabilities.data.thread_pool import DataOperation, current_operation
 
 if TYPE_CHECKING:
     import duckdb
 
-_CHUNK = 1 << 20
-_INTO_MEMORY = 100 * 1024**2
-_PLAIN = "delim=',', quote='\"', header=true"
+_CHUNK_BYTES = 1 << 20
+_MAX_IN_MEMORY_BYTES = 100 * 1024**2
+_DEFAULT_CSV_OPTIONS = "delim=',', quote='\"', header=true"
 
 
 @dataclass(frozen=True)
-class Table:
+class DataTable:
     """One table of one file, and how to read it.
 
     Attributes:
@@ -38,7 +38,7 @@ class Table:
         name: The table of a database.
         encoding: Of a text file.
         options: Delimiter, quotes, header and names of a text file, as DuckDB takes them.
-        semicolons: Whether its columns are told apart by semicolons, as where commas are decimal.
+        has_semicolons: Whether its columns are told apart by semicolons, as where commas are decimal.
     """
 
     path: Path
@@ -47,70 +47,72 @@ class Table:
     size: int
     name: str | None = None
     encoding: str = "utf-8"
-    options: str = _PLAIN
-    semicolons: bool = False
+    options: str = _DEFAULT_CSV_OPTIONS
+    has_semicolons: bool = False
 
 
-def identifier(name: str) -> str:
+def quote_identifier(name: str) -> str:
     """Quote a name for SQL.
 
-    >>> print(identifier('wind "gust" speed'))
+    >>> print(quote_identifier('wind "gust" speed'))
     "wind ""gust"" speed"
     """
     return '"' + name.replace('"', '""') + '"'
 
 
-def literal(text: str) -> str:
+def quote_literal(text: str) -> str:
     """Quote a text for SQL.
 
-    >>> literal("it's")
+    >>> quote_literal("it's")
     "'it''s'"
     """
     return "'" + text.replace("'", "''") + "'"
 
 
-def path_literal(path: str | Path) -> str:
+def quote_path(path: str | Path) -> str:
     """Quote a path for DuckDB, which takes brackets and stars for a pattern.
 
-    >>> path_literal("sales[1].csv")
+    >>> quote_path("sales[1].csv")
     "'sales[[]1].csv'"
     """
-    return literal(glob.escape(str(path)))
+    return quote_literal(glob.escape(str(path)))
 
 
-def unreadable(name: str, exc: object) -> ValidationError:
+def unreadable_file_error(file_name: str, exc: object) -> ValidationError:
     """Return the error of a file that is no readable table."""
     first_line = (str(exc).strip().splitlines() or ["unknown reason"])[0]
     return ValidationError(
-        f"The data file {name!r} cannot be read: {first_line[:300]}",
+        f"The data file {file_name!r} cannot be read: {first_line[:300]}",
         fix="Check that it is a table with one header line and the same columns in every row.",
     )
 
 
-class Session:
+class DataSession:
     """A DuckDB connection and the tables that were opened in it.
 
     Args:
         connection: The connection.
         folder: For copies that DuckDB can read: of databases (its reader for them is an extension
             that would have to be downloaded) and of text in other encodings.
-        work: What stops it.
+        operation: What stops it.
     """
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection, folder: Path, work: Work) -> None:
+    def __init__(
+        self, connection: duckdb.DuckDBPyConnection, folder: Path, operation: DataOperation
+    ) -> None:
         self.connection = connection
-        self.work = work
+        self.operation = operation
         self.folder = folder
-        self._relations: dict[Table, str] = {}
+        self._relations: dict[DataTable, str] = {}
 
-    def relation(self, table: Table) -> str:
+    def relation(self, table: DataTable) -> str:
         """Return SQL that stands for the table after FROM.
 
         Raises:
             ValidationError: The file cannot be read.
         """
         if table not in self._relations:
-            path = path_literal(self.readable(table))
+            path = quote_path(self.readable_path(table))
             name = f"table{len(self._relations)}"
             source = {
                 "parquet": f"read_parquet({path}, hive_partitioning=false)",
@@ -120,54 +122,54 @@ class Session:
                 f"read_csv({path}, all_varchar=true, null_padding=true, strict_mode=false,"
                 f" {table.options})",
             )
-            if table.kind == "parquet" or table.size > _INTO_MEMORY:
+            if table.kind == "parquet" or table.size > _MAX_IN_MEMORY_BYTES:
                 name = source
             else:  # text is parsed once; every later query is then a matter of milliseconds
                 self.query(f"CREATE TEMP TABLE {name} AS FROM {source}", label=table.label)
             self._relations[table] = name
         return self._relations[table]
 
-    def readable(self, table: Table) -> Path:
+    def readable_path(self, table: DataTable) -> Path:
         """Return a file that DuckDB can read: the table's own, or a copy of it."""
         target = self.folder / f"copy{len(self._relations)}.csv"
         if table.kind == "sqlite":
-            self._spool(table, target)
+            self._export_sqlite(table, target)
             return target
         if table.encoding == "utf-8":
             return table.path
         decoder = codecs.getincrementaldecoder(table.encoding)(errors="replace")
         with table.path.open("rb") as file, target.open("w", encoding="utf-8", newline="") as out:
-            while chunk := file.read(_CHUNK):
-                self.work.check()
+            while chunk := file.read(_CHUNK_BYTES):
+                self.operation.raise_if_stopped()
                 out.write(decoder.decode(chunk))
             out.write(decoder.decode(b"", final=True))
         return target
 
-    def _spool(self, table: Table, target: Path) -> None:
-        bounds = self.work.bounds
-        limit = bounds.spooled(table.size)
+    def _export_sqlite(self, table: DataTable, target: Path) -> None:
+        bounds = self.operation.limits
+        limit = bounds.max_export_bytes(table.size)
         command = [
-            sys.executable, "-I", "-S", sqlite_rows.__file__, f"{table.path.as_uri()}?mode=ro",
-            str(table.name), str(target), str(bounds.rows), str(limit),
+            sys.executable, "-I", "-S", sqlite_export.__file__, f"{table.path.as_uri()}?mode=ro",
+            str(table.name), str(target), str(bounds.max_rows), str(limit),
         ]  # fmt: skip
         with subprocess.Popen(  # noqa: S603 - our own file, its arguments as a list
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         ) as child:
             try:
-                with self.work.interrupting(child.kill):
+                with self.operation.on_stop(child.kill):
                     said, _ = child.communicate()
             finally:
                 child.kill()
-        self.work.check()
+        self.operation.raise_if_stopped()
         # A process that did not live to say anything had no memory left.
         result = json.loads(said or '{"bound": "memory"}')
         if "error" in result:
-            raise unreadable(table.label, result["error"])
+            raise unreadable_file_error(table.label, result["error"])
         if "bound" in result:
             reached = {
-                "rows": f"{bounds.rows:,} rows",
+                "rows": f"{bounds.max_rows:,} rows",
                 "bytes": f"{limit:,} bytes of rows",
-                "memory": f"{sqlite_rows.MEMORY:,} bytes of memory",
+                "memory": f"{sqlite_export.MAX_MEMORY_BYTES:,} bytes of memory",
             }[result["bound"]]
             raise CapabilityError(
                 f"{table.label!r} needs more than {reached}; that is the limit for a file of"
@@ -187,16 +189,16 @@ class Session:
         """
         import duckdb
 
-        self.work.check()
+        self.operation.raise_if_stopped()
         try:
             return self.connection.execute(sql, dict(parameters or {})).fetchall()
         except duckdb.InterruptException as exc:
-            self.work.check()
+            self.operation.raise_if_stopped()
             raise CapabilityError(
                 f"The query over {label} was interrupted.", fix="Ask again."
             ) from exc
         except (duckdb.IOException, duckdb.InvalidInputException, duckdb.ConversionException) as e:
-            raise unreadable(label, e) from e
+            raise unreadable_file_error(label, e) from e
         except duckdb.Error as exc:
             first_line = str(exc).strip().splitlines()[0]
             raise CapabilityError(
@@ -206,26 +208,26 @@ class Session:
 
 
 @contextlib.contextmanager
-def open_session(settings: Mapping[str, Any] | None = None) -> Iterator[Session]:
+def open_session(settings: Mapping[str, Any] | None = None) -> Iterator[DataSession]:
     """Open an in-memory DuckDB that downloads nothing and stays within its bounds.
 
     It is closed, and its temporary files are removed, at the end.
     """
     duckdb_module = require_extra("duckdb", "data")
-    work = current_work(settings or {})
+    work = current_operation(settings or {})
     with tempfile.TemporaryDirectory(prefix="capgraph-") as folder:
         options: dict[str, Any] = {
             "autoinstall_known_extensions": "false",
             "autoload_known_extensions": "false",
             "preserve_insertion_order": "false",
-            "memory_limit": work.bounds.memory,
+            "memory_limit": work.limits.memory_limit,
             "temp_directory": folder,
-            "max_temp_directory_size": f"{work.bounds.spill_bytes}B",
+            "max_temp_directory_size": f"{work.limits.max_spill_bytes}B",
         }
         with (
             contextlib.closing(duckdb_module.connect(":memory:", config=options)) as connection,
-            work.interrupting(connection.interrupt),
+            work.on_stop(connection.interrupt),
         ):
             # The bar would stand between the messages of a protocol over standard output.
             connection.execute("SET enable_progress_bar = false")
-            yield Session(connection, Path(folder), work)
+            yield DataSession(connection, Path(folder), work)

@@ -7,12 +7,12 @@ import re
 from typing import Any
 
 from capgraph.base import ErrorSeverity, ValidationError, require_extra
-from capgraph.capabilities.data.words import fold, name_words, words_set
+from capgraph.capabilities.data.words import fold, split_name, word_set
 
-_BRACKET = re.compile(r"[(\[]([^()\[\]]{1,40})[)\]]")
-_LONGEST_IN_BRACKETS, _LONGEST_UNIT = 16, 30
+_BRACKETED_TEXT = re.compile(r"[(\[]([^()\[\]]{1,40})[)\]]")
+_MAX_BRACKETED_CHARS, _MAX_UNIT_CHARS = 16, 30
 # What people write, where pint does not know it or takes it for something else.
-_WRITTEN = {
+_UNIT_SPELLINGS = {
     "°c": "degC", "ºc": "degC", "deg c": "degC", "celsius": "degC", "centigrade": "degC",
     "degree celsius": "degC", "°f": "degF", "ºf": "degF", "deg f": "degF", "fahrenheit": "degF",
     "degree fahrenheit": "degF", "kmh": "km/h", "kph": "km/h", "mph": "mile/hour", "mps": "m/s",
@@ -20,7 +20,7 @@ _WRITTEN = {
     "lbs": "lb", "inches": "inch", "knots": "knot", "kn": "knot", "mbar": "millibar",
     "hpa": "hectopascal", "tonnes": "tonne", "metric ton": "tonne", "pounds": "lb",
 }  # fmt: skip
-_NAMED = {
+_UNIT_WORDS = {
     "celsius": "°C", "degc": "°C", "fahrenheit": "°F", "degf": "°F", "kelvin": "K", "mm": "mm",
     "cm": "cm", "km": "km", "kmh": "km/h", "km/h": "km/h", "mph": "mph", "hpa": "hPa", "mbar": "mbar",
     "kpa": "kPa", "kw": "kW", "mw": "MW", "gw": "GW", "kwh": "kWh", "mwh": "MWh", "gwh": "GWh",
@@ -28,17 +28,19 @@ _NAMED = {
     "kg": "kg", "lb": "lb", "lbs": "lb", "inch": "in", "hz": "Hz",
     "minutes": "min", "mins": "min", "hours": "h", "hrs": "h", "seconds": "s", "secs": "s",
 }  # fmt: skip
-TIMES = words_set("min h s days")
-_LASTS = words_set("duration downtime uptime delay wait waiting runtime travel ride trip call")
-_SCALED = words_set("k thousand tsd m mio mn million bn mrd billion")
-_DIVISORS = words_set("h s l kg km kwh mwh m2 m3")
+DURATION_UNITS = word_set("min h s days")
+_DURATION_WORDS = word_set(
+    "duration downtime uptime delay wait waiting runtime travel ride trip call"
+)
+_SCALE_WORDS = word_set("k thousand tsd m mio mn million bn mrd billion")
+_DIVISOR_UNITS = word_set("h s l kg km kwh mwh m2 m3")
 _SPLIT = re.compile(r"[\W_]+")
-_LAST = {"c": "°C", "f": "°F", "g": "g", "m": "m", "s": "s", "h": "h", "l": "L", "w": "W"}
-_SIGNS = {"c": "°C", "f": "°F", "k": "K", "$": "USD", "€": "EUR", "£": "GBP"}
-_NO_DIMENSION = {"%", "USD", "EUR", "GBP", "ppm", "ppb"}
+_UNIT_SUFFIXES = {"c": "°C", "f": "°F", "g": "g", "m": "m", "s": "s", "h": "h", "l": "L", "w": "W"}
+_UNIT_SYMBOLS = {"c": "°C", "f": "°F", "k": "K", "$": "USD", "€": "EUR", "£": "GBP"}
+_DIMENSIONLESS_UNITS = {"%", "USD", "EUR", "GBP", "ppm", "ppb"}
 # pint computes with what it reads: "3**3333333333" would never end.
-_FACTOR = r"°?[^\W\d_]+(?:_[^\W\d_]+)*(?:(?:\*\*|\^)?-?[1-4])?"
-_UNIT = re.compile(rf"{_FACTOR}(?:(?:\s*[/*·⋅]\s*|\s+){_FACTOR}){{0,3}}")
+_UNIT_FACTOR = r"°?[^\W\d_]+(?:_[^\W\d_]+)*(?:(?:\*\*|\^)?-?[1-4])?"
+_UNIT_PATTERN = re.compile(rf"{_UNIT_FACTOR}(?:(?:\s*[/*·⋅]\s*|\s+){_UNIT_FACTOR}){{0,3}}")
 
 
 def unit_in_name(name: str) -> str | None:
@@ -48,32 +50,38 @@ def unit_in_name(name: str) -> str | None:
     ('°C', 'g', 'm/s')
     >>> unit_in_name("price")
     """
-    bracketed = (match[1].strip() for match in _BRACKET.finditer(name))
-    text = next((one for one in bracketed if 0 < len(one) <= _LONGEST_IN_BRACKETS), None)
+    bracketed = (match[1].strip() for match in _BRACKETED_TEXT.finditer(name))
+    text = next((one for one in bracketed if 0 < len(one) <= _MAX_BRACKETED_CHARS), None)
     if text:
-        return _SIGNS.get(fold(text)) or _NAMED.get(fold(text)) or (text if _parse(text) else None)
+        return (
+            _UNIT_SYMBOLS.get(fold(text))
+            or _UNIT_WORDS.get(fold(text))
+            or (text if _parse(text) else None)
+        )
     if "°" in name:
-        return _SIGNS.get(name[name.index("°") + 1 : name.index("°") + 2].lower())
-    words, tokens = name_words(name), [token for token in _SPLIT.split(name) if token]
+        return _UNIT_SYMBOLS.get(name[name.index("°") + 1 : name.index("°") + 2].lower())
+    words, tokens = split_name(name), [token for token in _SPLIT.split(name) if token]
     whole = [fold(token) for token in tokens]  # "kW" is no "W" behind a "k"
     percent = "%" if name.strip().endswith("%") else None
     if len(words) < 2 or "per" in words[:-1]:  # what is measured in it, or what it is divided by
         return percent
-    if whole[-1] == "min" and _LASTS.intersection(words):
+    if whole[-1] == "min" and _DURATION_WORDS.intersection(words):
         return "min"  # elsewhere it may be the lowest
-    if whole[-1] in _DIVISORS and {*whole[:-1][-1:]} & {*_NAMED, *_LAST}:
+    if whole[-1] in _DIVISOR_UNITS and {*whole[:-1][-1:]} & {*_UNIT_WORDS, *_UNIT_SUFFIXES}:
         ratio = "/".join(tokens[-2:])  # speed_m_s, emission_g_km
-        return _NAMED.get(fold(ratio)) or (ratio if _parse(ratio) else None)
-    known = (_NAMED[word] for word in [*reversed(whole), *reversed(words)] if word in _NAMED)
+        return _UNIT_WORDS.get(fold(ratio)) or (ratio if _parse(ratio) else None)
+    known = (
+        _UNIT_WORDS[word] for word in [*reversed(whole), *reversed(words)] if word in _UNIT_WORDS
+    )
     if unit := next(known, None):
         # Thousands of euros are not said in euros, nor areas in lengths.
-        scaled = unit in _NO_DIMENSION and _SCALED.intersection(words)
+        scaled = unit in _DIMENSIONLESS_UNITS and _SCALE_WORDS.intersection(words)
         if scaled or words[-1].isdigit() or whole[-1][0].isdigit():
             return None
         small = f"m{unit[1:]}"
         return small if unit[0] == "M" and small in tokens else unit
-    if words[-1] in _LAST and (words[-1] == whole[-1] or len(words[-2]) > 1):
-        return _LAST[words[-1]]
+    if words[-1] in _UNIT_SUFFIXES and (words[-1] == whole[-1] or len(words[-2]) > 1):
+        return _UNIT_SUFFIXES[words[-1]]
     return percent
 
 
@@ -104,10 +112,10 @@ def _registry() -> Any:
 @functools.lru_cache(maxsize=512)
 def _parse(unit: str) -> Any:
     """Return what pint makes of a unit, or ``None``."""
-    if len(unit) > _LONGEST_UNIT:
+    if len(unit) > _MAX_UNIT_CHARS:
         return None
-    text = _WRITTEN.get(fold(unit)) or _WRITTEN.get(unit.lower()) or unit
-    if _UNIT.fullmatch(text) is None:
+    text = _UNIT_SPELLINGS.get(fold(unit)) or _UNIT_SPELLINGS.get(unit.lower()) or unit
+    if _UNIT_PATTERN.fullmatch(text) is None:
         return None
     try:
         return _registry().Unit(text)
@@ -121,10 +129,10 @@ def is_unit(text: str) -> bool:
     >>> is_unit("kg"), is_unit("banana")
     (True, False)
     """
-    return text in _NO_DIMENSION or _parse(text) is not None
+    return text in _DIMENSIONLESS_UNITS or _parse(text) is not None
 
 
-def conversion(unit: str | None, target: str | None) -> tuple[float, float]:
+def unit_conversion(unit: str | None, target: str | None) -> tuple[float, float]:
     """Return factor and offset that turn a value in one unit into another.
 
     A value without a unit is taken as it stands.
@@ -132,7 +140,7 @@ def conversion(unit: str | None, target: str | None) -> tuple[float, float]:
     Raises:
         ValidationError: One of them is no unit, or they measure different things.
 
-    >>> conversion("kg", "g"), conversion("USD", None)
+    >>> unit_conversion("kg", "g"), unit_conversion("USD", None)
     ((1000.0, 0.0), (1.0, 0.0))
     """
     if unit is None or target is None or unit == target:

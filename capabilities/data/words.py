@@ -7,8 +7,10 @@ import unicodedata
 from dataclasses import dataclass
 
 _TOKEN = re.compile(r"[^\W_]+(?:'[^\W_]+)?", re.UNICODE)
-_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=\D)(?=\d)|(?<=\d)(?=\D)")
-_KEEP = {
+_CAMEL_BOUNDARY = re.compile(
+    r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=\D)(?=\d)|(?<=\d)(?=\D)"
+)
+_UNINFLECTED_WORDS = {
     "news", "gas", "bus", "gross", "mass", "class", "less", "loss", "address", "process", "status",
     "business", "series", "species", "celsius", "ibm", "aws", "us", "is", "was", "has", "this",
     "analysis", "basis", "plus", "minus", "always", "across", "stress", "pressure", "iris", "gps",
@@ -33,10 +35,10 @@ class Word:
     end: int
 
 
-def words_set(text: str) -> frozenset[str]:
+def word_set(text: str) -> frozenset[str]:
     """Return the words of a list that is written as one text.
 
-    >>> sorted(words_set("low high"))
+    >>> sorted(word_set("low high"))
     ['high', 'low']
     """
     return frozenset(text.split())
@@ -61,7 +63,12 @@ def stem(word: str) -> str:
     ['temperature', 'city', 'box', 'glass', 'news']
     """
     text = fold(word).removesuffix("'s").replace("'", "")
-    if text in _KEEP or len(text) <= 3 or not text.endswith("s") or text.endswith("ss"):
+    if (
+        text in _UNINFLECTED_WORDS
+        or len(text) <= 3
+        or not text.endswith("s")
+        or text.endswith("ss")
+    ):
         return text
     if text.endswith("ies") and len(text) > 4:
         return text[:-3] + "y"
@@ -70,10 +77,10 @@ def stem(word: str) -> str:
     return text if text.endswith(("us", "is")) else text[:-1]
 
 
-def words_of(text: str) -> list[Word]:
+def split_words(text: str) -> list[Word]:
     """Split a text into words.
 
-    >>> [word.stem for word in words_of("Compare daily highs!")]
+    >>> [word.stem for word in split_words("Compare daily highs!")]
     ['compare', 'daily', 'high']
     """
     return [
@@ -82,22 +89,22 @@ def words_of(text: str) -> list[Word]:
     ]
 
 
-def name_words(name: str) -> list[str]:
+def split_name(name: str) -> list[str]:
     """Split a column or file name into comparable words.
 
-    >>> name_words("Temp_Max (°C)"), name_words("netGeneration2")
+    >>> split_name("Temp_Max (°C)"), split_name("netGeneration2")
     (['temp', 'max', 'c'], ['net', 'generation', '2'])
     """
     pieces: list[str] = []
     for token in _TOKEN.findall(name):
-        pieces += _CAMEL.split(token) if not token.isupper() else [token]
+        pieces += _CAMEL_BOUNDARY.split(token) if not token.isupper() else [token]
     return [stem(piece) for piece in pieces if piece]
 
 
-def blank(text: str, spans: list[tuple[int, int]]) -> str:
+def blank_spans(text: str, spans: list[tuple[int, int]]) -> str:
     """Replace parts of a text by spaces, so that places stay the same.
 
-    >>> blank("in 2015 or so", [(0, 7)])
+    >>> blank_spans("in 2015 or so", [(0, 7)])
     '        or so'
     """
     for begin, end in spans:

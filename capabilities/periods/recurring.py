@@ -5,7 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from capgraph.capabilities.periods.items import DAY_NAMES, NUMBERS, WEEKDAYS, DataWindow, ParsedTime
+from capgraph.capabilities.periods.expressions import (
+    DAY_NAMES,
+    NUMBERS,
+    WEEKDAYS,
+    DataWindow,
+    ParsedTime,
+)
 
 _DAY_NAMES = "|".join(DAY_NAMES)
 _WEEKDAY = re.compile(
@@ -70,49 +76,49 @@ def find_recurring(text: str) -> ParsedTime:
     return found
 
 
-def _find_weekdays(text: str, found: ParsedTime) -> None:
+def _find_weekdays(text: str, result: ParsedTime) -> None:
     for match in _WEEKDAY.finditer(text):
         # "On Monday 4 July 2011" is a date and no rule.
         if match["single"] and re.match(r",?\s++(?:the\s++)?\d", text[match.end() :]):
             continue
-        found.weekdays.append(WEEKDAYS[(match["plural"] or match["single"]).lower()])
-        found.spans.append(match.span())
+        result.weekdays.append(WEEKDAYS[(match["plural"] or match["single"]).lower()])
+        result.spans.append(match.span())
     ends, works = list(_WEEKEND.finditer(text)), list(_WORKDAY.finditer(text))
     if ends and works:
         return
     for matches, days in ((ends, [5, 6]), (works, [0, 1, 2, 3, 4])):
         for match in matches:
             if not _GROUPING_BEFORE.search(text[: match.start()]):
-                found.weekdays += [day for day in days if day not in found.weekdays]
-                found.spans.append(match.span())
+                result.weekdays += [day for day in days if day not in result.weekdays]
+                result.spans.append(match.span())
 
 
-def _clock(hour: str, half: str | None) -> int:
+def _hour_of_day(hour: str, half: str | None) -> int:
     number = int(hour) % 24
     if half and half.lower().startswith("p"):
         return number % 12 + 12
     return number % 12 if half and half.lower().startswith("a") else number
 
 
-def _find_hours(text: str, found: ParsedTime) -> None:
+def _find_hours(text: str, result: ParsedTime) -> None:
     for match in _BETWEEN_CLOCK.finditer(text):
         if match["c"]:
             first, last = int(match["c"]), int(match["d"])
         else:
-            first = _clock(match["a"], match["ah"] or match["bh"])
-            last = _clock(match["b"], match["bh"])
+            first = _hour_of_day(match["a"], match["ah"] or match["bh"])
+            last = _hour_of_day(match["b"], match["bh"])
             if first > last and match["bh"] and not match["ah"]:  # "from 10 to 12 pm"
                 first = (first + 12) % 24
-        found.hours += [(first + n) % 24 for n in range((last - first) % 24)]
-        found.spans.append(match.span())
+        result.hours += [(first + n) % 24 for n in range((last - first) % 24)]
+        result.spans.append(match.span())
     for match in _AT_NAME.finditer(text):
-        found.hours.append(0 if match["name"].lower() == "midnight" else 12)
-        found.spans.append(match.span())
-    if not found.hours:
+        result.hours.append(0 if match["name"].lower() == "midnight" else 12)
+        result.spans.append(match.span())
+    if not result.hours:
         for match in _AT_CLOCK.finditer(text):
-            found.hours.append(_clock(match["hour"] or match["full"], match["half"]))
-            found.spans.append(match.span())
+            result.hours.append(_hour_of_day(match["hour"] or match["full"], match["half"]))
+            result.spans.append(match.span())
     for match in _PART_OF_DAY.finditer(text):
         name = (match["a"] or match["b"] or "").lower()
-        found.hours += [*_PARTS[name]] if name else [22, 23, 0, 1, 2, 3, 4, 5]
-        found.spans.append(match.span())
+        result.hours += [*_PARTS[name]] if name else [22, 23, 0, 1, 2, 3, 4, 5]
+        result.spans.append(match.span())

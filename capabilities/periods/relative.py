@@ -6,21 +6,21 @@ import re
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from capgraph.capabilities.periods.items import (
+from capgraph.capabilities.formatting import date_text
+from capgraph.capabilities.periods.expressions import (
     MONTHS,
     NUMBERS,
     WEEKDAYS,
-    Item,
-    Options,
     Period,
+    TimeExpression,
+    TimeOptions,
     floor,
-    resolve,
+    resolve_period,
     shift,
 )
-from capgraph.capabilities.wording import date_text
 
-Match = re.Match[str]
-Rule = tuple[re.Pattern[str], Callable[[Match, Options], Item | None]]
+TextMatch = re.Match[str]
+TimeRule = tuple[re.Pattern[str], Callable[[TextMatch, TimeOptions], TimeExpression | None]]
 
 _COUNT = r"(?P<count>\d+|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|a|an)"
 _UNIT = r"(?P<unit>minute|hour|day|week|month|quarter|year|decade)"
@@ -28,64 +28,66 @@ _UNIT = r"(?P<unit>minute|hour|day|week|month|quarter|year|decade)"
 _NOT_OF_DATA = r"(?!\s+(?:of|in|on)\s+(?:the\s+)?(?:data|record|file|series|measurements|dataset))"
 
 
-def number_of(text: str) -> int:
+def parse_count(text: str) -> int:
     """Read a number in digits or words; "a" is 1."""
     return int(text) if text.isdigit() else NUMBERS.get(text.lower(), 1)
 
 
-def fixed(match: Match, start: datetime, end: datetime, label: str) -> Item:
+def fixed_expression(
+    match: TextMatch, start: datetime, end: datetime, label: str
+) -> TimeExpression:
     """Return an expression that stands for one stretch of time."""
-    return Item(*match.span(), "fixed", interval=Period(start, end, label), text=match[0])
+    return TimeExpression(*match.span(), "fixed", period=Period(start, end, label), text=match[0])
 
 
-def _named(match: Match, start: datetime, end: datetime) -> Item:
+def _relative_expression(match: TextMatch, start: datetime, end: datetime) -> TimeExpression:
     words = " ".join(match[0].lower().split()).removeprefix("the ")
     last = floor(end - timedelta(microseconds=1), "day")
     dates = date_text(start) if floor(start, "day") == last else ""
     dates = dates or f"{date_text(start)} to {date_text(last)}"
-    return fixed(match, start, end, f"{words} ({dates})")
+    return fixed_expression(match, start, end, f"{words} ({dates})")
 
 
-def _day_word(match: Match, options: Options) -> Item:
+def _day_word(match: TextMatch, options: TimeOptions) -> TimeExpression:
     offset = {"today": 0, "yesterday": -1, "tomorrow": 1}.get(match[0].lower(), -2)
     start = floor(options.now, "day") + timedelta(days=offset)
-    return _named(match, start, start + timedelta(days=1))
+    return _relative_expression(match, start, start + timedelta(days=1))
 
 
-def _this_or_last(match: Match, options: Options) -> Item:
+def _this_or_last(match: TextMatch, options: TimeOptions) -> TimeExpression:
     unit = match["unit"].lower()
     if match["which"].lower() == "past":
         end = floor(options.now, "day") + timedelta(days=1)
-        return _named(match, shift(end, -1, unit), end)
+        return _relative_expression(match, shift(end, -1, unit), end)
     step = {"this": 0, "current": 0, "next": 1}.get(match["which"].lower(), -1)
     start = shift(floor(options.now, unit), step, unit)
-    return _named(match, start, shift(start, 1, unit))
+    return _relative_expression(match, start, shift(start, 1, unit))
 
 
-def _past(match: Match, options: Options) -> Item:
-    unit, count = match["unit"].lower(), number_of(match["count"])
+def _rolling_window(match: TextMatch, options: TimeOptions) -> TimeExpression:
+    unit, count = match["unit"].lower(), parse_count(match["count"])
     if match["which"].lower() == "next":
         start = options.now
-        return _named(match, start, shift(start, count, unit))
+        return _relative_expression(match, start, shift(start, count, unit))
     if unit in ("minute", "hour"):
-        return _named(match, shift(options.now, -count, unit), options.now)
+        return _relative_expression(match, shift(options.now, -count, unit), options.now)
     # Whole days, the current one included, so that daily data gives as many rows as days.
     end = floor(options.now, "day") + timedelta(days=1)
-    return _named(match, shift(end, -count, unit), end)
+    return _relative_expression(match, shift(end, -count, unit), end)
 
 
-def _ago(match: Match, options: Options) -> Item:
+def _units_ago(match: TextMatch, options: TimeOptions) -> TimeExpression:
     unit = match["unit"].lower()
-    start = shift(floor(options.now, unit), -number_of(match["count"]), unit)
-    return _named(match, start, shift(start, 1, unit))
+    start = shift(floor(options.now, unit), -parse_count(match["count"]), unit)
+    return _relative_expression(match, start, shift(start, 1, unit))
 
 
-def _to_date(match: Match, options: Options) -> Item:
+def _to_date(match: TextMatch, options: TimeOptions) -> TimeExpression:
     start = floor(options.now, match["unit"].lower())
-    return _named(match, start, floor(options.now, "day") + timedelta(days=1))
+    return _relative_expression(match, start, floor(options.now, "day") + timedelta(days=1))
 
 
-def _last_name(match: Match, options: Options) -> Item | None:
+def _named_month_or_day(match: TextMatch, options: TimeOptions) -> TimeExpression | None:
     """Read "last June", "this summer", "last Monday"."""
     name, which = match["name"].lower(), match["which"].lower()
     if name in WEEKDAYS:
@@ -94,14 +96,14 @@ def _last_name(match: Match, options: Options) -> Item | None:
         if which == "last" and back == 0:
             back = 7
         start = today - timedelta(days=back) + timedelta(days=7 if which == "next" else 0)
-        return _named(match, start, start + timedelta(days=1))
+        return _relative_expression(match, start, start + timedelta(days=1))
     found: Period | None = None
     for year in range(options.now.year - 2, options.now.year + 2):
         if name in MONTHS:
-            item = Item(0, 0, "month", year, MONTHS[name])
+            item = TimeExpression(0, 0, "month", year, MONTHS[name])
         else:
-            item = Item(0, 0, "season", year, name.replace("fall", "autumn"))
-        candidate = resolve(item, options.southern)
+            item = TimeExpression(0, 0, "season", year, name.replace("fall", "autumn"))
+        candidate = resolve_period(item, options.southern)
         begins, ends = candidate.start, candidate.end
         if begins is None or ends is None:
             continue
@@ -112,7 +114,7 @@ def _last_name(match: Match, options: Options) -> Item | None:
             found = candidate
     if found is None or found.start is None or found.end is None:
         return None
-    return _named(match, found.start, found.end)
+    return _relative_expression(match, found.start, found.end)
 
 
 _NAMES = "|".join(
@@ -120,26 +122,30 @@ _NAMES = "|".join(
 )
 
 
-def rule(pattern: str, build: Callable[[Match, Options], Item | None]) -> Rule:
+def time_rule(
+    pattern: str, build: Callable[[TextMatch, TimeOptions], TimeExpression | None]
+) -> TimeRule:
     """Pair what an expression of time looks like, as whole words, with what it means."""
     return re.compile(rf"(?<![\w.]){pattern}(?!\w)", re.IGNORECASE), build
 
 
-RELATIVE = [
-    rule(r"(?:the\s+)?day before yesterday", _day_word),
-    rule(r"today|yesterday|tomorrow", _day_word),
-    rule(
+RELATIVE_RULES = [
+    time_rule(r"(?:the\s+)?day before yesterday", _day_word),
+    time_rule(r"today|yesterday|tomorrow", _day_word),
+    time_rule(
         rf"(?:the\s+)?(?P<which>last|past|previous|next)\s+{_COUNT}\s+{_UNIT}s?(?!\s+(?:of|in)\s)"
         rf"{_NOT_OF_DATA}",
-        _past,
+        _rolling_window,
     ),
-    rule(rf"{_COUNT}\s+{_UNIT}s?\s+ago", _ago),
-    rule(r"(?P<unit>year|month|week|quarter)[\s-]to[\s-]date", _to_date),
+    time_rule(rf"{_COUNT}\s+{_UNIT}s?\s+ago", _units_ago),
+    time_rule(r"(?P<unit>year|month|week|quarter)[\s-]to[\s-]date", _to_date),
     # "The last month of 2012" and "last week in June" are parts of something else.
-    rule(
+    time_rule(
         rf"(?P<which>this|last|past|previous|current|next)\s+{_UNIT}(?!s|\s+(?:of|in)\b)"
         rf"{_NOT_OF_DATA}",
         _this_or_last,
     ),
-    rule(rf"(?P<which>last|this|next)\s+(?P<name>{_NAMES})(?!\s+(?:of\s+)?\d)", _last_name),
+    time_rule(
+        rf"(?P<which>last|this|next)\s+(?P<name>{_NAMES})(?!\s+(?:of\s+)?\d)", _named_month_or_day
+    ),
 ]

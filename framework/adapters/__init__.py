@@ -2,18 +2,18 @@
 
 from typing import TYPE_CHECKING, Any
 
-from capgraph.configs.lazy import lazy_exports
+from capgraph.configs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from capgraph.adapters.a2a import agent_card as agent_card
     from capgraph.adapters.as_tools import as_tool as as_tool
-    from capgraph.adapters.configured import open_registry as open_registry
     from capgraph.adapters.graphs import agent_capability as agent_capability
     from capgraph.adapters.graphs import graph_capability as graph_capability
     from capgraph.adapters.mcp import McpCapabilities as McpCapabilities
     from capgraph.adapters.mcp import mcp_capabilities as mcp_capabilities
     from capgraph.adapters.mcp_server import as_mcp_server as as_mcp_server
     from capgraph.adapters.remote import remote_capability as remote_capability
+    from capgraph.adapters.settings_registry import open_registry as open_registry
     from capgraph.adapters.tools import tool_capability as tool_capability
 
 _MCP = ("mcp", "mcp")
@@ -30,7 +30,7 @@ _get, __dir__ = lazy_exports(
     {
         "capgraph.adapters.a2a": ("agent_card",),
         "capgraph.adapters.as_tools": ("as_tool",),
-        "capgraph.adapters.configured": ("open_registry",),
+        "capgraph.adapters.settings_registry": ("open_registry",),
         "capgraph.adapters.graphs": ("agent_capability", "graph_capability"),
         "capgraph.adapters.mcp": ("McpCapabilities", "mcp_capabilities"),
         "capgraph.adapters.mcp_server": ("as_mcp_server",),

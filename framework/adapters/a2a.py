@@ -30,21 +30,30 @@ from google.protobuf.json_format import MessageToDict
 from langgraph.types import interrupt
 from pydantic import BaseModel
 
-from capgraph.adapters.foreign import away, failed, plain_text, task_of
-from capgraph.base.checked import checked
+from capgraph.adapters.external_text import (
+    remote_failure,
+    sanitize_text,
+    task_with_inputs,
+    unreachable_error,
+)
 from capgraph.base.errors import CapabilityError, ErrorSeverity
 from capgraph.base.step_context import StepContext
-from capgraph.base.threads import in_thread
-from capgraph.langgraph_compat import answers_taken
+from capgraph.helpers.argument_validation import validate_arguments
+from capgraph.helpers.threads import run_in_thread
+from capgraph.langgraph_compat import count_consumed_answers
 from capgraph.planning.problems import preview
 
 _POLL_SECONDS = 1.0
-_PORTS = {"http": 80, "https": 443}
-_BINDINGS = ["JSONRPC", "HTTP+JSON"]
-_WORKS = (State.TASK_STATE_UNSPECIFIED, State.TASK_STATE_SUBMITTED, State.TASK_STATE_WORKING)
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_PROTOCOL_BINDINGS = ["JSONRPC", "HTTP+JSON"]
+_ACTIVE_STATES = (
+    State.TASK_STATE_UNSPECIFIED,
+    State.TASK_STATE_SUBMITTED,
+    State.TASK_STATE_WORKING,
+)
 
 
-@checked
+@validate_arguments
 async def agent_card(
     url: str, headers: Mapping[str, str] | None = None, *, origins: Collection[str] = ()
 ) -> AgentCard:
@@ -59,27 +68,29 @@ async def agent_card(
     Raises:
         CapabilityError: There is no card, or it names an address of another origin.
     """
-    async with _http(dict(headers or {}), await in_thread(ssl.create_default_context)) as http:
-        return await _card(url, http, origins)
+    async with _http_client(
+        dict(headers or {}), await run_in_thread(ssl.create_default_context)
+    ) as http:
+        return await _fetch_card(url, http, origins)
 
 
-def _http(headers: dict[str, str], tls: ssl.SSLContext) -> httpx.AsyncClient:
+def _http_client(headers: dict[str, str], tls: ssl.SSLContext) -> httpx.AsyncClient:
     # Agents take their time; a step has a limit of its own.
     return httpx.AsyncClient(headers=headers, verify=tls, timeout=httpx.Timeout(30, read=None))
 
 
-async def _card(url: str, http: httpx.AsyncClient, origins: Collection[str]) -> AgentCard:
+async def _fetch_card(url: str, http: httpx.AsyncClient, origins: Collection[str]) -> AgentCard:
     parts = urlsplit(url)
     named = parts.path.endswith(".json")
     where = A2ACardResolver(http, f"{parts.scheme}://{parts.netloc}" if named else url)
     try:
         card = await where.get_agent_card(relative_card_path=parts.path if named else None)
     except A2AClientError as exc:
-        raise away(f"The A2A agent at {url}", exc) from exc
-    known = {_origin(url), *map(_origin, origins)}
+        raise unreachable_error(f"The A2A agent at {url}", exc) from exc
+    known = {_parse_origin(url), *map(_parse_origin, origins)}
     # Whoever writes the card would otherwise choose who gets the messages and the credentials.
     for one in card.supported_interfaces:
-        if _origin(one.url) not in known:
+        if _parse_origin(one.url) not in known:
             raise CapabilityError(
                 f"The card of the A2A agent at {url} names {preview(one.url)}, which is of another"
                 " origin.",
@@ -89,11 +100,11 @@ async def _card(url: str, http: httpx.AsyncClient, origins: Collection[str]) -> 
     return card
 
 
-def _origin(url: str) -> tuple[str, str | None, int | None]:
+def _parse_origin(url: str) -> tuple[str, str | None, int | None]:
     """Return scheme, host and port of a URL; of what is none, something that equals no origin."""
     try:
         parts = urlsplit(url)
-        return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
+        return parts.scheme, parts.hostname, parts.port or _DEFAULT_PORTS.get(parts.scheme)
     except ValueError:
         return url, None, None
 
@@ -116,7 +127,7 @@ class A2AAgent:
         self._agent, self._headers, self._origins = agent, headers, origins
         self._tls: ssl.SSLContext | None = None
         where = agent if isinstance(agent, str) else agent.name
-        self._what = f"The A2A agent {plain_text(where, 200)}"
+        self._what = f"The A2A agent {sanitize_text(where, 200)}"
 
     async def call(self, values: dict[str, Any], step: StepContext) -> dict[str, Any]:
         """Have the agent do a step's task.
@@ -125,11 +136,11 @@ class A2AAgent:
             CapabilityError: It failed, refused, or cannot be reached.
             ConnectionError: The connection was lost while something was sent.
         """
-        text = values["message"] or ("" if values["data"] is not None else task_of(step))
-        async with self._clients() as (sender, watcher, streams):
+        text = values["message"] or ("" if values["data"] is not None else task_with_inputs(step))
+        async with self._open_clients() as (sender, watcher, streams):
 
             async def told(part: str, text: str, data: Any, task: Mapping[str, str]) -> Any:
-                message = _message(f"{step.idempotency_key}/{part}", text, data, task)
+                message = _build_message(f"{step.idempotency_key}/{part}", text, data, task)
                 known = await step.once(part, partial(self._send, sender, message))
                 if {"id", "output"} & set(known or ()):
                     return known
@@ -138,41 +149,44 @@ class A2AAgent:
 
             found = await told("message", text, values["data"], {})
             answered = 0
-            for _ in range(answers_taken()):
+            for _ in range(count_consumed_answers()):
                 # What a person answered before, and the agent was told before.
                 answered += 1
-                await told(f"answer {answered}", *_answer(interrupt(None)), found)
+                await told(f"answer {answered}", *_split_answer(interrupt(None)), found)
             while "id" in found:
-                task = await self._followed(watcher, found["id"], streams, step)
+                task = await self._follow_task(watcher, found["id"], streams, step)
                 state = task.status.state
                 if state == State.TASK_STATE_COMPLETED:
                     parts = [part for one in task.artifacts for part in one.parts]
-                    return _output(parts or task.status.message.parts)
-                why = _text(task.status.message.parts)
+                    return _read_output(parts or task.status.message.parts)
+                why = _text_of_parts(task.status.message.parts)
                 if state in (State.TASK_STATE_INPUT_REQUIRED, State.TASK_STATE_AUTH_REQUIRED):
                     shown = {
                         "kind": "a2a_input",
                         "agent": self._what,
-                        "message": plain_text(why, 4_000),
+                        "message": sanitize_text(why, 4_000),
                     }
-                    answer = _answer(interrupt(shown))
+                    answer = _split_answer(interrupt(shown))
                     answered += 1
                     await told(f"answer {answered}", *answer, found)
                     continue
                 ended = State.Name(state).removeprefix("TASK_STATE_").lower()
-                raise failed(f"{self._what} ended its task as {ended}", why)
+                raise remote_failure(f"{self._what} ended its task as {ended}", why)
             return dict(found["output"])
 
     @asynccontextmanager
-    async def _clients(self) -> AsyncIterator[tuple[Client, Client, bool]]:
+    async def _open_clients(self) -> AsyncIterator[tuple[Client, Client, bool]]:
         """Open a client that sends without waiting, and one that watches."""
         if self._tls is None:  # certificates are read from files
-            self._tls = await in_thread(ssl.create_default_context)
-        async with _http(self._headers, self._tls) as http:
+            self._tls = await run_in_thread(ssl.create_default_context)
+        async with _http_client(self._headers, self._tls) as http:
             card = self._agent
             if isinstance(card, str):
-                card = self._agent = await _card(card, http, self._origins)
-            known: dict[str, Any] = {"httpx_client": http, "supported_protocol_bindings": _BINDINGS}
+                card = self._agent = await _fetch_card(card, http, self._origins)
+            known: dict[str, Any] = {
+                "httpx_client": http,
+                "supported_protocol_bindings": _PROTOCOL_BINDINGS,
+            }
             sender = ClientFactory(ClientConfig(streaming=False, polling=True, **known))
             watcher = ClientFactory(ClientConfig(**known))
             yield sender.create(card), watcher.create(card), card.capabilities.streaming
@@ -183,17 +197,17 @@ class A2AAgent:
             async for event in client.send_message(SendMessageRequest(message=message)):
                 if event.HasField("task"):
                     return {"id": event.task.id, "context": event.task.context_id}
-                return {"output": _output(event.message.parts)}
+                return {"output": _read_output(event.message.parts)}
         except (A2AClientError, httpx.TransportError) as exc:
             cause = exc.__cause__ or exc
             if isinstance(cause, (httpx.ConnectError, httpx.ConnectTimeout)):
-                raise away(self._what, exc) from exc
+                raise unreachable_error(self._what, exc) from exc
             if isinstance(cause, (httpx.TransportError, TimeoutError)):
                 raise ConnectionError(f"{self._what} was lost while it was told.") from exc
-            raise failed(f"{self._what} refused", str(exc)) from exc
-        raise failed(f"{self._what} refused", "it said nothing")
+            raise remote_failure(f"{self._what} refused", str(exc)) from exc
+        raise remote_failure(f"{self._what} refused", "it said nothing")
 
-    async def _followed(
+    async def _follow_task(
         self, client: Client, task_id: str, streams: bool, step: StepContext
     ) -> Task:
         """Wait until a task ends or asks; what it says meanwhile is the step's progress."""
@@ -201,7 +215,10 @@ class A2AAgent:
 
         def works(status: TaskStatus) -> bool:
             nonlocal said
-            goes_on, text = status.state in _WORKS, plain_text(_text(status.message.parts))
+            goes_on, text = (
+                status.state in _ACTIVE_STATES,
+                sanitize_text(_text_of_parts(status.message.parts)),
+            )
             if goes_on and text and text != said:
                 step.notify(text, None)
                 said = text
@@ -218,7 +235,7 @@ class A2AAgent:
                         if not works(told.status):
                             break
             except A2AClientError as exc:
-                raise away(self._what, exc) from exc
+                raise unreachable_error(self._what, exc) from exc
             except A2AError:
                 if not streams:
                     raise
@@ -227,11 +244,11 @@ class A2AAgent:
                 await asyncio.sleep(_POLL_SECONDS / 20 if streams else _POLL_SECONDS)
 
 
-def _message(name: str, text: str, data: Any, task: Mapping[str, str]) -> Message:
+def _build_message(key: str, text: str, data: Any, task: Mapping[str, str]) -> Message:
     parts = [new_text_part(text)] if text else []
     parts += [new_data_part(data)] if data is not None else []
     return Message(
-        message_id=str(uuid.uuid5(uuid.NAMESPACE_OID, name)),
+        message_id=str(uuid.uuid5(uuid.NAMESPACE_OID, key)),
         role=Role.ROLE_USER,
         parts=parts,
         task_id=task.get("id", ""),
@@ -239,18 +256,18 @@ def _message(name: str, text: str, data: Any, task: Mapping[str, str]) -> Messag
     )
 
 
-def _answer(given: Any) -> tuple[str, Any]:
-    return (given, None) if isinstance(given, str) else ("", given)
+def _split_answer(answer: Any) -> tuple[str, Any]:
+    return (answer, None) if isinstance(answer, str) else ("", answer)
 
 
-def _text(parts: Any) -> str:
+def _text_of_parts(parts: Any) -> str:
     return "\n".join(part.text for part in parts if part.HasField("text"))
 
 
-def _output(parts: Any) -> dict[str, Any]:
+def _read_output(parts: Any) -> dict[str, Any]:
     data = [MessageToDict(part.data) for part in parts if part.HasField("data")]
     files = [MessageToDict(p) for p in parts if p.HasField("raw") or p.HasField("url")]
-    text = _text(parts)
+    text = _text_of_parts(parts)
     output: Any = {"text": text, "data": data} if text and data else text
     if data and not text:
         output = data[0] if len(data) == 1 else data

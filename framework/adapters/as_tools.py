@@ -8,26 +8,26 @@ from typing import Any
 from langchain_core.tools import BaseTool, StructuredTool, ToolException
 
 from capgraph.adapters.request import (
-    labels_heard,
-    labels_told,
-    output_of,
-    refusal_of,
-    request_of,
+    collect_labels,
+    failure_message,
+    label_metadata,
+    parse_request,
+    record_output,
     request_schema,
     services_for,
 )
-from capgraph.base.checked import checked
 from capgraph.base.errors import ConfigurationError
 from capgraph.base.spec import CapabilitySpec
-from capgraph.engine.as_node import run_request
+from capgraph.engine.capability_node import run_standalone_step
 from capgraph.engine.services import Services
-from capgraph.engine.sync_graph import in_own_loop
-from capgraph.langgraph_compat import messages_of_graph
+from capgraph.engine.sync_graph import run_in_new_loop
+from capgraph.helpers.argument_validation import validate_arguments
+from capgraph.langgraph_compat import running_graph_messages
 
-_NAME = re.compile(r"[^A-Za-z0-9_-]")
+_INVALID_NAME_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")
 
 
-@checked
+@validate_arguments
 def as_tool(capability: Any, services: Services | None = None) -> BaseTool:
     """Return a LangChain tool that runs a capability, with everything that holds in a plan.
 
@@ -68,21 +68,21 @@ def as_tool(capability: Any, services: Services | None = None) -> BaseTool:
     bound = None if services is None else known  # then the run that calls it says what holds
 
     async def run(given: dict[str, Any], *, may_ask: bool) -> Any:
-        step, contexts = request_of(spec, given)
-        heard = labels_heard({"messages": messages_of_graph()})
-        record = await run_request(spec, step, contexts, bound, heard, may_ask=may_ask)
-        if (refused := refusal_of(record)) is not None:
+        step, contexts = parse_request(spec, given)
+        heard = collect_labels({"messages": running_graph_messages()})
+        record = await run_standalone_step(spec, step, contexts, bound, heard, can_ask=may_ask)
+        if (refused := failure_message(record)) is not None:
             raise ToolException(refused)
-        return output_of(record), labels_told(record)
+        return record_output(record), label_metadata(record)
 
     async def call(**given: Any) -> Any:
         return await run(given, may_ask=True)
 
     def call_and_wait(**given: Any) -> Any:
-        return in_own_loop(lambda: run(given, may_ask=False))
+        return run_in_new_loop(lambda: run(given, may_ask=False))
 
     return StructuredTool(
-        name=_NAME.sub("_", spec.name)[:64],
+        name=_INVALID_NAME_CHARACTER.sub("_", spec.name)[:64],
         description=spec.description,
         args_schema=request_schema(spec, known.registry.context_types),
         func=call_and_wait,

@@ -15,36 +15,38 @@ from mcp_types import (
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from capgraph.approvals import STEP, is_approval, question_text
+from capgraph.approvals import STEP, describe_question, is_approval_request
 
 Forms = dict[str, ElicitRequestFormParams]
-_TEXTS = {"reject": "reason", "respond": "message", "done": "outputs"}
+_DECISION_FIELDS = {"reject": "reason", "respond": "message", "done": "outputs"}
 """Decision to the field that goes with it."""
-_KEPT = ("title", "description", "minimum", "maximum", "minLength", "maxLength", "enum")
+_FORM_KEYWORDS = ("title", "description", "minimum", "maximum", "minLength", "maxLength", "enum")
 """What a client's forms may say of a field; the rest is checked here, and told when it is wrong."""
-_FLAT = {"string": str, "integer": int, "number": float, "boolean": bool}
+_SCALAR_TYPES = {"string": str, "integer": int, "number": float, "boolean": bool}
 
 
-def can_ask(context: Context[Any, Any]) -> bool:
+def supports_elicitation(context: Context[Any, Any]) -> bool:
     """Tell whether a person can be asked at the client."""
     can = context.client_capabilities
     return can is not None and can.elicitation is not None
 
 
-async def elicited(
-    asked: Mapping[str, Any], context: Context[Any, Any], state: str
+async def elicit_answers(
+    questions: Mapping[str, Any], context: Context[Any, Any], state: str
 ) -> Mapping[str, Any] | InputRequiredResult:
     """Ask whoever sits at the client; the newest protocol asks by ending the call.
 
     Args:
-        asked: Questions by name.
+        questions: Questions by name.
         context: The call.
         state: What the client brings again with the answers, where it asks by ending the call.
 
     Returns:
         What the client answered, form by form, or what the call has to end with.
     """
-    forms = {name: form for one, value in asked.items() for name, form in _forms(one, value)}
+    forms = {
+        name: form for one, value in questions.items() for name, form in _build_forms(one, value)
+    }
     request = context.request_context
     if request.protocol_version in MODERN_PROTOCOL_VERSIONS:
         requests = {name: ElicitRequest(params=form) for name, form in forms.items()}
@@ -53,54 +55,63 @@ async def elicited(
     return {n: await ask(f.message, f.requested_schema, about) for n, f in forms.items()}
 
 
-def is_first(value: Any) -> bool:
+def is_asked_before_run(question: Any) -> bool:
     """Tell whether a question is put before anything ran."""
-    return is_approval(value) and value["steps"][0].get("kind", STEP) == STEP
+    return is_approval_request(question) and question["steps"][0].get("kind", STEP) == STEP
 
 
-def answer_of(name: str, value: Any, given: Mapping[str, Any]) -> Any:
+def read_answer(name: str, question: Any, responses: Mapping[str, Any]) -> Any:
     """Read what a client answered to one question.
 
     Args:
         name: The name of the question.
-        value: The question.
-        given: What the client answered, form by form.
+        question: The question.
+        responses: What the client answered, form by form.
     """
-    if is_approval(value):
+    if is_approval_request(question):
         return {
-            step["context_key"]: _decided(step, given.get(_name(name, value, place)))
-            for place, step in enumerate(value["steps"])
+            step["context_key"]: _read_decision(
+                step, responses.get(_form_name(name, question, place))
+            )
+            for place, step in enumerate(question["steps"])
         }
-    content = _content(given.get(name))
-    if isinstance(value, Mapping) and isinstance(value.get("schema"), Mapping):
+    content = _accepted_content(responses.get(name))
+    if isinstance(question, Mapping) and isinstance(question.get("schema"), Mapping):
         return content
     return (content or {}).get("answer")
 
 
-def _name(name: str, value: Any, place: int) -> str:
-    return name if len(value["steps"]) == 1 else f"{name}/{place}"
+def _form_name(name: str, question: Any, index: int) -> str:
+    return name if len(question["steps"]) == 1 else f"{name}/{index}"
 
 
-def _forms(name: str, value: Any) -> list[tuple[str, ElicitRequestFormParams]]:
-    if is_approval(value):
+def _build_forms(name: str, question: Any) -> list[tuple[str, ElicitRequestFormParams]]:
+    if is_approval_request(question):
         return [
             (
-                _name(name, value, place),
-                _form(question_text({**value, "steps": [step]}), *_fields(step)),
+                _form_name(name, question, place),
+                _build_form(describe_question({**question, "steps": [step]}), *_step_fields(step)),
             )
-            for place, step in enumerate(value["steps"])
+            for place, step in enumerate(question["steps"])
         ]
-    own = value.get("schema") if isinstance(value, Mapping) else None
+    own = question.get("schema") if isinstance(question, Mapping) else None
     if isinstance(own, Mapping):
         schema = {"type": "object", **own}
         return [
-            (name, ElicitRequestFormParams(message=question_text(value), requested_schema=schema))
+            (
+                name,
+                ElicitRequestFormParams(
+                    message=describe_question(question), requested_schema=schema
+                ),
+            )
         ]
-    return [(name, _form(question_text(value), {"answer": {"type": "string"}}, "answer"))]
+    return [
+        (name, _build_form(describe_question(question), {"answer": {"type": "string"}}, "answer"))
+    ]
 
 
-def _form(message: str, fields: Mapping[str, Any], needed: str) -> ElicitRequestFormParams:
-    schema = {"type": "object", "properties": dict(fields), "required": [needed]}
+def _build_form(message: str, fields: Mapping[str, Any], required: str) -> ElicitRequestFormParams:
+    schema = {"type": "object", "properties": dict(fields), "required": [required]}
     return ElicitRequestFormParams(message=message, requested_schema=schema)
 
 
@@ -116,86 +127,96 @@ class _Field(NamedTuple):
     """Whether it is no flat value, and is therefore JSON as text."""
 
 
-def _fields(step: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+def _step_fields(step: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     words = list(step["decisions"])
     fields = {
         text: {"type": "string", "title": text.capitalize()}
-        for word, text in _TEXTS.items()
+        for word, text in _DECISION_FIELDS.items()
         if word in words
     }
     if "edit" in words:
-        fields |= {name: field.schema for name, field in _parameters(step).items()}
+        fields |= {name: field.schema for name, field in _parameter_fields(step).items()}
     decision = {"type": "string", "enum": words, "title": "Decision"}
     return {"decision": decision, **fields}, "decision"
 
 
-def _parameters(step: Mapping[str, Any]) -> dict[str, _Field]:
+def _parameter_fields(step: Mapping[str, Any]) -> dict[str, _Field]:
     """Return what each parameter is in a form, by the name it has there."""
     shown = step.get("parameters") or {}
     schema = step.get("parameters_schema") or {}
     declared = schema.get("properties") or {}
     fields = {}
     for name in [*declared, *(one for one in shown if one not in declared)]:
-        field, is_json = _flat(declared.get(name) or _seen(shown[name]), schema.get("$defs") or {})
+        field, is_json = _flatten_schema(
+            declared.get(name) or _infer_schema(shown[name]), schema.get("$defs") or {}
+        )
         if shown.get(name) is not None:
             field["default"] = json.dumps(shown[name]) if is_json else shown[name]
         fields[f"parameters.{name}" if name == "decision" else name] = _Field(name, field, is_json)
     return fields
 
 
-def _flat(schema: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+def _flatten_schema(
+    schema: Mapping[str, Any], definitions: Mapping[str, Any]
+) -> tuple[dict[str, Any], bool]:
     about = {word: schema[word] for word in ("title", "description") if word in schema}
     found = schema
-    for _ in range(len(known) + 1):
+    for _ in range(len(definitions) + 1):
         if "$ref" in found:
-            found = known.get(str(found["$ref"]).removeprefix("#/$defs/"), {})
+            found = definitions.get(str(found["$ref"]).removeprefix("#/$defs/"), {})
         ways = [one for one in found.get("anyOf") or () if one.get("type") != "null"]
         if len(ways) == 1:
             found = ways[0]
     kind = found.get("type")
-    if kind not in _FLAT:
+    if kind not in _SCALAR_TYPES:
         told = " ".join(["As JSON.", *([about["description"]] if "description" in about else [])])
         return {"type": "string", **about, "description": told}, True
-    return {"type": kind, **{word: found[word] for word in _KEPT if word in found}, **about}, False
+    return {
+        "type": kind,
+        **{word: found[word] for word in _FORM_KEYWORDS if word in found},
+        **about,
+    }, False
 
 
-def _seen(value: Any) -> dict[str, Any]:
+def _infer_schema(value: Any) -> dict[str, Any]:
     """Describe a value of a parameter that nobody declared."""
-    return {"type": next((name for name, kind in _FLAT.items() if type(value) is kind), None)}
+    return {
+        "type": next((name for name, kind in _SCALAR_TYPES.items() if type(value) is kind), None)
+    }
 
 
-def _content(given: Any) -> dict[str, Any] | None:
-    accepted = isinstance(given, ElicitResult) and given.action == "accept"
-    return dict(given.content or {}) if accepted else None
+def _accepted_content(response: Any) -> dict[str, Any] | None:
+    accepted = isinstance(response, ElicitResult) and response.action == "accept"
+    return dict(response.content or {}) if accepted else None
 
 
-def _decided(step: Mapping[str, Any], given: Any) -> dict[str, Any]:
-    content = _content(given)
+def _read_decision(step: Mapping[str, Any], response: Any) -> dict[str, Any]:
+    content = _accepted_content(response)
     if not content:
         return {"decision": "reject", "reason": "whoever sits at the client did not agree"}
     word = content.get("decision")
     shown = step.get("parameters") or {}
-    changed = _changed(step, content) if "edit" in step["decisions"] else {}
+    changed = _edited_parameters(step, content) if "edit" in step["decisions"] else {}
     if word == "edit" or (word == "approve" and changed):
         # Agreement holds for what the person saw last, and that is what the fields say.
         return {"decision": "edit", "parameters": {**shown, **changed}}
     answer = {"decision": word}
-    if isinstance(word, str) and (text := _TEXTS.get(word)) and content.get(text):
-        answer[text] = _parsed(content[text]) if word == "done" else content[text]
+    if isinstance(word, str) and (text := _DECISION_FIELDS.get(word)) and content.get(text):
+        answer[text] = _parse_json(content[text]) if word == "done" else content[text]
     return answer
 
 
-def _changed(step: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
+def _edited_parameters(step: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
     shown = step.get("parameters") or {}
     found = {
-        field.name: _parsed(content[name]) if field.is_json else content[name]
-        for name, field in _parameters(step).items()
+        field.name: _parse_json(content[name]) if field.is_json else content[name]
+        for name, field in _parameter_fields(step).items()
         if content.get(name) is not None
     }
     return {name: value for name, value in found.items() if shown.get(name) != value}
 
 
-def _parsed(text: Any) -> Any:
+def _parse_json(text: Any) -> Any:
     try:
         return json.loads(text) if isinstance(text, str) else text
     except ValueError:

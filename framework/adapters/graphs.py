@@ -6,21 +6,21 @@ from typing import Any
 
 from langgraph.pregel import Pregel
 
-from capgraph.adapters.declare import declare
-from capgraph.adapters.foreign import task_of
-from capgraph.adapters.task_graph import refuse_breakpoints, task_graph
+from capgraph.adapters.external_text import task_with_inputs
+from capgraph.adapters.schema_capability import capability_from_schema
+from capgraph.adapters.task_graph import reject_breakpoints, task_graph
 from capgraph.base.capability import BaseCapability, ContextType
-from capgraph.base.checked import checked
 from capgraph.base.context import CapabilityContext
-from capgraph.base.declarations import accepted, check_names
+from capgraph.base.declarations import accepted_names, check_names
 from capgraph.base.errors import CapabilityError, ConfigurationError
 from capgraph.base.step_context import StepContext
-from capgraph.engine.as_node import members_of
+from capgraph.engine.capability_node import member_scope
 from capgraph.engine.services import Services
-from capgraph.langgraph_compat import keys_of
+from capgraph.helpers.argument_validation import validate_arguments
+from capgraph.langgraph_compat import graph_keys
 
 
-@checked
+@validate_arguments
 def graph_capability(
     graph: Pregel[Any, Any, Any, Any] | Any,
     input: type[CapabilityContext],  # noqa: A002
@@ -44,7 +44,7 @@ def graph_capability(
         output: Context type that it gives.
         name: Name of the capability; the graph's own when not given.
         description: What it does, for whoever plans.
-        **options: What :func:`~capgraph.adapters.declare.declare` takes.
+        **options: What :func:`~capgraph.adapters.schema_capability.declare` takes.
 
     Raises:
         ConfigurationError: It is no compiled graph; it has static breakpoints; or its state has no
@@ -64,11 +64,11 @@ def graph_capability(
     >>> graph_capability(graph, input=Order, output=Price).capability_spec.requires
     (Requirement(type='ORDER', cardinality='one'),)
     """
-    name = name or _own_name(graph, output)
-    check_names(f"graph_capability({name!r})", options, accepted("graph"))
-    inner = _inside(graph, f"The graph {name!r}")
+    name = name or _default_name(graph, output)
+    check_names(f"graph_capability({name!r})", options, accepted_names("graph"))
+    inner = _as_subgraph(graph, f"The graph {name!r}")
     needed = [field for field, info in output.model_fields.items() if info.is_required()]
-    if (keys := keys_of(inner)) is not None:
+    if (keys := graph_keys(inner)) is not None:
         _check_keys(keys[0], [*input.model_fields], name, "takes")
         _check_keys(keys[1], needed, name, "leaves")
 
@@ -84,10 +84,12 @@ def graph_capability(
         return left
 
     said = description or f"Runs the graph {name}: from {input.__name__} to {output.__name__}."
-    return declare(name, said, None, call, provides=output, requires=[input], **options)
+    return capability_from_schema(
+        name, said, None, call, provides=output, requires=[input], **options
+    )
 
 
-@checked
+@validate_arguments
 def agent_capability(
     agent: Any,
     name: str | None = None,
@@ -111,7 +113,7 @@ def agent_capability(
         description: What it does, for whoever plans.
         provides: Context type of its result; one named after the capability when not given.
         services: What the agent's own capabilities run with.
-        **options: What :func:`~capgraph.adapters.declare.declare` takes, such as ``requires``.
+        **options: What :func:`~capgraph.adapters.schema_capability.declare` takes, such as ``requires``.
 
     Raises:
         ConfigurationError: It cannot work on a task.
@@ -123,12 +125,12 @@ def agent_capability(
     """
     inner = task_graph(agent, services=services)
     name = name or getattr(agent, "agent_id", None) or inner.name
-    check_names(f"agent_capability({name!r})", options, accepted("agent"))
-    inner = _inside(inner, f"The agent {name!r}")
+    check_names(f"agent_capability({name!r})", options, accepted_names("agent"))
+    inner = _as_subgraph(inner, f"The agent {name!r}")
 
     async def call(_: dict[str, Any], step: StepContext) -> Any:
-        async with members_of(services, name):
-            found = await inner.ainvoke({"task": task_of(step)})
+        async with member_scope(services, name):
+            found = await inner.ainvoke({"task": task_with_inputs(step)})
         if not found.get("success", True):
             raise CapabilityError(
                 f"{name!r} did not do its task: {found.get('error') or 'it does not say why'}",
@@ -137,28 +139,28 @@ def agent_capability(
         return {"output": found.get("output")}
 
     said = description or getattr(agent, "description", None) or f"Has the agent {name} do a task."
-    return declare(name, said, None, call, provides=provides, **options)
+    return capability_from_schema(name, said, None, call, provides=provides, **options)
 
 
-def _own_name(graph: Any, output: type[CapabilityContext]) -> str:
+def _default_name(graph: Any, output: type[CapabilityContext]) -> str:
     named = getattr(graph, "name", None)
     return named if named not in (None, "LangGraph") else f"{output.CONTEXT_TYPE.lower()}_graph"
 
 
-def _inside(graph: Any, what: str) -> Any:
+def _as_subgraph(graph: Any, subject: str) -> Any:
     """Return the graph as it runs inside a step: kept with the thread, each step by itself."""
     if not isinstance(graph, Pregel):
         raise ConfigurationError(
-            f"{what} is {type(graph).__name__}, not a compiled graph.",
+            f"{subject} is {type(graph).__name__}, not a compiled graph.",
             fix="Give builder.compile().",
         )
-    refuse_breakpoints(graph, what)
+    reject_breakpoints(graph, subject)
     return graph.copy({"checkpointer": None})
 
 
-def _check_keys(known: list[str], fields: list[str], name: str, verb: str) -> None:
-    if missing := [field for field in fields if field not in known]:
+def _check_keys(state_keys: list[str], fields: list[str], name: str, verb: str) -> None:
+    if missing := [field for field in fields if field not in state_keys]:
         raise ConfigurationError(
-            f"The graph {name!r} {verb} {sorted(known)}, and no {', '.join(missing)}.",
+            f"The graph {name!r} {verb} {sorted(state_keys)}, and no {', '.join(missing)}.",
             fix="Use context types whose fields are keys of the graph's state.",
         )

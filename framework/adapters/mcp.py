@@ -41,30 +41,37 @@ from mcp_types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ConfigDict, Field, ValidationError
 
-from capgraph.adapters.declare import declare
-from capgraph.adapters.foreign import is_url, own_name, plain_schema, plain_text
+from capgraph.adapters.external_text import (
+    capability_name,
+    is_http_url,
+    sanitize_schema,
+    sanitize_text,
+)
+from capgraph.adapters.schema_capability import capability_from_schema
 from capgraph.base.capability import BaseCapability
-from capgraph.base.checked import checked
 from capgraph.base.context import CapabilityContext
-from capgraph.base.declarations import accepted, check_names
+from capgraph.base.declarations import accepted_names, check_names
 from capgraph.base.errors import CapabilityError, ConfigurationError, ErrorSeverity
 from capgraph.base.errors import ValidationError as DeclarationError
 from capgraph.base.ports import Attempt, CallNext, PermissionMode
 from capgraph.base.spec import Effect
 from capgraph.base.step_context import StepContext
-from capgraph.base.threads import in_thread
 from capgraph.base.value_context import ValueContext
-from capgraph.base.values import misfits
-from capgraph.pipeline.effect_ledger import digest_of
-from capgraph.pipeline.job import outer_job
+from capgraph.helpers.argument_validation import validate_arguments
+from capgraph.helpers.plain_data import validation_messages
+from capgraph.helpers.threads import run_in_thread
+from capgraph.pipeline.effect_ledger import compute_digest
+from capgraph.pipeline.step_execution import enclosing_execution
 from capgraph.planning.json_parameters import json_parameters
 
-KEY = "capgraph/idempotency-key"
+IDEMPOTENCY_META_KEY = "capgraph/idempotency-key"
 """Where a call carries the key of its effect, for servers that know what to do with one."""
-_NO_ANSWER = (CONNECTION_CLOSED, REQUEST_TIMEOUT, INTERNAL_ERROR)
+_UNKNOWN_OUTCOME_CODES = (CONNECTION_CLOSED, REQUEST_TIMEOUT, INTERNAL_ERROR)
 """Errors that do not say whether the tool did its work; a gateway's are among them."""
-_ASKED = "asked"
-_CALL: contextvars.ContextVar[_Call | None] = contextvars.ContextVar("capgraph_mcp", default=None)
+_ASKED_MARKER = "asked"
+_current_call: contextvars.ContextVar[_ToolCall | None] = contextvars.ContextVar(
+    "capgraph_mcp", default=None
+)
 
 
 class ToolResult(CapabilityContext):
@@ -98,9 +105,12 @@ class McpCapabilities(list[type[BaseCapability]]):
     """
 
     def __init__(
-        self, made: Collection[type[BaseCapability]], pins: Mapping[str, str], server: _Server
+        self,
+        capabilities: Collection[type[BaseCapability]],
+        pins: Mapping[str, str],
+        server: _Server,
     ) -> None:
-        super().__init__(made)
+        super().__init__(capabilities)
         self.pins: dict[str, str] = dict(pins)
         self._server = server
 
@@ -115,7 +125,7 @@ class McpCapabilities(list[type[BaseCapability]]):
         await self.aclose()
 
 
-@checked
+@validate_arguments
 async def mcp_capabilities(
     server: StdioServerParameters | str | Any,
     *,
@@ -158,14 +168,14 @@ async def mcp_capabilities(
             none of its tools.
         ValidationError: A declaration is unknown or malformed.
     """
-    check_names("mcp_capabilities", declarations, accepted("mcp"))
+    check_names("mcp_capabilities", declarations, accepted_names("mcp"))
     if not isinstance(declarations.get("examples", {}), Mapping):
         raise DeclarationError(
             f"mcp_capabilities: examples is {declarations['examples']!r:.80}, the same for each tool.",
             fix='Write examples={"tool": ["a request that needs it"]}.',
         )
     kinds = (StdioServerParameters, Server, MCPServer, AbstractAsyncContextManager)
-    if not (is_url(server) or callable(server) or isinstance(server, kinds)):
+    if not (is_http_url(server) or callable(server) or isinstance(server, kinds)):
         raise ConfigurationError(
             f"{server!r:.200} is no MCP server.",
             fix="Give StdioServerParameters, the URL of a server (http://…/mcp), or a server object.",
@@ -179,7 +189,7 @@ async def mcp_capabilities(
     }
     async with AsyncExitStack() as stack:
         stack.push_async_callback(hub.aclose)
-        tools = await hub.tools()
+        tools = await hub.list_tools()
         by_tool = [effects or {}, *(v for v in declared.values() if isinstance(v, Mapping))]
         if unknown := sorted({*(allow or ()), *chain(*by_tool)} - set(tools)):
             raise ConfigurationError(
@@ -187,18 +197,20 @@ async def mcp_capabilities(
                 fix="Use names as the server has them, without the prefix.",
             )
         wanted = {name: tool for name, tool in tools.items() if allow is None or name in allow}
-        found = {name: digest_of_tool(tool) for name, tool in wanted.items()}
+        found = {name: tool_digest(tool) for name, tool in wanted.items()}
         made: dict[str, type[BaseCapability]] = {}
         for name, tool in wanted.items():
             pin = found[name] if pins is None else pins.get(name, "")
-            known = own_name(name, prefix, made)
-            caller = _Caller(hub, name, pin, (effects or {}).get(name) or effect_of(tool))
-            made[known] = _capability(known, tool, caller, _of_tool(name, declared))
+            known = capability_name(name, prefix, made)
+            caller = _ToolClient(hub, name, pin, (effects or {}).get(name) or tool_effect(tool))
+            made[known] = _tool_to_capability(
+                known, tool, caller, _tool_declarations(name, declared)
+            )
         stack.pop_all()
     return McpCapabilities(list(made.values()), found, hub)
 
 
-def _of_tool(name: str, declared: Mapping[str, Any]) -> dict[str, Any]:
+def _tool_declarations(name: str, declared: Mapping[str, Any]) -> dict[str, Any]:
     """Return the declarations of one tool: those that hold for all, and its own."""
     found = {}
     for declaration, value in declared.items():
@@ -209,17 +221,18 @@ def _of_tool(name: str, declared: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _capability(
-    name: str, tool: Tool, caller: _Caller, declared: dict[str, Any]
+def _tool_to_capability(
+    name: str, tool: Tool, caller: _ToolClient, declared: dict[str, Any]
 ) -> type[BaseCapability]:
     # A lone text stays one, so that it is refused like anywhere else.
-    for key, always in (("labels", "untrusted"), ("behaviors", _AsLookedAt(caller))):
+    for key, always in (("labels", "untrusted"), ("behaviors", _PinCheck(caller))):
         more = declared.get(key, ())
         declared[key] = (always, *more) if isinstance(more, (list, tuple, set)) else more
-    return declare(
+    return capability_from_schema(
         name,
-        plain_text(tool.description or tool.title or "") or f"{name}, a tool of {caller.server}.",
-        plain_schema(tool.input_schema),
+        sanitize_text(tool.description or tool.title or "")
+        or f"{name}, a tool of {caller.server}.",
+        sanitize_schema(tool.input_schema),
         caller.call,
         provides=_result_type(name, tool.output_schema),
         effect=caller.effect,
@@ -227,12 +240,12 @@ def _capability(
     )
 
 
-def effect_of(tool: Tool) -> Effect:
+def tool_effect(tool: Tool) -> Effect:
     """Read the effect of a tool from its annotations; one that is silent acts once.
 
     >>> from mcp_types import Tool, ToolAnnotations
     >>> hints = ToolAnnotations(idempotent_hint=True, destructive_hint=False)
-    >>> effect_of(Tool(name="put", input_schema={"type": "object"}, annotations=hints))
+    >>> tool_effect(Tool(name="put", input_schema={"type": "object"}, annotations=hints))
     'idempotent'
     """
     hints = tool.annotations
@@ -243,10 +256,10 @@ def effect_of(tool: Tool) -> Effect:
     return "idempotent" if hints.idempotent_hint and not hints.destructive_hint else "once"
 
 
-def digest_of_tool(tool: Tool) -> str:
+def tool_digest(tool: Tool) -> str:
     """Name what matters of a tool: its name, its schemas, its annotations."""
     hints = tool.annotations.model_dump(exclude_none=True) if tool.annotations else {}
-    return digest_of([tool.name, tool.input_schema, tool.output_schema, hints])
+    return compute_digest([tool.name, tool.input_schema, tool.output_schema, hints])
 
 
 def _result_type(name: str, schema: Mapping[str, Any] | None) -> type[CapabilityContext]:
@@ -277,12 +290,12 @@ def _result_type(name: str, schema: Mapping[str, Any] | None) -> type[Capability
     return Structured
 
 
-def _result_of(result: CallToolResult, tool: Tool) -> dict[str, Any]:
+def _read_result(result: CallToolResult, tool: Tool) -> dict[str, Any]:
     blocks = [b.model_dump(mode="json", by_alias=True, exclude_none=True) for b in result.content]
     if tool.output_schema is None:
         structured = result.structured_content
         more = {"structured": structured} if structured is not None else {}
-        return {"text": _text_of(result), "content": blocks, **more}
+        return {"text": _text_of_result(result), "content": blocks, **more}
     if tool.output_schema.get("type") != "object":
         return {"value": result.structured_content}
     # Its text repeats what is structured; anything else would be lost.
@@ -290,47 +303,47 @@ def _result_of(result: CallToolResult, tool: Tool) -> dict[str, Any]:
     return {**({"content": other} if other else {}), **result.structured_content}
 
 
-def _text_of(result: CallToolResult) -> str:
+def _text_of_result(result: CallToolResult) -> str:
     return "\n".join(str(b.text) for b in result.content if b.type == "text")
 
 
 # --- calls ---------------------------------------------------------------------------------------
 
 
-class _AsLookedAt:
+class _PinCheck:
     """Has a person agree before a tool is called that is not what was looked at."""
 
     stage = "validate"
 
-    def __init__(self, caller: _Caller) -> None:
+    def __init__(self, caller: _ToolClient) -> None:
         self._caller = caller
 
     async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
         why = ""
         # A server that is away is for the call to find, which is tried again.
         with suppress(CapabilityError):
-            why = self._caller.changed(await self._caller.server.tools())
+            why = self._caller.describe_change(await self._caller.server.list_tools())
         return await call_next(
             replace(attempt, approval_reasons=(*attempt.approval_reasons, why)) if why else attempt
         )
 
 
 @dataclass
-class _Call:
+class _ToolCall:
     """One call in flight: what the server asks meanwhile, and what was answered so far."""
 
-    line: _Line
+    connection: _Connection
     tool: Tool
-    answered: int = 0
-    open: tuple[dict[str, Any], asyncio.Future[ElicitResult]] | None = None
-    asked: asyncio.Queue[tuple[dict[str, Any], asyncio.Future[ElicitResult]]] = field(
+    answer_count: int = 0
+    open_question: tuple[dict[str, Any], asyncio.Future[ElicitResult]] | None = None
+    questions: asyncio.Queue[tuple[dict[str, Any], asyncio.Future[ElicitResult]]] = field(
         default_factory=asyncio.Queue
     )
     task: asyncio.Task[CallToolResult] = field(init=False)
 
 
 @dataclass(frozen=True)
-class _Caller:
+class _ToolClient:
     """Calls one tool.
 
     Attributes:
@@ -345,13 +358,13 @@ class _Caller:
     pin: str
     effect: Effect
 
-    def changed(self, tools: Mapping[str, Tool]) -> str:
+    def describe_change(self, tools: Mapping[str, Tool]) -> str:
         """Say what is not as it was looked at; empty where nothing is."""
         tool = tools.get(self.name)
-        if tool is None or digest_of_tool(tool) == self.pin:
+        if tool is None or tool_digest(tool) == self.pin:
             return ""
         what = f"the tool {self.name!r} of {self.server}"
-        takes = plain_text(", ".join(tool.input_schema.get("properties") or {})) or "nothing"
+        takes = sanitize_text(", ".join(tool.input_schema.get("properties") or {})) or "nothing"
         if not self.pin:
             return f"Nobody has looked at {what} yet; it takes {takes}."
         return (
@@ -367,28 +380,28 @@ class _Caller:
                 cannot be reached (then the step is tried again).
             ConnectionError: The connection was lost after the call was sent.
         """
-        line = await self.server.connected()
+        line = await self.server.get_connection()
         call = line.parked.pop(step.idempotency_key, None)
         if call is None:
-            tools = line.tools or await self.server.tools()
-            job = outer_job()
-            why = self.changed(tools) if job is None or job.agreement is None else ""
+            tools = line.tools or await self.server.list_tools()
+            job = enclosing_execution()
+            why = self.describe_change(tools) if job is None or job.approval is None else ""
             if self.name not in tools or why:
                 raise CapabilityError(
                     why or f"The tool {self.name!r} is no longer among those of {self.server}.",
                     fix="Make the capabilities again (mcp_capabilities), and a graph of them.",
                     severity=ErrorSeverity.REPLANNING,
                 )
-            if self._is_gone_for_good(line) and await _has_asked(step):
-                self._no_answer("The call in which it asked is gone", None)
-            call = self._start(_Call(line, tools[self.name]), values, step)
+            if self._must_not_repeat(line) and await _has_asked_before(step):
+                self._raise_unknown_outcome("The call in which it asked is gone", None)
+            call = self._start_call(_ToolCall(line, tools[self.name]), values, step)
         line.calls.append(call)
         try:
-            result = await self._answered(call, step)
+            result = await self._wait_for_result(call, step)
         except GraphBubbleUp:
             line.parked[step.idempotency_key] = call
-            if self._is_gone_for_good(line):
-                await step.once(_ASKED, lambda: True)
+            if self._must_not_repeat(line):
+                await step.once(_ASKED_MARKER, lambda: True)
             raise
         except BaseException:
             call.task.cancel()
@@ -396,57 +409,60 @@ class _Caller:
         finally:
             line.calls.remove(call)
         if result.is_error:
-            said = plain_text(_text_of(result), 4_000) or "no reason was given"
+            said = sanitize_text(_text_of_result(result), 4_000) or "no reason was given"
             raise CapabilityError(f"The tool {self.name!r} of {self.server} failed: {said}")
-        return _result_of(result, call.tool)
+        return _read_result(result, call.tool)
 
-    def _is_gone_for_good(self, line: _Line) -> bool:
+    def _must_not_repeat(self, connection: _Connection) -> bool:
         """Tell whether a call that asked, and that nobody holds any more, must not be made again."""
         return (
-            self.effect == "once" and line.client.protocol_version not in MODERN_PROTOCOL_VERSIONS
+            self.effect == "once"
+            and connection.client.protocol_version not in MODERN_PROTOCOL_VERSIONS
         )
 
-    def _start(self, call: _Call, values: dict[str, Any], step: StepContext) -> _Call:
+    def _start_call(self, call: _ToolCall, values: dict[str, Any], step: StepContext) -> _ToolCall:
         inside = contextvars.copy_context()
 
         async def notify(progress: float, total: float | None, message: str | None) -> None:
-            said = plain_text(message or f"{progress:g}" + (f" of {total:g}" if total else ""))
+            said = sanitize_text(message or f"{progress:g}" + (f" of {total:g}" if total else ""))
             inside.run(step.notify, said, progress / total if total else None)
 
         context = contextvars.Context()
-        context.run(_CALL.set, call)
-        key: Any = {KEY: step.idempotency_key} if self.effect != "none" else None
-        sent = call.line.client.call_tool(self.name, values, progress_callback=notify, meta=key)
+        context.run(_current_call.set, call)
+        key: Any = {IDEMPOTENCY_META_KEY: step.idempotency_key} if self.effect != "none" else None
+        sent = call.connection.client.call_tool(
+            self.name, values, progress_callback=notify, meta=key
+        )
         call.task = asyncio.get_running_loop().create_task(sent, context=context)
         # Of a call that waits for an answer nobody may ever ask how it ended.
         call.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return call
 
-    async def _answered(self, call: _Call, step: StepContext) -> CallToolResult:
+    async def _wait_for_result(self, call: _ToolCall, step: StepContext) -> CallToolResult:
         """Wait for the end of a call; what the server asks meanwhile is this step's question."""
-        for _ in range(call.answered):
+        for _ in range(call.answer_count):
             interrupt(None)  # an answer that the call has had already
         while True:
-            if call.open is None:
-                question = asyncio.ensure_future(call.asked.get())
+            if call.open_question is None:
+                question = asyncio.ensure_future(call.questions.get())
                 try:
                     await asyncio.wait({call.task, question}, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     question.cancel()
                 if not question.done():
-                    return self._result(call)
-                call.open = question.result()
-            shown, answer = call.open
+                    return self._read_outcome(call)
+                call.open_question = question.result()
+            shown, answer = call.open_question
             try:
-                given = _answer_of(interrupt(self._shown(shown)), shown)
+                given = _read_answer(interrupt(self._question_payload(shown)), shown)
             except ValidationError as exc:  # it is asked again
-                call.open = ({**shown, "problems": misfits(exc)}, answer)
+                call.open_question = ({**shown, "problems": validation_messages(exc)}, answer)
             else:
-                call.open = None
+                call.open_question = None
                 answer.set_result(given)
-            call.answered += 1
+            call.answer_count += 1
 
-    def _shown(self, question: dict[str, Any]) -> dict[str, Any]:
+    def _question_payload(self, question: dict[str, Any]) -> dict[str, Any]:
         return {
             "kind": "mcp_elicitation",
             "server": str(self.server),
@@ -454,91 +470,95 @@ class _Caller:
             **question,
         }
 
-    def _result(self, call: _Call) -> CallToolResult:
+    def _read_outcome(self, call: _ToolCall) -> CallToolResult:
         try:
             return call.task.result()
         except MCPError as exc:
-            if exc.code not in _NO_ANSWER:
+            if exc.code not in _UNKNOWN_OUTCOME_CODES:
                 raise CapabilityError(
-                    f"{self.server} refused a call of {self.name!r}: {plain_text(exc.message)}"
+                    f"{self.server} refused a call of {self.name!r}: {sanitize_text(exc.message)}"
                 ) from exc
             if exc.code == CONNECTION_CLOSED:
-                call.line.close()
-                self._no_answer(f"The connection was lost in a call of {self.name!r}", exc)
-            self._no_answer(f"A call of {self.name!r} broke off ({plain_text(exc.message)})", exc)
+                call.connection.close()
+                self._raise_unknown_outcome(
+                    f"The connection was lost in a call of {self.name!r}", exc
+                )
+            self._raise_unknown_outcome(
+                f"A call of {self.name!r} broke off ({sanitize_text(exc.message)})", exc
+            )
         except (RuntimeError, ValidationError) as exc:
-            told = f"{self.name!r} gave a result that it does not declare ({plain_text(str(exc), 300)})"
+            told = f"{self.name!r} gave a result that it does not declare ({sanitize_text(str(exc), 300)})"
             if self.effect == "once":
-                self._no_answer(told, exc)
+                self._raise_unknown_outcome(told, exc)
             raise CapabilityError(f"{self.server}: {told}.") from exc
 
-    def _no_answer(self, told: str, cause: BaseException | None) -> NoReturn:
+    def _raise_unknown_outcome(self, problem: str, cause: BaseException | None) -> NoReturn:
         # A type that means "nobody knows", where the effect is one that must not be repeated.
-        raise ConnectionError(f"{self.server}: {told}.") from cause
+        raise ConnectionError(f"{self.server}: {problem}.") from cause
 
 
-async def _has_asked(step: StepContext) -> bool:
+async def _has_asked_before(step: StepContext) -> bool:
     """Tell whether an earlier process was asked something in this step's call."""
 
     def not_yet() -> None:
-        raise _NotAsked("Nothing was asked.")
+        raise _NotAskedError("Nothing was asked.")
 
     try:
-        return bool(await step.once(_ASKED, not_yet))
-    except _NotAsked:
+        return bool(await step.once(_ASKED_MARKER, not_yet))
+    except _NotAskedError:
         return False
 
 
-class _NotAsked(CapabilityError):
+class _NotAskedError(CapabilityError):
     """Said inside of :func:`_has_asked`."""
 
 
-def _answer_of(given: Any, question: Mapping[str, Any]) -> ElicitResult:
+def _read_answer(answer: Any, question: Mapping[str, Any]) -> ElicitResult:
     """Read a person's answer: values by name (also as JSON text), the only value, or a refusal.
 
     Raises:
         ValidationError: It does not fit what is asked for.
     """
-    if given is None or given is False:
+    if answer is None or answer is False:
         return ElicitResult(action="decline")
     schema = question.get("schema") or {}
     inside = schema.get("properties") or {}
     only = next(iter(inside)) if len(inside) == 1 else None
-    if isinstance(given, str) and (only is None or inside[only].get("type") != "string"):
+    if isinstance(answer, str) and (only is None or inside[only].get("type") != "string"):
         with suppress(ValueError):
-            given = json.loads(given)
-    if isinstance(given, Mapping) and given.get("action") in ("decline", "cancel"):
-        return ElicitResult(action=given["action"])
-    if isinstance(given, Mapping) and given.get("action") == "accept":
-        given = given.get("content") or {}
-    elif not isinstance(given, Mapping):
-        given = {only: given} if only is not None else {}
-    content = json_parameters("answer", schema).model_validate(given).model_dump(by_alias=True)
+            answer = json.loads(answer)
+    if isinstance(answer, Mapping) and answer.get("action") in ("decline", "cancel"):
+        return ElicitResult(action=answer["action"])
+    if isinstance(answer, Mapping) and answer.get("action") == "accept":
+        answer = answer.get("content") or {}
+    elif not isinstance(answer, Mapping):
+        answer = {only: answer} if only is not None else {}
+    content = json_parameters("answer", schema).model_validate(answer).model_dump(by_alias=True)
     return ElicitResult(action="accept", content=content)
 
 
 # --- connections ---------------------------------------------------------------------------------
 
 
-class _Line:
+class _Connection:
     """One open connection. A task of its own opens and closes it: who asked first may be gone."""
 
-    def __init__(self, opened: Callable[[AsyncExitStack], Awaitable[Client]]) -> None:
+    def __init__(self, open_client: Callable[[AsyncExitStack], Awaitable[Client]]) -> None:
         loop = asyncio.get_running_loop()
         self.tools: dict[str, Tool] = {}
-        self.calls: list[_Call] = []
-        self.parked: dict[str, _Call] = {}
+        self.calls: list[_ToolCall] = []
+        self.parked: dict[str, _ToolCall] = {}
         self.failed: Exception | None = None
         self.ready, self.closing = asyncio.Event(), asyncio.Event()
-        self.task = loop.create_task(self._hold(opened), context=contextvars.Context())
+        self.task = loop.create_task(self._run(open_client), context=contextvars.Context())
 
     client: Client
 
-    async def _hold(self, opened: Callable[[AsyncExitStack], Awaitable[Client]]) -> None:
+    async def _run(self, open_client: Callable[[AsyncExitStack], Awaitable[Client]]) -> None:
         try:
             async with AsyncExitStack() as stack:
-                self.client = await opened(stack)
-                self.client.elicitation_callback = self._asked
+                self.client = await open_client(stack)
+                self.client.elicitation_callback = self._on_elicitation
                 await stack.enter_async_context(self.client)
                 self.ready.set()
                 await self.closing.wait()
@@ -557,20 +577,20 @@ class _Line:
         if not self.ready.is_set():
             self.task.cancel()
 
-    async def _asked(
+    async def _on_elicitation(
         self, context: ClientRequestContext, params: ElicitRequestParams
     ) -> ElicitResult | ErrorData:
         waiting = [*self.calls, *self.parked.values()]
-        call = _CALL.get() or (waiting[0] if len(waiting) == 1 else None)
+        call = _current_call.get() or (waiting[0] if len(waiting) == 1 else None)
         if call is None:
             return ErrorData(code=INVALID_REQUEST, message="It is not clear which call asks.")
-        shown: dict[str, Any] = {"message": plain_text(params.message, 4_000)}
+        shown: dict[str, Any] = {"message": sanitize_text(params.message, 4_000)}
         if params.mode == "form":
             shown["schema"] = params.requested_schema
         else:
-            shown["url"] = plain_text(params.url, 2_000)
+            shown["url"] = sanitize_text(params.url, 2_000)
         answer: asyncio.Future[ElicitResult] = asyncio.get_running_loop().create_future()
-        call.asked.put_nowait((shown, answer))
+        call.questions.put_nowait((shown, answer))
         return await answer
 
 
@@ -579,7 +599,7 @@ class _Server:
 
     def __init__(self, target: Any, timeout: float, headers: Mapping[str, str], mode: str) -> None:
         self._target, self._timeout, self._headers, self._mode = target, timeout, headers, mode
-        self._lines: dict[asyncio.AbstractEventLoop, _Line] = {}
+        self._lines: dict[asyncio.AbstractEventLoop, _Connection] = {}
 
     def __str__(self) -> str:
         if isinstance(self._target, str):
@@ -588,7 +608,7 @@ class _Server:
         named = getattr(self._target, "command", None) or getattr(self._target, "name", "")
         return f"the MCP server {PurePath(str(named)).name}".strip()
 
-    async def connected(self) -> _Line:
+    async def get_connection(self) -> _Connection:
         """Return the open connection of this event loop.
 
         Raises:
@@ -599,25 +619,27 @@ class _Server:
         if line is None or line.closing.is_set() or line.task.done():
             for ended in [one for one in self._lines if one.is_closed()]:
                 self._lines.pop(ended, None)
-            line = self._lines[loop] = _Line(self._client)
+            line = self._lines[loop] = _Connection(self._create_client)
         try:
             async with asyncio.timeout(self._timeout):
                 await line.ready.wait()
         except TimeoutError as exc:
             line.close()
-            raise self._away(f"did not answer within {self._timeout:g} s") from exc
+            raise self._unavailable_error(f"did not answer within {self._timeout:g} s") from exc
         if line.failed is not None:
             line.close()
-            raise self._away(f"cannot be reached ({_first(line.failed)})") from line.failed
+            raise self._unavailable_error(
+                f"cannot be reached ({_root_message(line.failed)})"
+            ) from line.failed
         return line
 
-    async def tools(self) -> dict[str, Tool]:
+    async def list_tools(self) -> dict[str, Tool]:
         """Return the tools as the server has them now; for as long as it says, from memory.
 
         Raises:
             CapabilityError: It does not say.
         """
-        line = await self.connected()
+        line = await self.get_connection()
         found: dict[str, Tool] = {}
         cursor: str | None = None
         try:
@@ -629,10 +651,14 @@ class _Server:
                         break
         except TimeoutError as exc:
             line.close()
-            raise self._away(f"did not name its tools within {self._timeout:g} s") from exc
+            raise self._unavailable_error(
+                f"did not name its tools within {self._timeout:g} s"
+            ) from exc
         except Exception as exc:  # of the protocol, the transport or pydantic
             line.close()
-            raise self._away(f"does not name its tools ({_first(exc)})") from exc
+            raise self._unavailable_error(
+                f"does not name its tools ({_root_message(exc)})"
+            ) from exc
         line.tools = found
         return found
 
@@ -643,27 +669,27 @@ class _Server:
             line.close()
             await asyncio.wait({line.task})
 
-    async def _client(self, stack: AsyncExitStack) -> Client:
+    async def _create_client(self, stack: AsyncExitStack) -> Client:
         target = self._target
         if isinstance(target, str):
             # Made in a thread, because certificates are read from files.
             limits = httpx2.Timeout(self._timeout, read=None)  # a call has a limit of its own
             make = partial(httpx2.AsyncClient, headers=dict(self._headers), timeout=limits)
-            http = await stack.enter_async_context(await in_thread(make))
+            http = await stack.enter_async_context(await run_in_thread(make))
             target = streamable_http_client(target, http_client=http)
         elif isinstance(target, StdioServerParameters):
             target = stdio_client(target)
         return Client(target() if inspect.isroutine(target) else target, mode=self._mode)
 
-    def _away(self, how: str) -> CapabilityError:
+    def _unavailable_error(self, problem: str) -> CapabilityError:
         return CapabilityError(
-            f"{str(self)[0].upper()}{str(self)[1:]} {how}.",
+            f"{str(self)[0].upper()}{str(self)[1:]} {problem}.",
             fix="See whether it runs and what it writes to its log.",
             severity=ErrorSeverity.RETRIABLE,
         )
 
 
-def _first(exc: BaseException) -> str:
+def _root_message(exc: BaseException) -> str:
     while isinstance(exc, BaseExceptionGroup):
         exc = exc.exceptions[0]
-    return plain_text(str(exc) or type(exc).__name__, 300)
+    return sanitize_text(str(exc) or type(exc).__name__, 300)

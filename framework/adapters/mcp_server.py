@@ -19,34 +19,39 @@ from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult, InputRequiredResult, TextContent, Tool, ToolAnnotations
 
-from capgraph.adapters.elicitation import answer_of, can_ask, elicited, is_first
-from capgraph.adapters.mcp import KEY
+from capgraph.adapters.elicitation import (
+    elicit_answers,
+    is_asked_before_run,
+    read_answer,
+    supports_elicitation,
+)
+from capgraph.adapters.mcp import IDEMPOTENCY_META_KEY
 from capgraph.adapters.request import request_schema
 from capgraph.adapters.task_graph import TaskGraph, task_graph
-from capgraph.approvals import question_text
-from capgraph.base.checked import check_options, checked
+from capgraph.approvals import describe_question
 from capgraph.base.errors import CapgraphError
 from capgraph.base.ports import Caller
 from capgraph.base.spec import CapabilitySpec
 from capgraph.engine.bind import bind
 from capgraph.engine.services import Services
-from capgraph.pipeline.effect_ledger import digest_of
-from capgraph.pipeline.run_config import configurable_of
+from capgraph.helpers.argument_validation import check_options, validate_arguments
+from capgraph.pipeline.effect_ledger import compute_digest
+from capgraph.pipeline.run_config import configurable_for
 from capgraph.registry import Registry
-from capgraph.stores.usable import check_saver
+from capgraph.stores.async_checks import require_async_saver
 
-WhoAsks = Callable[[ServerRequestContext[Any, Any]], Caller]
-_MAX_OPEN = 1_000
+CallerResolver = Callable[[ServerRequestContext[Any, Any]], Caller]
+_MAX_OPEN_QUESTIONS = 1_000
 """How many questions wait for their answers in memory; the oldest goes first."""
 
 
-@checked
+@validate_arguments
 def as_mcp_server(
     capabilities: Registry | Services | Iterable[Any],
     *,
     name: str = "capgraph",
     checkpointer: BaseCheckpointSaver[Any] | None = None,
-    caller: Caller | WhoAsks | None = None,
+    caller: Caller | CallerResolver | None = None,
     **options: Any,
 ) -> MCPServer[Any]:
     """Offer capabilities as the tools of an MCP server.
@@ -82,10 +87,12 @@ def as_mcp_server(
     'capgraph'
     """
     check_options("as_mcp_server", options, [*_OWN_OPTIONS, *_server_options()])
-    check_saver(checkpointer)
+    require_async_saver(checkpointer)
     if not isinstance(capabilities, Services):
         capabilities = bind(capabilities, checkpointer=checkpointer)
-    return _CapabilityServer(_Offer(capabilities, checkpointer, caller), name=name, **options)
+    return _CapabilityServer(
+        _CapabilityTools(capabilities, checkpointer, caller), name=name, **options
+    )
 
 
 _OWN_OPTIONS = ("name", "checkpointer", "caller")
@@ -95,14 +102,14 @@ def _server_options() -> list[str]:
     return list(inspect.signature(MCPServer.__init__).parameters)[1:]
 
 
-class _Offer:
+class _CapabilityTools:
     """What the tools of a server are, and how each is called."""
 
     def __init__(
         self,
         services: Services,
         checkpointer: BaseCheckpointSaver[Any] | None,
-        caller: Caller | WhoAsks | None,
+        caller: Caller | CallerResolver | None,
     ) -> None:
         self.services = services
         self._saver = checkpointer or InMemorySaver()
@@ -111,68 +118,70 @@ class _Offer:
         self._graphs: dict[str, TaskGraph] = {}
         self._open: dict[str, None] = {}
 
-    def tools(self) -> list[Tool]:
+    def list_tools(self) -> list[Tool]:
         """Describe all capabilities."""
         registry = self.services.registry
-        return [tool_of(spec, registry) for spec in registry.capabilities.values()]
+        return [capability_tool(spec, registry) for spec in registry.capabilities.values()]
 
     async def call(
         self, spec: CapabilitySpec, arguments: Mapping[str, Any], context: Context[Any, Any]
     ) -> CallToolResult | InputRequiredResult:
         """Run a capability, or go on with it when an answer came."""
-        caller = self._who(context.request_context)
-        key = (context.request_context.meta or {}).get(KEY)
+        caller = self._resolve_caller(context.request_context)
+        key = (context.request_context.meta or {}).get(IDEMPOTENCY_META_KEY)
         thread = context.request_state
         if thread is None:
             given = [caller.user_id, spec.name, key] if key else uuid.uuid4().hex
-            thread = f"mcp/{digest_of(given)}"
-        config: Any = {"configurable": {"thread_id": thread, **configurable_of(caller)}}
+            thread = f"mcp/{compute_digest(given)}"
+        config: Any = {"configurable": {"thread_id": thread, **configurable_for(caller)}}
         graph = self._graph(spec)
         found = await graph.aget_state(config)
         answers: Any = context.input_responses or {}
-        if not _has_its_answer(found, spec):
+        if not _is_answered(found, spec):
             what: Any = {"task": dict(arguments)}
             while True:
                 if asked := {one.id: one.value for one in found.interrupts}:
-                    answers = answers or await self._asked(asked, context, thread)
+                    answers = answers or await self._ask(asked, context, thread)
                     if isinstance(answers, (CallToolResult, InputRequiredResult)):
                         return answers
-                    said = {name: answer_of(name, value, answers) for name, value in asked.items()}
+                    said = {
+                        name: read_answer(name, value, answers) for name, value in asked.items()
+                    }
                     what, answers = Command(resume=said), {}
                 elif found.next:
                     what = None  # another process began with it
-                await _whole(self._run(graph, what, config, context))
+                await _wait_for_cleanup(self._run(graph, what, config, context))
                 found = await graph.aget_state(config)
                 if not found.interrupts:
                     break
         if not key:
-            await self._forget(thread)
+            await self._discard_thread(thread)
         if found.values.get("success", True):
-            return said_of(found.values.get("output"))
-        return said_of(str(found.values.get("error")), wrong=True)
+            return call_result(found.values.get("output"))
+        return call_result(str(found.values.get("error")), is_error=True)
 
-    async def _asked(
-        self, asked: Mapping[str, Any], context: Context[Any, Any], thread: str
+    async def _ask(
+        self, questions: Mapping[str, Any], context: Context[Any, Any], thread: str
     ) -> Mapping[str, Any] | CallToolResult | InputRequiredResult:
-        if not can_ask(context):
-            await self._forget(thread)
-            return said_of(
+        if not supports_elicitation(context):
+            await self._discard_thread(thread)
+            return call_result(
                 "A person has to decide first, and this client cannot ask one."
-                f" {' '.join(map(question_text, asked.values()))}"
-                f"{' Nothing was run.' if all(map(is_first, asked.values())) else ''}"
+                f" {' '.join(map(describe_question, questions.values()))}"
+                f"{' Nothing was run.' if all(map(is_asked_before_run, questions.values())) else ''}"
                 " Fix: use a client with elicitation.",
-                wrong=True,
+                is_error=True,
             )
-        answers = await elicited(asked, context, thread)
+        answers = await elicit_answers(questions, context, thread)
         if isinstance(answers, InputRequiredResult):
-            await self._keep(thread)
+            await self._track_question(thread)
         return answers
 
     async def _run(
-        self, graph: TaskGraph, what: Any, config: Any, context: Context[Any, Any]
+        self, graph: TaskGraph, graph_input: Any, config: Any, context: Context[Any, Any]
     ) -> None:
         known = 0.0
-        async for event in graph.astream(what, config, stream_mode="custom"):
+        async for event in graph.astream(graph_input, config, stream_mode="custom"):
             if isinstance(event, Mapping) and event.get("event_type") == "step_progress":
                 # Each has to be more than the one before.
                 fraction = event.get("progress")
@@ -185,7 +194,7 @@ class _Offer:
             self._graphs[spec.name] = made.copy({"checkpointer": self._saver})
         return self._graphs[spec.name]
 
-    def _who(self, request: ServerRequestContext[Any, Any]) -> Caller:
+    def _resolve_caller(self, request: ServerRequestContext[Any, Any]) -> Caller:
         if self._caller is not None:
             return self._caller(request) if callable(self._caller) else self._caller
         token = get_access_token()
@@ -193,13 +202,13 @@ class _Offer:
             return Caller()
         return Caller(token.subject or token.client_id, authenticated=True)
 
-    async def _keep(self, thread: str) -> None:
+    async def _track_question(self, thread: str) -> None:
         if self._forgets:
             self._open[thread] = None
-            if len(self._open) > _MAX_OPEN:
-                await self._forget(next(iter(self._open)))
+            if len(self._open) > _MAX_OPEN_QUESTIONS:
+                await self._discard_thread(next(iter(self._open)))
 
-    async def _forget(self, thread: str) -> None:
+    async def _discard_thread(self, thread: str) -> None:
         self._open.pop(thread, None)
         if self._forgets:
             await self._saver.adelete_thread(thread)
@@ -208,12 +217,12 @@ class _Offer:
 class _CapabilityServer(MCPServer[Any]):
     """An MCP server whose tools are capabilities."""
 
-    def __init__(self, offer: _Offer, **options: Any) -> None:
+    def __init__(self, tools: _CapabilityTools, **options: Any) -> None:
         super().__init__(**options)
-        self._offer = offer
+        self._offer = tools
 
     async def list_tools(self) -> list[Tool]:
-        return self._offer.tools()
+        return self._offer.list_tools()
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
@@ -227,7 +236,7 @@ class _CapabilityServer(MCPServer[Any]):
             raise ToolError(self._offer.services.masker.text(str(exc))) from exc
 
 
-async def _whole(run: Coroutine[Any, Any, None]) -> None:
+async def _wait_for_cleanup(run: Coroutine[Any, Any, None]) -> None:
     """Wait for a run; cancel it once when whoever waits is cancelled, and let it clean up.
 
     The package cancels again and again until a task has ended, which cuts LangGraph's own end short.
@@ -242,7 +251,7 @@ async def _whole(run: Coroutine[Any, Any, None]) -> None:
         raise
 
 
-def tool_of(spec: CapabilitySpec, registry: Registry) -> Tool:
+def capability_tool(spec: CapabilitySpec, registry: Registry) -> Tool:
     """Describe a capability as a tool."""
     output = registry.context_types.get(spec.provides[0]) if len(spec.provides) == 1 else None
     return Tool(
@@ -258,15 +267,15 @@ def tool_of(spec: CapabilitySpec, registry: Registry) -> Tool:
     )
 
 
-def _has_its_answer(found: StateSnapshot, spec: CapabilitySpec) -> bool:
+def _is_answered(snapshot: StateSnapshot, spec: CapabilitySpec) -> bool:
     """Tell whether a call was made before; a failure is an answer only where work acts once."""
-    ended = bool(found.values) and not found.next
-    return ended and (found.values.get("success", True) or spec.effect == "once")
+    ended = bool(snapshot.values) and not snapshot.next
+    return ended and (snapshot.values.get("success", True) or spec.effect == "once")
 
 
-def said_of(output: Any, *, wrong: bool = False) -> CallToolResult:
+def call_result(output: Any, *, is_error: bool = False) -> CallToolResult:
     """Return what a tool gave, or why it gave nothing."""
-    if wrong:
+    if is_error:
         return CallToolResult(content=[TextContent(text=str(output))], is_error=True)
     data = output if isinstance(output, Mapping) else {"value": output}
     text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)

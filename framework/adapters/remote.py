@@ -17,21 +17,28 @@ from langgraph.pregel.remote import RemoteGraph
 from langgraph.types import interrupt
 from pydantic import BaseModel
 
-from capgraph.adapters.declare import declare
-from capgraph.adapters.foreign import away, failed, is_url, own_name, plain_text, task_of
+from capgraph.adapters.external_text import (
+    capability_name,
+    is_http_url,
+    remote_failure,
+    sanitize_text,
+    task_with_inputs,
+    unreachable_error,
+)
+from capgraph.adapters.schema_capability import capability_from_schema
 from capgraph.base.capability import BaseCapability, ContextType
-from capgraph.base.checked import checked
-from capgraph.base.declarations import accepted, check_names
+from capgraph.base.declarations import accepted_names, check_names
 from capgraph.base.errors import ConfigurationError, require_extra
 from capgraph.base.spec import Effect
 from capgraph.base.step_context import StepContext
-from capgraph.langgraph_compat import answers_taken
+from capgraph.helpers.argument_validation import validate_arguments
+from capgraph.langgraph_compat import count_consumed_answers
 
 if TYPE_CHECKING:
     from a2a.types import AgentCard
 
 
-@checked
+@validate_arguments
 def remote_capability(
     agent: str | AgentCard | RemoteGraph,
     name: str | None = None,
@@ -59,7 +66,7 @@ def remote_capability(
             so ``idempotent`` holds for any.
         headers: What an A2A agent is sent with each request, such as ``Authorization``.
         origins: Origins besides its URL's own that the card of an A2A agent may name.
-        **options: What :func:`~capgraph.adapters.declare.declare` takes, such as ``requires``,
+        **options: What :func:`~capgraph.adapters.schema_capability.declare` takes, such as ``requires``,
             ``permission`` and ``timeout_seconds``.
 
     Raises:
@@ -71,11 +78,11 @@ def remote_capability(
     """
     options = {"labels": ("untrusted",), "sends_externally": True, **options}
     if isinstance(agent, RemoteGraph):
-        worker: Any = _Graph(agent)
+        worker: Any = _RemoteGraphAgent(agent)
         own, said = agent.name or agent.assistant_id, f"Has the graph {agent.name} do a task."
     else:
         require_extra("a2a.client", "a2a")
-        if not is_url(agent) and not hasattr(agent, "supported_interfaces"):
+        if not is_http_url(agent) and not hasattr(agent, "supported_interfaces"):
             raise ConfigurationError(
                 f"{agent!r} is no agent that works elsewhere.",
                 fix="Give the URL or the card of an A2A agent, or a RemoteGraph; for one in this"
@@ -88,10 +95,10 @@ def remote_capability(
         said = f"Has the A2A agent {own} do a task."
         if not isinstance(agent, str):
             skills = "; ".join(f"{skill.name}: {skill.description}" for skill in agent.skills)
-            said = plain_text(f"{agent.description} {skills}") or said
-    name = name or own_name(own)
-    check_names(f"remote_capability({name!r})", options, accepted("remote"))
-    return declare(
+            said = sanitize_text(f"{agent.description} {skills}") or said
+    name = name or capability_name(own)
+    check_names(f"remote_capability({name!r})", options, accepted_names("remote"))
+    return capability_from_schema(
         name,
         description or said,
         worker.Parameters,
@@ -108,7 +115,7 @@ class _Input(BaseModel):
     input: dict[str, Any] | None = None
 
 
-class _Graph:
+class _RemoteGraphAgent:
     """A graph on an Agent Server."""
 
     Parameters = _Input
@@ -130,18 +137,20 @@ class _Graph:
             CapabilityError: It failed, or cannot be reached.
         """
         try:
-            return await self._done(values["input"], step)
+            return await self._run_task(values["input"], step)
         except httpx.TransportError as exc:
-            raise away(self._what, exc) from exc
+            raise unreachable_error(self._what, exc) from exc
         except httpx.HTTPStatusError as exc:
-            raise failed(f"{self._what} refused", f"{exc} {exc.response.text}") from exc
+            raise remote_failure(f"{self._what} refused", f"{exc} {exc.response.text}") from exc
 
-    async def _done(self, given: dict[str, Any] | None, step: StepContext) -> dict[str, Any]:
+    async def _run_task(
+        self, graph_input: dict[str, Any] | None, step: StepContext
+    ) -> dict[str, Any]:
         runs, threads = self._client.runs, self._client.threads
         thread = str(uuid.uuid5(uuid.NAMESPACE_OID, step.idempotency_key))
         await threads.create(thread_id=thread, if_exists="do_nothing")
-        turns: list[dict[str, Any]] = [{"input": given or await self._begins_with(step)}]
-        turns += [{"command": {"resume": interrupt(None)}} for _ in range(answers_taken())]
+        turns: list[dict[str, Any]] = [{"input": graph_input or await self._default_input(step)}]
+        turns += [{"command": {"resume": interrupt(None)}} for _ in range(count_consumed_answers())]
         while True:
             # The server knows what it was told before: each turn of the thread is one run.
             begun = await runs.list(thread, limit=len(turns))
@@ -155,46 +164,46 @@ class _Graph:
                     **turn,
                 )
             async for part in runs.join_stream(thread, run["run_id"]):
-                self._heard(part, step)
+                self._report_progress(part, step)
             state: Any = await threads.get_state(thread)
             ended = (await runs.get(thread, run["run_id"]))["status"]
             if ended not in ("success", "interrupted"):
                 why = [str(one["error"]) for one in state["tasks"] if one.get("error")]
-                raise failed(f"{self._what} ended as {ended}", " ".join(why))
+                raise remote_failure(f"{self._what} ended as {ended}", " ".join(why))
             asked = {
                 one["id"]: one["value"] for task in state["tasks"] for one in task["interrupts"]
             }
             if not asked:
-                return _left(state["values"], self._what)
+                return _read_output(state["values"], self._what)
             shown = next(iter(asked.values())) if len(asked) == 1 else {"questions": asked}
             turns.append({"command": {"resume": interrupt(shown)}})
 
-    async def _begins_with(self, step: StepContext) -> dict[str, Any]:
+    async def _default_input(self, step: StepContext) -> dict[str, Any]:
         assistants: Any = self._client.assistants
         named = await assistants.search(graph_id=self._assistant, limit=1)  # or it is an id itself
         about = named[0]["assistant_id"] if named else self._assistant
         schemas = await assistants.get_schemas(about)
         if "messages" in ((schemas.get("input_schema") or {}).get("properties") or {}):
-            return {"messages": [{"role": "user", "content": task_of(step)}]}
-        return {"task": task_of(step)}
+            return {"messages": [{"role": "user", "content": task_with_inputs(step)}]}
+        return {"task": task_with_inputs(step)}
 
-    def _heard(self, part: Any, step: StepContext) -> None:
+    def _report_progress(self, part: Any, step: StepContext) -> None:
         if part.event == "custom" and isinstance(part.data, Mapping) and "message" in part.data:
-            step.notify(plain_text(str(part.data["message"])), part.data.get("progress"))
+            step.notify(sanitize_text(str(part.data["message"])), part.data.get("progress"))
         elif part.event == "updates" and isinstance(part.data, Mapping):
-            step.notify(plain_text(", ".join(part.data)), None)
+            step.notify(sanitize_text(", ".join(part.data)), None)
 
 
-def _left(values: Any, what: str) -> dict[str, Any]:
+def _read_output(values: Any, subject: str) -> dict[str, Any]:
     """Read what a graph left: ``output``, else its last message, else all of it."""
     if not isinstance(values, Mapping):
         return {"output": values}
     if values.get("success") is False:
-        raise failed(f"{what} did not do its task", str(values.get("error") or ""))
+        raise remote_failure(f"{subject} did not do its task", str(values.get("error") or ""))
     ended = values.get("execution_outcome") or {}
     said = (values.get("messages") or [{}])[-1].get("content")
     if ended.get("status", "completed") != "completed":
-        raise failed(f"{what} did not do its task", str(ended.get("reason") or said))
+        raise remote_failure(f"{subject} did not do its task", str(ended.get("reason") or said))
     for output in (values.get("output"), values.get("structured_response"), said):
         if output is not None:
             return {"output": output}

@@ -15,18 +15,20 @@ from capgraph.base.plan import PlannedStep
 from capgraph.base.ports import StepRecord
 from capgraph.base.spec import CapabilitySpec
 from capgraph.engine.bind import unbound_services
-from capgraph.engine.run_scope import services_around
+from capgraph.engine.run_scope import find_services
 from capgraph.engine.services import Services
-from capgraph.pipeline.job import LABELS
+from capgraph.pipeline.step_execution import LABELS_KEY
 
 Contexts = dict[str, dict[str, Any]]
 Schema = dict[str, Any]
-ENDING = (GraphBubbleUp, StoppedError, FatalExecutionError, PersistenceError)
+RUN_ENDING_ERRORS = (GraphBubbleUp, StoppedError, FatalExecutionError, PersistenceError)
 """What ends a run, and is the result of none of its parts."""
-_SCALARS = ["string", "number", "boolean", "null"]
+_SCALAR_TYPES = ["string", "number", "boolean", "null"]
 
 
-def request_of(spec: CapabilitySpec, given: Mapping[str, Any]) -> tuple[PlannedStep, Contexts]:
+def parse_request(
+    spec: CapabilitySpec, arguments: Mapping[str, Any]
+) -> tuple[PlannedStep, Contexts]:
     """Read named values as a step's parameters and inputs.
 
     An input stands under its type, or its role where it has one, as an object (a list of them
@@ -34,17 +36,17 @@ def request_of(spec: CapabilitySpec, given: Mapping[str, Any]) -> tuple[PlannedS
 
     Args:
         spec: The capability.
-        given: Names to values.
+        arguments: Names to values.
 
     Returns:
         The step, and the context data that its inputs name.
 
     >>> from capgraph.base.spec import CapabilitySpec, Requirement
     >>> spec = CapabilitySpec("forecast", "Forecasts.", requires=(Requirement("PLACE"),))
-    >>> request_of(spec, {"PLACE": {"name": "Rome"}, "days": 3})
+    >>> parse_request(spec, {"PLACE": {"name": "Rome"}, "days": 3})
     ({'parameters': {'days': 3}, 'inputs': [{'PLACE': 'PLACE_1'}]}, {'PLACE': {'PLACE_1': {'name': 'Rome'}}})
     """
-    rest = dict(given)
+    rest = dict(arguments)
     inputs: list[dict[str, str]] = []
     contexts: Contexts = {}
     for need in spec.requires:
@@ -72,7 +74,7 @@ def request_schema(spec: CapabilitySpec, types: Mapping[str, type[CapabilityCont
     >>> request_schema(spec, {"PLACE": Place})["required"]
     ['PLACE']
     """
-    scalars = {"type": "object", "additionalProperties": {"type": _SCALARS}}
+    scalars = {"type": "object", "additionalProperties": {"type": _SCALAR_TYPES}}
     said = spec.parameters.model_json_schema() if spec.parameters is not None else scalars
     whole: Schema = {"type": "object", "properties": {}, "required": [], "$defs": {}, **said}
     properties, needed, named = (whole[name] for name in ("properties", "required", "$defs"))
@@ -99,12 +101,12 @@ def services_for(capability: Any, services: Services | None) -> Services:
     """
     spec = capability.capability_spec
     if services is None:
-        return services_around(spec) or unbound_services(spec)
+        return find_services(spec) or unbound_services(spec)
     known = services.registry.capabilities.get(spec.name) is spec
-    return services if known else services.beside(capability)
+    return services if known else services.with_capabilities(capability)
 
 
-def refusal_of(record: StepRecord) -> str | None:
+def failure_message(record: StepRecord) -> str | None:
     """Return why a step gave nothing that whoever asked for it can use; ``None`` when it did.
 
     Raises:
@@ -119,24 +121,24 @@ def refusal_of(record: StepRecord) -> str | None:
     return record.skipped
 
 
-def output_of(record: StepRecord) -> Any:
+def record_output(record: StepRecord) -> Any:
     """Return what a step gave as plain data: of its one context type, else by type.
 
     A plain value, which stands alone under ``value``, comes as itself.
     """
-    return plain_output({kind: next(iter(one.values())) for kind, one in record.contexts.items()})
+    return unwrap_output({kind: next(iter(one.values())) for kind, one in record.contexts.items()})
 
 
-def plain_output(given: Mapping[str, Any]) -> Any:
+def unwrap_output(outputs: Mapping[str, Any]) -> Any:
     """Return what a step gave, by type, as whoever asked for it reads it; see :func:`output_of`."""
     found = {
         kind: data["value"] if isinstance(data, dict) and [*data] == ["value"] else data
-        for kind, data in given.items()
+        for kind, data in outputs.items()
     }
     return next(iter(found.values())) if len(found) == 1 else found or None
 
 
-def labels_heard(state: Any) -> dict[str, str]:
+def collect_labels(state: Any) -> dict[str, str]:
     """Return the labels of what an agent has heard from its tools, with their sources.
 
     They lie beside the messages, so they are there as long as the words are.
@@ -144,11 +146,11 @@ def labels_heard(state: Any) -> dict[str, str]:
     known = state if isinstance(state, Mapping) else {}
     said = [*(known.get("conversation") or ()), *(known.get("messages") or ())]
     told = [m.artifact if isinstance(m, ToolMessage) else m.response_metadata for m in said]
-    labels = [one[LABELS] for one in told if isinstance(one, Mapping) and LABELS in one]
+    labels = [one[LABELS_KEY] for one in told if isinstance(one, Mapping) and LABELS_KEY in one]
     return {label: at for one in labels for label, at in one.items()}
 
 
-def labels_told(record: StepRecord) -> dict[str, dict[str, str]] | None:
+def label_metadata(record: StepRecord) -> dict[str, dict[str, str]] | None:
     """Return what stands beside the words of a tool, for :func:`labels_heard` to find."""
     labels = {label: at for own in record.labels.values() for label, at in own.items()}
-    return {LABELS: labels} if labels else None
+    return {LABELS_KEY: labels} if labels else None

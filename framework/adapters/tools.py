@@ -15,22 +15,22 @@ from langgraph.prebuilt import ToolRuntime
 from langgraph.types import Command
 from pydantic import create_model
 
-from capgraph.adapters.declare import declare
+from capgraph.adapters.schema_capability import capability_from_schema
+from capgraph.base.argument_injection import Getter, find_injection, resolve_hints
 from capgraph.base.capability import BaseCapability, ContextType
-from capgraph.base.checked import checked
-from capgraph.base.classify import ErrorClassification
-from capgraph.base.declarations import accepted, check_names
+from capgraph.base.declarations import accepted_names, check_names
+from capgraph.base.error_classification import ErrorClassification
 from capgraph.base.errors import CapabilityError, ConfigurationError, ErrorSeverity
-from capgraph.base.injected import Getter, hints_of, injection
 from capgraph.base.step_context import StepContext
-from capgraph.base.threads import in_thread
-from capgraph.langgraph_compat import is_watched
+from capgraph.helpers.argument_validation import validate_arguments
+from capgraph.helpers.threads import run_in_thread
+from capgraph.langgraph_compat import has_other_callbacks
 from capgraph.pipeline.failures import TOOL_ERROR
-from capgraph.telemetry.accounts import CASHIER
-from capgraph.telemetry.metered import METER
+from capgraph.telemetry.budget_callback import BUDGET_CALLBACK
+from capgraph.telemetry.usage_callback import USAGE_CALLBACK
 
 
-@checked
+@validate_arguments
 def tool_capability(
     tool: BaseTool | Callable[..., Any] | Any,
     provides: ContextType | None = None,
@@ -62,7 +62,7 @@ def tool_capability(
         permission: What its caller must be allowed.
         name: Name of the capability; the tool's when not given.
         description: Description for planners; the tool's when not given.
-        **options: What :func:`~capgraph.adapters.declare.declare` takes.
+        **options: What :func:`~capgraph.adapters.schema_capability.declare` takes.
 
     Raises:
         ConfigurationError: It is neither; or it wants something injected that nobody knows.
@@ -75,9 +75,9 @@ def tool_capability(
     'celsius'
     """
     if not isinstance(tool, BaseTool):
-        tool = _as_tool(tool)
-    check_names(f"tool_capability({tool.name!r})", options, accepted("tool"))
-    injected = _injected(tool)
+        tool = _function_to_tool(tool)
+    check_names(f"tool_capability({tool.name!r})", options, accepted_names("tool"))
+    injected = _injected_arguments(tool)
     schema: Any = tool.args_schema
     if schema is None and isinstance(tool, Tool):
         [argument] = tool.args  # one text
@@ -86,13 +86,13 @@ def tool_capability(
     elif schema is None:
         schema = tool.get_input_schema()
     own = tool.model_copy(update={"handle_tool_error": False, "handle_validation_error": False})
-    shown = _without(injected.keys(), schema)
-    bare = _bare(own) if shown is schema else None
-    call = partial(_call, own, injected, bare)
-    options.setdefault("classify_error", partial(_classify, tool))
+    shown = _hide_arguments(injected.keys(), schema)
+    bare = _plain_function(own) if shown is schema else None
+    call = partial(_call_tool, own, injected, bare)
+    options.setdefault("classify_error", partial(_classify_error, tool))
     if effect == "none":
         options.setdefault("on_error", "observe")
-    return declare(
+    return capability_from_schema(
         name or tool.name,
         description or tool.description,
         shown,
@@ -104,7 +104,7 @@ def tool_capability(
     )
 
 
-def _as_tool(function: Any) -> BaseTool:
+def _function_to_tool(function: Any) -> BaseTool:
     if not inspect.isroutine(function):
         raise ConfigurationError(
             f"{function!r} is neither a LangChain tool nor a function.",
@@ -125,10 +125,10 @@ def _as_tool(function: Any) -> BaseTool:
         ) from exc
 
 
-async def _call(
+async def _call_tool(
     tool: BaseTool,
     injected: Mapping[str, Getter],
-    bare: Callable[..., Any] | None,
+    plain_function: Callable[..., Any] | None,
     values: dict[str, Any],
     step: StepContext,
 ) -> Any:
@@ -136,18 +136,23 @@ async def _call(
     sync = _is_sync(tool)
     # What LangChain does around a function of a tool costs more than the step, and is for those
     # who watch; what it checks has been checked.
-    if bare is not None and not is_watched(METER, CASHIER):
+    if plain_function is not None and not has_other_callbacks(USAGE_CALLBACK, BUDGET_CALLBACK):
         given = {**values, **{name: get(step) for name, get in injected.items()}}
-        return _data(await (in_thread(bare, **given) if sync else bare(**given)), tool.name)
+        return _read_result(
+            await (run_in_thread(plain_function, **given) if sync else plain_function(**given)),
+            tool.name,
+        )
     given = values
     if injected and isinstance(tool, StructuredTool):
-        tool = _filled(tool, injected, step)
+        tool = _bind_injected(tool, injected, step)
     elif injected:
         given = {**values, **{name: get(step) for name, get in injected.items()}}
     if tool.response_format == "content_and_artifact":
         call_id = step.idempotency_key
         given = {"type": "tool_call", "id": call_id, "name": tool.name, "args": given}
-    return _data(await (in_thread(tool.invoke, given) if sync else tool.ainvoke(given)), tool.name)
+    return _read_result(
+        await (run_in_thread(tool.invoke, given) if sync else tool.ainvoke(given)), tool.name
+    )
 
 
 def _is_sync(tool: BaseTool) -> bool:
@@ -156,7 +161,7 @@ def _is_sync(tool: BaseTool) -> bool:
     return type(tool)._arun is BaseTool._arun
 
 
-def _bare(tool: BaseTool) -> Callable[..., Any] | None:
+def _plain_function(tool: BaseTool) -> Callable[..., Any] | None:
     """Return a tool's own function, where it needs nothing of LangChain's to be called."""
     as_call = tool.response_format == "content_and_artifact"
     if type(tool) is not StructuredTool or tool.callbacks or tool.verbose or as_call:
@@ -168,7 +173,7 @@ def _bare(tool: BaseTool) -> Callable[..., Any] | None:
 # --- what is injected ------------------------------------------------------------------------
 
 
-def _injected(tool: BaseTool) -> dict[str, Getter]:
+def _injected_arguments(tool: BaseTool) -> dict[str, Getter]:
     """Return what fills the arguments of a tool that no plan may supply.
 
     Raises:
@@ -180,12 +185,12 @@ def _injected(tool: BaseTool) -> dict[str, Getter]:
     named = {"runtime": ToolRuntime} if "runtime" in inspect.signature(function).parameters else {}
     is_class = not isinstance(tool, StructuredTool)
     found: dict[str, Getter] = {}
-    for name, hint in {**named, **hints_of(function), **fields}.items():
+    for name, hint in {**named, **resolve_hints(function), **fields}.items():
         if name in (*FILTERED_ARGS, "return") or (hint is RunnableConfig and is_class):
             continue  # LangChain fills these itself
-        match = injection(hint)
+        match = find_injection(hint)
         if match is None and name in named:
-            match = injection(ToolRuntime)  # a ToolNode goes by the name
+            match = find_injection(ToolRuntime)  # a ToolNode goes by the name
         if match is None:
             continue
         passed = not is_class or tool.args_schema is None or name in fields
@@ -206,7 +211,7 @@ def _is_required(function: Any, schema: Any, name: str) -> bool:
     return inspect.signature(function).parameters[name].default is inspect.Parameter.empty
 
 
-def _without(names: Collection[str], schema: Any) -> Any:
+def _hide_arguments(names: Collection[str], schema: Any) -> Any:
     """Return the parameters of a tool that a plan supplies."""
     if isinstance(schema, dict):
         properties = schema.get("properties", {})
@@ -215,7 +220,9 @@ def _without(names: Collection[str], schema: Any) -> Any:
         same = len(kept) == len(properties)
         return schema if same else {**schema, "properties": kept, "required": needed}
     hidden = {name for name in schema.model_fields if name in names}
-    hidden |= {n for n, hint in get_all_basemodel_annotations(schema).items() if injection(hint)}
+    hidden |= {
+        n for n, hint in get_all_basemodel_annotations(schema).items() if find_injection(hint)
+    }
     if not hidden:
         return schema
     made: Any = create_model
@@ -223,7 +230,9 @@ def _without(names: Collection[str], schema: Any) -> Any:
     return made(schema.__name__, __config__=schema.model_config, **rest)
 
 
-def _filled(tool: StructuredTool, injected: Mapping[str, Getter], step: StepContext) -> BaseTool:
+def _bind_injected(
+    tool: StructuredTool, injected: Mapping[str, Getter], step: StepContext
+) -> BaseTool:
     """Return a tool whose function is given what is injected past LangChain.
 
     The fields of its own schema stay, with their validators, and what is injected is none of the
@@ -249,25 +258,25 @@ def _filled(tool: StructuredTool, injected: Mapping[str, Getter], step: StepCont
     return tool.model_copy(update=changed)
 
 
-def _data(found: Any, name: str) -> Any:
-    if isinstance(found, ToolMessage):
-        if found.status == "error":
-            raise ToolException(str(found.text))
+def _read_result(result: Any, name: str) -> Any:
+    if isinstance(result, ToolMessage):
+        if result.status == "error":
+            raise ToolException(str(result.text))
         return {
-            "value": found.content,
-            **({} if found.artifact is None else {"artifact": found.artifact}),
+            "value": result.content,
+            **({} if result.artifact is None else {"artifact": result.artifact}),
         }
-    if isinstance(found, list) and any(isinstance(one, (Command, ToolMessage)) for one in found):
-        if len(found) == 1:
-            return _data(found[0], name)
+    if isinstance(result, list) and any(isinstance(one, (Command, ToolMessage)) for one in result):
+        if len(result) == 1:
+            return _read_result(result[0], name)
         raise CapabilityError(
-            f"The tool {name!r} returned {len(found)} messages or commands for one call.",
+            f"The tool {name!r} returned {len(result)} messages or commands for one call.",
             fix="Return one.",
         )
-    return found
+    return result
 
 
-def _classify(
+def _classify_error(
     tool: BaseTool, error: Exception, context: dict[str, Any]
 ) -> ErrorClassification | None:
     if not isinstance(error, ToolException):

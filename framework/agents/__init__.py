@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from capgraph.configs.lazy import lazy_exports
+from capgraph.configs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from capgraph.agents.base import BaseAgent as BaseAgent
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from capgraph.agents.chain_of_thought import ChainOfThoughtAgent as ChainOfThoughtAgent
     from capgraph.agents.debate import DebateOrchestrator as DebateOrchestrator
     from capgraph.agents.discovery import AgentDiscoveryBehavior as AgentDiscoveryBehavior
-    from capgraph.agents.handing_over import handoff as handoff
+    from capgraph.agents.handoffs import handoff as handoff
     from capgraph.agents.memory import Memory as Memory
     from capgraph.agents.pipeline import PipelineOrchestrator as PipelineOrchestrator
     from capgraph.agents.plan_execute import PlanExecuteAgent as PlanExecuteAgent
@@ -32,7 +32,7 @@ __getattr__, __dir__ = lazy_exports(
         "capgraph.agents.chain_of_thought": ("ChainOfThoughtAgent",),
         "capgraph.agents.debate": ("DebateOrchestrator",),
         "capgraph.agents.discovery": ("AgentDiscoveryBehavior",),
-        "capgraph.agents.handing_over": ("handoff",),
+        "capgraph.agents.handoffs": ("handoff",),
         "capgraph.agents.memory": ("Memory",),
         "capgraph.agents.pipeline": ("PipelineOrchestrator",),
         "capgraph.agents.plan_execute": ("PlanExecuteAgent",),

@@ -15,24 +15,24 @@ from langgraph.graph import StateGraph
 from langgraph.runtime import Runtime
 from langgraph.types import Command, Interrupt
 
-from capgraph.agents.around import around
-from capgraph.agents.kept import behind_step, restored, snapshot
-from capgraph.agents.own_methods import OwnCall, runs_own_method, through_the_door
-from capgraph.agents.result import FINAL, AgentResult, AgentStep, said_in
-from capgraph.base.checked import checked
+from capgraph.agents.attempt_graph import build_attempt_graph
+from capgraph.agents.overrides import OverrideCall, is_running_override, run_through_graph
+from capgraph.agents.result import FINAL_ANSWER, AgentResult, AgentStep, to_conversation
+from capgraph.agents.snapshots import find_state_after_step, restore_state, snapshot_state
 from capgraph.base.errors import ConfigurationError
 from capgraph.base.ports import KeyValueStore
-from capgraph.base.task import TaskInput, TaskOutput
-from capgraph.configs.run_context import using
+from capgraph.base.task_schemas import TaskInput, TaskOutput
+from capgraph.configs.run_context import override_run_context
 from capgraph.engine.services import Services
-from capgraph.engine.sync_graph import SyncGraph, compiled, one_node
+from capgraph.engine.sync_graph import SyncGraph, compile_graph, single_node_graph
+from capgraph.helpers.argument_validation import validate_arguments
 from capgraph.langgraph_compat import INTERRUPT, Checkpointer
-from capgraph.pipeline.job import hear
 from capgraph.pipeline.run_config import current_runtime
+from capgraph.pipeline.step_execution import propagate_labels
 from capgraph.stores.checkpoints import CheckpointManager
 
 AgentGraph = SyncGraph[Any]
-STEP = "agent_step"
+STEP_KEY = "agent_step"
 
 
 class RunOutput(TaskOutput):
@@ -52,7 +52,7 @@ class RunState(TaskInput, RunOutput):
     given: NotRequired[dict[str, Any] | None]
 
 
-CLEAN: dict[str, Any] = {
+RUN_DEFAULTS: dict[str, Any] = {
     "steps": [],
     "metadata": {},
     "output": None,
@@ -107,7 +107,7 @@ class BaseAgent:
     agent_id: str = ""
     _compiled: AgentGraph | None = None
 
-    @checked
+    @validate_arguments
     def __init__(
         self,
         model: Any = None,
@@ -138,9 +138,12 @@ class BaseAgent:
         if not cls.agent_id or "agent_id" not in vars(cls):
             cls.agent_id = cls.__name__
         # What a subclass writes itself is the work; whoever calls it comes in by the door.
-        for name, door in (("execute", BaseAgent._enter), ("stream_execute", BaseAgent._stream)):
+        for name, door in (
+            ("execute", BaseAgent._execute_graph),
+            ("stream_execute", BaseAgent._stream_graph),
+        ):
             if name in vars(cls):
-                setattr(cls, name, through_the_door(door, vars(cls)[name]))
+                setattr(cls, name, run_through_graph(door, vars(cls)[name]))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.agent_id}>"
@@ -152,7 +155,7 @@ class BaseAgent:
 
     # --- the graph ------------------------------------------------------------------------
 
-    @checked
+    @validate_arguments
     def compile(self, checkpointer: Checkpointer = None, **options: Any) -> AgentGraph:
         """Return the agent as a graph that takes ``task`` and leaves ``output``, ``success``, ``error``.
 
@@ -160,24 +163,24 @@ class BaseAgent:
             checkpointer: Where runs are kept; inside another graph that one's is used.
             **options: What LangGraph's ``compile`` takes besides, such as ``store``.
         """
-        graph = self._work()
+        graph = self._build_work_graph()
         if self.behaviors or self.services is not None:
-            inner = compiled(graph, name=self.agent_id, store=options.get("store"))
-            graph = around(
+            inner = compile_graph(graph, name=self.agent_id, store=options.get("store"))
+            graph = build_attempt_graph(
                 inner,
                 self.agent_id,
                 self.behaviors,
                 self.services,
-                state=RunState,
-                output=RunOutput,
-                talk=self._talk,
+                state_schema=RunState,
+                output_schema=RunOutput,
+                to_conversation=self._to_conversation,
             )
-        return compiled(graph, checkpointer=checkpointer, name=self.agent_id, **options)
+        return compile_graph(graph, checkpointer=checkpointer, name=self.agent_id, **options)
 
-    def _work(self) -> StateGraph[Any, Any, Any, Any]:
+    def _build_work_graph(self) -> StateGraph[Any, Any, Any, Any]:
         """Return the graph of the work alone: what a subclass wrote, else what its kind does."""
         own = getattr(type(self).execute, "own", None)
-        return self._build() if own is None else self._own_graph("execute", own)
+        return self._build() if own is None else self._build_override_graph("execute", own)
 
     def _build(self) -> StateGraph[Any, Any, Any, Any]:
         """Return the graph of this kind of agent."""
@@ -186,43 +189,47 @@ class BaseAgent:
             fix="Write 'async def execute(self, task, context=None)' and 'stream_execute'.",
         )
 
-    def _own_graph(self, method: str, own: Callable[..., Any]) -> StateGraph[Any, Any, Any, Any]:
+    def _build_override_graph(
+        self, method: str, override: Callable[..., Any]
+    ) -> StateGraph[Any, Any, Any, Any]:
         """Return the graph that runs a method of a subclass, or the one that streams."""
 
         async def work(state: RunState, runtime: Runtime[Any]) -> dict[str, Any]:
             task = state["task"]
             stream = getattr(type(self).stream_execute, "own", None)
             if state.get("streamed") and stream is not None:
-                with using(own_method=OwnCall(self, "stream_execute", task)):
-                    result = await self._streamed(stream(self, task, runtime.context))
+                with override_run_context(own_method=OverrideCall(self, "stream_execute", task)):
+                    result = await self._collect_stream(stream(self, task, runtime.context))
             else:
-                with using(own_method=OwnCall(self, method, task)):
-                    result = AgentResult.of(await own(self, task, runtime.context))
+                with override_run_context(own_method=OverrideCall(self, method, task)):
+                    result = AgentResult.coerce(await override(self, task, runtime.context))
             return result.to_plain()
 
-        return one_node("work", work, RunState, gives=RunOutput)
+        return single_node_graph("work", work, RunState, output_schema=RunOutput)
 
-    async def _streamed(self, stream: AsyncIterator[AgentStep]) -> AgentResult:
+    async def _collect_stream(self, stream: AsyncIterator[AgentStep]) -> AgentResult:
         """Run what a subclass streams itself, and make a result of it."""
         write = get_stream_writer()
         steps: list[AgentStep] = []
         async for item in stream:
             steps.append(item)
-            write({STEP: item.to_plain()})
-        last = steps[-1] if steps else AgentStep("", FINAL)
+            write({STEP_KEY: item.to_plain()})
+        last = steps[-1] if steps else AgentStep("", FINAL_ANSWER)
         return AgentResult(last.observation or last.thought, steps)
 
-    def _talk(self, task: str, values: Mapping[str, Any], answer: Any) -> list[BaseMessage]:
+    def _to_conversation(
+        self, task: str, values: Mapping[str, Any], answer: Any
+    ) -> list[BaseMessage]:
         """Return the messages of a run that the next run on the thread is shown."""
-        return said_in(task, answer)
+        return to_conversation(task, answer)
 
-    def _steps(self, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _read_steps(self, values: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the steps so far, by a state of the agent's own graph."""
         return list(values.get("steps") or ())
 
     # --- the doors ------------------------------------------------------------------------
 
-    @checked
+    @validate_arguments
     async def execute(self, task: str, context: Any = None) -> AgentResult:
         """Work on a task.
 
@@ -234,33 +241,37 @@ class BaseAgent:
             What came of it. ``metadata["execution_id"]`` names the run; one that waits for a
             person is no success, and ``metadata["interrupts"]`` has what is asked.
         """
-        inside = runs_own_method(self)
+        inside = is_running_override(self)
         given = {"task": task, "streamed": False}
-        return await self._result(self._go(given, uuid4().hex, context, inside=inside))
+        return await self._await_result(
+            self._run_graph(given, uuid4().hex, context, unwrapped=inside)
+        )
 
-    @checked
-    async def _enter(self, task: str, context: Any = None) -> AgentResult:
+    @validate_arguments
+    async def _execute_graph(self, task: str, context: Any = None) -> AgentResult:
         """Run the whole graph, also from inside a method that a subclass wrote."""
         given = {"task": task, "streamed": False}
-        return await self._result(self._go(given, uuid4().hex, context))
+        return await self._await_result(self._run_graph(given, uuid4().hex, context))
 
-    @checked
+    @validate_arguments
     async def stream_execute(self, task: str, context: Any = None) -> AsyncIterator[AgentStep]:
         """Work on a task, and yield each step when it is done; takes what :meth:`execute` takes.
 
         The last step tells the output in ``observation``, or why there is none.
         """
-        async with aclosing(self._stream(task, context, inside=runs_own_method(self))) as steps:
+        async with aclosing(
+            self._stream_graph(task, context, unwrapped=is_running_override(self))
+        ) as steps:
             async for step in steps:
                 yield step
 
-    @checked
-    async def _stream(
-        self, task: str, context: Any = None, *, inside: bool = False
+    @validate_arguments
+    async def _stream_graph(
+        self, task: str, context: Any = None, *, unwrapped: bool = False
     ) -> AsyncGenerator[AgentStep]:
         told = 0
         given = {"task": task, "streamed": True}
-        run = self._go(given, uuid4().hex, context, streamed=True, inside=inside)
+        run = self._run_graph(given, uuid4().hex, context, streamed=True, unwrapped=unwrapped)
         # Whoever stops reading ends the run.
         async with aclosing(run):
             async for item in run:
@@ -268,10 +279,10 @@ class BaseAgent:
                     told += 1
                     yield item
                     continue
-                for step in (*item.steps[told:], *_closing(item)):
+                for step in (*item.steps[told:], *_closing_steps(item)):
                     yield step
 
-    @checked
+    @validate_arguments
     async def resume_from(
         self,
         execution_id: str,
@@ -298,15 +309,17 @@ class BaseAgent:
                 f"{self!r} keeps no runs. Fix: give it checkpoint_manager=CheckpointManager(…)."
             )
         thread: Any = {"configurable": {"thread_id": execution_id}}
-        graph = self._graph()
+        graph = self._get_graph()
         if graph.checkpointer is None:
-            values = await restored(self.checkpoint_manager, execution_id, from_step, self._steps)
+            values = await restore_state(
+                self.checkpoint_manager, execution_id, from_step, self._read_steps
+            )
             given: Any = {**values, "going_on": True}
-            if self._wrapped:
+            if self._is_wrapped:
                 given = {"task": values["task"], "given": given}
             elif values.get("success") is not None:
-                return self._made(values, execution_id)
-            return await self._result(self._go(given, execution_id, context))
+                return self._build_result(values, execution_id)
+            return await self._await_result(self._run_graph(given, execution_id, context))
         found = await graph.aget_state(thread)
         if found.created_at is None:
             raise ValueError(
@@ -316,48 +329,52 @@ class BaseAgent:
         given = None if answer is None else Command(resume=answer)
         at = None
         if from_step is not None:
-            past = await behind_step(graph, thread, from_step, self._steps, nested=self._wrapped)
+            past = await find_state_after_step(
+                graph, thread, from_step, self._read_steps, is_wrapped=self._is_wrapped
+            )
             at, given = past.config, None
-            if self._wrapped:
+            if self._is_wrapped:
                 given = {"task": found.values["task"], "given": {**past.values, "going_on": True}}
                 at = None
         elif not found.next:
-            if not self._wrapped:
-                return self._made(found.values, execution_id)
+            if not self._is_wrapped:
+                return self._build_result(found.values, execution_id)
             given = {"task": found.values["task"], "given": dict(found.values)}
-        return await self._result(self._go(given, execution_id, context, at=at))
+        return await self._await_result(
+            self._run_graph(given, execution_id, context, checkpoint_config=at)
+        )
 
     # --- running --------------------------------------------------------------------------
 
     @property
-    def _wrapped(self) -> bool:
+    def _is_wrapped(self) -> bool:
         return bool(self.behaviors) or self.services is not None
 
-    def _graph(self) -> AgentGraph:
+    def _get_graph(self) -> AgentGraph:
         if self._compiled is None:
             manager = self.checkpoint_manager
             saver = manager if isinstance(manager, BaseCheckpointSaver) else None
             self._compiled = self.compile(getattr(manager, "saver", None) or saver)
         return self._compiled
 
-    async def _go(
+    async def _run_graph(
         self,
-        given: Any,
+        graph_input: Any,
         execution_id: str,
         context: Any,
         *,
         streamed: bool = False,
-        at: Any = None,
-        inside: bool = False,
+        checkpoint_config: Any = None,
+        unwrapped: bool = False,
     ) -> AsyncGenerator[AgentStep | AgentResult]:
         """Run the graph: yields the steps that are done, and at the end what came of it."""
-        graph = compiled(self._build(), name=self.agent_id) if inside else self._graph()
+        graph = compile_graph(self._build(), name=self.agent_id) if unwrapped else self._get_graph()
         nested = current_runtime() is not None
-        config: Any = at if at is not None else {}
-        if not nested and at is None:
+        config: Any = checkpoint_config if checkpoint_config is not None else {}
+        if not nested and checkpoint_config is None:
             owner = {"agent_id": self.agent_id}  # by which a saver's checkpoints are found
             config = {"configurable": {"thread_id": execution_id}, "metadata": owner}
-        depth = 1 if self._wrapped and not inside else 0
+        depth = 1 if self._is_wrapped and not unwrapped else 0
         # The graph itself streams first. Its namespace is longer inside another graph, and longer
         # again from the second call in one node of that graph on.
         below: int | None = None
@@ -367,7 +384,7 @@ class BaseAgent:
         asked: dict[str, Interrupt] = {}
         modes: Any = ["values", "custom"] if streamed else ["values"]
         stream: Any = graph.astream(
-            given, config, context=context, stream_mode=modes, subgraphs=bool(depth)
+            graph_input, config, context=context, stream_mode=modes, subgraphs=bool(depth)
         )
         async with aclosing(stream):
             async for item in stream:
@@ -377,9 +394,9 @@ class BaseAgent:
                 if mode == "custom":
                     if len(namespace) != below + depth:
                         continue  # of a nested call
-                    if streamed and isinstance(chunk, Mapping) and STEP in chunk:
+                    if streamed and isinstance(chunk, Mapping) and STEP_KEY in chunk:
                         told += 1
-                        yield AgentStep(**chunk[STEP])
+                        yield AgentStep(**chunk[STEP_KEY])
                     continue
                 if len(namespace) == below:  # several tasks may ask, one after the other
                     asked |= {item.id: item for item in chunk.get(INTERRUPT, ())}
@@ -387,51 +404,53 @@ class BaseAgent:
                 if len(namespace) != below + depth:
                     continue
                 if keeps is not None:
-                    await keeps.save(self.agent_id, snapshot(chunk), execution_id=execution_id)
+                    await keeps.save(
+                        self.agent_id, snapshot_state(chunk), execution_id=execution_id
+                    )
                 if streamed and chunk.get("success") is None and INTERRUPT not in chunk:
-                    for step in self._steps(chunk)[told:]:
+                    for step in self._read_steps(chunk)[told:]:
                         told += 1
                         yield AgentStep(**step)
-        result = self._made(values, execution_id)
+        result = self._build_result(values, execution_id)
         if self.state_store is not None:
             key = f"agent:{self.agent_id}:{execution_id}:steps"
             await self.state_store.set(key, result.to_plain()["steps"])
         yield result
 
-    async def _result(self, run: AsyncIterator[AgentStep | AgentResult]) -> AgentResult:
+    async def _await_result(self, run: AsyncIterator[AgentStep | AgentResult]) -> AgentResult:
         found: Any = None
         async for item in run:
             found = item
         assert isinstance(found, AgentResult)
         return found
 
-    def _made(self, values: Mapping[str, Any], execution_id: str) -> AgentResult:
+    def _build_result(self, values: Mapping[str, Any], execution_id: str) -> AgentResult:
         asked = values.get(INTERRUPT)
         if asked:
             told = "; ".join(str(item.value) for item in asked)
             result = AgentResult(
                 None,
-                AgentResult.of({"output": None, "steps": self._steps(values)}).steps,
+                AgentResult.coerce({"output": None, "steps": self._read_steps(values)}).steps,
                 {"interrupts": [item.value for item in asked]},
                 success=False,
                 error=f"A person is asked: {told:.500}. Fix: answer with resume_from(…, answer=…).",
             )
         else:
-            result = AgentResult.of({"output": None, **values})
+            result = AgentResult.coerce({"output": None, **values})
         if self.response_format is not None and result.success:
             result.output = self.response_format.model_validate(result.output)
         result.metadata = {**result.metadata, "execution_id": execution_id}
-        hear(result.metadata.get("labels", {}))  # also of a run that was kept
+        propagate_labels(result.metadata.get("labels", {}))  # also of a run that was kept
         return result
 
 
-def _closing(result: AgentResult) -> list[AgentStep]:
+def _closing_steps(result: AgentResult) -> list[AgentStep]:
     """Return the step that tells how a run ended, where the last one does not."""
     last = result.steps[-1] if result.steps else None
     if result.success:
         text = str(result.output)
         told = last is not None and last.observation == text
-        return [] if told else [AgentStep("", FINAL, {"answer": text}, text)]
+        return [] if told else [AgentStep("", FINAL_ANSWER, {"answer": text}, text)]
     known = {**result.metadata, "success": False, "error": result.error}
     action = "Question" if "interrupts" in result.metadata else "Failed"
     return [AgentStep("", action, {}, str(result.error), known)]

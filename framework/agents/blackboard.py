@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
-from capgraph.base.checked import checked
-from capgraph.base.dict_form import DictForm
+from capgraph.helpers.argument_validation import validate_arguments
+from capgraph.helpers.dict_serialization import DictSerializable
 from capgraph.stores.state_store import BaseStateStore
 
 
 @dataclass
-class BlackboardEntry(DictForm):
+class BlackboardEntry(DictSerializable):
     """What stands on a board under one key.
 
     Attributes:
@@ -50,14 +50,14 @@ class Blackboard:
     (2.5, 'gauge', {'unit': 'm'})
     """
 
-    @checked
+    @validate_arguments
     def __init__(
         self, store: BaseStateStore, namespace: str = "default", ttl: float | None = None
     ) -> None:
         self._store, self._ttl = store, ttl
         self._prefix = f"blackboard/{quote(namespace, safe='')}/"
 
-    @checked
+    @validate_arguments
     async def write(self, key: str, value: Any, author: str, **metadata: Any) -> None:
         """Write a value, in place of what stood under the key.
 
@@ -67,13 +67,13 @@ class Blackboard:
         entry = BlackboardEntry(key, value, author, metadata=metadata)
         await self._store.set(self._prefix + key, entry.to_dict(), self._ttl)
 
-    @checked
+    @validate_arguments
     async def read(self, key: str) -> Any:
         """Return a value; ``None`` when there is none."""
         entry = await self.read_entry(key)
         return None if entry is None else entry.value
 
-    @checked
+    @validate_arguments
     async def read_entry(self, key: str) -> BlackboardEntry | None:
         """Return a value with its author, moment and metadata."""
         found = await self._store.get(self._prefix + key)
@@ -89,7 +89,7 @@ class Blackboard:
         """Return the keys, the oldest entry's first."""
         return list(await self.list_entries())
 
-    @checked
+    @validate_arguments
     async def delete(self, key: str) -> None:
         """Take an entry away; nothing happens when there is none."""
         await self._store.delete(self._prefix + key)

@@ -9,15 +9,15 @@ from typing import Any
 from langchain_core.messages import BaseMessage, HumanMessage
 from langgraph.graph import END, START, StateGraph
 
-from capgraph.agents.asking import Asker, needed_model
 from capgraph.agents.base import BaseAgent, RunOutput, RunState
-from capgraph.agents.result import AgentStep, said_in
-from capgraph.base.checked import checked
+from capgraph.agents.model_with_tools import ModelWithTools, require_model
+from capgraph.agents.result import AgentStep, to_conversation
 from capgraph.base.errors import ConfigurationError
+from capgraph.helpers.argument_validation import validate_arguments
 
-_THINK = """\
+_SYSTEM_PROMPT = """\
 Think step by step inside <thinking> and </thinking>; then write the answer, and nothing else."""
-_TRIES = 3
+_MAX_ATTEMPTS = 3
 
 
 class ChainOfThoughtAgent(BaseAgent):
@@ -39,20 +39,20 @@ class ChainOfThoughtAgent(BaseAgent):
     ('4', 'Two and two.')
     """
 
-    @checked
+    @validate_arguments
     def __init__(
         self, model: Any = None, *, system_prompt: str | None = None, **options: Any
     ) -> None:
         super().__init__(model, **options)
-        self.model: Any = needed_model(self, model)
+        self.model: Any = require_model(self, model)
         if self.tools:
             raise ConfigurationError(
                 "ChainOfThoughtAgent got tools, and never calls any.", fix="Use ReActAgent."
             )
-        self.system_prompt: str = system_prompt or _THINK
+        self.system_prompt: str = system_prompt or _SYSTEM_PROMPT
 
     def _build(self) -> StateGraph[Any, Any, Any, Any]:
-        asker = Asker(self)
+        asker = ModelWithTools(self)
 
         async def think(state: RunState) -> dict[str, Any]:
             asked: list[BaseMessage] = [*(state.get("conversation") or ())]
@@ -60,21 +60,21 @@ class ChainOfThoughtAgent(BaseAgent):
             told = 0
             while True:
                 message = await asker.ask(asked, self.system_prompt)
-                thought, answer = read_thought(str(message.text))
+                thought, answer = parse_thought(str(message.text))
                 told += 1
-                if answer or told == _TRIES:
-                    return _ended(state, thought, answer, told)
+                if answer or told == _MAX_ATTEMPTS:
+                    return _end_run(state, thought, answer, told)
                 asked += [message, HumanMessage("There is no answer. Write it behind </thinking>.")]
 
         builder = StateGraph(RunState, output_schema=RunOutput)
         builder.add_node("think", think)
-        builder.add_conditional_edges(START, _entry, ["think", END])
+        builder.add_conditional_edges(START, _route_start, ["think", END])
         builder.add_edge("think", END)
         return builder
 
 
-def _ended(state: Mapping[str, Any], thought: str, answer: str, told: int) -> dict[str, Any]:
-    error = None if answer else f"The model thought {told} times and gave no answer."
+def _end_run(state: Mapping[str, Any], thought: str, answer: str, attempts: int) -> dict[str, Any]:
+    error = None if answer else f"The model thought {attempts} times and gave no answer."
     step = AgentStep(thought, "chain_of_thought", {"task": state["task"]}, answer)
     return {
         "steps": [step.to_plain()],
@@ -82,18 +82,18 @@ def _ended(state: Mapping[str, Any], thought: str, answer: str, told: int) -> di
         "output": answer or None,
         "success": bool(answer),
         "error": error,
-        "conversation": said_in(state["task"], answer or error),
+        "conversation": to_conversation(state["task"], answer or error),
     }
 
 
-async def _entry(state: Mapping[str, Any]) -> str:
+async def _route_start(state: Mapping[str, Any]) -> str:
     return END if state.get("going_on") and state.get("success") is not None else "think"
 
 
-def read_thought(text: str) -> tuple[str, str]:
+def parse_thought(text: str) -> tuple[str, str]:
     """Return what was thought, and the answer; of thinking that never ends there is none.
 
-    >>> read_thought("<thinking>hm</thinking> 4"), read_thought("4"), read_thought("<thinking>hm")
+    >>> parse_thought("<thinking>hm</thinking> 4"), parse_thought("4"), parse_thought("<thinking>hm")
     (('hm', '4'), ('', '4'), ('hm', ''))
     """
     tag = re.compile(r"<thinking>(.*?)(?:</thinking>|\Z)", re.DOTALL | re.IGNORECASE)

@@ -8,12 +8,12 @@ from contextlib import suppress
 from typing import Any
 
 from capgraph.agents.supervisor import SupervisorOrchestrator
-from capgraph.base.awaiting import awaited
-from capgraph.base.checked import checked, fits
 from capgraph.base.errors import ConfigurationError
 from capgraph.configs.logger import get_logger
+from capgraph.helpers.argument_validation import matches_annotation, validate_arguments
+from capgraph.helpers.async_calls import maybe_await
 
-Discovery = Callable[[], Awaitable[tuple[Mapping[str, Any], Mapping[str, str]]]]
+DiscoverAgents = Callable[[], Awaitable[tuple[Mapping[str, Any], Mapping[str, str]]]]
 
 
 class AgentDiscoveryBehavior:
@@ -41,8 +41,8 @@ class AgentDiscoveryBehavior:
     ['level']
     """
 
-    @checked
-    def __init__(self, discovery_fn: Discovery, interval_seconds: float = 30.0) -> None:
+    @validate_arguments
+    def __init__(self, discovery_fn: DiscoverAgents, interval_seconds: float = 30.0) -> None:
         if not interval_seconds > 0:
             raise ValueError(f"interval_seconds is {interval_seconds!r}. Fix: give more than 0.")
         self._discover = discovery_fn
@@ -51,7 +51,7 @@ class AgentDiscoveryBehavior:
         self._task: asyncio.Task[None] | None = None
         self._known: tuple[dict[str, Any], dict[str, str]] | None = None
 
-    @checked
+    @validate_arguments
     async def start(self, supervisor: SupervisorOrchestrator) -> None:
         """Look once, and from then on in the background.
 
@@ -64,8 +64,8 @@ class AgentDiscoveryBehavior:
         if self._task is not None:
             raise RuntimeError("It is looking already. Fix: stop() it first.")
         self._team = supervisor
-        await self._looked()
-        self._task = asyncio.create_task(self._again())
+        await self._refresh_safely()
+        self._task = asyncio.create_task(self._refresh_periodically())
 
     async def stop(self) -> None:
         """End the looking."""
@@ -83,31 +83,31 @@ class AgentDiscoveryBehavior:
         """
         if self._team is None:
             raise RuntimeError("There is no team to keep up to date. Fix: start(supervisor) first.")
-        found = await awaited(self._discover())
-        if not fits(found, tuple[Mapping[str, Any], Mapping[str, str]]):
+        found = await maybe_await(self._discover())
+        if not matches_annotation(found, tuple[Mapping[str, Any], Mapping[str, str]]):
             raise ConfigurationError(
                 f"Looking for agents gave {found!r:.80}.",
                 fix="Return two dictionaries by name: the agents, and what each is for.",
             )
         found = (dict(found[0]), dict(found[1]))
-        if self._known is None or not _same(self._known, found):
-            self._team.swap(*found)
+        if self._known is None or not _is_same(self._known, found):
+            self._team.replace_agents(*found)
             self._known = found
 
-    async def _looked(self) -> None:
+    async def _refresh_safely(self) -> None:
         try:
             await self.refresh_once()
         except Exception as exc:
             # The members that there are go on; the next look may find more.
             get_logger("framework", "discovery").warning("Looking for agents failed: %s", exc)
 
-    async def _again(self) -> None:
+    async def _refresh_periodically(self) -> None:
         while True:
             await asyncio.sleep(self._interval)
-            await self._looked()
+            await self._refresh_safely()
 
 
-def _same(old: tuple[dict[str, Any], Any], new: tuple[dict[str, Any], Any]) -> bool:
+def _is_same(old: tuple[dict[str, Any], Any], new: tuple[dict[str, Any], Any]) -> bool:
     """Tell whether the very same members are there, not only their names."""
     instances = old[0].keys() == new[0].keys() and all(old[0][k] is new[0][k] for k in new[0])
     return instances and bool(old[1] == new[1])

@@ -12,32 +12,32 @@ from langchain_core.messages.utils import count_tokens_approximately, get_buffer
 from langchain_core.tools import StructuredTool
 from langgraph.runtime import Runtime, get_runtime
 
-from capgraph.base.checked import checked
 from capgraph.base.errors import ConfigurationError
+from capgraph.helpers.argument_validation import validate_arguments
 
-_SHORTEN = (
+_SUMMARY_PROMPT = (
     "Write down what matters of this conversation for whoever goes on with it: facts, results,"
     " what was decided and what is open. Be brief.\n\n"
 )
 
 
 @dataclass(slots=True)
-class Recalled:
+class RecalledContext:
     """What a model is shown.
 
     Attributes:
-        said: The conversation, the task last.
+        conversation: The conversation, the task last.
         messages: What happened in this run.
         summary: What is known of the rest: ``text``, and how many messages it covers (``upto``).
         facts: What the store holds.
     """
 
-    said: list[BaseMessage]
+    conversation: list[BaseMessage]
     messages: list[BaseMessage]
     summary: dict[str, Any]
     facts: list[str]
 
-    def system(self, prompt: str) -> str:
+    def extend_system_prompt(self, prompt: str) -> str:
         """Return a system prompt with what is known besides."""
         told = [prompt]
         if self.summary.get("text"):
@@ -47,7 +47,7 @@ class Recalled:
         return "\n\n".join(part for part in told if part)
 
 
-@checked
+@validate_arguments
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Bounds for what a model is shown of a conversation; the task always is.
@@ -62,7 +62,7 @@ class Memory:
         summarize: Whether the agent's model writes a summary of what goes.
         facts: Namespace in the graph's store: what it holds is shown, and the model gets a tool
             ``remember`` that writes there.
-        most_facts: How many facts are shown; the ones nearest to the task, where the store can
+        max_facts: How many facts are shown; the ones nearest to the task, where the store can
             search by meaning.
 
     Raises:
@@ -77,7 +77,7 @@ class Memory:
     max_tokens: int | None = None
     summarize: bool = False
     facts: tuple[str, ...] = field(default=())
-    most_facts: int = 20
+    max_facts: int = 20
 
     def __post_init__(self) -> None:
         for name in ("window", "max_tokens", "most_facts"):
@@ -86,23 +86,23 @@ class Memory:
 
     async def recall(
         self,
-        said: Sequence[BaseMessage],
+        conversation: Sequence[BaseMessage],
         messages: Sequence[BaseMessage],
         state: Mapping[str, Any],
         runtime: Runtime[Any],
-        asker: Any,
-    ) -> Recalled:
+        model: Any,
+    ) -> RecalledContext:
         """Return what the model is shown now.
 
         Args:
-            said: The conversation, the task last.
+            conversation: The conversation, the task last.
             messages: What happened in this run.
             state: The state, for the summary so far.
             runtime: For the store.
-            asker: Asks the model for a summary.
+            model: Asks the model for a summary.
         """
-        *before, task = said
-        units = _turns_of(before) + _units(messages)
+        *before, task = conversation
+        units = _group_conversation(before) + _group_messages(messages)
         size = sum(map(len, units))
         while len(units) > 1 and not self._fits([task, *(m for unit in units for m in unit)]):
             units.pop(0)
@@ -117,17 +117,17 @@ class Memory:
         if self.summarize and gone > upto:
             new = [*before, *messages][upto:gone]
             known = f"So far: {summary['text']}\n\n" if summary.get("text") else ""
-            asked = HumanMessage(_SHORTEN + known + get_buffer_string(new))
-            summary = {"text": str((await asker.ask([asked])).text), "upto": gone}
-        facts = await self._facts(str(task.text), runtime)
-        return Recalled([*shown[:rest], task], shown[rest:], summary, facts)
+            asked = HumanMessage(_SUMMARY_PROMPT + known + get_buffer_string(new))
+            summary = {"text": str((await model.ask([asked])).text), "upto": gone}
+        facts = await self._search_facts(str(task.text), runtime)
+        return RecalledContext([*shown[:rest], task], shown[rest:], summary, facts)
 
     def _fits(self, messages: Sequence[BaseMessage]) -> bool:
         if self.window is not None and len(messages) > self.window:
             return False
         return self.max_tokens is None or count_tokens_approximately(messages) <= self.max_tokens
 
-    async def _facts(self, task: str, runtime: Runtime[Any]) -> list[str]:
+    async def _search_facts(self, task: str, runtime: Runtime[Any]) -> list[str]:
         if not self.facts:
             return []
         if runtime.store is None:
@@ -135,7 +135,7 @@ class Memory:
                 "The memory has facts, and the graph has no store.",
                 fix="Compile the agent with a store: agent.compile(store=…).",
             )
-        found = await runtime.store.asearch(self.facts, query=task, limit=self.most_facts)
+        found = await runtime.store.asearch(self.facts, query=task, limit=self.max_facts)
         return [str(item.value.get("fact", item.value)) for item in found]
 
     def fact_tools(self) -> list[Any]:
@@ -153,7 +153,7 @@ class Memory:
         return [StructuredTool.from_function(coroutine=remember)]
 
 
-def _turns_of(conversation: Sequence[BaseMessage]) -> list[list[BaseMessage]]:
+def _group_conversation(conversation: Sequence[BaseMessage]) -> list[list[BaseMessage]]:
     """Put each call of tools in earlier runs together with what came back."""
     units: list[list[BaseMessage]] = []
     for message in conversation:
@@ -163,7 +163,7 @@ def _turns_of(conversation: Sequence[BaseMessage]) -> list[list[BaseMessage]]:
     return units
 
 
-def _units(messages: Sequence[BaseMessage]) -> list[list[BaseMessage]]:
+def _group_messages(messages: Sequence[BaseMessage]) -> list[list[BaseMessage]]:
     """Put messages that belong together into one: what the model said, and what came back."""
     units: list[list[BaseMessage]] = []
     for message in messages:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from capgraph.agents.result import AgentResult
-from capgraph.agents.teams import BaseOrchestrator, Work, named
-from capgraph.base.checked import checked
+from capgraph.agents.teams import BaseOrchestrator, TeamRun, name_members
+from capgraph.helpers.argument_validation import validate_arguments
 from capgraph.selection import BaseRouter
 
 
@@ -30,7 +30,7 @@ class PipelineOrchestrator(BaseOrchestrator):
     'HELLO!'
     """
 
-    @checked
+    @validate_arguments
     def __init__(
         self,
         agents: Iterable[Any] = (),
@@ -38,22 +38,24 @@ class PipelineOrchestrator(BaseOrchestrator):
         router: BaseRouter | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(members=named(agents), router=router, **options)
+        super().__init__(members=name_members(agents), router=router, **options)
         self.pass_context = pass_context
 
-    def _by_name(self, done: Sequence[tuple[str, str, AgentResult]]) -> dict[str, AgentResult]:
-        return {f"step_{place}_{name}": result for place, (name, _, result) in enumerate(done)}
+    def _group_outputs(
+        self, completed: Sequence[tuple[str, str, AgentResult]]
+    ) -> dict[str, AgentResult]:
+        return {f"step_{place}_{name}": result for place, (name, _, result) in enumerate(completed)}
 
-    async def lead(self, task: str, context: Any, work: Work) -> Any:
+    async def lead(self, task: str, context: Any, team_run: TeamRun) -> Any:
         """Do the work; see :class:`~capgraph.agents.teams.BaseOrchestrator`."""
         known: dict[str, Any] = {"original_task": task}
         current: Any = task
         for place, name in enumerate(self.members):
             text = current if isinstance(current, str) else str(current)
-            chosen = await work.route(text) if self.router is not None else name
+            chosen = await team_run.route(text) if self.router is not None else name
             mapping = context is None or isinstance(context, Mapping)
             passed = {**(context or {}), **known} if self.pass_context and mapping else context
-            [result] = await work.give([(chosen, text)], passed)
+            [result] = await team_run.delegate([(chosen, text)], passed)
             if not result.success:
                 return current if place else ""
             current = known[f"step_{place}_output"] = result.output

@@ -12,27 +12,27 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
 
-from capgraph.agents.asking import Asker, needed_model
-from capgraph.agents.base import CLEAN, BaseAgent, RunOutput, RunState
-from capgraph.agents.react import ReActAgent, at_least
+from capgraph.agents.base import RUN_DEFAULTS, BaseAgent, RunOutput, RunState
+from capgraph.agents.model_with_tools import ModelWithTools, require_model
+from capgraph.agents.react import ReActAgent, check_minimum
 from capgraph.agents.result import AgentStep
-from capgraph.agents.text_protocol import as_json
-from capgraph.base.checked import checked
+from capgraph.agents.text_protocol import parse_json
 from capgraph.base.errors import ModelError
+from capgraph.helpers.argument_validation import validate_arguments
 
-_PLAN = """\
+_PLAN_PROMPT = """\
 Split the task into clear steps that are done one after the other, at most {most}. Answer with a
 JSON array of texts, one for each step, and with nothing else.
 
 Task: {task}"""
-_AGAIN = """
+_REPLAN_PROMPT = """
 
 Done so far:
 {done}
 
 The next step did not work: {trouble}
 Give only the steps that are still to be done, in another way."""
-_STEP = """\
+_STEP_PROMPT = """\
 You work on one step of a plan. Do this step only, and answer with its result.
 
 Task: {task}
@@ -78,7 +78,7 @@ class PlanExecuteAgent(BaseAgent):
     '8'
     """
 
-    @checked
+    @validate_arguments
     def __init__(
         self,
         model: Any = None,
@@ -89,44 +89,46 @@ class PlanExecuteAgent(BaseAgent):
         **options: Any,
     ) -> None:
         super().__init__(model, **options)
-        self.model: Any = needed_model(self, model)
-        self.max_plan_steps: int = at_least(self, 1, max_plan_steps=max_plan_steps)
-        self.max_tool_calls_per_step: int = at_least(
+        self.model: Any = require_model(self, model)
+        self.max_plan_steps: int = check_minimum(self, 1, max_plan_steps=max_plan_steps)
+        self.max_tool_calls_per_step: int = check_minimum(
             self, 0, max_tool_calls_per_step=max_tool_calls_per_step
         )
         self.system_prompt: str = system_prompt or ""
 
     def _build(self) -> StateGraph[Any, Any, Any, Any]:
-        worker = _Worker(self)._build().compile(name=f"{self.agent_id} step")
-        asker = Asker(self)
+        worker = _StepWorker(self)._build().compile(name=f"{self.agent_id} step")
+        asker = ModelWithTools(self)
 
         async def step(state: PlanState, runtime: Runtime[Any]) -> dict[str, Any]:
-            found = await worker.ainvoke({"task": self._prompt(state)})
-            return self._worked(state, found)
+            found = await worker.ainvoke({"task": self._step_prompt(state)})
+            return self._step_update(state, found)
 
         builder = StateGraph(PlanState, output_schema=RunOutput)
         builder.add_node("plan", partial(self._plan, asker))
         builder.add_node("replan", partial(self._replan, asker))
         builder.add_node("step", step)
-        builder.add_conditional_edges(START, _entry, ["plan", "replan", "step", END])
+        builder.add_conditional_edges(START, _route_start, ["plan", "replan", "step", END])
         for node in ("plan", "replan", "step"):
-            builder.add_conditional_edges(node, _next, ["replan", "step", END])
+            builder.add_conditional_edges(node, _route_next, ["replan", "step", END])
         return builder
 
-    async def _plan(self, asker: Asker, state: Mapping[str, Any]) -> dict[str, Any]:
-        clean = {**CLEAN, "results": [], "trouble": None}
-        prompt = _PLAN.format(most=self.max_plan_steps, task=state["task"])
-        steps, error = self._read(await asker.ask([HumanMessage(prompt)], self.system_prompt))
+    async def _plan(self, model: ModelWithTools, state: Mapping[str, Any]) -> dict[str, Any]:
+        clean = {**RUN_DEFAULTS, "results": [], "trouble": None}
+        prompt = _PLAN_PROMPT.format(most=self.max_plan_steps, task=state["task"])
+        steps, error = self._parse_plan(await model.ask([HumanMessage(prompt)], self.system_prompt))
         if error is not None:
             return {**clean, "plan": steps, "success": False, "error": error}
         return {**clean, "plan": steps, "metadata": {"plan": steps}}
 
-    async def _replan(self, asker: Asker, state: Mapping[str, Any]) -> dict[str, Any]:
+    async def _replan(self, model: ModelWithTools, state: Mapping[str, Any]) -> dict[str, Any]:
         trouble, done = state["trouble"], state["results"]
-        prompt = _PLAN.format(most=self.max_plan_steps, task=state["task"])
-        prompt += _AGAIN.format(done=_listed(done), trouble=trouble)
+        prompt = _PLAN_PROMPT.format(most=self.max_plan_steps, task=state["task"])
+        prompt += _REPLAN_PROMPT.format(done=_numbered_list(done), trouble=trouble)
         try:
-            rest, error = self._read(await asker.ask([HumanMessage(prompt)], self.system_prompt))
+            rest, error = self._parse_plan(
+                await model.ask([HumanMessage(prompt)], self.system_prompt)
+            )
         except ModelError as exc:
             rest, error = [], str(exc)
         known = {**state["metadata"], "replanned": trouble}
@@ -142,9 +144,9 @@ class PlanExecuteAgent(BaseAgent):
             "steps": [*state["steps"], made.to_plain()],
         }
 
-    def _read(self, message: AIMessage) -> tuple[list[str], str | None]:
+    def _parse_plan(self, message: AIMessage) -> tuple[list[str], str | None]:
         """Return the steps of a plan, or why it is none."""
-        steps = _steps_in(str(message.text))
+        steps = _parse_steps(str(message.text))
         if not steps:
             return [], f"The model gave no plan: {str(message.text)[:200]!r}."
         if len(steps) > self.max_plan_steps:
@@ -154,27 +156,27 @@ class PlanExecuteAgent(BaseAgent):
             )
         return steps, None
 
-    def _prompt(self, state: Mapping[str, Any]) -> str:
+    def _step_prompt(self, state: Mapping[str, Any]) -> str:
         number = len(state["results"])
-        return _STEP.format(
+        return _STEP_PROMPT.format(
             task=state["task"],
-            plan=_listed(state["plan"]),
-            done=_listed(state["results"]),
+            plan=_numbered_list(state["plan"]),
+            done=_numbered_list(state["results"]),
             number=number + 1,
             step=state["plan"][number],
         )
 
-    def _worked(self, state: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    def _step_update(self, state: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the work on a step means for the state."""
         number = len(state["results"]) + 1
         step = state["plan"][number - 1]
-        output, error = found["output"], found["error"]
+        output, error = result["output"], result["error"]
         made = AgentStep(
             f"Step {number} of the plan",
             "plan_step",
             {"step": step},
             str(output if error is None else error),
-            {"steps": found["steps"], **({} if error is None else {"error": True})},
+            {"steps": result["steps"], **({} if error is None else {"error": True})},
         )
         update: dict[str, Any] = {"steps": [*state["steps"], made.to_plain()]}
         if error is not None:
@@ -189,7 +191,7 @@ class PlanExecuteAgent(BaseAgent):
         return update
 
 
-class _Worker(ReActAgent):
+class _StepWorker(ReActAgent):
     """Works on one step, with so many calls of tools."""
 
     def __init__(self, agent: PlanExecuteAgent) -> None:
@@ -202,41 +204,41 @@ class _Worker(ReActAgent):
             system_prompt=agent.system_prompt,
             agent_id=agent.agent_id,
         )
-        self._most = most
+        self._max_calls = most
 
-    def _over(self, state: Mapping[str, Any], calls: int | None = None) -> str | None:
+    def _limit_error(self, state: Mapping[str, Any], calls: int | None = None) -> str | None:
         used = sum(message.type == "tool" for message in state["messages"])
-        if calls is None or used + calls <= self._most:
+        if calls is None or used + calls <= self._max_calls:
             return None
         return (
-            f"Its calls of tools are used up (max_tool_calls_per_step={self._most}), and the model"
+            f"Its calls of tools are used up (max_tool_calls_per_step={self._max_calls}), and the model"
             " asked for more."
         )
 
 
-async def _entry(state: Mapping[str, Any]) -> str:
-    return await _next(state) if state.get("going_on") else "plan"
+async def _route_start(state: Mapping[str, Any]) -> str:
+    return await _route_next(state) if state.get("going_on") else "plan"
 
 
-async def _next(state: Mapping[str, Any]) -> str:
+async def _route_next(state: Mapping[str, Any]) -> str:
     if state.get("success") is not None:
         return END
     return "replan" if state.get("trouble") is not None else "step"
 
 
-def _listed(items: list[str]) -> str:
+def _numbered_list(items: list[str]) -> str:
     return "\n".join(f"{n}. {item}" for n, item in enumerate(items, start=1)) or "None yet."
 
 
-def _steps_in(text: str) -> list[str]:
+def _parse_steps(text: str) -> list[str]:
     r"""Return the steps of a plan: a JSON array, or one in each line.
 
-    >>> _steps_in('Here it is: ["a", "b"]'), _steps_in("1. a\n2) b"), _steps_in('{"steps": ["a"]}')
+    >>> _parse_steps('Here it is: ["a", "b"]'), _parse_steps("1. a\n2) b"), _parse_steps('{"steps": ["a"]}')
     (['a', 'b'], ['a', 'b'], ['a'])
     """
-    found = as_json(text)
+    found = parse_json(text)
     if isinstance(found, str) and (inside := re.search(r"\[.*\]", text, re.DOTALL)):
-        found = as_json(inside.group())
+        found = parse_json(inside.group())
     if isinstance(found, dict):
         found = next((value for value in found.values() if isinstance(value, list)), [])
     if isinstance(found, str):

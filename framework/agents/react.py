@@ -23,21 +23,21 @@ from langgraph.types import Command, Overwrite, Send
 from pydantic import BaseModel
 from pydantic import ValidationError as PydanticValidationError
 
-from capgraph.agents.asking import Asker, needed_model
-from capgraph.agents.base import CLEAN, BaseAgent, RunOutput, RunState
+from capgraph.agents.base import RUN_DEFAULTS, BaseAgent, RunOutput, RunState
 from capgraph.agents.memory import Memory
-from capgraph.agents.result import FINAL, AgentStep, said_in
-from capgraph.agents.text_protocol import as_json
-from capgraph.agents.tool_calls import tool_node
-from capgraph.base.checked import checked
+from capgraph.agents.model_with_tools import ModelWithTools, require_model
+from capgraph.agents.result import FINAL_ANSWER, AgentStep, to_conversation
+from capgraph.agents.text_protocol import parse_json
+from capgraph.agents.tool_calls import build_tool_node
 from capgraph.base.errors import ConfigurationError
-from capgraph.base.values import misfits
+from capgraph.helpers.argument_validation import validate_arguments
+from capgraph.helpers.plain_data import validation_messages
 
-_UNREADABLE = 2
+_MAX_UNREADABLE = 2
 """How often a model is told that its answer cannot be used."""
 
 
-_FRESH: dict[str, Any] = {**CLEAN, "messages": [], "turns": 0, "unusable": 0}
+_RUN_START: dict[str, Any] = {**RUN_DEFAULTS, "messages": [], "turns": 0, "unusable": 0}
 
 
 class ReActState(RunState):
@@ -81,7 +81,7 @@ class ReActAgent(BaseAgent):
     ('It is 4.', [('add', '4'), ('Final Answer', 'It is 4.')])
     """
 
-    @checked
+    @validate_arguments
     def __init__(
         self,
         model: Any = None,
@@ -93,8 +93,8 @@ class ReActAgent(BaseAgent):
         **options: Any,
     ) -> None:
         super().__init__(model, **options)
-        self.model: Any = needed_model(self, model)
-        self.max_steps: int = at_least(self, 1, max_steps=max_steps)
+        self.model: Any = require_model(self, model)
+        self.max_steps: int = check_minimum(self, 1, max_steps=max_steps)
         self.response_format = response_format
         self.system_prompt: str = system_prompt or ""
         self.memory = memory
@@ -102,67 +102,73 @@ class ReActAgent(BaseAgent):
     def _build(self) -> StateGraph[Any, Any, Any, Any]:
         memory = self.memory
         tools = [*self.tools, *(memory.fact_tools() if memory is not None else ())]
-        node = tool_node(tools, self.services, self.behaviors) if tools else None
+        node = build_tool_node(tools, self.services, self.behaviors) if tools else None
         known = list(node.tools_by_name.values()) if node is not None else []
         form = [self.response_format] if self.response_format is not None else []
-        asker = Asker(self, [*known, *form])
-        system = described(self.system_prompt, known)
+        asker = ModelWithTools(self, [*known, *form])
+        system = insert_tool_descriptions(self.system_prompt, known)
 
         builder = StateGraph(ReActState, output_schema=RunOutput)
         to = ("model", END) if node is None else ("model", "tools", END)
-        builder.add_node("begin", partial(self._turn, asker, system, fresh=True), destinations=to)
-        builder.add_node("model", partial(self._turn, asker, system), destinations=to)
+        builder.add_node(
+            "begin", partial(self._call_model, asker, system, is_first=True), destinations=to
+        )
+        builder.add_node("model", partial(self._call_model, asker, system), destinations=to)
         builder.add_edge(START, "begin")
         if node is not None:
             builder.add_node("tools", node)
             builder.add_edge("tools", "model")
         return builder
 
-    async def _turn(
+    async def _call_model(
         self,
-        asker: Asker,
-        system: str,
+        model: ModelWithTools,
+        system_prompt: str,
         state: Mapping[str, Any],
         runtime: Runtime[Any],
         *,
-        fresh: bool = False,
+        is_first: bool = False,
     ) -> Command[Any]:
         """Ask the model once, and say what its message means."""
-        if fresh and state.get("going_on"):
-            return Command(update={"going_on": False}, goto=_next(state))
-        if fresh:
-            state = {**state, **_FRESH}
+        if is_first and state.get("going_on"):
+            return Command(update={"going_on": False}, goto=_next_nodes(state))
+        if is_first:
+            state = {**state, **_RUN_START}
         messages = state["messages"]
-        if (ended := self._over(state)) is not None:
-            return Command(update=self._ended(state, [], _last_seen(state), ended))
-        update: dict[str, Any] = dict(_FRESH) if fresh else {}
+        if (ended := self._limit_error(state)) is not None:
+            return Command(update=self._end_run(state, [], _last_observation(state), ended))
+        update: dict[str, Any] = dict(_RUN_START) if is_first else {}
         said = [*(state.get("conversation") or ()), HumanMessage(state["task"])]
         if self.memory is not None:
-            kept = await self.memory.recall(said, messages, state, runtime, Asker(self))
-            said, messages, system = kept.said, kept.messages, kept.system(system)
+            kept = await self.memory.recall(said, messages, state, runtime, ModelWithTools(self))
+            said, messages, system_prompt = (
+                kept.conversation,
+                kept.messages,
+                kept.extend_system_prompt(system_prompt),
+            )
             update["summary"] = kept.summary
-        message = await asker.ask([*said, *messages], system)
+        message = await model.ask([*said, *messages], system_prompt)
         update["turns"] = state["turns"] + 1
-        found = self._read(state, message)
+        found = self._handle_message(state, message)
         update |= found
-        goto = _next(update)
-        if fresh:
+        goto = _next_nodes(update)
+        if is_first:
             update["messages"] = Overwrite(found["messages"])
         return Command(update=update, goto=goto)
 
-    def _over(self, state: Mapping[str, Any], calls: int | None = None) -> str | None:
+    def _limit_error(self, state: Mapping[str, Any], calls: int | None = None) -> str | None:
         """Say which limit is reached, before the model is asked or when it has asked for calls."""
-        if calls is None and (failed := self._failed_twice(state["messages"])) is not None:
+        if calls is None and (failed := self._repeated_failure(state["messages"])) is not None:
             return failed
         if calls is not None or state["turns"] < self.max_steps:
             return None
         return f"Reached max_steps={self.max_steps} without a final answer."
 
-    def _failed_twice(self, messages: Sequence[BaseMessage]) -> str | None:
+    def _repeated_failure(self, messages: Sequence[BaseMessage]) -> str | None:
         """Return an error if one call of a tool failed in two messages with the same arguments."""
         form = self.response_format.__name__ if self.response_format is not None else None
         failed: set[str] = set()
-        for _, pairs in _turns(messages):
+        for _, pairs in _iter_turns(messages):
             wrong = {
                 json.dumps([call["name"], call["args"]], sort_keys=True, default=str): answer
                 for call, answer in pairs
@@ -175,20 +181,22 @@ class ReActAgent(BaseAgent):
             failed |= wrong.keys()
         return None
 
-    def _read(self, state: Mapping[str, Any], message: AIMessage) -> dict[str, Any]:
+    def _handle_message(self, state: Mapping[str, Any], message: AIMessage) -> dict[str, Any]:
         """Return what a message of the model means for the state."""
         calls, form = message.tool_calls, self.response_format
         answers = [call for call in calls if form is not None and call["name"] == form.__name__]
         why = message.additional_kwargs.get("unreadable")
-        broken = [_refused(c, "the arguments are no JSON") for c in message.invalid_tool_calls]
+        broken = [
+            _error_message(c, "the arguments are no JSON") for c in message.invalid_tool_calls
+        ]
         if (calls or broken) and not answers:
-            ended = self._over(state, len(calls) + len(broken))
+            ended = self._limit_error(state, len(calls) + len(broken))
             if ended is not None:
-                return self._ended(state, [message], _last_seen(state), ended)
+                return self._end_run(state, [message], _last_observation(state), ended)
             return {"messages": [message, *broken]}
         if why is None and form is None:
-            return self._ended(state, [message], str(message.text), None)
-        given = as_json(str(message.text))
+            return self._end_run(state, [message], str(message.text), None)
+        given = parse_json(str(message.text))
         if form is not None and not calls and isinstance(given, dict):
             why = None  # in whatever form it was asked for, this is an answer
         if why is None and form is not None:
@@ -198,11 +206,11 @@ class ReActAgent(BaseAgent):
                 given = answers[0]["args"] if answers else given
                 try:
                     output = form.model_validate(given).model_dump(mode="json")
-                    return self._ended(state, [message], output, None)
+                    return self._end_run(state, [message], output, None)
                 except PydanticValidationError as exc:
-                    why = f"It is no {form.__name__}: {'; '.join(misfits(exc))}"
+                    why = f"It is no {form.__name__}: {'; '.join(validation_messages(exc))}"
         told = state["unusable"] + 1
-        if told > _UNREADABLE:
+        if told > _MAX_UNREADABLE:
             name = form.__name__ if form is not None else "an action or an answer"
             error = f"The model gave {told} answers that are not of the form of {name}: {why}"
             if self.tools:
@@ -210,36 +218,42 @@ class ReActAgent(BaseAgent):
                     " The model may not be able to call tools."
                     " Fix: Use a model that supports tool calls."
                 )
-            return self._ended(state, [message], None, error)
-        back: list[BaseMessage] = [_refused(call, str(why)) for call in calls]
+            return self._end_run(state, [message], None, error)
+        back: list[BaseMessage] = [_error_message(call, str(why)) for call in calls]
         wanted = (
             f"Answer by calling {form.__name__}." if form is not None else "Answer in the form."
         )
         back = back or [HumanMessage(f"That cannot be used. {why} {wanted}")]
         return {"messages": [message, *back], "unusable": told}
 
-    def _ended(
-        self, state: Mapping[str, Any], new: list[BaseMessage], output: Any, error: str | None
+    def _end_run(
+        self,
+        state: Mapping[str, Any],
+        new_messages: list[BaseMessage],
+        output: Any,
+        error: str | None,
     ) -> dict[str, Any]:
-        steps = _steps_of([*state["messages"], *new])
+        steps = _to_steps([*state["messages"], *new_messages])
         text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
         if error is None:
-            steps.append(AgentStep("", FINAL, {"answer": output}, text).to_plain())
+            steps.append(AgentStep("", FINAL_ANSWER, {"answer": output}, text).to_plain())
         return {
-            "messages": new,
+            "messages": new_messages,
             "steps": steps,
             "output": output,
             "success": error is None,
             "error": error,
-            "conversation": self._talk(
+            "conversation": self._to_conversation(
                 state["task"],
-                {"messages": [*state["messages"], *new]},
+                {"messages": [*state["messages"], *new_messages]},
                 output if error is None else error,
             ),
         }
 
-    def _talk(self, task: str, values: Mapping[str, Any], answer: Any) -> list[BaseMessage]:
-        asked, said = said_in(task, answer)
+    def _to_conversation(
+        self, task: str, values: Mapping[str, Any], answer: Any
+    ) -> list[BaseMessage]:
+        asked, said = to_conversation(task, answer)
         last = next(reversed(values.get("messages") or ()), None)
         if last is not None and last.text == said.text:
             said.id = last.id  # a stream that has it shows it once
@@ -247,26 +261,26 @@ class ReActAgent(BaseAgent):
             return [asked, said]
         answered = [
             [message, *(found for _, found in pairs if found is not None)]
-            for message, pairs in _turns(values.get("messages") or ())
+            for message, pairs in _iter_turns(values.get("messages") or ())
             if pairs and all(found is not None for _, found in pairs)
         ]
         return [asked, *(one for unit in answered for one in unit), said]
 
-    def _steps(self, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _read_steps(self, values: Mapping[str, Any]) -> list[dict[str, Any]]:
         if values.get("success") is not None:
             return list(values.get("steps") or ())
-        return _steps_of(values.get("messages") or ())
+        return _to_steps(values.get("messages") or ())
 
 
-def _next(state: Mapping[str, Any]) -> Any:
+def _next_nodes(state: Mapping[str, Any]) -> Any:
     if state.get("success") is not None:
         return END
-    turns = list(_turns(state.get("messages") or ()))
+    turns = list(_iter_turns(state.get("messages") or ()))
     calls = [call for call, answer in turns[-1][1] if answer is None] if turns else []
     return [Send("tools", [call]) for call in calls] or "model"
 
 
-def _turns(
+def _iter_turns(
     messages: Sequence[BaseMessage],
 ) -> Iterator[tuple[AIMessage, list[tuple[ToolCall, ToolMessage | None]]]]:
     """Yield what the model said, with each call and its answer; models use an id more than once."""
@@ -283,7 +297,7 @@ def _turns(
             yield message, pairs
 
 
-def _steps_of(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
+def _to_steps(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     """Return the steps that messages tell of: one for each call that was answered."""
     return [
         AgentStep(
@@ -293,38 +307,38 @@ def _steps_of(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
             str(answer.text),
             {"error": True} if answer.status == "error" else {},
         ).to_plain()
-        for message, pairs in _turns(messages)
+        for message, pairs in _iter_turns(messages)
         for call, answer in pairs
         if answer is not None
     ]
 
 
-def _last_seen(state: Mapping[str, Any]) -> Any:
-    steps = _steps_of(state["messages"])
+def _last_observation(state: Mapping[str, Any]) -> Any:
+    steps = _to_steps(state["messages"])
     return steps[-1]["observation"] if steps else None
 
 
-def _refused(call: Any, why: str) -> ToolMessage:
+def _error_message(call: Any, reason: str) -> ToolMessage:
     return ToolMessage(
-        f"Tool error: {why}", tool_call_id=call["id"] or "", name=call["name"], status="error"
+        f"Tool error: {reason}", tool_call_id=call["id"] or "", name=call["name"], status="error"
     )
 
 
-def described(prompt: str, tools: Sequence[Any]) -> str:
+def insert_tool_descriptions(prompt: str, tools: Sequence[Any]) -> str:
     """Return a prompt with the tools in their place; other braces stay what they are."""
     lines = "\n".join(f"- {tool.name}: {tool.description}" for tool in tools)
     return prompt.replace("{tool_descriptions}", lines or "No tools available.")
 
 
-def at_least(agent: BaseAgent, least: int, **given: int) -> int:
+def check_minimum(agent: BaseAgent, minimum: int, **values: int) -> int:
     """Return a number of an agent's.
 
     Raises:
         ConfigurationError: It is too low.
     """
-    [(name, number)] = given.items()
-    if type(number) is not int or number < least:
+    [(name, number)] = values.items()
+    if type(number) is not int or number < minimum:
         raise ConfigurationError(
-            f"{type(agent).__name__} got {name}={number!r}.", fix=f"Give {least} or more."
+            f"{type(agent).__name__} got {name}={number!r}.", fix=f"Give {minimum} or more."
         )
     return number

@@ -10,20 +10,20 @@ from langchain_core.messages import HumanMessage
 from langgraph.graph import END, START, StateGraph
 
 from capgraph.adapters.task_graph import task_graph
-from capgraph.agents.asking import Asker, needed_model
-from capgraph.agents.base import CLEAN, BaseAgent, RunOutput, RunState
-from capgraph.agents.react import at_least
-from capgraph.agents.result import FINAL, AgentStep
-from capgraph.base.checked import checked
+from capgraph.agents.base import RUN_DEFAULTS, BaseAgent, RunOutput, RunState
+from capgraph.agents.model_with_tools import ModelWithTools, require_model
+from capgraph.agents.react import check_minimum
+from capgraph.agents.result import FINAL_ANSWER, AgentStep
+from capgraph.helpers.argument_validation import validate_arguments
 
-_JUDGE = """\
+_CRITIQUE_PROMPT = """\
 Does this answer do the task, wholly and correctly? Answer with the one word YES; or with NO: and
 what is wrong with it.
 
 Task: {task}
 
 Answer: {answer}"""
-_AGAIN = """\
+_RETRY_PROMPT = """\
 {task}
 
 An earlier answer was: {answer}
@@ -58,53 +58,53 @@ class ReflexionAgent(BaseAgent):
     '4'
     """
 
-    @checked
+    @validate_arguments
     def __init__(
         self, inner_agent: Any, max_reflections: int = 2, *, model: Any = None, **options: Any
     ) -> None:
         super().__init__(model, **options)
         self.inner_agent = inner_agent
-        self.model: Any = needed_model(self, model or getattr(inner_agent, "model", None))
-        self.max_reflections: int = at_least(self, 0, max_reflections=max_reflections)
+        self.model: Any = require_model(self, model or getattr(inner_agent, "model", None))
+        self.max_reflections: int = check_minimum(self, 0, max_reflections=max_reflections)
 
     def _build(self) -> StateGraph[Any, Any, Any, Any]:
         inner = task_graph(self.inner_agent, services=self.services)
-        asker = Asker(self)
+        asker = ModelWithTools(self)
 
         async def begin(state: ReflexionState) -> dict[str, Any]:
             found = await inner.ainvoke({"task": state["task"]})
-            return {**CLEAN, "critiques": [], **_tried([], found)}
+            return {**RUN_DEFAULTS, "critiques": [], **_record_answer([], found)}
 
         async def again(state: ReflexionState) -> dict[str, Any]:
             given, why = state["answer"]["output"], state["critiques"][-1]
-            task = _AGAIN.format(task=state["task"], answer=given, critique=why)
-            return _tried(state["steps"], await inner.ainvoke({"task": task}))
+            task = _RETRY_PROMPT.format(task=state["task"], answer=given, critique=why)
+            return _record_answer(state["steps"], await inner.ainvoke({"task": task}))
 
         async def judge(state: ReflexionState) -> dict[str, Any]:
             answer = state["answer"]
             critique = answer["error"]
             if answer["success"]:
-                asked = _JUDGE.format(task=state["task"], answer=answer["output"])
-                critique = read_verdict(str((await asker.ask([HumanMessage(asked)])).text))
-            return self._judged(state, critique)
+                asked = _CRITIQUE_PROMPT.format(task=state["task"], answer=answer["output"])
+                critique = parse_critique(str((await asker.ask([HumanMessage(asked)])).text))
+            return self._apply_critique(state, critique)
 
         builder = StateGraph(ReflexionState, output_schema=RunOutput)
         builder.add_node("begin", begin)
         builder.add_node("again", again)
         builder.add_node("judge", judge)
-        builder.add_conditional_edges(START, _entry, ["begin", "judge", "again", END])
+        builder.add_conditional_edges(START, _route_start, ["begin", "judge", "again", END])
         builder.add_edge("begin", "judge")
         builder.add_edge("again", "judge")
-        builder.add_conditional_edges("judge", _next, ["judge", "again", END])
+        builder.add_conditional_edges("judge", _route_next, ["judge", "again", END])
         return builder
 
-    def _judged(self, state: Mapping[str, Any], critique: str | None) -> dict[str, Any]:
+    def _apply_critique(self, state: Mapping[str, Any], critique: str | None) -> dict[str, Any]:
         answer, steps = state["answer"], list(state["steps"])
         text = str(answer["output"])
         critiques = [*state["critiques"], *([] if critique is None else [critique])]
         known = {"metadata": {"critiques": critiques}, "critiques": critiques}
         if critique is None:
-            steps.append(AgentStep("", FINAL, {"answer": answer["output"]}, text).to_plain())
+            steps.append(AgentStep("", FINAL_ANSWER, {"answer": answer["output"]}, text).to_plain())
             return {**known, "steps": steps, "output": answer["output"], "success": True}
         steps.append(AgentStep("", "critique", {"answer": answer["output"]}, critique).to_plain())
         if len(critiques) <= self.max_reflections:
@@ -119,33 +119,33 @@ class ReflexionAgent(BaseAgent):
         }
 
 
-def _tried(steps: list[dict[str, Any]], found: Mapping[str, Any]) -> dict[str, Any]:
-    success = found.get("success") is not False
-    answer = {"output": found["output"], "success": success, "error": found.get("error")}
+def _record_answer(steps: list[dict[str, Any]], result: Mapping[str, Any]) -> dict[str, Any]:
+    success = result.get("success") is not False
+    answer = {"output": result["output"], "success": success, "error": result.get("error")}
     if not success:
         answer["error"] = answer["error"] or "It gave no answer."
-    done = list(found.get("steps") or ())
+    done = list(result.get("steps") or ())
     if not done:
-        done = [AgentStep("", "answer", {}, str(found["output"])).to_plain()]
+        done = [AgentStep("", "answer", {}, str(result["output"])).to_plain()]
     return {"answer": answer, "steps": [*steps, *done]}
 
 
-async def _entry(state: Mapping[str, Any]) -> str:
-    return await _next(state) if state.get("going_on") else "begin"
+async def _route_start(state: Mapping[str, Any]) -> str:
+    return await _route_next(state) if state.get("going_on") else "begin"
 
 
-async def _next(state: Mapping[str, Any]) -> str:
+async def _route_next(state: Mapping[str, Any]) -> str:
     if state.get("success") is not None:
         return END
     return "again" if state["answer"].get("judged") else "judge"
 
 
-def read_verdict(text: str) -> str | None:
+def parse_critique(text: str) -> str | None:
     """Return what is wrong with an answer; ``None`` for a plain yes, and for nothing else.
 
-    >>> read_verdict("YES."), read_verdict("NO: too short"), read_verdict("Yes, but it is late")
+    >>> parse_critique("YES."), parse_critique("NO: too short"), parse_critique("Yes, but it is late")
     (None, 'too short', 'Yes, but it is late')
-    >>> read_verdict("Yes: all of it"), read_verdict("Yes: but it is late")
+    >>> parse_critique("Yes: all of it"), parse_critique("Yes: but it is late")
     (None, 'Yes: but it is late')
     """
     said = text.strip()

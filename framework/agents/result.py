@@ -9,13 +9,13 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
-from capgraph.base.values import to_plain
+from capgraph.helpers.plain_data import to_plain
 
-FINAL = "Final Answer"
+FINAL_ANSWER = "Final Answer"
 """The action of a step that ends the work."""
 
 
-def said_in(task: str, answer: Any) -> list[BaseMessage]:
+def to_conversation(task: str, answer: Any) -> list[BaseMessage]:
     """Return what stands in a conversation of a task and its answer."""
     text = answer if isinstance(answer, str) else json.dumps(to_plain(answer), ensure_ascii=False)
     return [HumanMessage(task), AIMessage(text)]
@@ -69,22 +69,22 @@ class AgentResult:
     error: str | None = None
 
     @classmethod
-    def of(cls, found: Any) -> AgentResult:
+    def coerce(cls, value: Any) -> AgentResult:
         """Read what an agent or a behaviour gave: a result, what a graph left, or an output."""
-        if isinstance(found, cls):
-            return found
-        if isinstance(found, Mapping) and "output" in found:
-            success = found.get("success")
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, Mapping) and "output" in value:
+            success = value.get("success")
             return cls(
-                output=found["output"],
-                steps=[AgentStep(**step) for step in found.get("steps") or ()],
-                metadata=dict(found.get("metadata") or {}),
+                output=value["output"],
+                steps=[AgentStep(**step) for step in value.get("steps") or ()],
+                metadata=dict(value.get("metadata") or {}),
                 success=True if success is None else bool(success),
-                error=found.get("error"),
+                error=value.get("error"),
             )
-        if hasattr(found, "output") and hasattr(found, "success"):
-            return cls(found.output, success=bool(found.success), error=found.error)
-        return cls(found)
+        if hasattr(value, "output") and hasattr(value, "success"):
+            return cls(value.output, success=bool(value.success), error=value.error)
+        return cls(value)
 
     def to_plain(self) -> dict[str, Any]:
         """Return what a graph leaves in its state."""

@@ -15,26 +15,26 @@ from langgraph.graph import StateGraph
 from langgraph.runtime import Runtime
 from pydantic import BaseModel
 
-from capgraph.adapters.request import ENDING
+from capgraph.adapters.request import RUN_ENDING_ERRORS
 from capgraph.adapters.task_graph import TaskGraph, task_graph
-from capgraph.agents.asking import agent_role
-from capgraph.agents.base import STEP, BaseAgent, RunOutput, RunState
-from capgraph.agents.own_methods import through_the_door
+from capgraph.agents.base import STEP_KEY, BaseAgent, RunOutput, RunState
+from capgraph.agents.model_with_tools import get_role_model
+from capgraph.agents.overrides import run_through_graph
 from capgraph.agents.result import AgentResult, AgentStep
-from capgraph.base.checked import checked
 from capgraph.base.errors import (
     CapgraphError,
     ConfigurationError,
     MalformedAnswerError,
     ModelError,
 )
-from capgraph.engine.envelopes import as_task, hearing, side_by_side
-from capgraph.engine.sync_graph import one_node
-from capgraph.models.calls import structured
-from capgraph.pipeline.job import hear
+from capgraph.engine.step_tasks import gather_tasks, label_scope, run_as_task
+from capgraph.engine.sync_graph import single_node_graph
+from capgraph.helpers.argument_validation import validate_arguments
+from capgraph.models.calls import generate_structured
+from capgraph.pipeline.step_execution import propagate_labels
 from capgraph.selection import BaseRouter, RoutingRequest
 
-FormT = TypeVar("FormT", bound=BaseModel)
+AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class BaseOrchestrator(BaseAgent):
         **options: As for :class:`~capgraph.agents.base.BaseAgent`.
     """
 
-    @checked
+    @validate_arguments
     def __init__(
         self,
         model: Any = None,
@@ -97,7 +97,7 @@ class BaseOrchestrator(BaseAgent):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "run" in vars(cls):
-            cls.run = through_the_door(BaseOrchestrator._enter_run, vars(cls)["run"])  # type: ignore[method-assign]
+            cls.run = run_through_graph(BaseOrchestrator._run_team_graph, vars(cls)["run"])  # type: ignore[method-assign]
 
     async def run(self, task: str, context: Any = None) -> OrchestratorResult:
         """Have the team work on a task.
@@ -106,48 +106,60 @@ class BaseOrchestrator(BaseAgent):
             task: What is to be done.
             context: What the members' tools find as ``Runtime.context``.
         """
-        return self._team_result(await self.execute(task, context))
+        return self._to_team_result(await self.execute(task, context))
 
-    async def _enter_run(self, task: str, context: Any = None) -> OrchestratorResult:
-        return self._team_result(await self._enter(task, context))
+    async def _run_team_graph(self, task: str, context: Any = None) -> OrchestratorResult:
+        return self._to_team_result(await self._execute_graph(task, context))
 
-    def _team_result(self, found: AgentResult) -> OrchestratorResult:
-        known = dict(found.metadata)
-        done = [(name, text, AgentResult.of(one)) for name, text, one in known.pop("subtasks", ())]
+    def _to_team_result(self, result: AgentResult) -> OrchestratorResult:
+        known = dict(result.metadata)
+        done = [
+            (name, text, AgentResult.coerce(one)) for name, text, one in known.pop("subtasks", ())
+        ]
         outputs = known.pop("agent_outputs", None)
         return OrchestratorResult(
-            "" if found.output is None else found.output,
-            self._by_name(done) if outputs is None else _results(outputs),
+            "" if result.output is None else result.output,
+            self._group_outputs(done) if outputs is None else _to_results(outputs),
             done,
             known.pop("rounds", 0),
-            success=found.success,
-            error=found.error,
+            success=result.success,
+            error=result.error,
             metadata=known,
         )
 
-    def _by_name(self, done: Sequence[tuple[str, str, AgentResult]]) -> dict[str, AgentResult]:
+    def _group_outputs(
+        self, completed: Sequence[tuple[str, str, AgentResult]]
+    ) -> dict[str, AgentResult]:
         return dict(
-            zip(numbered(name for name, _, _ in done), (one for *_, one in done), strict=True)
+            zip(
+                number_duplicates(name for name, _, _ in completed),
+                (one for *_, one in completed),
+                strict=True,
+            )
         )
 
     @abstractmethod
-    async def lead(self, task: str, context: Any, work: Work) -> Any:
-        """Do the work of a team of one's own by ``work.ask``, ``work.give`` and ``work.route``; return the final output.
+    async def lead(self, task: str, context: Any, team_run: TeamRun) -> Any:
+        """Do the work of a team of one's own by ``team_run.ask_model``, ``team_run.delegate`` and ``team_run.route``; return the final output.
 
         A team that does all of it by itself writes ``run`` instead.
         """
 
-    def _work(self) -> StateGraph[Any, Any, Any, Any]:
+    def _build_work_graph(self) -> StateGraph[Any, Any, Any, Any]:
         own = hasattr(type(self).run, "own")
-        return self._own_graph("run", type(self)._ran) if own else super()._work()
+        return (
+            self._build_override_graph("run", type(self)._execute_run_override)
+            if own
+            else super()._build_work_graph()
+        )
 
-    async def _ran(self, task: str, context: Any) -> AgentResult:
+    async def _execute_run_override(self, task: str, context: Any) -> AgentResult:
         """Run what a subclass wrote as ``run``, and make an agent's result of it."""
-        with hearing({}) as labels:
+        with label_scope({}) as labels:
             found = await type(self).run.own(self, task, context)  # type: ignore[attr-defined]
-        hear(labels)
-        done = [[name, text, _plain(one)] for name, text, one in found.subtask_outputs]
-        outputs = {name: _plain(one) for name, one in found.agent_outputs.items()}
+        propagate_labels(labels)
+        done = [[name, text, _to_plain(one)] for name, text, one in found.subtask_outputs]
+        outputs = {name: _to_plain(one) for name, one in found.agent_outputs.items()}
         known = {"subtasks": done, "rounds": found.rounds, "agent_outputs": outputs}
         known |= {"labels": labels} if labels else {}
         return AgentResult(
@@ -166,21 +178,21 @@ class BaseOrchestrator(BaseAgent):
         }
 
         async def run(state: RunState, runtime: Runtime[Any]) -> dict[str, Any]:
-            work = Work(self, graphs)
+            work = TeamRun(self, graphs)
             try:
                 output = await self.lead(state["task"], runtime.context, work)
-            except ENDING:
+            except RUN_ENDING_ERRORS:
                 raise
             except CapgraphError as exc:
-                work.wrong.append(str(exc))
+                work.errors.append(str(exc))
                 output = ""
-            return work.result(output).to_plain()
+            return work.build_result(output).to_plain()
 
-        return one_node("team", run, RunState, gives=RunOutput)
+        return single_node_graph("team", run, RunState, output_schema=RunOutput)
 
 
 @dataclass(slots=True)
-class _Done:
+class _CompletedSubtask:
     member: str
     subtask: str
     result: AgentResult
@@ -192,49 +204,55 @@ class Answer(BaseModel):
     answer: str
 
 
-class Work:
+class TeamRun:
     """One run of a team. Each thing it does is a LangGraph task, so that none is done twice."""
 
     def __init__(self, team: BaseOrchestrator, graphs: Mapping[str, TaskGraph]) -> None:
         self._team = team
         self._graphs = graphs
-        self._done: list[_Done] = []
+        self._completed: list[_CompletedSubtask] = []
         self._labels: dict[str, str] = {}  # of what members have read
         self.rounds: int = 0
-        self.wrong: list[str] = []
+        self.errors: list[str] = []
 
-    async def ask(self, told: str, asked: str, form: type[FormT]) -> FormT:
+    async def ask_model(
+        self, system_prompt: str, prompt: str, answer_type: type[AnswerT]
+    ) -> AnswerT:
         """Ask the leading model for an answer of a form.
 
         Raises:
             ModelError: The call failed.
             MalformedAnswerError: The model gave no such answer.
         """
-        messages = [SystemMessage(told), HumanMessage(asked)]
+        messages = [SystemMessage(system_prompt), HumanMessage(prompt)]
 
         async def ask() -> Any:
-            role = agent_role(self._team)
+            role = get_role_model(self._team)
             try:
-                return {"found": (await structured(role, form, messages)).model_dump(mode="json")}
+                return {
+                    "found": (await generate_structured(role, answer_type, messages)).model_dump(
+                        mode="json"
+                    )
+                }
             except MalformedAnswerError as exc:
                 # Kept as well: asked again, the model may say something else.
                 return {"text": exc.text, "told": exc.message, "fix": exc.fix}
 
-        kept = await as_task("ask", ask)
+        kept = await run_as_task("ask", ask)
         if "found" in kept:
-            return form.model_validate(kept["found"])
+            return answer_type.model_validate(kept["found"])
         raise MalformedAnswerError(kept["told"], fix=kept["fix"], text=kept["text"])
 
-    async def answer(self, told: str, asked: str) -> str:
+    async def write_answer(self, system_prompt: str, prompt: str) -> str:
         """Have the leading model write the answer, in whatever form.
 
         Raises:
             ModelError: The call failed.
         """
         try:
-            return (await self.ask(told, asked, Answer)).answer
+            return (await self.ask_model(system_prompt, prompt, Answer)).answer
         except ModelError as exc:
-            return written(exc).strip()
+            return get_raw_answer(exc).strip()
 
     async def route(self, subtask: str, available: Iterable[str] | None = None) -> str:
         """Have the router choose a member; empty where it knows none."""
@@ -244,10 +262,12 @@ class Work:
             assert self._team.router is not None
             return (await self._team.router.route(RoutingRequest(subtask, names))).target
 
-        found: str = await as_task("route", route)
+        found: str = await run_as_task("route", route)
         return found
 
-    async def give(self, subtasks: Sequence[tuple[str, str]], context: Any) -> list[AgentResult]:
+    async def delegate(
+        self, subtasks: Sequence[tuple[str, str]], context: Any
+    ) -> list[AgentResult]:
         """Give subtasks to members, who work on them side by side.
 
         Args:
@@ -255,36 +275,39 @@ class Work:
             context: What their tools find as ``Runtime.context``.
         """
         self.rounds += 1
-        with hearing(self._labels) as labels:
+        with label_scope(self._labels) as labels:
             begun = [
-                as_task(name, partial(self._member, name, text, context)) for name, text in subtasks
+                run_as_task(name, partial(self._run_member, name, text, context))
+                for name, text in subtasks
             ]
-            results = [AgentResult.of(item) for item in await side_by_side(begun)]
+            results = [AgentResult.coerce(item) for item in await gather_tasks(begun)]
         self._labels |= labels
         write = get_stream_writer()
         for (name, text), result in zip(subtasks, results, strict=True):
-            self._done.append(_Done(name, text, result))
+            self._completed.append(_CompletedSubtask(name, text, result))
             if not result.success:
-                self.wrong.append(f"{name}: {result.error}")
-            write({STEP: _step(self._done[-1]).to_plain()})
-        hear(self._labels)
+                self.errors.append(f"{name}: {result.error}")
+            write({STEP_KEY: _to_step(self._completed[-1]).to_plain()})
+        propagate_labels(self._labels)
         return results
 
-    async def _member(self, name: str, text: str, context: Any) -> dict[str, Any]:
+    async def _run_member(self, name: str, text: str, context: Any) -> dict[str, Any]:
         if name not in self._graphs:
             told = f"there is no member {name!r}; the members are {', '.join(self._graphs)}"
             return AgentResult(None, success=False, error=told).to_plain()
         try:
             found = await self._graphs[name].ainvoke({"task": text}, context=context)
-            hear((found.get("metadata") or {}).get("labels", {}))  # also of a run that was kept
-            return AgentResult.of({"output": None, **found}).to_plain()
-        except ENDING:
+            propagate_labels(
+                (found.get("metadata") or {}).get("labels", {})
+            )  # also of a run that was kept
+            return AgentResult.coerce({"output": None, **found}).to_plain()
+        except RUN_ENDING_ERRORS:
             raise
         except Exception as exc:
             told = str(exc) or type(exc).__name__
             return AgentResult(None, success=False, error=told).to_plain()
 
-    def told(self) -> list[dict[str, Any]]:
+    def list_results(self) -> list[dict[str, Any]]:
         """Return what was done so far, for a model to read."""
         return [
             {
@@ -294,50 +317,50 @@ class Work:
                 if one.result.success
                 else f"failed: {one.result.error}",
             }
-            for one in self._done
+            for one in self._completed
         ]
 
-    def result(self, output: Any) -> AgentResult:
+    def build_result(self, output: Any) -> AgentResult:
         """Return what came of it all."""
-        plain = [[item.member, item.subtask, item.result.to_plain()] for item in self._done]
+        plain = [[item.member, item.subtask, item.result.to_plain()] for item in self._completed]
         known: dict[str, Any] = {"subtasks": plain, "rounds": self.rounds}
         return AgentResult(
             output,
-            [_step(item) for item in self._done],
+            [_to_step(item) for item in self._completed],
             {**known, "labels": self._labels} if self._labels else known,
-            success=not self.wrong,
-            error="; ".join(self.wrong) or None,
+            success=not self.errors,
+            error="; ".join(self.errors) or None,
         )
 
 
-def _plain(found: Any) -> dict[str, Any]:
+def _to_plain(output: Any) -> dict[str, Any]:
     """Return the plain form of what a member gave."""
-    return AgentResult.of(found).to_plain()
+    return AgentResult.coerce(output).to_plain()
 
 
-def _results(outputs: Mapping[str, Any]) -> dict[str, AgentResult]:
-    return {name: AgentResult.of(one) for name, one in outputs.items()}
+def _to_results(outputs: Mapping[str, Any]) -> dict[str, AgentResult]:
+    return {name: AgentResult.coerce(one) for name, one in outputs.items()}
 
 
-def _step(done: _Done) -> AgentStep:
-    result = done.result
+def _to_step(subtask: _CompletedSubtask) -> AgentStep:
+    result = subtask.result
     seen = str(result.output) if result.success else f"Failed: {result.error}"
-    return AgentStep("", done.member, {"task": done.subtask}, seen)
+    return AgentStep("", subtask.member, {"task": subtask.subtask}, seen)
 
 
-def named(agents: Iterable[Any]) -> dict[str, Any]:
+def name_members(agents: Iterable[Any]) -> dict[str, Any]:
     """Return agents by their names; of a name that several have, the further ones as ``name#2``."""
     found, names = list(agents), []
     for agent in found:
         known = (getattr(agent, attribute, None) for attribute in ("agent_id", "name", "__name__"))
         names.append(next((str(one) for one in known if one), type(agent).__name__))
-    return dict(zip(numbered(names), found, strict=True))
+    return dict(zip(number_duplicates(names), found, strict=True))
 
 
-def numbered(names: Iterable[str]) -> Iterator[str]:
+def number_duplicates(names: Iterable[str]) -> Iterator[str]:
     """Yield names; of one that comes again, the further ones as ``name#2``.
 
-    >>> list(numbered(["a", "b", "a"]))
+    >>> list(number_duplicates(["a", "b", "a"]))
     ['a', 'b', 'a#2']
     """
     seen: Counter[str] = Counter()
@@ -346,7 +369,7 @@ def numbered(names: Iterable[str]) -> Iterator[str]:
         yield name if seen[name] == 1 else f"{name}#{seen[name]}"
 
 
-def written(error: ModelError) -> str:
+def get_raw_answer(error: ModelError) -> str:
     """Return what a model wrote that was not of the form asked for; raises any other error.
 
     Raises:

@@ -17,9 +17,9 @@ from langchain_core.messages import (
 )
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from capgraph.agents.result import FINAL
+from capgraph.agents.result import FINAL_ANSWER
 
-_FORM = """\
+_INSTRUCTIONS = """\
 Work on the task step by step. Answer with one step at a time, in exactly this form:
 
 Thought: what you think
@@ -38,7 +38,7 @@ _FINAL = re.compile(
     r"^[ \t]*Final Answer:(?P<answer>.+?)(?=^[ \t]*(?:Observation|Thought|Action)[ \t]*:|\Z)",
     re.DOTALL | re.MULTILINE | re.IGNORECASE,
 )
-STOP = ("\nObservation:",)
+STOP_SEQUENCES = ("\nObservation:",)
 """Stop sequences of the form.
 
 ``Final Answer:`` is not one of them: at the end of a thought it begins the answer. Behind an action
@@ -47,114 +47,120 @@ it is cut off when the text is read.
 _FENCED = re.compile(
     r"```\w*+(?P<fence>.*?)```|<tool_call>(?P<tag>(?:(?!<tool_call>).)*?)</tool_call>", re.DOTALL
 )
-_ARGUMENTS = ("arguments", "parameters", "args")
+_ARGUMENT_KEYS = ("arguments", "parameters", "args")
 
 
-def instructions(tools: Sequence[Any]) -> str:
+def build_instructions(tools: Sequence[Any]) -> str:
     """Return what a model is told about the form and the tools."""
-    return _FORM + "\n".join(_described(tool) for tool in tools)
+    return _INSTRUCTIONS + "\n".join(_describe_tool(tool) for tool in tools)
 
 
-def _described(tool: Any) -> str:
+def _describe_tool(tool: Any) -> str:
     function = convert_to_openai_tool(tool)["function"]
     arguments = json.dumps(function.get("parameters", {}).get("properties", {}))
     return f"- {function['name']}: {function.get('description', '')} Arguments: {arguments}"
 
 
-def written(messages: Sequence[BaseMessage], system: str, form: str) -> Iterator[BaseMessage]:
+def to_text_messages(
+    messages: Sequence[BaseMessage], system_prompt: str, text_instructions: str
+) -> Iterator[BaseMessage]:
     """Yield a prompt; with a form, calls and observations are text."""
-    if told := "\n\n".join(part for part in (system, form) if part):
+    if told := "\n\n".join(part for part in (system_prompt, text_instructions) if part):
         yield SystemMessage(told)
     for message in messages:
-        if form and isinstance(message, ToolMessage):
+        if text_instructions and isinstance(message, ToolMessage):
             yield HumanMessage(f"Observation: {message.text}")
-        elif form and isinstance(message, AIMessage):
+        elif text_instructions and isinstance(message, AIMessage):
             yield AIMessage(str(message.additional_kwargs.get("written") or message.text))
         else:
             yield message
 
 
-def read_text(message: AIMessage, tools: Sequence[Any]) -> AIMessage:
+def parse_step(message: AIMessage, tools: Sequence[Any]) -> AIMessage:
     r"""Read the next step out of a text.
 
-    >>> found = read_text(AIMessage('Thought: hm\nAction: add\nAction Input: {"a": 1}'), [])
+    >>> found = parse_step(AIMessage('Thought: hm\nAction: add\nAction Input: {"a": 1}'), [])
     >>> found.text, found.tool_calls[0]["name"], found.tool_calls[0]["args"]
     ('hm', 'add', {'a': 1})
-    >>> read_text(AIMessage("Action: Final Answer\nAction Input: 4"), []).text
+    >>> parse_step(AIMessage("Action: Final Answer\nAction Input: 4"), []).text
     '4'
-    >>> read_text(AIMessage("I would add them."), []).additional_kwargs["unreadable"]
+    >>> parse_step(AIMessage("I would add them."), []).additional_kwargs["mark_unreadable"]
     'It has neither an action nor a final answer.'
     """
     text = str(message.text)
     found, answer = _STEP.search(text), _FINAL.search(text)
     if found is None or (answer is not None and answer.start() < found.start()):
         if answer is not None:
-            return _made(message, _answer(answer["answer"].strip()), text[: answer.end()].strip())
-        calls = calls_in(text, tools)
+            return _parsed_message(
+                message, _parse_answer(answer["answer"].strip()), text[: answer.end()].strip()
+            )
+        calls = parse_calls(text, tools)
         if calls:
-            return _made(message, "", text, calls)
-        return unreadable(message, "It has neither an action nor a final answer.")
-    if found["action"].strip().lower() == FINAL.lower():
-        return _made(message, _answer(found["input"].strip()), text)
+            return _parsed_message(message, "", text, calls)
+        return mark_unreadable(message, "It has neither an action nor a final answer.")
+    if found["action"].strip().lower() == FINAL_ANSWER.lower():
+        return _parsed_message(message, _parse_answer(found["input"].strip()), text)
     name = _tool_name(found["action"].strip(), tools)
-    args = _arguments(name, found["input"].strip(), tools)
+    args = _parse_arguments(name, found["input"].strip(), tools)
     if tools and any(mark in name for mark in '{}"\n'):
-        names = ", ".join(_names(tools))
-        return unreadable(message, f"Action must be the name of one tool: {names}.")
+        names = ", ".join(_tool_names(tools))
+        return mark_unreadable(message, f"Action must be the name of one tool: {names}.")
     if args is None:
-        return unreadable(message, f"The Action Input of {name} must be a JSON object.")
+        return mark_unreadable(message, f"The Action Input of {name} must be a JSON object.")
     # What it made up as an observation is not shown to it as its own words.
     told = text[: found.end()].strip()
-    return _made(message, (found["thought"] or "").strip(), told, [_call(name, args)])
+    return _parsed_message(
+        message, (found["thought"] or "").strip(), told, [_tool_call(name, args)]
+    )
 
 
-def calls_in(text: str, tools: Sequence[Any]) -> list[dict[str, Any]]:
+def parse_calls(text: str, tools: Sequence[Any]) -> list[dict[str, Any]]:
     r"""Return the calls of tools that a model wrote as JSON, if the text holds nothing else.
 
     Models without a working template for tools write a call as JSON, fenced or in a tag.
 
     >>> from types import SimpleNamespace
     >>> add = SimpleNamespace(name="add")
-    >>> [found] = calls_in('```json\n{"name": "add", "arguments": {"a": 1}}\n```', [add])
+    >>> [found] = parse_calls('```json\n{"name": "add", "arguments": {"a": 1}}\n```', [add])
     >>> found["name"], found["args"]
     ('add', {'a': 1})
-    >>> calls_in('{"name": "Ada", "arguments": {}}', [add])
+    >>> parse_calls('{"name": "Ada", "arguments": {}}', [add])
     []
     """
     found = [match["fence"] or match["tag"] or "" for match in _FENCED.finditer(text)]
     if _FENCED.sub("", text).strip():
         found = [text]
-    calls = [_written_call(part, tools) for part in found]
+    calls = [_parse_call(part, tools) for part in found]
     return [call for call in calls if call is not None] if None not in calls else []
 
 
-def holds_call(text: str, tools: Sequence[Any]) -> bool:
+def contains_call(text: str, tools: Sequence[Any]) -> bool:
     """Return True if a text holds a call of a tool in JSON, be it among other words."""
     found = (match["fence"] or match["tag"] or "" for match in _FENCED.finditer(text))
-    return any(_written_call(part, tools) is not None for part in (text, *found))
+    return any(_parse_call(part, tools) is not None for part in (text, *found))
 
 
-def _written_call(text: str, tools: Sequence[Any]) -> dict[str, Any] | None:
-    found = as_json(text)
+def _parse_call(text: str, tools: Sequence[Any]) -> dict[str, Any] | None:
+    found = parse_json(text)
     if not isinstance(found, dict):
         return None
     function = found.get("function")
     if isinstance(function, dict):
         found = function
     name = found.get("name")
-    given = [key for key in _ARGUMENTS if key in found]
-    if not isinstance(name, str) or not given or _tool_name(name, tools) not in _names(tools):
+    given = [key for key in _ARGUMENT_KEYS if key in found]
+    if not isinstance(name, str) or not given or _tool_name(name, tools) not in _tool_names(tools):
         return None
     args = found[given[0]]
-    args = as_json(args) if isinstance(args, str) else args
-    return _call(_tool_name(name, tools), args) if isinstance(args, dict) else None
+    args = parse_json(args) if isinstance(args, str) else args
+    return _tool_call(_tool_name(name, tools), args) if isinstance(args, dict) else None
 
 
-def _call(name: str, args: dict[str, Any]) -> dict[str, Any]:
+def _tool_call(name: str, args: dict[str, Any]) -> dict[str, Any]:
     return {"name": name, "args": args, "id": uuid4().hex, "type": "tool_call"}
 
 
-def _names(tools: Sequence[Any]) -> list[str]:
+def _tool_names(tools: Sequence[Any]) -> list[str]:
     return [
         convert_to_openai_tool(tool)["function"]["name"]
         if isinstance(tool, type)
@@ -167,22 +173,24 @@ def _tool_name(written_name: str, tools: Sequence[Any]) -> str:
     """Return a tool's name as it is registered; models add quotes and change the case."""
     name = written_name.strip().strip("`'\"*").removesuffix("()")
     plain = name.casefold().replace(" ", "_")
-    return next((known for known in _names(tools) if known.casefold() == plain), name)
+    return next((known for known in _tool_names(tools) if known.casefold() == plain), name)
 
 
-def _made(message: AIMessage, text: str, told: str, calls: Sequence[Any] = ()) -> AIMessage:
-    known = {**message.additional_kwargs, "written": told}
+def _parsed_message(
+    message: AIMessage, text: str, source_text: str, calls: Sequence[Any] = ()
+) -> AIMessage:
+    known = {**message.additional_kwargs, "written": source_text}
     update = {"content": text, "tool_calls": list(calls), "additional_kwargs": known}
     return message.model_copy(update=update)
 
 
-def unreadable(message: AIMessage, why: str) -> AIMessage:
+def mark_unreadable(message: AIMessage, reason: str) -> AIMessage:
     """Return a message that says why it cannot be used."""
-    known = {**message.additional_kwargs, "unreadable": why}
+    known = {**message.additional_kwargs, "unreadable": reason}
     return message.model_copy(update={"additional_kwargs": known})
 
 
-def as_json(text: str) -> Any:
+def parse_json(text: str) -> Any:
     """Return what a text says in JSON, fenced or not; the text itself where it is none."""
     try:
         return json.loads(re.sub(r"^```\w*", "", text.strip()).removesuffix("```"))
@@ -190,15 +198,15 @@ def as_json(text: str) -> Any:
         return text
 
 
-def _arguments(name: str, text: str, tools: Sequence[Any]) -> dict[str, Any] | None:
+def _parse_arguments(name: str, text: str, tools: Sequence[Any]) -> dict[str, Any] | None:
     """Return a call's arguments, or None if they cannot be read.
 
     A value that is not an object is the argument of a tool that has only one. Text that is not JSON
     counts as such a value if it is one line and does not look like an object.
     """
-    given = as_json(text)
+    given = parse_json(text)
     if isinstance(given, str) and text.strip()[:1] in ("{", "[", "`"):
-        given = _leading_object(text)
+        given = _parse_leading_object(text)
     if isinstance(given, dict) or given is None:
         return given
     if isinstance(given, str) and given == text.strip() and ("\n" in given or "{" in given):
@@ -210,7 +218,7 @@ def _arguments(name: str, text: str, tools: Sequence[Any]) -> dict[str, Any] | N
     return None
 
 
-def _leading_object(text: str) -> dict[str, Any] | None:
+def _parse_leading_object(text: str) -> dict[str, Any] | None:
     """Return the JSON object with which a text begins; what follows it is not a part of the call."""
     start = re.sub(r"^```\w*\s*", "", text.strip())
     try:
@@ -220,9 +228,9 @@ def _leading_object(text: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _answer(text: str) -> str:
+def _parse_answer(text: str) -> str:
     """Return the answer, whether it stands there as text or as ``{"answer": …}``."""
-    found = as_json(text.strip())
+    found = parse_json(text.strip())
     if isinstance(found, dict) and set(found) == {"answer"}:
         found = found["answer"]
     return found if isinstance(found, str) else json.dumps(found)

@@ -2,54 +2,54 @@
 
 from typing import TYPE_CHECKING
 
-from capgraph.configs.lazy import lazy_exports
+from capgraph.configs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from capgraph.approvals.answers import Answer as Answer
-    from capgraph.approvals.answers import AnswerProblem as AnswerProblem
-    from capgraph.approvals.answers import read_answers as read_answers
-    from capgraph.approvals.questions import ACTED as ACTED
-    from capgraph.approvals.questions import PLAN as PLAN
-    from capgraph.approvals.questions import RESULT as RESULT
-    from capgraph.approvals.questions import STEP as STEP
-    from capgraph.approvals.questions import UNKNOWN as UNKNOWN
-    from capgraph.approvals.questions import answer_schema as answer_schema
-    from capgraph.approvals.questions import is_approval as is_approval
-    from capgraph.approvals.questions import plan_question as plan_question
-    from capgraph.approvals.questions import question_entry as question_entry
-    from capgraph.approvals.questions import question_of as question_of
-    from capgraph.approvals.questions import question_text as question_text
-    from capgraph.approvals.questions import step_question as step_question
-    from capgraph.approvals.rules import Rule as Rule
-    from capgraph.approvals.rules import add_rule as add_rule
-    from capgraph.approvals.rules import list_rules as list_rules
-    from capgraph.approvals.rules import revoke_rule as revoke_rule
-    from capgraph.approvals.rules import standing_rules as standing_rules
+    from capgraph.approvals.decisions import ApprovalDecision as ApprovalDecision
+    from capgraph.approvals.decisions import DecisionProblem as DecisionProblem
+    from capgraph.approvals.decisions import parse_decisions as parse_decisions
+    from capgraph.approvals.requests import ACTED_BEFORE as ACTED_BEFORE
+    from capgraph.approvals.requests import PLAN as PLAN
+    from capgraph.approvals.requests import RESULT as RESULT
+    from capgraph.approvals.requests import STEP as STEP
+    from capgraph.approvals.requests import UNKNOWN_OUTCOME as UNKNOWN_OUTCOME
+    from capgraph.approvals.requests import build_request as build_request
+    from capgraph.approvals.requests import decision_schema as decision_schema
+    from capgraph.approvals.requests import describe_question as describe_question
+    from capgraph.approvals.requests import is_approval_request as is_approval_request
+    from capgraph.approvals.requests import plan_request as plan_request
+    from capgraph.approvals.requests import request_entry as request_entry
+    from capgraph.approvals.requests import step_request as step_request
+    from capgraph.approvals.standing_rules import StandingRule as StandingRule
+    from capgraph.approvals.standing_rules import add_rule as add_rule
+    from capgraph.approvals.standing_rules import list_rules as list_rules
+    from capgraph.approvals.standing_rules import load_active_rules as load_active_rules
+    from capgraph.approvals.standing_rules import revoke_rule as revoke_rule
 
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "capgraph.approvals.answers": ("Answer", "AnswerProblem", "read_answers"),
-        "capgraph.approvals.questions": (
-            "ACTED",
+        "capgraph.approvals.decisions": ("ApprovalDecision", "DecisionProblem", "parse_decisions"),
+        "capgraph.approvals.requests": (
+            "ACTED_BEFORE",
             "PLAN",
             "RESULT",
             "STEP",
-            "UNKNOWN",
-            "answer_schema",
-            "is_approval",
-            "plan_question",
-            "question_entry",
-            "question_of",
-            "question_text",
-            "step_question",
+            "UNKNOWN_OUTCOME",
+            "decision_schema",
+            "is_approval_request",
+            "plan_request",
+            "request_entry",
+            "build_request",
+            "describe_question",
+            "step_request",
         ),
-        "capgraph.approvals.rules": (
-            "Rule",
+        "capgraph.approvals.standing_rules": (
+            "StandingRule",
             "add_rule",
             "list_rules",
             "revoke_rule",
-            "standing_rules",
+            "load_active_rules",
         ),
     },
 )

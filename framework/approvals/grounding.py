@@ -8,14 +8,14 @@ from typing import Any
 
 from langchain_core.messages import SystemMessage
 
-from capgraph.base.clock import running_clock
 from capgraph.base.errors import ValidationError
 from capgraph.base.plan import plan_key
 from capgraph.base.spec import CapabilitySpec
+from capgraph.helpers.clock import current_clock
 from capgraph.planning import recipe_of
-from capgraph.planning.grounding import Grounds, possible_today, ungrounded_values
+from capgraph.planning.grounding import GroundingSources, find_ungrounded_values, possible_today
 from capgraph.planning.parameters import validated_parameters
-from capgraph.planning.references import reads_of
+from capgraph.planning.references import step_reads
 from capgraph.registry import Registry
 from capgraph.state import TurnView
 
@@ -26,7 +26,7 @@ def is_model_plan(view: TurnView) -> bool:
     return bool(history and history[-1].get("model_written"))
 
 
-def may_be_ungrounded(spec: CapabilitySpec, view: TurnView) -> bool:
+def is_grounding_checked(spec: CapabilitySpec, view: TurnView) -> bool:
     """Return True if parameters of a capability are compared at all: an effect in a model's plan."""
     return spec.effect != "none" and is_model_plan(view)
 
@@ -53,21 +53,21 @@ def ungrounded_parameters(
         inputs: Plain data of the step's inputs; the stored results that it names when not given.
     """
     spec = registry.capabilities.get(step["capability"])
-    planned = view.planned.get(plan_key(step["context_key"]))
-    if spec is None or planned is None or not may_be_ungrounded(spec, view):
+    planned = view.steps_by_key.get(plan_key(step["context_key"]))
+    if spec is None or planned is None or not is_grounding_checked(spec, view):
         return {}
     if planned["capability"] != spec.name:
         return {}
     texts = [str(m.text) for m in view.messages if not isinstance(m, SystemMessage)]
     results = [inputs] if inputs is not None else list(_stored_inputs(planned, view))
     results += _read_by_planner(view)
-    grounds = Grounds(texts, results, possible_today(running_clock().now()))
+    grounds = GroundingSources(texts, results, possible_today(current_clock().now()))
     declared = [
         *_declared_in_recipes(spec.name, registry),
         *_written_by_people(spec.name, view),
     ]
     parameters: Any = planned.get("parameters") or {}
-    found = ungrounded_values(spec, values, parameters, grounds, declared)
+    found = find_ungrounded_values(spec, values, parameters, grounds, declared)
     return {one.path: one.value for one in found}
 
 
@@ -84,10 +84,10 @@ def ungrounded_steps(view: TurnView, registry: Registry) -> dict[str, dict[str, 
     return found
 
 
-def ungrounded_text(values: Mapping[str, Any]) -> str:
+def describe_ungrounded(values: Mapping[str, Any]) -> str:
     """Return the sentence that names ungrounded parameters to a person.
 
-    >>> ungrounded_text({"to": "Ada"})
+    >>> describe_ungrounded({"to": "Ada"})
     "Ungrounded: to='Ada'. Neither the conversation nor a result that the step reads contains it."
     """
     listed = ", ".join(f"{path}={value!r:.200}" for path, value in values.items())
@@ -99,7 +99,7 @@ def ungrounded_text(values: Mapping[str, Any]) -> str:
 
 
 def _stored_inputs(step: Mapping[str, Any], view: TurnView) -> Iterator[Any]:
-    keys = {read.key for read in reads_of(step)}
+    keys = {read.key for read in step_reads(step)}
     for entries in view.contexts.values():
         yield from (data for key, data in entries.items() if key in keys)
 

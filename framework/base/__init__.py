@@ -2,15 +2,19 @@
 
 from typing import TYPE_CHECKING
 
-from capgraph.configs.lazy import lazy_exports
+from capgraph.configs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from capgraph.base.approval_policy import ApprovalPolicy as ApprovalPolicy
+    from capgraph.base.argument_injection import AttemptNumber as AttemptNumber
+    from capgraph.base.argument_injection import IdempotencyKey as IdempotencyKey
+    from capgraph.base.argument_injection import Progress as Progress
+    from capgraph.base.argument_injection import StepSettings as StepSettings
     from capgraph.base.capability import BaseCapability as BaseCapability
-    from capgraph.base.classify import ErrorClassification as ErrorClassification
     from capgraph.base.context import CapabilityContext as CapabilityContext
     from capgraph.base.decorators import capability_node as capability_node
     from capgraph.base.decorators import infrastructure_node as infrastructure_node
+    from capgraph.base.error_classification import ErrorClassification as ErrorClassification
     from capgraph.base.errors import AskAgain as AskAgain
     from capgraph.base.errors import CapabilityError as CapabilityError
     from capgraph.base.errors import CapgraphError as CapgraphError
@@ -36,10 +40,6 @@ if TYPE_CHECKING:
     from capgraph.base.guides import OrchestratorGuide as OrchestratorGuide
     from capgraph.base.guides import TaskClassifierGuide as TaskClassifierGuide
     from capgraph.base.infrastructure import BaseInfrastructureNode as BaseInfrastructureNode
-    from capgraph.base.injected import AttemptNumber as AttemptNumber
-    from capgraph.base.injected import IdempotencyKey as IdempotencyKey
-    from capgraph.base.injected import Progress as Progress
-    from capgraph.base.injected import StepSettings as StepSettings
     from capgraph.base.plan import ExecutionPlan as ExecutionPlan
     from capgraph.base.plan import PlannedStep as PlannedStep
     from capgraph.base.plan import load_execution_plan_from_file as load_execution_plan_from_file
@@ -65,7 +65,7 @@ __getattr__, __dir__ = lazy_exports(
     {
         "capgraph.base.approval_policy": ("ApprovalPolicy",),
         "capgraph.base.capability": ("BaseCapability",),
-        "capgraph.base.classify": ("ErrorClassification",),
+        "capgraph.base.error_classification": ("ErrorClassification",),
         "capgraph.base.context": ("CapabilityContext",),
         "capgraph.base.decorators": ("capability_node", "infrastructure_node"),
         "capgraph.base.errors": (
@@ -97,7 +97,12 @@ __getattr__, __dir__ = lazy_exports(
             "TaskClassifierGuide",
         ),
         "capgraph.base.infrastructure": ("BaseInfrastructureNode",),
-        "capgraph.base.injected": ("AttemptNumber", "IdempotencyKey", "Progress", "StepSettings"),
+        "capgraph.base.argument_injection": (
+            "AttemptNumber",
+            "IdempotencyKey",
+            "Progress",
+            "StepSettings",
+        ),
         "capgraph.base.plan": (
             "ExecutionPlan",
             "PlannedStep",

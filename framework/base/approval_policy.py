@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from capgraph.base.numbers import check_number
+from capgraph.helpers.number_validation import check_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class ApprovalPolicy:
     Raises:
         ValueError: A number cannot be used.
 
-    >>> ApprovalPolicy(approvers=2).personal
+    >>> ApprovalPolicy(approvers=2).restricts_approvers
     True
     """
 
@@ -29,12 +29,12 @@ class ApprovalPolicy:
     expires_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        check_number("approvers", self.approvers, least=1, whole=True)
+        check_number("approvers", self.approvers, minimum=1, integer=True)
         if self.expires_seconds is not None:
             check_number("expires_seconds", self.expires_seconds, above=0)
 
     @property
-    def personal(self) -> bool:
+    def restricts_approvers(self) -> bool:
         """Whether it matters who agrees."""
         return self.approvers > 1 or self.not_requester
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel
 
-from capgraph.base.classify import ErrorClassification, classify_exception
 from capgraph.base.context import CapabilityContext
-from capgraph.base.declarations import DeclaredMeta
+from capgraph.base.declarations import DeclarationMeta
+from capgraph.base.error_classification import ErrorClassification, classify_exception
 from capgraph.base.errors import CapabilityError, ValidationError
-from capgraph.base.guides import OrchestratorGuide, TaskClassifierGuide, with_examples
+from capgraph.base.guides import OrchestratorGuide, TaskClassifierGuide, add_examples
 from capgraph.base.plan import PlannedStep
 from capgraph.base.spec import DECLARED, CapabilitySpec, Declarations
 from capgraph.base.step_context import StepContext
@@ -23,7 +23,7 @@ from capgraph.configs.logger import ComponentLogger, get_logger
 ContextType = str | type[CapabilityContext]
 
 if TYPE_CHECKING:
-    from capgraph.base.node import GraphNode
+    from capgraph.base.graph_node import GraphNode
 
     _Declared = Declarations
 else:
@@ -31,7 +31,7 @@ else:
     _Declared = type("_Declared", (), dict(DECLARED))
 
 
-class BaseCapability(_Declared, metaclass=DeclaredMeta):
+class BaseCapability(_Declared, metaclass=DeclarationMeta):
     """Base of every capability.
 
     A subclass sets ``name`` and ``description`` and writes ``execute``, either as a static
@@ -190,7 +190,7 @@ class BaseCapability(_Declared, metaclass=DeclaredMeta):
 
     def store(self, context: CapabilityContext) -> None:
         """Hand over an output besides the returned one."""
-        self._step_context().stored.append(context)
+        self._step_context().stored_outputs.append(context)
 
     def once(self, key: str, call: Callable[[], Any]) -> Awaitable[Any]:
         """Run a part of the step at most once, over retries, questions and restarts.
@@ -314,7 +314,7 @@ class BaseCapability(_Declared, metaclass=DeclaredMeta):
                 if kind not in guides:
                     guide = getattr(self, f"_create_{kind}_guide")()
                     if kind == "classifier":
-                        guide = with_examples(guide, self.examples, self.description)
+                        guide = add_examples(guide, self.examples, self.description)
                     guides[kind] = guide
             except AttributeError as exc:
                 # From a property it would read as "there is no such property", which is what

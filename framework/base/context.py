@@ -10,8 +10,8 @@ from pydantic import ValidationError as PydanticValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from capgraph.base.errors import ValidationError
-from capgraph.base.values import short_summary
-from capgraph.configs.near import nearest
+from capgraph.configs.suggestions import closest_match
+from capgraph.helpers.plain_data import short_summary
 
 _UNKNOWN_FIELD = "extra_forbidden"
 
@@ -115,7 +115,7 @@ def _with_suggestions(
     for error in errors:
         text = error["msg"]
         if error["type"] == _UNKNOWN_FIELD and len(error["loc"]) == 1:
-            near = nearest(str(error["loc"][0]), known)
+            near = closest_match(str(error["loc"][0]), known)
             fix = f"Use {near!r}" if near else f"Use one of: {', '.join(known) or 'none'}"
             text = f"unknown field. {fix}"
         kind: Any = PydanticCustomError(error["type"], text)

@@ -15,13 +15,13 @@ from typing import Any, Literal, get_args
 
 from capgraph.base.errors import ValidationError
 from capgraph.base.spec import DECLARED
-from capgraph.configs.near import closest, misspelled, nearest
+from capgraph.configs.suggestions import closest_match, correct_spelling, suggest_name
 
 Form = Literal["class", "function", "tool", "graph", "agent", "remote", "mcp"]
 """How a capability is written: a class, an annotated function, or an adapter's call."""
 FORMS: tuple[Form, ...] = get_args(Form)
 YAML_FORMS: dict[str, Form] = {"tools": "tool", "graphs": "graph", "agents": "agent", "mcp": "mcp"}
-"""Section of a YAML file to its form; ``accepted(form, data=True)`` lists the keys of an entry."""
+"""Section of a YAML file to its form; ``accepted_names(form, data=True)`` lists the keys of an entry."""
 
 _TEXTS = ("name", "description")
 _TYPES = ("provides", "requires")
@@ -55,23 +55,23 @@ _READ_BY_DECORATOR = {
 }
 
 
-def accepted(form: Form, *, data: bool = False) -> tuple[str, ...]:
+def accepted_names(form: Form, *, yaml: bool = False) -> tuple[str, ...]:
     """Return the names that a form of capability accepts.
 
     Args:
         form: The form.
-        data: Whether to return the keys of an entry in a YAML file. These are the same names, and
+        yaml: Whether to return the keys of an entry in a YAML file. These are the same names, and
             the keys that name what is adapted.
 
-    >>> "requires" in accepted("tool"), "requires" in accepted("function")
+    >>> "requires" in accepted_names("tool"), "requires" in accepted_names("function")
     (True, False)
-    >>> sorted(set(accepted("graph", data=True)) - set(accepted("graph")))
+    >>> sorted(set(accepted_names("graph", yaml=True)) - set(accepted_names("graph")))
     ['import', 'input', 'output']
     """
-    return (*_ENTRY_KEYS.get(form, ()), *_NAMES[form]) if data else _NAMES[form]
+    return (*_ENTRY_KEYS.get(form, ()), *_NAMES[form]) if yaml else _NAMES[form]
 
 
-class DeclaredMeta(ABCMeta):
+class DeclarationMeta(ABCMeta):
     """Metaclass of capabilities and infrastructure nodes.
 
     The decorator reads the declarations of a class once. An assignment after that would have no
@@ -90,23 +90,23 @@ class DeclaredMeta(ABCMeta):
         super().__setattr__(name, value)
 
 
-def check_names(owner: str, given: Iterable[str], known: Collection[str]) -> None:
+def check_names(owner: str, names: Iterable[str], known: Collection[str]) -> None:
     """Refuse declarations that have no meaning.
 
     Args:
         owner: The subject of the message, such as ``"tool_capability('search')"``.
-        given: The names that were declared.
+        names: The names that were declared.
         known: The names that are accepted there.
 
     Raises:
         ValidationError: A name is unknown; the message holds the nearest one.
 
-    >>> check_names("tool_capability('pay')", ["requires_aproval"], accepted("tool"))
+    >>> check_names("tool_capability('pay')", ["requires_aproval"], accepted_names("tool"))
     Traceback (most recent call last):
-    capgraph.base.errors.ValidationError: tool_capability('pay') has the unknown declaration \
+    capgraph.configs.errors.ValidationError: tool_capability('pay') has the unknown declaration \
 'requires_aproval'. Fix: Write 'requires_approval'.
     """
-    for name in given:
+    for name in names:
         if name not in known:
             raise ValidationError(
                 f"{owner} has the unknown declaration {name!r}.", fix=_fix_of(name, known)
@@ -114,7 +114,7 @@ def check_names(owner: str, given: Iterable[str], known: Collection[str]) -> Non
 
 
 def _fix_of(name: str, known: Collection[str]) -> str:
-    near = closest(name, known)
+    near = suggest_name(name, known)
     if near is not None:
         return f"Write {near!r}."
     return f"Remove it, or use one of: {', '.join(sorted(known))}."
@@ -159,7 +159,7 @@ def check_attributes(target: type[Any], base: type[Any], known: Collection[str])
             else:
                 meant = _meant(name, known)
                 if meant is None and is_strict and name not in own and name[0].islower():
-                    meant = misspelled(name, known, 1) or ""
+                    meant = correct_spelling(name, known, 1) or ""
             if meant is not None:
                 raise _unknown(f"{cls.__name__}.{name}", meant, known)
 
@@ -206,13 +206,13 @@ def _own_names(classes: Iterable[type[Any]], has_initializer: bool) -> set[str]:
 def _meant(name: str, known: Iterable[str]) -> str | None:
     private = name.startswith("_")
     words = [w for w in known if len(w) >= _SHORT and w.startswith("_") == private]
-    return misspelled(name, words)
+    return correct_spelling(name, words)
 
 
 def _shadowing(
     cls: type[Any], name: str, base: type[Any], known: Collection[str]
 ) -> ValidationError:
-    near = misspelled(name, known)
+    near = correct_spelling(name, known)
     return ValidationError(
         f"{cls.__name__}.{name} is not a declaration: it would replace {base.__name__}.{name}.",
         fix=f"Write {near!r}; if the attribute is your own, rename it."
@@ -234,7 +234,7 @@ def _unknown(place: str, meant: str, known: Collection[str]) -> ValidationError:
             f"{place} is not a declaration of a class.",
             fix="Write a static method get_retry_policy, which returns it.",
         )
-    near = nearest(name, known)
+    near = closest_match(name, known)
     return ValidationError(
         f"{place} is not a declaration.",
         fix=f"Write {near!r}; if the attribute is your own, {own}."

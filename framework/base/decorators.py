@@ -11,24 +11,24 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar, overload
 
+from capgraph.base.argument_injection import argument_getters
 from capgraph.base.capability import BaseCapability
 from capgraph.base.declarations import (
     NODE_DECLARATIONS,
     NODE_OPTIONS,
-    accepted,
+    accepted_names,
     check_attributes,
     check_names,
 )
 from capgraph.base.errors import ValidationError
-from capgraph.base.function_form import capability_from_function
-from capgraph.base.guides import with_examples
+from capgraph.base.function_capability import capability_from_function
+from capgraph.base.graph_node import GraphNode, NodeDescriptor
+from capgraph.base.guides import add_examples
 from capgraph.base.infrastructure import BaseInfrastructureNode
-from capgraph.base.injected import getters_of
-from capgraph.base.node import GraphNode, NodeOf
 from capgraph.base.spec import DECLARED, CapabilitySpec, InfrastructureSpec
-from capgraph.base.step_context import OFFERED
-from capgraph.base.threads import is_sync
-from capgraph.configs.near import misspelled
+from capgraph.base.step_context import EXECUTE_ARGUMENTS
+from capgraph.configs.suggestions import correct_spelling
+from capgraph.helpers.threads import is_sync
 
 T = TypeVar("T", bound=type)
 
@@ -78,12 +78,12 @@ def capability_node(target: Any = None, /, **options: Any) -> Any:
         return capability_node(capability_from_function(target, **options))
     _declare_on(target, options)
     _check_class(target, "capability")
-    check_attributes(target, BaseCapability, accepted("class"))
+    check_attributes(target, BaseCapability, accepted_names("class"))
     if not issubclass(target, BaseCapability):
         _complete(target)
     spec = target.spec() if issubclass(target, BaseCapability) else CapabilitySpec.of(target)
 
-    target.langgraph_node = NodeOf(GraphNode(spec))  # type: ignore[attr-defined]
+    target.langgraph_node = NodeDescriptor(GraphNode(spec))  # type: ignore[attr-defined]
     target.capability_spec = spec  # type: ignore[attr-defined]
     return target
 
@@ -93,7 +93,7 @@ def _declare_on(target: type[Any], options: dict[str, Any]) -> None:
     owner = f"capability_node got {sorted(options)} for the class {target.__name__}"
     for name, value in options.items():
         if name not in DECLARED:
-            near = misspelled(name, accepted("function"))
+            near = correct_spelling(name, accepted_names("function"))
             meant = f"Write {near!r}, as an attribute of the class." if near else "Remove it."
             raise ValidationError(f"{owner}: {name!r} is not a declaration.", fix=meant)
         # What decides about effects and permissions stands in the class, where readers look for it.
@@ -113,7 +113,7 @@ def _complete(target: Any) -> None:
         if not hasattr(target, name):
             setattr(target, name, value)
     if not hasattr(target, "classifier_guide"):
-        guide = with_examples(None, target.examples, target.description)
+        guide = add_examples(None, target.examples, target.description)
         target.classifier_guide = guide
 
 
@@ -166,7 +166,7 @@ def infrastructure_node(
         cls.name, cls.description, quiet, before, after, tuple(behaviors), cls
     )
 
-    cls.langgraph_node = NodeOf(GraphNode(spec))
+    cls.langgraph_node = NodeDescriptor(GraphNode(spec))
     cls.infrastructure_spec = spec
     return cls
 
@@ -232,10 +232,10 @@ def _check_form(cls: Any, kind: str) -> None:
         p.name
         for p in taken[1:]
         if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-        if not (static and p.name in OFFERED) and p.name not in getters_of(function)
+        if not (static and p.name in EXECUTE_ARGUMENTS) and p.name not in argument_getters(function)
     ]
     if needed:
         fix = "take self, and types that LangGraph injects; read self.inputs and self.parameters."
         if static:
-            fix = f"take state, of {', '.join(OFFERED)} what it uses, and types that LangGraph injects."
+            fix = f"take state, of {', '.join(EXECUTE_ARGUMENTS)} what it uses, and types that LangGraph injects."
         raise ValueError(f"{label} needs {needed}, which nobody gives. Fix: {fix}")

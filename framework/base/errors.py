@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 from capgraph.configs.errors import CapgraphError as CapgraphError
 from capgraph.configs.errors import ConfigurationError as ConfigurationError
+from capgraph.configs.errors import ValidationError as ValidationError
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -51,12 +52,6 @@ class ErrorSeverity(Enum):
     """Choose the capabilities again."""
     FATAL = "fatal"
     """Raise at once; nothing else runs."""
-
-
-class ValidationError(CapgraphError, ValueError):
-    """Data that a capability received is missing or wrong."""
-
-    code = "CG-VALIDATION"
 
 
 class CapabilityError(CapgraphError):

@@ -214,7 +214,7 @@ class TaskClassifierGuide(BaseModel):
     actions_if_true: ClassifierActions = Field(default_factory=ClassifierActions)
 
 
-def with_examples(
+def add_examples(
     guide: TaskClassifierGuide | None, examples: Sequence[str], description: str
 ) -> TaskClassifierGuide | None:
     """Return a guide that has a capability's declared examples too; ``None`` without any.
@@ -224,7 +224,7 @@ def with_examples(
         examples: Requests that need the capability.
         description: What the capability does.
 
-    >>> with_examples(None, ["Rain today?"], "Forecasts rain.").examples[0].result
+    >>> add_examples(None, ["Rain today?"], "Forecasts rain.").examples[0].result
     True
     """
     known = {example.query for example in guide.examples} if guide is not None else set()

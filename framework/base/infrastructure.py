@@ -6,15 +6,15 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from capgraph.base.classify import ErrorClassification, classify_exception
-from capgraph.base.declarations import DeclaredMeta
+from capgraph.base.declarations import DeclarationMeta
+from capgraph.base.error_classification import ErrorClassification, classify_exception
 
 if TYPE_CHECKING:
-    from capgraph.base.node import GraphNode
+    from capgraph.base.graph_node import GraphNode
     from capgraph.base.spec import InfrastructureSpec
 
 
-class BaseInfrastructureNode(metaclass=DeclaredMeta):
+class BaseInfrastructureNode(metaclass=DeclarationMeta):
     """Base of every infrastructure node.
 
     A subclass sets ``name`` and ``description`` and writes a static coroutine

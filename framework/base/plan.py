@@ -12,8 +12,8 @@ from typing import Any, cast
 from typing_extensions import TypedDict
 
 from capgraph.base.errors import PlanError
-from capgraph.base.files import write_whole
-from capgraph.configs.near import misspelled
+from capgraph.configs.suggestions import correct_spelling
+from capgraph.helpers.files import write_atomic
 
 PLAN_FILE_VERSION = "1.0"
 METADATA_KEY = "__metadata__"
@@ -79,7 +79,7 @@ class ExecutionPlan(TypedDict, total=False):
     stamp: dict[str, Any]
 
 
-BUDGETS = (
+BUDGET_NAMES = (
     "requests",
     "tokens",
     "cost_usd",
@@ -91,22 +91,22 @@ BUDGETS = (
 """What the budget of a plan may bound."""
 
 
-def bounds_of(plan: Mapping[str, Any]) -> dict[str, Any]:
+def plan_limits(plan: Mapping[str, Any]) -> dict[str, Any]:
     """Return the bounds of a plan: ``deadline`` and ``budget``, as far as it has them.
 
-    >>> bounds_of({"steps": [], "deadline": 5, "budget": None})
+    >>> plan_limits({"steps": [], "deadline": 5, "budget": None})
     {'deadline': 5}
     """
     return {name: plan[name] for name in ("deadline", "budget") if plan.get(name) not in (None, {})}
 
 
-def tightened(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+def tighten_limits(current: Mapping[str, Any], replacement: Mapping[str, Any]) -> dict[str, Any]:
     """Return the bounds of a plan that takes the place of another: never wider ones.
 
-    >>> tightened({"deadline": 5, "budget": {"steps": 3}}, {"deadline": 9, "budget": {"tokens": 8}})
+    >>> tighten_limits({"deadline": 5, "budget": {"steps": 3}}, {"deadline": 9, "budget": {"tokens": 8}})
     {'deadline': 5, 'budget': {'steps': 3, 'tokens': 8}}
     """
-    found, more = bounds_of(old), bounds_of(new)
+    found, more = plan_limits(current), plan_limits(replacement)
     if deadlines := [given["deadline"] for given in (found, more) if "deadline" in given]:
         found["deadline"] = min(deadlines)
     budget = dict(found.get("budget", {}))
@@ -115,10 +115,10 @@ def tightened(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, "budget": budget} if budget else found
 
 
-def copy_key(key: str, number: int) -> str:
+def element_key(key: str, number: int) -> str:
     """Name the copy of a step that runs for one element of its list, from 0.
 
-    >>> copy_key("pay", 3), plan_key("pay[3]"), plan_key("pay")
+    >>> element_key("pay", 3), plan_key("pay[3]"), plan_key("pay")
     ('pay[3]', 'pay', 'pay')
     """
     return f"{key}[{number}]"
@@ -154,7 +154,7 @@ def save_execution_plan_to_file(plan: Mapping[str, Any], path: str | os.PathLike
             "created_at": datetime.now(UTC).isoformat(),
         },
         "steps": plan.get("steps", []),
-        **bounds_of(plan),
+        **plan_limits(plan),
     }
     try:
         text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
@@ -164,7 +164,7 @@ def save_execution_plan_to_file(plan: Mapping[str, Any], path: str | os.PathLike
             f"The plan for {str(target)!r} is not plain JSON: {exc}.",
             fix="Keep parameters to text, numbers, booleans, lists and dictionaries.",
         ) from exc
-    write_whole(target, text)
+    write_atomic(target, text)
 
 
 def load_execution_plan_from_file(path: str | os.PathLike[str]) -> ExecutionPlan:
@@ -200,7 +200,7 @@ def load_execution_plan_from_file(path: str | os.PathLike[str]) -> ExecutionPlan
     if document and is_steps:  # the form in which callers may give a plan, too
         document = {"steps": document}
     _check_plan_object(document, f"The plan file {str(source)!r}", needs_steps=True)
-    return cast("ExecutionPlan", {"steps": document["steps"], **bounds_of(document)})
+    return cast("ExecutionPlan", {"steps": document["steps"], **plan_limits(document)})
 
 
 def _check_plan_object(plan: Any, label: str, *, needs_steps: bool = False) -> None:
@@ -208,7 +208,7 @@ def _check_plan_object(plan: Any, label: str, *, needs_steps: bool = False) -> N
     missing: Any = None if needs_steps else []
     fields = ExecutionPlan.__annotations__
     for name in map(str, plan if isinstance(plan, dict) else ()):
-        if name not in fields and (near := misspelled(name, fields)) is not None:
+        if name not in fields and (near := correct_spelling(name, fields)) is not None:
             raise PlanError(f"{label} has the unknown field {name!r}.", fix=f"Write {near!r}.")
     if not isinstance(plan, dict) or not isinstance(plan.get("steps", missing), list):
         raise PlanError(f"{label} holds no list of steps.", fix='A plan is {"steps": [...]}.')

@@ -15,7 +15,7 @@ from enum import IntEnum
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-from capgraph.base.classify import ErrorClassification
+from capgraph.base.error_classification import ErrorClassification
 from capgraph.base.errors import ErrorSeverity
 from capgraph.base.plan import ExecutionPlan, PlannedStep
 
@@ -47,15 +47,15 @@ class ShortCircuit(NamedTuple):
     Attributes:
         value: In any form that the capability could have returned.
         source: What the record says of where it comes from.
-        told: Whether listeners were told already that the step ended.
+        is_emitted: Whether listeners were told already that the step ended.
     """
 
     value: Any
     source: Source
-    told: bool = False
+    is_emitted: bool = False
 
 
-class Element(NamedTuple):
+class ForEachElement(NamedTuple):
     """The element of a list for which a copy of a step runs.
 
     Attributes:
@@ -89,7 +89,7 @@ class Attempt:
         values: The same as plain data, defaults included: what is shown, agreed to, keyed and run.
         idempotency_key: Name of the effect, the same for every try and every plan of the turn.
         kind: ``step`` or ``model``.
-        given: A result that stands in, which whoever stands outside of ``finalize`` hands through it.
+        short_circuit: A result that stands in, which whoever stands outside of ``finalize`` hands through it.
         approval_reasons: Why a person has to agree before it runs, in words; added at the stage ``validate``.
         element: For which element of a list it runs; ``None`` for a step of its own.
     """
@@ -106,21 +106,21 @@ class Attempt:
     values: Mapping[str, Any] = field(default_factory=dict)
     idempotency_key: str = ""
     kind: Literal["step", "model"] = "step"
-    given: ShortCircuit | None = None
+    short_circuit: ShortCircuit | None = None
     approval_reasons: tuple[str, ...] = ()
-    element: Element | None = None
+    element: ForEachElement | None = None
 
     @property
-    def own(self) -> dict[str, Any]:
+    def element_values(self) -> dict[str, Any]:
         """What only this copy of a step can refer to, by name."""
         return {} if self.element is None else {self.element.name: self.element.value}
 
     @property
-    def replayed(self) -> bool:
+    def is_replayed(self) -> bool:
         """Whether it is handed back from the record of an earlier run, whole as it was."""
-        return self.given is not None and self.given.source == "record"
+        return self.short_circuit is not None and self.short_circuit.source == "record"
 
-    def event(self) -> dict[str, Any]:
+    def event_fields(self) -> dict[str, Any]:
         """Fields that every event of this attempt carries."""
         one = self.element
         return {
@@ -133,7 +133,7 @@ class Attempt:
         }
 
 
-def now_text() -> str:
+def utc_now_text() -> str:
     """Return the moment as ISO text with its zone."""
     return datetime.now(UTC).isoformat()
 
@@ -167,7 +167,7 @@ class Failure:
     key: str | None = None
     retry_policy: Mapping[str, Any] = field(default_factory=dict)
     execution_time: float = 0.0
-    timestamp: str = field(default_factory=now_text)
+    timestamp: str = field(default_factory=utc_now_text)
     attempts: int = 1
     final: bool = True
     unclassified: bool = False
@@ -266,7 +266,7 @@ class StepRecord:
     observed: bool = False
     attempts: int = 1
     execution_time: float = 0.0
-    timestamp: str = field(default_factory=now_text)
+    timestamp: str = field(default_factory=utc_now_text)
     source: Source = "run"
     effect: str | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -277,10 +277,10 @@ class StepRecord:
     missing: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, attempt: Attempt, **found: Any) -> StepRecord:
+    def from_attempt(cls, attempt: Attempt, **found: Any) -> StepRecord:
         """Return what an attempt left behind.
 
-        >>> StepRecord.of(Attempt("read", {}, "level"), skipped="no need").key
+        >>> StepRecord.from_attempt(Attempt("read", {}, "level"), skipped="no need").key
         'level'
         """
         about = (attempt.key, attempt.capability, attempt.index, attempt.objective)
@@ -291,7 +291,7 @@ class StepRecord:
         """Context type to the key under which the output is stored."""
         return {kind: next(iter(entries)) for kind, entries in self.contexts.items()}
 
-    def entry(self) -> dict[str, Any]:
+    def to_state_entry(self) -> dict[str, Any]:
         """Return the step's entry in ``execution_step_results``."""
         found: dict[str, Any] = {
             "step_index": self.index,
@@ -321,7 +321,7 @@ class StepRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ApprovalRequest:
     """What a person has to decide before a step may go on.
 
     Attributes:
@@ -360,7 +360,7 @@ class Verdict:
     """What a policy says about a plan or a step.
 
     Attributes:
-        decision: ``allow``, ``deny`` or ``ask`` (a person decides).
+        decision: ``allow``, ``deny`` or ``approval_reason`` (a person decides).
         problems: Why, in words; a person and the planner read them.
 
     Raises:
@@ -383,7 +383,7 @@ class Verdict:
 class PermissionMode(IntEnum):
     """What somebody may do, and what a capability asks for; more includes less.
 
-    >>> PermissionMode.READ_ONLY < PermissionMode.of("workspace_write") < PermissionMode.FULL_ACCESS
+    >>> PermissionMode.READ_ONLY < PermissionMode.from_attempt("workspace_write") < PermissionMode.FULL_ACCESS
     True
     """
 
@@ -392,17 +392,17 @@ class PermissionMode(IntEnum):
     FULL_ACCESS = 3
 
     @classmethod
-    def of(cls, given: Any) -> PermissionMode:
+    def of(cls, value: Any) -> PermissionMode:
         """Return the mode that is given as itself, by its name or by its number.
 
         Raises:
             ValueError: It is none of these.
         """
-        named = given.strip().upper() if isinstance(given, str) else None
-        found = [m for m in cls if m.name == named or (type(given) in (int, cls) and m == given)]
+        named = value.strip().upper() if isinstance(value, str) else None
+        found = [m for m in cls if m.name == named or (type(value) in (int, cls) and m == value)]
         if not found:
             names = ", ".join(mode.name for mode in cls)
-            raise ValueError(f"{given!r} is no permission mode; use one of {names}")
+            raise ValueError(f"{value!r} is no permission mode; use one of {names}")
         return found[0]
 
 
@@ -411,22 +411,22 @@ class GateResult(NamedTuple):
 
     Attributes:
         level: How good it is; more is better.
-        ask: Why a person has to look at it first; empty for no reason.
+        approval_reason: Why a person has to look at it first; empty for no reason.
     """
 
     level: int | None = None
-    ask: str = ""
+    approval_reason: str = ""
 
 
 class ResultGate(Protocol):
     """Looks at a result before it counts; ``capgraph.governance.QualityGate`` is one."""
 
-    async def evaluate_result(self, result: Any, what: str) -> GateResult:
+    async def evaluate_result(self, result: Any, subject: str) -> GateResult:
         """Let a result pass, perhaps when a person has looked at it.
 
         Args:
             result: What there is.
-            what: Names it.
+            subject: Names it.
 
         Raises:
             CapgraphError: It is not good enough; the severity says what happens then.
@@ -575,7 +575,7 @@ class AvailabilityProvider(Protocol):
 class TurnGuardrail(Protocol):
     """Guards of a graph, as far as they look at the two ends of a turn."""
 
-    async def message(self, text: str) -> tuple[str, Sequence[str]]:
+    async def check_message(self, text: str) -> tuple[str, Sequence[str]]:
         """Return what a person wrote, as far as it may stand, and why somebody has to agree."""
 
     async def check_context(
@@ -583,7 +583,7 @@ class TurnGuardrail(Protocol):
     ) -> tuple[Mapping[str, Any], Sequence[str]]:
         """Return context data that a caller brings likewise; both raise where it may not stand."""
 
-    async def answer(self, text: str, *, node: str) -> str:
+    async def check_answer(self, text: str, *, node: str) -> str:
         """Return the message that ends a turn, as far as it may be given."""
 
     def merged_with(self, others: Sequence[Any]) -> TurnGuardrail:
@@ -682,14 +682,14 @@ class FlowPolicy(Protocol):
     """Knows what labels the data of a turn carries, and where such data must not go."""
 
     def labels_for_step(
-        self, spec: Any, step: PlannedStep, view: Any, *, words: bool = True
+        self, spec: Any, step: PlannedStep, view: Any, *, include_plan_text: bool = True
     ) -> Mapping[str, str]:
         """Return the labels of what a step is given, with the plan's own words or without."""
 
     def check(self, spec: Any, step: PlannedStep, labels: Mapping[str, str]) -> Verdict:
         """Say whether data with some labels may reach a step."""
 
-    def labelled(
+    def label_record(
         self, record: StepRecord, spec: Any, labels: Mapping[str, str], view: Any
     ) -> StepRecord:
         """Say of what a step left behind which labels it carries."""
@@ -701,23 +701,23 @@ class StepDispatcher(Protocol):
     def serves(self, queue: str) -> bool:
         """Tell whether this very process takes the orders of a queue."""
 
-    async def is_sent(self, name: str) -> bool:
+    async def is_dispatched(self, name: str) -> bool:
         """Tell whether a step was sent before, by whoever had its turn.
 
         Args:
             name: Names it, the same wherever its turn goes on.
         """
 
-    async def send(
+    async def dispatch(
         self,
         name: str,
         queue: str,
         request: Mapping[str, Any],
         *,
-        tell: Callable[[Any], None],
-        seconds: float | None,
-        begins: Callable[[], None],
-        leave: Callable[[], bool],
+        on_event: Callable[[Any], None],
+        timeout_seconds: float | None,
+        on_start: Callable[[], None],
+        should_detach: Callable[[], bool],
         should_cancel: Callable[[], bool],
     ) -> Mapping[str, Any] | None:
         """Have a step run, unless its result is there, and wait for it; or attach to one that runs.
@@ -726,10 +726,10 @@ class StepDispatcher(Protocol):
             name: Names it, the same wherever its turn goes on.
             queue: Its queue.
             request: What it needs, as plain data.
-            tell: Takes what it tells while it runs.
-            seconds: How long it may take; ``None`` for no bound.
-            begins: Called when a worker has begun it.
-            leave: Whether this process is to stop: another one goes on waiting.
+            on_event: Takes what it tells while it runs.
+            timeout_seconds: How long it may take; ``None`` for no bound.
+            on_start: Called when a worker has begun it.
+            should_detach: Whether this process is to stop: another one goes on waiting.
             should_cancel: Whether the step is not to begin any more.
 
         Returns:
@@ -741,12 +741,12 @@ class StepDispatcher(Protocol):
         """
         ...
 
-    def slot(self, name: str, own: int) -> AbstractAsyncContextManager[None]:
+    def slot(self, name: str, limit: int) -> AbstractAsyncContextManager[None]:
         """Hold one of the slots that a capability has in all processes together.
 
         Args:
             name: The capability.
-            own: How many of its steps may run at once.
+            limit: How many of its steps may run at once.
         """
 
 

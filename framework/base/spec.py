@@ -20,12 +20,12 @@ from pydantic import (
 from pydantic import ValidationError as PydanticError
 
 from capgraph.base.approval_policy import ApprovalPolicy
+from capgraph.base.argument_injection import check_parameter
 from capgraph.base.context import CapabilityContext
 from capgraph.base.errors import ValidationError
-from capgraph.base.injected import check_parameter
 from capgraph.base.ports import PermissionMode
 from capgraph.base.undo import Undo
-from capgraph.configs.safe_text import clean_text
+from capgraph.configs.safe_text import escape_control_characters
 
 Cardinality = Literal["one", "many", "optional"]
 Effect = Literal["none", "idempotent", "once"]
@@ -33,7 +33,7 @@ OnError = Literal["fail", "observe"]
 OnUnknown = Literal["ask", "rerun", "fail", "skip"]
 
 
-QUEUE = r"^[A-Za-z0-9_.-]{1,64}$"
+QUEUE_PATTERN = r"^[A-Za-z0-9_.-]{1,64}$"
 """What the name of a queue looks like."""
 
 _T = TypeVar("_T")
@@ -78,10 +78,10 @@ class Requirement:
         """
         if isinstance(entry, Requirement):
             return entry
-        if (name := type_name(entry)) is not None:
+        if (name := context_type_name(entry)) is not None:
             return cls(name)
         if isinstance(entry, (tuple, list)) and 2 <= len(entry) <= 3 and isinstance(entry[1], str):
-            name, role = type_name(entry[0]), entry[2] if len(entry) == 3 else None
+            name, role = context_type_name(entry[0]), entry[2] if len(entry) == 3 else None
             if name and entry[1] in get_args(Cardinality) and (role is None or _is_role(role)):
                 return cls(name, cast("Cardinality", entry[1]), role)
         raise ValidationError(
@@ -95,20 +95,20 @@ def _is_role(value: Any) -> bool:
     return isinstance(value, str) and value.isidentifier()
 
 
-def type_name(entry: Any) -> str | None:
+def context_type_name(entry: Any) -> str | None:
     """Return the name of a context type given by name or as its class; ``None`` for neither."""
     if isinstance(entry, type) and issubclass(entry, CapabilityContext):
         return entry.CONTEXT_TYPE
     return entry if isinstance(entry, str) and entry else None
 
 
-def in_order(given: Iterable[str]) -> tuple[str, ...]:
+def sorted_unique(names: Iterable[str]) -> tuple[str, ...]:
     """Return names in one order, each once.
 
-    >>> in_order({"untrusted", "secret"})
+    >>> sorted_unique({"untrusted", "secret"})
     ('secret', 'untrusted')
     """
-    return tuple(sorted(set(given)))
+    return tuple(sorted(set(names)))
 
 
 def _gate(given: Any) -> Any:
@@ -202,14 +202,14 @@ class Declarations:
         | None
     ) = None
     gate: Annotated[Any, AfterValidator(_gate)] = None
-    labels: Annotated[_Names, AfterValidator(in_order)] = ()
+    labels: Annotated[_Names, AfterValidator(sorted_unique)] = ()
     sends_externally: bool = False
     undo: Annotated[
         Undo | type[Any] | str | None,
         _kept_as(Annotated[Undo | None, BeforeValidator(Undo.of)]),
     ] = None
-    removes_labels: Annotated[_Names, AfterValidator(in_order)] = ()
-    queue: Annotated[str, Field(pattern=QUEUE)] | None = None
+    removes_labels: Annotated[_Names, AfterValidator(sorted_unique)] = ()
+    queue: Annotated[str, Field(pattern=QUEUE_PATTERN)] | None = None
 
 
 DECLARED: dict[str, Any] = {
@@ -283,7 +283,7 @@ class CapabilitySpec(Declarations):
         """
         owner = target.__name__
         provides, requires = (_entries(target, name) for name in ("provides", "requires"))
-        outputs = [type_name(entry) for entry in provides]
+        outputs = [context_type_name(entry) for entry in provides]
         if None in outputs:
             raise ValidationError(
                 f"{owner}.provides holds {provides[outputs.index(None)]!r}.",
@@ -376,13 +376,13 @@ def _check_effect_key(
         )
 
 
-def can_name_a_node(name: str) -> bool:
+def is_valid_node_name(name: str) -> bool:
     """Tell whether a node of a graph can have a name: not what LangGraph keeps, and printable."""
     kept = name.startswith("__") and name.endswith("__")
-    return not (kept or set(name) & {":", "|"}) and clean_text(name) == name
+    return not (kept or set(name) & {":", "|"}) and escape_control_characters(name) == name
 
 
-ROLES = (
+INFRASTRUCTURE_ROLES = (
     "begin_turn",
     "task_extraction",
     "classifier",

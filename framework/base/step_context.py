@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from capgraph.base.awaiting import awaited
 from capgraph.base.context import CapabilityContext
 from capgraph.base.errors import ValidationError
 from capgraph.base.plan import PlannedStep
-from capgraph.base.values import copied
 from capgraph.configs.logger import ComponentLogger, get_logger
 from capgraph.configs.streaming import get_streamer
+from capgraph.helpers.async_calls import maybe_await
+from capgraph.helpers.plain_data import copy_plain
 
 
 async def _simply(_key: str, call: Callable[[], Any]) -> Any:
-    return await awaited(call())
+    return await maybe_await(call())
 
 
 class StepInputs(dict[str, Any]):
@@ -42,7 +42,7 @@ class StepContext:
 
     Attributes:
         capability: Name of the capability.
-        planned: The step as the plan has it; read ``step``.
+        planned_step: The step as the plan has it; read ``step``.
         step_index: Its place in the plan.
         total_steps: How many steps the plan has.
         state: The graph's state when the step began; read it, never change it.
@@ -55,11 +55,11 @@ class StepContext:
         runtime: LangGraph's ``Runtime`` inside a run, else ``None``.
         model: Returns the chat model of a role, or ``None`` when none is configured.
         once: Runs an effect inside the step at most once: ``await once("key", call)``.
-        stored: Outputs handed over with ``store``.
+        stored_outputs: Outputs handed over with ``store``.
     """
 
     capability: str
-    planned: PlannedStep
+    planned_step: PlannedStep
     step_index: int = 0
     total_steps: int = 0
     state: Mapping[str, Any] = field(default_factory=dict)
@@ -73,14 +73,14 @@ class StepContext:
     model: Callable[[str], Any] = lambda _role: None
     notify: Callable[[str, float | None], None] = lambda _message, _fraction: None
     once: Callable[[str, Callable[[], Any]], Awaitable[Any]] = _simply
-    stored: list[CapabilityContext] = field(default_factory=list)
+    stored_outputs: list[CapabilityContext] = field(default_factory=list)
     _step: PlannedStep | None = field(default=None, init=False, repr=False)
 
     @property
     def step(self) -> PlannedStep:
         """The planned step: a copy of the capability's own, made when it is first read."""
         if self._step is None:
-            self._step = copied(self.planned)
+            self._step = copy_plain(self.planned_step)
         return self._step
 
     @property
@@ -95,7 +95,7 @@ def _inputs(context: StepContext) -> StepInputs:
     return inputs
 
 
-OFFERED: Mapping[str, Callable[[StepContext], Any]] = {
+EXECUTE_ARGUMENTS: Mapping[str, Callable[[StepContext], Any]] = {
     "step": attrgetter("step"),
     "context": _inputs,
     "runtime": attrgetter("runtime"),

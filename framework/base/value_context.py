@@ -12,9 +12,9 @@ from typing_extensions import is_typeddict
 
 from capgraph.base.context import CapabilityContext
 from capgraph.base.errors import ValidationError
-from capgraph.base.values import short_text
+from capgraph.helpers.plain_data import short_text
 
-LISTED = "[]"
+LIST_SUFFIX = "[]"
 """Ends the name of what copies of one step gave: a list of contexts of the type before it."""
 
 
@@ -43,14 +43,14 @@ class ValueContext(CapabilityContext):
         return f"{self.CONTEXT_TYPE.replace('_', ' ').lower()}: {short_text(data)}"
 
 
-def plain_data(data: Any, kind: type[CapabilityContext] | None) -> Any:
+def unwrap_value(data: Any, kind: type[CapabilityContext] | None) -> Any:
     """Return what a path reads of stored data: of a plain value the value itself.
 
     Args:
         data: The stored data.
         kind: Its context type; ``None`` if no class is registered, as for most tools.
 
-    >>> plain_data({"value": [3]}, None), plain_data({"days": 3}, None)
+    >>> unwrap_value({"value": [3]}, None), unwrap_value({"days": 3}, None)
     ([3], {'days': 3})
     """
     is_value = kind is None or issubclass(kind, ValueContext)
@@ -58,7 +58,7 @@ def plain_data(data: Any, kind: type[CapabilityContext] | None) -> Any:
     return data["value"] if is_value and wrapped else data
 
 
-def value_fields(kind: type[CapabilityContext]) -> list[str]:
+def value_field_names(kind: type[CapabilityContext]) -> list[str]:
     """Name the fields of a plain value of a structured type, or of what a server declares.
 
     Other context types have none here: they are inputs, which plans name as a whole.
@@ -73,7 +73,7 @@ def value_fields(kind: type[CapabilityContext]) -> list[str]:
     return list(annotation.__annotations__) if is_typeddict(annotation) else []
 
 
-def value_context(
+def create_value_context(
     name: str, annotation: Any, module: str, item: type[CapabilityContext] | None = None
 ) -> type[ValueContext]:
     """Make the context type of what a function returns.
@@ -87,7 +87,7 @@ def value_context(
     Raises:
         ValidationError: The value could not be kept as plain data.
 
-    >>> value_context("tank_level", float, __name__)(value=2.5).get_summary()
+    >>> create_value_context("tank_level", float, __name__)(value=2.5).get_summary()
     'tank level: 2.5'
     """
     try:
@@ -106,7 +106,7 @@ def value_context(
     return cast("type[ValueContext]", made)
 
 
-def item_types(kinds: Iterable[type[CapabilityContext]]) -> dict[str, str]:
+def list_item_types(kinds: Iterable[type[CapabilityContext]]) -> dict[str, str]:
     """Tell of which type the items are, by name of each context type that is a list of contexts."""
     return {
         kind.CONTEXT_TYPE: kind.ITEM.CONTEXT_TYPE

@@ -2,25 +2,20 @@
 
 from typing import TYPE_CHECKING
 
-from capgraph.configs.lazy import lazy_exports
+from capgraph.configs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from capgraph.behaviors.audit import AuditBehavior as AuditBehavior
     from capgraph.behaviors.base import BaseBehavior as BaseBehavior
     from capgraph.behaviors.base import BehaviorContext as BehaviorContext
-    from capgraph.behaviors.breaker import AsyncCircuitBreaker as AsyncCircuitBreaker
-    from capgraph.behaviors.breaker import CircuitBreaker as CircuitBreaker
-    from capgraph.behaviors.breaker import CircuitBreakerBehavior as CircuitBreakerBehavior
-    from capgraph.behaviors.breaker import CircuitOpenError as CircuitOpenError
-    from capgraph.behaviors.breaker import CircuitState as CircuitState
     from capgraph.behaviors.cache import CacheBehavior as CacheBehavior
+    from capgraph.behaviors.circuit_breaker import AsyncCircuitBreaker as AsyncCircuitBreaker
+    from capgraph.behaviors.circuit_breaker import CircuitBreaker as CircuitBreaker
+    from capgraph.behaviors.circuit_breaker import CircuitBreakerBehavior as CircuitBreakerBehavior
+    from capgraph.behaviors.circuit_breaker import CircuitOpenError as CircuitOpenError
+    from capgraph.behaviors.circuit_breaker import CircuitState as CircuitState
     from capgraph.behaviors.fallback import FallbackBehavior as FallbackBehavior
-    from capgraph.behaviors.guarding import GuardrailBehavior as GuardrailBehavior
-    from capgraph.behaviors.guardrail_texts import GuardrailRule as GuardrailRule
-    from capgraph.behaviors.guardrail_texts import PatternGuardrail as PatternGuardrail
-    from capgraph.behaviors.guardrail_texts import (
-        PromptInjectionGuardrail as PromptInjectionGuardrail,
-    )
+    from capgraph.behaviors.guardrail_behavior import GuardrailBehavior as GuardrailBehavior
     from capgraph.behaviors.guardrails import AllowAllGuardrail as AllowAllGuardrail
     from capgraph.behaviors.guardrails import AsyncGuardrail as AsyncGuardrail
     from capgraph.behaviors.guardrails import Guardrail as Guardrail
@@ -33,8 +28,8 @@ if TYPE_CHECKING:
     from capgraph.behaviors.human_in_loop import HumanApprovalRequired as HumanApprovalRequired
     from capgraph.behaviors.human_in_loop import HumanInLoopBehavior as HumanInLoopBehavior
     from capgraph.behaviors.human_in_loop import PendingApproval as PendingApproval
-    from capgraph.behaviors.judged import ModelGuardrail as ModelGuardrail
-    from capgraph.behaviors.judged import SchemaGuardrail as SchemaGuardrail
+    from capgraph.behaviors.model_guardrail import ModelGuardrail as ModelGuardrail
+    from capgraph.behaviors.model_guardrail import SchemaGuardrail as SchemaGuardrail
     from capgraph.behaviors.personal_data import PIIGuardrail as PIIGuardrail
     from capgraph.behaviors.providers import ProviderRouter as ProviderRouter
     from capgraph.behaviors.providers import RoundRobinProviderRouter as RoundRobinProviderRouter
@@ -43,7 +38,12 @@ if TYPE_CHECKING:
     from capgraph.behaviors.rate_limit import RateLimitBehavior as RateLimitBehavior
     from capgraph.behaviors.rate_limit import RateLimiter as RateLimiter
     from capgraph.behaviors.rate_limit import RateLimitExceededError as RateLimitExceededError
-    from capgraph.behaviors.time_limit import TimeoutBehavior as TimeoutBehavior
+    from capgraph.behaviors.text_guardrails import GuardrailRule as GuardrailRule
+    from capgraph.behaviors.text_guardrails import PatternGuardrail as PatternGuardrail
+    from capgraph.behaviors.text_guardrails import (
+        PromptInjectionGuardrail as PromptInjectionGuardrail,
+    )
+    from capgraph.behaviors.timeout import TimeoutBehavior as TimeoutBehavior
     from capgraph.pipeline.retry_policy import RetryBehavior as RetryBehavior
     from capgraph.pipeline.retry_policy import backoff_delay as backoff_delay
 
@@ -52,7 +52,7 @@ __getattr__, __dir__ = lazy_exports(
     {
         "capgraph.behaviors.audit": ("AuditBehavior",),
         "capgraph.behaviors.base": ("BaseBehavior", "BehaviorContext"),
-        "capgraph.behaviors.breaker": (
+        "capgraph.behaviors.circuit_breaker": (
             "AsyncCircuitBreaker",
             "CircuitBreaker",
             "CircuitBreakerBehavior",
@@ -61,8 +61,8 @@ __getattr__, __dir__ = lazy_exports(
         ),
         "capgraph.behaviors.cache": ("CacheBehavior",),
         "capgraph.behaviors.fallback": ("FallbackBehavior",),
-        "capgraph.behaviors.guarding": ("GuardrailBehavior",),
-        "capgraph.behaviors.guardrail_texts": (
+        "capgraph.behaviors.guardrail_behavior": ("GuardrailBehavior",),
+        "capgraph.behaviors.text_guardrails": (
             "GuardrailRule",
             "PatternGuardrail",
             "PromptInjectionGuardrail",
@@ -83,7 +83,7 @@ __getattr__, __dir__ = lazy_exports(
             "HumanInLoopBehavior",
             "PendingApproval",
         ),
-        "capgraph.behaviors.judged": ("ModelGuardrail", "SchemaGuardrail"),
+        "capgraph.behaviors.model_guardrail": ("ModelGuardrail", "SchemaGuardrail"),
         "capgraph.behaviors.personal_data": ("PIIGuardrail",),
         "capgraph.behaviors.providers": (
             "ProviderRouter",
@@ -96,7 +96,7 @@ __getattr__, __dir__ = lazy_exports(
             "RateLimitExceededError",
             "RateLimiter",
         ),
-        "capgraph.behaviors.time_limit": ("TimeoutBehavior",),
+        "capgraph.behaviors.timeout": ("TimeoutBehavior",),
         "capgraph.pipeline.retry_policy": ("RetryBehavior", "backoff_delay"),
     },
 )

@@ -7,9 +7,14 @@ from time import perf_counter
 from typing import Any
 
 from capgraph.behaviors.base import BaseBehavior, BehaviorContext
-from capgraph.configs.logger import LONGEST_MESSAGE, clean_text, get_logger, mask_secrets
+from capgraph.configs.logger import (
+    MAX_MESSAGE_CHARS,
+    escape_control_characters,
+    get_logger,
+    mask_secrets,
+)
 
-_BEGAN = "audit_began"
+_STARTED_AT = "audit_began"
 
 
 class AuditBehavior(BaseBehavior):
@@ -43,33 +48,39 @@ class AuditBehavior(BaseBehavior):
 
     def before_execute(self, context: BehaviorContext) -> None:
         """Write that something begins."""
-        context.metadata[_BEGAN] = self._clock()
-        self._logger.info("%s began", self._named(context))
+        context.metadata[_STARTED_AT] = self._clock()
+        self._logger.info("%s began", self._describe(context))
         if self._metrics is not None:
             self._metrics.increment("behavior.audit.invocations", agent_id=context.agent_id)
 
     def after_execute(self, context: BehaviorContext, result: Any) -> None:
         """Write that it ended, and how its result begins."""
-        spent = self._spent(context)
-        shown = clean_text(mask_secrets(str(result), self._preview)) if self._preview else ""
-        self._logger.info("%s ended after %d ms: %s", self._named(context), spent, shown)
+        spent = self._elapsed_ms(context)
+        shown = (
+            escape_control_characters(mask_secrets(str(result), self._preview))
+            if self._preview
+            else ""
+        )
+        self._logger.info("%s ended after %d ms: %s", self._describe(context), spent, shown)
         if self._metrics is not None:
             name = "behavior.audit.duration_ms"
             self._metrics.histogram(name, spent, agent_id=context.agent_id)
 
     def on_error(self, context: BehaviorContext, error: Exception) -> None:
         """Write that it failed, and why."""
-        told = clean_text(mask_secrets(f"{type(error).__name__}: {error}", LONGEST_MESSAGE))
+        told = escape_control_characters(
+            mask_secrets(f"{type(error).__name__}: {error}", MAX_MESSAGE_CHARS)
+        )
         self._logger.error(
-            "%s failed after %d ms: %s", self._named(context), self._spent(context), told
+            "%s failed after %d ms: %s", self._describe(context), self._elapsed_ms(context), told
         )
         if self._metrics is not None:
             self._metrics.increment("behavior.audit.errors", agent_id=context.agent_id)
 
-    def _spent(self, context: BehaviorContext) -> int:
-        began = context.metadata.get(_BEGAN)
+    def _elapsed_ms(self, context: BehaviorContext) -> int:
+        began = context.metadata.get(_STARTED_AT)
         return 0 if began is None else round((self._clock() - began) * 1000)
 
-    def _named(self, context: BehaviorContext) -> str:
+    def _describe(self, context: BehaviorContext) -> str:
         step = f" ({context.execution_id})" if context.execution_id else ""
         return f"{context.agent_id}{step}, try {context.attempt}"

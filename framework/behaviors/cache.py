@@ -8,10 +8,10 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from capgraph.base.clock import Clock, as_clock, running_clock
 from capgraph.base.ports import Attempt, CallNext, ShortCircuit, StepRecord
-from capgraph.configs.latest import Latest
-from capgraph.pipeline.effect_ledger import digest_of, plain_inputs
+from capgraph.configs.bounded_dict import BoundedDict
+from capgraph.helpers.clock import Clock, as_clock, current_clock
+from capgraph.pipeline.effect_ledger import compute_digest, serialize_inputs
 from capgraph.pipeline.run_config import current_caller
 
 
@@ -57,32 +57,32 @@ class CacheBehavior:
         self._seconds = seconds
         self._shared = shared
         self._clock = as_clock(clock) if clock is not None else None
-        self._kept: Latest[str, tuple[float, Any]] = Latest(max_entries)
+        self._entries: BoundedDict[str, tuple[float, Any]] = BoundedDict(max_entries)
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"CacheBehavior({len(self._kept)} of {self._kept.most})"
+        return f"CacheBehavior({len(self._entries)} of {self._entries.max_entries})"
 
     def clear(self) -> None:
         """Forget all results."""
         with self._lock:
-            self._kept.clear()
+            self._entries.clear()
 
     async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
         """Give an earlier result, or keep what the step gives."""
         key = self._key(attempt)
-        found = self._find(key)
+        found = self._lookup(key)
         if found is not None:
             given = ShortCircuit(deepcopy(found), "cache")
-            record = await call_next(replace(attempt, given=given))
+            record = await call_next(replace(attempt, short_circuit=given))
             if not isinstance(record, StepRecord) or record.success:
                 return record
             # It no longer passes the checks; what is made anew may.
             with self._lock:
-                self._kept.pop(key, None)
+                self._entries.pop(key, None)
         record = await call_next(attempt)
         if isinstance(record, StepRecord) and record.success and record.source == "run":
-            self._keep(key, record)
+            self._store(key, record)
         return record
 
     def _key(self, attempt: Attempt) -> str:
@@ -90,29 +90,29 @@ class CacheBehavior:
         for_whom = None if self._shared else [caller.user_id, caller.tenant]
         values = dict(attempt.values)
         objective = None if values else " ".join(attempt.objective.lower().split())
-        return digest_of(
-            [attempt.capability, values, plain_inputs(attempt.inputs), objective, for_whom]
+        return compute_digest(
+            [attempt.capability, values, serialize_inputs(attempt.inputs), objective, for_whom]
         )
 
     def _now(self) -> float:
-        return (self._clock or running_clock()).monotonic()
+        return (self._clock or current_clock()).monotonic()
 
-    def _find(self, key: str) -> Any:
+    def _lookup(self, key: str) -> Any:
         with self._lock:
-            entry = self._kept.get(key)
+            entry = self._entries.get(key)
             if entry is None:
                 return None
             kept_at, value = entry
             if self._seconds is not None and self._now() - kept_at >= self._seconds:
-                del self._kept[key]
+                del self._entries[key]
                 return None
-            self._kept[key] = entry  # the last one used is the last to go
+            self._entries[key] = entry  # the last one used is the last to go
             return value
 
-    def _keep(self, key: str, record: StepRecord) -> None:
+    def _store(self, key: str, record: StepRecord) -> None:
         if record.plan is not None or any(len(data) != 1 for data in record.contexts.values()):
             return
         value: list[Any] = [dict(record.updates)] if record.updates else []
         value += [{kind: next(iter(data.values()))} for kind, data in record.contexts.items()]
         with self._lock:
-            self._kept[key] = (self._now(), deepcopy(value))
+            self._entries[key] = (self._now(), deepcopy(value))

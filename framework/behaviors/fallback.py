@@ -8,13 +8,13 @@ from typing import Any
 
 from langchain_core.messages import BaseMessage, SystemMessage
 
-from capgraph.base.awaiting import awaited
-from capgraph.base.classify import diagnose
+from capgraph.base.error_classification import diagnose
 from capgraph.base.errors import ConfigurationError, ModelError
 from capgraph.base.ports import Attempt, CallNext
 from capgraph.behaviors.base import BaseBehavior, BehaviorContext
+from capgraph.helpers.async_calls import maybe_await
 
-_NOT_GIVEN: Any = object()
+_UNSET: Any = object()
 
 
 class FallbackBehavior(BaseBehavior):
@@ -47,13 +47,13 @@ class FallbackBehavior(BaseBehavior):
     def __init__(
         self,
         *,
-        default: Any = _NOT_GIVEN,
+        default: Any = _UNSET,
         models: Sequence[Any] | Mapping[str, Any] = (),
         router: Any = None,
         keep_messages: int | None = None,
     ) -> None:
         ways = {
-            "default": default is not _NOT_GIVEN and default is not None,
+            "default": default is not _UNSET and default is not None,
             "models": bool(models),
             "keep_messages": keep_messages is not None and keep_messages > 0,
         }
@@ -65,26 +65,26 @@ class FallbackBehavior(BaseBehavior):
                 fix="Give one of default=…, models=[…] (with a router, if you like) and"
                 " keep_messages=….",
             )
-        self._way = given[0]
+        self._strategy = given[0]
         self._default = default
-        self._keep = keep_messages or 0
+        self._keep_messages = keep_messages or 0
         self._router = router
-        self._models = _named(models)
+        self._models = _models_by_name(models)
         self.applies_to: tuple[str, ...] = ("step", "model", "node")
-        if self._way != "default":
+        if self._strategy != "default":
             self.stage = "call"
             self.applies_to = ("model",)
 
     def __repr__(self) -> str:
-        return f"FallbackBehavior({getattr(self, '_way', '')})"
+        return f"FallbackBehavior({getattr(self, '_strategy', '')})"
 
     async def on_error(self, context: BehaviorContext, error: Exception) -> Any:
         """Give the default."""
-        if self._way != "default":
+        if self._strategy != "default":
             return None
         if callable(self._default):
-            return await awaited(self._default(context, error))
-        return await awaited(self._default)
+            return await maybe_await(self._default(context, error))
+        return await maybe_await(self._default)
 
     async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
         """Ask another model, or ask with less, when a model call fails."""
@@ -92,26 +92,26 @@ class FallbackBehavior(BaseBehavior):
             return await call_next(attempt)
         except ModelError as exc:
             error = exc
-        if self._way == "keep_messages":
-            shorter = self._shorter(attempt.inputs["messages"])
+        if self._strategy == "keep_messages":
+            shorter = self._truncate(attempt.inputs["messages"])
             if diagnose(error).category != "context_too_long" or shorter is None:
                 raise error
-            return await call_next(_with(attempt, messages=shorter))
-        from capgraph.models.roles import unstreamed
+            return await call_next(_replace_inputs(attempt, messages=shorter))
+        from capgraph.models.roles import without_streaming
 
         tried: list[str] = []
-        while (name := self._next(attempt, tried)) is not None:
+        while (name := self._choose_model(attempt, tried)) is not None:
             tried.append(name)
             model = self._models[name]
-            whole = unstreamed(model, attempt.capability)
+            whole = without_streaming(model, attempt.capability)
             try:
-                return await call_next(_with(attempt, model=whole))
+                return await call_next(_replace_inputs(attempt, model=whole))
             except ModelError as exc:
                 exc.add_note(f"Before it failed: {error}")
                 error = exc
         raise error
 
-    def _next(self, attempt: Attempt, tried: Sequence[str]) -> str | None:
+    def _choose_model(self, attempt: Attempt, tried: Sequence[str]) -> str | None:
         from capgraph.models.roles import model_name
 
         left = [name for name in self._models if name not in tried]
@@ -125,17 +125,21 @@ class FallbackBehavior(BaseBehavior):
         )
         return chosen if chosen in left else None
 
-    def _shorter(self, messages: Sequence[BaseMessage]) -> list[BaseMessage] | None:
+    def _truncate(self, messages: Sequence[BaseMessage]) -> list[BaseMessage] | None:
         system = [message for message in messages if isinstance(message, SystemMessage)]
         others = [message for message in messages if not isinstance(message, SystemMessage)]
-        return [*system, *others[-self._keep :]] if len(others) > self._keep else None
+        return (
+            [*system, *others[-self._keep_messages :]]
+            if len(others) > self._keep_messages
+            else None
+        )
 
 
-def _with(attempt: Attempt, **changed: Any) -> Attempt:
-    return replace(attempt, inputs={**attempt.inputs, **changed})
+def _replace_inputs(attempt: Attempt, **changes: Any) -> Attempt:
+    return replace(attempt, inputs={**attempt.inputs, **changes})
 
 
-def _named(models: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
+def _models_by_name(models: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
     if not models:
         return {}
     from capgraph.models.roles import chat_models, model_name

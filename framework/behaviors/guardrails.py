@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from capgraph.base.awaiting import awaited
 from capgraph.base.errors import ErrorSeverity, PolicyError
 from capgraph.configs.errors import ConfigurationError
+from capgraph.helpers.async_calls import maybe_await
 from capgraph.pipeline.failures import REFUSED_BY_GUARDS
-from capgraph.pipeline.run_config import ask_about
-from capgraph.telemetry.audit import note
+from capgraph.pipeline.run_config import request_text_approval
+from capgraph.telemetry.audit import record_later
 
 GuardrailStage = Literal["pre", "post"]
 """Whether a guard looked before something runs or at what it gave."""
@@ -108,8 +108,8 @@ class AllowAllGuardrail:
         return GuardrailOutcome(True)
 
 
-class OneLook:
-    """What guards share that look at what goes in and at what comes out in one way, ``_look``."""
+class SymmetricGuardrail:
+    """What guards share that look at what goes in and at what comes out in one way, ``_check``."""
 
     stages: Collection[GuardrailStage] = ("pre", "post")
 
@@ -117,13 +117,13 @@ class OneLook:
         self, *, role: str, tool: str, arguments: Mapping[str, Any] = {}
     ) -> GuardrailOutcome:
         """Look at parameters and inputs, where the guard looks at any."""
-        return self._look(dict(arguments)) if "pre" in self.stages else GuardrailOutcome(True)
+        return self._check(dict(arguments)) if "pre" in self.stages else GuardrailOutcome(True)
 
     def check_post(self, value: Any, *, role: str, tool: str) -> GuardrailOutcome:
         """Look at a result, where the guard looks at any."""
-        return self._look(value) if "post" in self.stages else GuardrailOutcome(True)
+        return self._check(value) if "post" in self.stages else GuardrailOutcome(True)
 
-    def _look(self, value: Any) -> GuardrailOutcome:
+    def _check(self, value: Any) -> GuardrailOutcome:
         raise NotImplementedError
 
 
@@ -221,39 +221,39 @@ GuardrailViolatedError = GuardrailViolationError
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class GuardedValue:
     """What passed the guards.
 
     Attributes:
         value: The value, as far as guards rewrote it.
         rewritten: Whether one did.
-        wants: Objections for which a person has to agree.
+        approval_violations: Objections for which a person has to agree.
     """
 
     value: Any
     rewritten: bool = False
-    wants: tuple[GuardrailViolation, ...] = ()
+    approval_violations: tuple[GuardrailViolation, ...] = ()
 
     @property
     def approval_reasons(self) -> tuple[str, ...]:
         """Why a person has to agree, in words."""
-        return tuple(dict.fromkeys(map(str, self.wants)))
+        return tuple(dict.fromkeys(map(str, self.approval_violations)))
 
-    async def agreed(self, about: str) -> Any:
+    async def await_approval(self, subject: str) -> Any:
         """Return the words that passed, as soon as a person agrees where one is wanted.
 
         Args:
-            about: The role of the model that is told them, or the node that says them.
+            subject: The role of the model that is told them, or the node that says them.
 
         Raises:
             GuardrailViolationError: Nobody agrees.
         """
-        if not self.wants:
+        if not self.approval_violations:
             return self.value
-        verdict = await ask_about(about, self.value, self.approval_reasons)
+        verdict = await request_text_approval(subject, self.value, self.approval_reasons)
         if verdict.decision == "allow":
             return self.value
-        first, *others = self.wants
+        first, *others = self.approval_violations
         why = " ".join(text for text in (first.reason, f"({', '.join(verdict.problems)})") if text)
         raise GuardrailViolationError(violations=[replace(first, reason=why), *others])
 
@@ -273,7 +273,7 @@ class Guards:
         ConfigurationError: One of them cannot be asked.
 
     >>> import asyncio
-    >>> asyncio.run(Guards([AllowAllGuardrail()]).before({"place": "Rome"}, tool="read")).value
+    >>> asyncio.run(Guards([AllowAllGuardrail()]).check_input({"place": "Rome"}, tool="read")).value
     {'place': 'Rome'}
     """
 
@@ -284,33 +284,33 @@ class Guards:
         for guard in guards:
             name = str(getattr(guard, "name", "") or type(guard).__name__)
             self.names.append(name)
-            pre, post = _method(guard, "check_pre"), _method(guard, "check_post")
+            pre, post = _find_check(guard, "check_pre"), _find_check(guard, "check_post")
             if isinstance(guard, type) or not (pre or post):
                 raise ConfigurationError(
                     f"{guard!r} is no guard.",
                     fix="Give an object with check_pre and check_post, or acheck_pre and acheck_post.",
                 )
             if pre is not None:
-                self._pre.append((name, pre, _takes(pre, "arguments")))
+                self._pre.append((name, pre, _accepts_parameter(pre, "arguments")))
             if post is not None:
-                of_results = bool(getattr(guard, "of_results_only", False))
+                of_results = bool(getattr(guard, "results_only", False))
                 self._post.append((name, post, of_results))
 
-    async def before(
+    async def check_input(
         self,
         arguments: Mapping[str, Any],
         *,
         tool: str,
         role: str = "",
-        can: Collection[str] = ("rewrite",),
-    ) -> Passed:
+        supported_actions: Collection[str] = ("rewrite",),
+    ) -> GuardedValue:
         """Ask about what goes into something.
 
         Args:
             arguments: What goes in.
             tool: Into what.
             role: Who asks.
-            can: Which of ``rewrite`` and ``ask`` the caller can do; a guard that wants the other
+            supported_actions: Which of ``rewrite`` and ``ask`` the caller can do; a guard that wants the other
                 refuses.
 
         Raises:
@@ -322,8 +322,8 @@ class Guards:
         rewritten = False
         for name, check, takes in self._pre:
             given = {"arguments": value} if takes else {}
-            outcome = await _outcome(name, "pre", tool, check(role=role, tool=tool, **given))
-            if outcome.decision == "rewrite" and "rewrite" in can:
+            outcome = await _await_outcome(name, "pre", tool, check(role=role, tool=tool, **given))
+            if outcome.decision == "rewrite" and "rewrite" in supported_actions:
                 if not isinstance(outcome.value, Mapping):
                     raise ConfigurationError(
                         f"The guard {name!r} put {type(outcome.value).__name__} in the place of the"
@@ -333,26 +333,30 @@ class Guards:
                 value, rewritten = dict(outcome.value), True
             elif outcome.decision != "allow":
                 found.append(about(name, outcome.reason or "", outcome.decision))
-        return Passed(value, rewritten, _concluded(found, can, ErrorSeverity.REPLANNING))
+        return GuardedValue(
+            value,
+            rewritten,
+            _approval_violations(found, supported_actions, ErrorSeverity.REPLANNING),
+        )
 
-    async def after(
+    async def check_output(
         self,
         value: Any,
         *,
         tool: str,
         role: str = "",
-        words: bool = False,
-        can: Collection[str] = ("rewrite",),
-    ) -> Passed:
+        is_text: bool = False,
+        supported_actions: Collection[str] = ("rewrite",),
+    ) -> GuardedValue:
         """Ask about what something gave.
 
         Args:
             value: What it gave.
             tool: What gave it.
             role: Who asked.
-            words: Whether it is an answer or a failure in words, which guards whose
+            is_text: Whether it is an answer or a failure in words, which guards whose
                 ``of_results_only`` is true have nothing to say about.
-            can: As for :meth:`before`.
+            supported_actions: As for :meth:`before`.
 
         Raises:
             GuardrailViolationError: They do not let it pass.
@@ -361,47 +365,57 @@ class Guards:
         found: list[GuardrailViolation] = []
         rewritten = False
         for name, check, of_results in self._post:
-            if words and of_results:
+            if is_text and of_results:
                 continue
-            outcome = await _outcome(name, "post", tool, check(value, role=role, tool=tool))
-            if outcome.decision == "rewrite" and "rewrite" in can:
+            outcome = await _await_outcome(name, "post", tool, check(value, role=role, tool=tool))
+            if outcome.decision == "rewrite" and "rewrite" in supported_actions:
                 value, rewritten = outcome.value, True
             elif outcome.decision != "allow":
                 found.append(about(name, outcome.reason or "", outcome.decision))
-        return Passed(value, rewritten, _concluded(found, can, ErrorSeverity.RETRIABLE))
+        return GuardedValue(
+            value,
+            rewritten,
+            _approval_violations(found, supported_actions, ErrorSeverity.RETRIABLE),
+        )
 
 
-def _method(guard: Any, name: str) -> Callable[..., Any] | None:
+def _find_check(guard: Any, name: str) -> Callable[..., Any] | None:
     return next((m for n in (f"a{name}", name) if callable(m := getattr(guard, n, None))), None)
 
 
-def _takes(check: Callable[..., Any], name: str) -> bool:
+def _accepts_parameter(check: Callable[..., Any], name: str) -> bool:
     parameters = inspect.signature(check).parameters.values()
     return any(p.name == name or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
-async def _outcome(name: str, stage: GuardrailStage, tool: str, found: Any) -> GuardrailOutcome:
-    outcome = await awaited(found)
+async def _await_outcome(
+    name: str, stage: GuardrailStage, tool: str, found: Any
+) -> GuardrailOutcome:
+    outcome = await maybe_await(found)
     if not isinstance(outcome, GuardrailOutcome):
         # Taken for a yes, a forgotten 'return' would open the door.
         raise ConfigurationError(
             f"The guard {name!r} gave {outcome!r:.80}.", fix="Return a GuardrailOutcome."
         )
     if outcome.decision != "allow":
-        note("guard", guard=name, decision=outcome.decision, stage=stage, tool=tool)
+        record_later("guard", guard=name, decision=outcome.decision, stage=stage, tool=tool)
     return outcome
 
 
-def _concluded(
-    found: list[GuardrailViolation], can: Collection[str], again: ErrorSeverity
+def _approval_violations(
+    violations: list[GuardrailViolation],
+    supported_actions: Collection[str],
+    retry_severity: ErrorSeverity,
 ) -> tuple[GuardrailViolation, ...]:
     """Return for what a person has to agree; a refusal stands over that.
 
     Raises:
         GuardrailViolationError: One refuses, wants it made anew, or wants what cannot be done here.
     """
-    actions = {violation.action for violation in found}
-    if actions - ({"ask"} & set(can)):
-        severity = again if actions <= {"retry", *can} else ErrorSeverity.CRITICAL
-        raise GuardrailViolationError(violations=found, severity=severity)
-    return tuple(found)
+    actions = {violation.action for violation in violations}
+    if actions - ({"ask"} & set(supported_actions)):
+        severity = (
+            retry_severity if actions <= {"retry", *supported_actions} else ErrorSeverity.CRITICAL
+        )
+        raise GuardrailViolationError(violations=violations, severity=severity)
+    return tuple(violations)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from capgraph.base.awaiting import awaited
 from capgraph.base.errors import ErrorSeverity, PolicyError
 from capgraph.base.plan import PlannedStep
 from capgraph.base.ports import TurnSnapshot, Verdict
 from capgraph.behaviors.base import BaseBehavior, BehaviorContext
+from capgraph.helpers.async_calls import maybe_await
 
 
 class HumanApprovalRequired(PolicyError):
@@ -101,7 +101,7 @@ class HumanInLoopBehavior(BaseBehavior):
         callback = self._review or self._submit
         if callback is None:
             return
-        answer = await awaited(callback(context, result))
+        answer = await maybe_await(callback(context, result))
         if self._submit is not None:
             raise PendingApproval(str(answer), context.task, result)
         if answer is not True:

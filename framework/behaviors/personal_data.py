@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from capgraph.base.errors import MissingExtraError, require_extra
-from capgraph.behaviors.guardrail_texts import texts_in
-from capgraph.behaviors.guardrails import GuardrailOutcome, OneLook
+from capgraph.behaviors.guardrails import GuardrailOutcome, SymmetricGuardrail
+from capgraph.behaviors.text_guardrails import iter_texts
 
 _EMAIL = re.compile(
     r"(?<![\w.+%-])[\w.+%-]{1,64}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){1,8}(?![\w-])"
@@ -31,7 +31,7 @@ _PHONE = re.compile(
 )
 _DIGITS = re.compile(r"(?<![\d.])\d+(?:[ -]\d+)*(?![\d.]\d)", re.ASCII)
 _CARD = re.compile(r"(?:3[04-8]|[4-6]|2[2-7])\d{11,17}", re.ASCII)
-_ENTITIES = (
+_DEFAULT_ENTITIES = (
     "CREDIT_CARD",
     "CRYPTO",
     "IBAN_CODE",
@@ -45,12 +45,12 @@ _ENTITIES = (
     "US_PASSPORT",
     "US_SSN",
 )
-_LEAST_SCORE = 0.5
-_MODELS = ("en_core_web_lg", "en_core_web_md", "en_core_web_sm")
+_MIN_SCORE = 0.5
+_SPACY_MODELS = ("en_core_web_lg", "en_core_web_md", "en_core_web_sm")
 Span = tuple[int, int, str]
 
 
-class PIIGuardrail(OneLook):
+class PIIGuardrail(SymmetricGuardrail):
     """Finds personal data in texts: addresses, numbers of cards, accounts, telephones, insurance.
 
     Patterns look for it always. Where the extra ``pii`` is installed, presidio looks besides, for
@@ -72,7 +72,7 @@ class PIIGuardrail(OneLook):
 
     def __init__(
         self,
-        entities: Iterable[str] = _ENTITIES,
+        entities: Iterable[str] = _DEFAULT_ENTITIES,
         *,
         action: Literal["deny", "ask", "retry", "rewrite"] = "deny",
         analyzer: Any = "presidio",
@@ -87,57 +87,59 @@ class PIIGuardrail(OneLook):
         self, *, role: str, tool: str, arguments: Mapping[str, Any] = {}
     ) -> GuardrailOutcome:
         """As ``check_pre``; presidio's work is done beside the loop."""
-        return await self._beside(dict(arguments))
+        return await self._check_in_thread(dict(arguments))
 
     async def acheck_post(self, value: Any, *, role: str, tool: str) -> GuardrailOutcome:
         """As ``check_post``; presidio's work is done beside the loop."""
-        return await self._beside(value)
+        return await self._check_in_thread(value)
 
-    async def _beside(self, value: Any) -> GuardrailOutcome:
+    async def _check_in_thread(self, value: Any) -> GuardrailOutcome:
         if self._analyzer is None:
-            return self._look(value)
-        return await asyncio.to_thread(self._look, value)
+            return self._check(value)
+        return await asyncio.to_thread(self._check, value)
 
-    def _look(self, value: Any) -> GuardrailOutcome:
-        kinds = dict.fromkeys(kind for text in texts_in(value) for _, _, kind in self._spans(text))
+    def _check(self, value: Any) -> GuardrailOutcome:
+        kinds = dict.fromkeys(
+            kind for text in iter_texts(value) for _, _, kind in self._find_spans(text)
+        )
         if not kinds:
             return GuardrailOutcome(True)
         reason = f"it holds personal data ({', '.join(kinds)})"
         if self._action != "rewrite":
             return GuardrailOutcome(False, reason, self._action)
-        return GuardrailOutcome(False, reason, "rewrite", _mapped(value, self._without))
+        return GuardrailOutcome(False, reason, "rewrite", _map_texts(value, self._redact))
 
-    def _without(self, text: str) -> str:
+    def _redact(self, text: str) -> str:
         """Return a text with the kinds of its personal data in the place of the data."""
         parts, end = [], 0
-        for start, stop, kind in self._spans(text):
+        for start, stop, kind in self._find_spans(text):
             if start >= end:
                 parts += [text[end:start], f"[{kind}]"]
             end = max(end, stop)
         return "".join([*parts, text[end:]])
 
-    def _spans(self, text: str) -> list[Span]:
-        found = [*_patterns(text)]
-        engine = self._engine()
+    def _find_spans(self, text: str) -> list[Span]:
+        found = [*_find_by_pattern(text)]
+        engine = self._get_analyzer()
         if engine is not None:
             results = engine.analyze(
                 text=text,
                 language="en",
                 entities=self._entities,
-                score_threshold=_LEAST_SCORE,
+                score_threshold=_MIN_SCORE,
             )
             found += [(r.start, r.end, r.entity_type.lower().replace("_", " ")) for r in results]
         return sorted(found, key=lambda span: (span[0], -span[1]))
 
-    def _engine(self) -> Any:
+    def _get_analyzer(self) -> Any:
         if self._analyzer == "presidio":
             with self._lock:
                 if self._analyzer == "presidio":
-                    self._analyzer = _presidio()
+                    self._analyzer = _load_presidio()
         return self._analyzer
 
 
-def _patterns(text: str) -> Iterator[Span]:
+def _find_by_pattern(text: str) -> Iterator[Span]:
     for kind, pattern in (("e-mail address", _EMAIL), ("insurance number", _SSN)):
         yield from ((*found.span(), kind) for found in pattern.finditer(text))
     for found in _IBAN.finditer(text):
@@ -146,12 +148,12 @@ def _patterns(text: str) -> Iterator[Span]:
     for found in _PHONE.finditer(text):
         yield (*found.span(), "telephone number")
     for found in _DIGITS.finditer(text):
-        yield from _cards(found.group(), found.start())
+        yield from _find_cards(found.group(), found.start())
 
 
-def _cards(run: str, offset: int) -> Iterator[Span]:
+def _find_cards(digit_run: str, offset: int) -> Iterator[Span]:
     """Yield the numbers of cards in a run of digits; blanks and hyphens are between groups."""
-    groups = [(group.start(), group.group()) for group in re.finditer(r"\d+", run)]
+    groups = [(group.start(), group.group()) for group in re.finditer(r"\d+", digit_run)]
     for first, (start, head) in enumerate(groups):
         digits = ""
         if head[0] not in "23456":
@@ -160,11 +162,11 @@ def _cards(run: str, offset: int) -> Iterator[Span]:
             digits += group
             if len(digits) > 19:
                 break
-            if len(digits) >= 13 and _CARD.fullmatch(digits) and _luhn(digits):
+            if len(digits) >= 13 and _CARD.fullmatch(digits) and _has_luhn_checksum(digits):
                 yield offset + start, offset + place + len(group), "card number"
 
 
-def _luhn(digits: str) -> bool:
+def _has_luhn_checksum(digits: str) -> bool:
     doubled = (2 * int(digit) for digit in digits[-2::-2])
     return (sum(map(int, digits[-1::-2])) + sum(d - 9 if d > 9 else d for d in doubled)) % 10 == 0
 
@@ -173,20 +175,20 @@ def _is_iban(text: str) -> bool:
     return int("".join(str(int(letter, 36)) for letter in text[4:] + text[:4])) % 97 == 1
 
 
-def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+def _map_texts(value: Any, function: Callable[[str], str]) -> Any:
     """Return plain data with all its texts changed, names and numbers too."""
     if isinstance(value, Mapping):
-        return {change(str(name)): _mapped(item, change) for name, item in value.items()}
+        return {function(str(name)): _map_texts(item, function) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_mapped(item, change) for item in value]
+        return [_map_texts(item, function) for item in value]
     if value is None or isinstance(value, bool):
         return value
     text = str(value)
-    changed = change(text)
+    changed = function(text)
     return value if changed == text else changed
 
 
-def _presidio() -> Any:
+def _load_presidio() -> Any:
     """Return presidio's analyzer, or ``None`` where it is not installed. It needs no network."""
     try:
         presidio = require_extra("presidio_analyzer", "pii")
@@ -196,7 +198,7 @@ def _presidio() -> Any:
         return None
     # What it says of the languages of recognizers is of no use to anybody here.
     logging.getLogger("presidio-analyzer").setLevel(logging.ERROR)
-    there = [name for name in _MODELS if spacy.util.is_package(name)]
+    there = [name for name in _SPACY_MODELS if spacy.util.is_package(name)]
     nlp = engines.SpacyNlpEngine()
     # Left alone it would download a model.
     nlp.nlp = {"en": spacy.load(there[0]) if there else spacy.blank("en")}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from capgraph.base.errors import ConfigurationError
-from capgraph.base.numbers import check_number
+from capgraph.helpers.number_validation import check_number
 
 
 class ProviderRouter(Protocol):
@@ -45,7 +45,7 @@ class StaticProviderRouter:
     """
 
     def __init__(self, available_providers: Sequence[str]) -> None:
-        self.available_providers: tuple[str, ...] = _names(available_providers)
+        self.available_providers: tuple[str, ...] = _validate_names(available_providers)
 
     def select(
         self, *, scenario: Any, attempt: int, current: str | None, exclude: Sequence[str] = ()
@@ -69,7 +69,7 @@ class RoundRobinProviderRouter:
     """
 
     def __init__(self, available_providers: Sequence[str]) -> None:
-        self.available_providers: tuple[str, ...] = _names(available_providers)
+        self.available_providers: tuple[str, ...] = _validate_names(available_providers)
         self._next = 0
         self._lock = threading.Lock()
 
@@ -111,7 +111,7 @@ class WeightedProviderRouter:
         self.providers: tuple[tuple[str, float], ...] = tuple(
             (name, float(weight)) for name, weight in providers
         )
-        _names([name for name, _ in self.providers])
+        _validate_names([name for name, _ in self.providers])
         for name, weight in self.providers:
             check_number(f"The weight of {name!r}", weight, error=ConfigurationError)
         self._rng = rng
@@ -129,11 +129,12 @@ class WeightedProviderRouter:
         return self._rng.choices(list(left), list(left.values()))[0]
 
 
-def _names(given: Sequence[str]) -> tuple[str, ...]:
-    names = tuple(given)
-    sound = not isinstance(given, str) and all(isinstance(n, str) and n.strip() for n in names)
+def _validate_names(providers: Sequence[str]) -> tuple[str, ...]:
+    names = tuple(providers)
+    sound = not isinstance(providers, str) and all(isinstance(n, str) and n.strip() for n in names)
     if not sound or len(set(names)) < len(names):
         raise ConfigurationError(
-            f"{given!r} are no names of providers.", fix="Give each name once, none of them empty."
+            f"{providers!r} are no names of providers.",
+            fix="Give each name once, none of them empty.",
         )
     return names

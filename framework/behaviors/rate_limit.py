@@ -6,19 +6,19 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from capgraph.base.clock import Clock, as_clock, running_clock
 from capgraph.base.errors import ConfigurationError, ErrorSeverity, LimitError
-from capgraph.base.numbers import check_number
 from capgraph.base.ports import Attempt, CallNext
-from capgraph.pipeline.job import current_job
-from capgraph.pipeline.run_config import current_payer
-from capgraph.stores.atomic_values import Change, logged_only
+from capgraph.helpers.clock import Clock, as_clock, current_clock
+from capgraph.helpers.number_validation import check_number
+from capgraph.pipeline.run_config import billing_subject
+from capgraph.pipeline.step_execution import current_execution
+from capgraph.stores.atomic_values import ChangeFunction, log_and_suppress
 from capgraph.stores.database import SqlTables
 from capgraph.stores.persistence import open_values
 from capgraph.telemetry import Status, emit
 
 _MINUTE = 60.0
-_SLACK = 1e-9  # what adding up parts of seconds may lose, of a whole capacity
+_TOLERANCE = 1e-9  # what adding up parts of seconds may lose, of a whole capacity
 
 
 class RateLimitExceededError(LimitError):
@@ -43,10 +43,10 @@ class _Bucket(NamedTuple):
     rate: float
 
 
-class _Taken(NamedTuple):
+class _Reservation(NamedTuple):
     """How long to wait, and whether the place is taken."""
 
-    wait: float
+    wait_seconds: float
     granted: bool
 
 
@@ -100,18 +100,18 @@ class RateLimiter:
                 "The rate limiter limits nothing.", fix="Give rpm, input_tpm or output_tpm."
             )
         if burst is not None and rpm is not None:
-            check_number("burst", burst, least=1, error=ConfigurationError)
+            check_number("burst", burst, minimum=1, error=ConfigurationError)
             self._buckets[0] = self._buckets[0]._replace(capacity=float(burst))
         # Limiters that share a database and not their numbers count apart.
         numbers = (f"{bucket.name}:{bucket.capacity:g}:{bucket.rate:g}" for bucket in self._buckets)
         self._prefix = f"rate/{'/'.join(numbers)}/"
         self.counts_tokens: bool = input_tpm is not None or output_tpm is not None
-        self._given_clock = as_clock(clock) if clock is not None else None
-        self._cells = open_values(store)
+        self._own_clock = as_clock(clock) if clock is not None else None
+        self._values = open_values(store)
 
     @property
     def _clock(self) -> Clock:
-        return self._given_clock or running_clock()
+        return self._own_clock or current_clock()
 
     async def try_acquire(
         self, key: str, *, requests: float = 1, input_tokens: float = 0, output_tokens: float = 0
@@ -121,8 +121,8 @@ class RateLimiter:
         Raises:
             ConfigurationError: An amount is negative or no number.
         """
-        amounts = self._amounts(requests, input_tokens, output_tokens)
-        return (await self._take(key, amounts, 0.0)).granted
+        amounts = self._validate_amounts(requests, input_tokens, output_tokens)
+        return (await self._reserve(key, amounts, 0.0)).granted
 
     async def acquire(
         self,
@@ -146,11 +146,11 @@ class RateLimiter:
             RateLimitExceededError: The wait is too long, or what is asked for never fits.
             ConfigurationError: An amount or the time-out is negative or no number.
         """
-        amounts = self._amounts(requests, input_tokens, output_tokens)
+        amounts = self._validate_amounts(requests, input_tokens, output_tokens)
         if timeout is not None and not timeout >= 0:
             raise ConfigurationError(f"timeout is {timeout!r}.", fix="Give seconds, or None.")
         for bucket, amount in zip(self._buckets, amounts, strict=True):
-            if amount > bucket.capacity * (1 + _SLACK):
+            if amount > bucket.capacity * (1 + _TOLERANCE):
                 raise RateLimitExceededError(
                     f"{amount:g} {bucket.name} are asked for under the rate limit of {key!r},"
                     f" which never has room for more than {bucket.capacity:g}.",
@@ -158,22 +158,24 @@ class RateLimiter:
                     severity=ErrorSeverity.CRITICAL,
                     key=key,
                 )
-        taken = await self._take(key, amounts, math.inf if timeout is None else timeout)
+        taken = await self._reserve(key, amounts, math.inf if timeout is None else timeout)
         if not taken.granted:
             raise RateLimitExceededError(
-                f"The rate limit of {key!r} has room in {taken.wait:.3g} s, and"
+                f"The rate limit of {key!r} has room in {taken.wait_seconds:.3g} s, and"
                 f" {timeout:.3g} s would be waited.",
                 fix="Try again later, or raise the limit.",
                 key=key,
-                retry_after=taken.wait,
+                retry_after=taken.wait_seconds,
             )
-        if taken.wait <= 0:
+        if taken.wait_seconds <= 0:
             return
-        emit(Status(message=f"Waiting {taken.wait:.3g} s for the rate limit", component=key))
+        emit(
+            Status(message=f"Waiting {taken.wait_seconds:.3g} s for the rate limit", component=key)
+        )
         try:
-            await self._clock.sleep(taken.wait)
+            await self._clock.sleep(taken.wait_seconds)
         except BaseException:
-            await self._add(key, amounts)
+            await self._return_amounts(key, amounts)
             raise
 
     async def correct(self, key: str, *, input_tokens: float = 0, output_tokens: float = 0) -> None:
@@ -189,15 +191,17 @@ class RateLimiter:
         more = {"requests": 0.0, "input_tokens": input_tokens, "output_tokens": output_tokens}
         amounts = [-more[bucket.name] for bucket in self._buckets]
         if any(amounts):
-            await self._add(key, amounts)
+            await self._return_amounts(key, amounts)
 
-    def fitting(self, tokens: Mapping[str, int]) -> dict[str, int]:
+    def cap_output_tokens(self, tokens: Mapping[str, int]) -> dict[str, int]:
         """Cut the room that an answer might take to what there can be."""
         caps = {bucket.name: math.floor(bucket.capacity) for bucket in self._buckets}
         most = caps.get("output_tokens", 0)
         return {**tokens, "output_tokens": min(tokens["output_tokens"], most)}
 
-    def _amounts(self, requests: float, input_tokens: float, output_tokens: float) -> list[float]:
+    def _validate_amounts(
+        self, requests: float, input_tokens: float, output_tokens: float
+    ) -> list[float]:
         given = {
             "requests": requests,
             "input_tokens": input_tokens,
@@ -207,39 +211,39 @@ class RateLimiter:
             check_number(name, amount, error=ConfigurationError)
         return [float(given[bucket.name]) for bucket in self._buckets]
 
-    async def _take(self, key: str, amounts: Sequence[float], patience: float) -> _Taken:
-        def take(value: Any, now: float) -> tuple[Any, float, _Taken]:
-            at, left = self._left(value, now)
+    async def _reserve(self, key: str, amounts: Sequence[float], max_wait: float) -> _Reservation:
+        def take(value: Any, now: float) -> tuple[Any, float, _Reservation]:
+            at, left = self._available(value, now)
             wait = 0.0
             for bucket, there, amount in zip(self._buckets, left, amounts, strict=True):
                 missing = amount - there
-                if amount > 0 and missing > _SLACK * bucket.capacity:
+                if amount > 0 and missing > _TOLERANCE * bucket.capacity:
                     wait = max(wait, missing / bucket.rate)
-            if wait > patience:
-                return value, self._full_in(left), _Taken(wait, False)
+            if wait > max_wait:
+                return value, self._seconds_until_full(left), _Reservation(wait, False)
             rest = [there - amount for there, amount in zip(left, amounts, strict=True)]
-            return [at, rest], self._full_in(rest), _Taken(wait, True)
+            return [at, rest], self._seconds_until_full(rest), _Reservation(wait, True)
 
-        def undo(taken: _Taken) -> Change[None]:
-            return self._adding(amounts if taken.granted else [0.0] * len(amounts))
+        def undo(taken: _Reservation) -> ChangeFunction[None]:
+            return self._return_change(amounts if taken.granted else [0.0] * len(amounts))
 
-        return await self._cells.achange(self._prefix + key, take, self._clock, undo)
+        return await self._values.achange(self._prefix + key, take, self._clock, undo)
 
-    async def _add(self, key: str, amounts: Sequence[float]) -> None:
-        await self._cells.achange(self._prefix + key, self._adding(amounts), self._clock)
+    async def _return_amounts(self, key: str, amounts: Sequence[float]) -> None:
+        await self._values.achange(self._prefix + key, self._return_change(amounts), self._clock)
 
-    def _adding(self, amounts: Sequence[float]) -> Change[None]:
+    def _return_change(self, amounts: Sequence[float]) -> ChangeFunction[None]:
         def add(value: Any, now: float) -> tuple[Any, float, None]:
-            at, left = self._left(value, now)
+            at, left = self._available(value, now)
             rest = [
                 min(bucket.capacity, there + amount)
                 for bucket, there, amount in zip(self._buckets, left, amounts, strict=True)
             ]
-            return [at, rest], self._full_in(rest), None
+            return [at, rest], self._seconds_until_full(rest), None
 
         return add
 
-    def _left(self, value: Any, now: float) -> tuple[float, list[float]]:
+    def _available(self, value: Any, now: float) -> tuple[float, list[float]]:
         """Return what there is of each, with what came back since it was written down."""
         since, left = value or (now, [bucket.capacity for bucket in self._buckets])
         at = max(now, since)  # a clock that is set back gives nothing twice
@@ -248,15 +252,15 @@ class RateLimiter:
             for bucket, there in zip(self._buckets, left, strict=True)
         ]
 
-    def _full_in(self, left: Sequence[float]) -> float:
+    def _seconds_until_full(self, available: Sequence[float]) -> float:
         """Return in how many seconds everything is there again, so that nothing need be kept."""
         return max(
             (bucket.capacity - there) / bucket.rate
-            for bucket, there in zip(self._buckets, left, strict=True)
+            for bucket, there in zip(self._buckets, available, strict=True)
         )
 
 
-Per = Literal["capability", "model", "user", "tenant"]
+RateLimitScope = Literal["capability", "model", "user", "tenant"]
 
 
 class RateLimitBehavior:
@@ -296,7 +300,7 @@ class RateLimitBehavior:
         wait_on_limit: bool = True,
         *,
         limiter: RateLimiter | None = None,
-        per: Per | Sequence[Per] = "capability",
+        per: RateLimitScope | Sequence[RateLimitScope] = "capability",
         clock: Clock | Callable[[], float] | None = None,
         store: str | SqlTables | None = None,
     ) -> None:
@@ -307,9 +311,9 @@ class RateLimitBehavior:
             clock=clock,
             store=store,
         )
-        self._wait = wait_on_limit
+        self._wait_on_limit = wait_on_limit
         self.per: tuple[str, ...] = (per,) if isinstance(per, str) else tuple(per)
-        known = Per.__args__  # type: ignore[attr-defined]
+        known = RateLimitScope.__args__  # type: ignore[attr-defined]
         # What is counted for a model is the model's calls alone.
         self.applies_to: tuple[str, ...] = (
             ("model",) if "model" in self.per else ("step", "effect", "model")
@@ -329,9 +333,9 @@ class RateLimitBehavior:
         key = self._key(attempt)
         tokens: Mapping[str, int] = {}
         if attempt.kind == "model" and self._limiter.counts_tokens:
-            tokens = self._limiter.fitting(_estimated(attempt.inputs))
+            tokens = self._limiter.cap_output_tokens(_estimate_tokens(attempt.inputs))
         try:
-            await self._limiter.acquire(key, timeout=self._patience(attempt), **tokens)
+            await self._limiter.acquire(key, timeout=self._max_wait(attempt), **tokens)
         except RateLimitExceededError as exc:
             exc.severity = ErrorSeverity.CRITICAL  # who would wait for it has done so above
             raise
@@ -340,18 +344,18 @@ class RateLimitBehavior:
         used: Mapping[str, int] = {"output_tokens": 0}
         try:
             result = await call_next(attempt)
-            used = _used(result) or tokens
+            used = _reported_usage(result) or tokens
         finally:
             more = {name: count - tokens[name] for name, count in used.items()}
-            with logged_only(f"What a call under {key!r} used"):
+            with log_and_suppress(f"What a call under {key!r} used"):
                 await self._limiter.correct(key, **more)
         return result
 
-    def _patience(self, attempt: Attempt) -> float | None:
-        if not self._wait:
+    def _max_wait(self, attempt: Attempt) -> float | None:
+        if not self._wait_on_limit:
             return 0.0
-        job = current_job() if attempt.kind == "step" else None
-        left = job.door.control.seconds_left() if job is not None else None
+        job = current_execution() if attempt.kind == "step" else None
+        left = job.context.control.seconds_left() if job is not None else None
         return None if left is None else max(0.0, left)
 
     def _key(self, attempt: Attempt) -> str:
@@ -365,12 +369,12 @@ class RateLimitBehavior:
 
                 found.append(model_name(attempt.inputs["model"]))
             else:
-                payer = current_payer()
+                payer = billing_subject()
                 found.append((payer.user_id if name == "user" else payer.tenant) or "")
         return "/".join(str(part).replace("/", "//") for part in found)
 
 
-def _estimated(inputs: Mapping[str, Any]) -> dict[str, int]:
+def _estimate_tokens(inputs: Mapping[str, Any]) -> dict[str, int]:
     """Return about how many tokens a model call takes, as far as one can know before."""
     from langchain_core.messages.utils import count_tokens_approximately
 
@@ -381,7 +385,7 @@ def _estimated(inputs: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def _used(result: Any) -> dict[str, int] | None:
+def _reported_usage(result: Any) -> dict[str, int] | None:
     """Return what a model says that its answer took."""
     message = result.get("raw") if isinstance(result, Mapping) else result
     usage = getattr(message, "usage_metadata", None)

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 LOCAL_CONFIG = "capgraph.yml"
 PACKAGED_CONFIG = "data_agent.yml"
-MEMORY = "memory"
+MEMORY_DATABASE = "memory"
 """``--db memory``: threads end with the process."""
 
-_LONGEST_THREAD_ID = 200
+_MAX_THREAD_ID_LENGTH = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Agent:
+class LoadedAgent:
     """All that a command works with.
 
     Attributes:
@@ -71,7 +71,7 @@ def packaged_config(name: str) -> Path:
     return Path(configs.__file__).parent / name
 
 
-def read_settings(config: Path | None, *, shared: bool = False) -> Settings:
+def read_settings(config: Path | None, *, is_shared: bool = False) -> Settings:
     """Read the settings; modules beside the configuration file become importable.
 
     What only the command line knows is filled in where the configuration says nothing: the
@@ -79,7 +79,7 @@ def read_settings(config: Path | None, *, shared: bool = False) -> Settings:
 
     Args:
         config: The file of ``--config``, if any.
-        shared: Whether others than the person at the command line ask: then only what the
+        is_shared: Whether others than the person at the command line ask: then only what the
             configuration names may be read, for threads and tokens may lie in the working folder.
     """
     from capgraph.configs.settings import load_settings
@@ -92,7 +92,7 @@ def read_settings(config: Path | None, *, shared: bool = False) -> Settings:
         if folder not in sys.path:
             sys.path.append(folder)
     settings = load_settings(*files)
-    if not shared:
+    if not is_shared:
         settings.data_folders = settings.data_folders or [str(Path.cwd())]
     settings.user = settings.user or _local_user()
     return settings
@@ -107,14 +107,14 @@ def _local_user() -> str | None:
         return None
 
 
-def data_files(named: Sequence[str]) -> list[str]:
+def resolve_data_files(names: Sequence[str]) -> list[str]:
     """Return what ``--data`` names: whole paths, and ``scheme:name`` for a capability to find.
 
     Raises:
         ConfigurationError: A file is missing.
     """
     found = []
-    for name in named:
+    for name in names:
         path = Path(name).expanduser()
         if path.exists():
             found.append(str(path.resolve()))  # the thread may be resumed from another folder
@@ -127,7 +127,7 @@ def data_files(named: Sequence[str]) -> list[str]:
     return found
 
 
-def data_folder() -> Path:
+def user_data_folder() -> Path:
     """Return the folder of the user's own data of this program."""
     import typer
 
@@ -147,11 +147,11 @@ def database_url(db: str | None, settings: Settings) -> str:
     from urllib.parse import quote
 
     given = db or settings.persistence.url
-    if given and (given == MEMORY or "://" in given):
+    if given and (given == MEMORY_DATABASE or "://" in given):
         return given
     if given:
         return f"sqlite:///{quote(str(Path(given).expanduser().resolve()))}"
-    folder = data_folder()
+    folder = user_data_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as exc:
@@ -162,14 +162,14 @@ def database_url(db: str | None, settings: Settings) -> str:
     return f"sqlite:///{quote(str(folder / 'threads.sqlite'))}"
 
 
-def is_there(db: str | None) -> bool:
+def database_exists(db: str | None) -> bool:
     """Tell whether the database that ``--db`` names can be there; only a file is looked for."""
     from capgraph.stores.database import parse_url
 
-    if not db or db == MEMORY:
+    if not db or db == MEMORY_DATABASE:
         return True
     place = parse_url(db) if "://" in db else None
-    if place is not None and (place.kind != "sqlite" or place.target == MEMORY):
+    if place is not None and (place.kind != "sqlite" or place.target == MEMORY_DATABASE):
         return True
     return Path(place.target if place is not None else db).expanduser().exists()
 
@@ -188,7 +188,7 @@ async def open_database(
 
     key = settings.persistence.encryption_key
     secret = key.get_secret_value() if key else None
-    named = None if url == MEMORY else url
+    named = None if url == MEMORY_DATABASE else url
     async with open_saver(named, encryption_key=secret) as saver, open_store(named) as store:
         if saver is None:
             from langgraph.checkpoint.memory import InMemorySaver
@@ -204,7 +204,7 @@ async def open_agent(
     model: str | None = None,
     db: str | None = None,
     data: Sequence[str] = (),
-) -> AsyncIterator[Agent]:
+) -> AsyncIterator[LoadedAgent]:
     """Build the agent that the settings describe, over its database.
 
     Args:
@@ -215,22 +215,22 @@ async def open_agent(
     """
     from capgraph.adapters import open_registry
     from capgraph.configs.logger import SecretMasker, use_masker
-    from capgraph.engine.strategies import describe_models
+    from capgraph.engine.strategies import resolve_models
     from capgraph.graph import build_graph
-    from capgraph.graph.turns import files_given
+    from capgraph.graph.turn_runner import file_contexts
 
     with use_masker(SecretMasker.of(settings)):
         async with contextlib.AsyncExitStack() as stack:
             registry = await stack.enter_async_context(open_registry(settings))
             # Files are looked for and models made in threads; all of it reads files.
-            files = await asyncio.to_thread(data_files, data)
-            given = files_given(registry, files)
+            files = await asyncio.to_thread(resolve_data_files, data)
+            given = file_contexts(registry, files)
             kept = {kind: held for kind, held in settings.context.items() if kind not in given}
             folders = [*settings.data_folders, *filter(os.path.isabs, files)]
             settings = settings.model_copy(update={"context": kept, "data_folders": folders})
             url = await asyncio.to_thread(database_url, db, settings)
             saver, store = await stack.enter_async_context(open_database(url, settings))
-            if (models := describe_models(model, settings)) is not None:
+            if (models := resolve_models(model, settings)) is not None:
                 from capgraph.models.probing import probe_models
 
                 await probe_models(models)
@@ -242,7 +242,7 @@ async def open_agent(
                 store=store,
                 settings=settings,
             )
-            yield Agent(settings, registry, graph, saver, given)
+            yield LoadedAgent(settings, registry, graph, saver, given)
 
 
 def read_registry(settings: Settings, problems: list[CapgraphError] | None = None) -> Registry:
@@ -250,7 +250,7 @@ def read_registry(settings: Settings, problems: list[CapgraphError] | None = Non
 
     Args:
         settings: All settings.
-        problems: As for :func:`~capgraph.adapters.configured.open_registry`.
+        problems: As for :func:`~capgraph.adapters.settings_registry.open_registry`.
     """
     from capgraph.adapters import open_registry
 
@@ -261,17 +261,17 @@ def read_registry(settings: Settings, problems: list[CapgraphError] | None = Non
     return asyncio.run(read())
 
 
-def run_config(settings: Settings, thread_id: str) -> Any:
+def thread_config(settings: Settings, thread_id: str) -> Any:
     """Return the configuration of a run: its thread, and the caller that the settings name.
 
     >>> from capgraph.configs.settings import Settings
-    >>> run_config(Settings(role="operator"), "trip-2")
+    >>> thread_config(Settings(role="operator"), "trip-2")
     {'configurable': {'thread_id': 'trip-2', 'role': 'operator'}}
     """
-    from capgraph.pipeline.run_config import configurable_of, configured_caller
+    from capgraph.pipeline.run_config import configurable_for, configured_caller
 
     return {
-        "configurable": {"thread_id": thread_id, **configurable_of(configured_caller(settings))}
+        "configurable": {"thread_id": thread_id, **configurable_for(configured_caller(settings))}
     }
 
 
@@ -284,10 +284,14 @@ def check_thread_id(thread_id: str) -> str:
     >>> check_thread_id("trip-2")
     'trip-2'
     """
-    if not thread_id.strip() or len(thread_id) > _LONGEST_THREAD_ID or not thread_id.isprintable():
+    if (
+        not thread_id.strip()
+        or len(thread_id) > _MAX_THREAD_ID_LENGTH
+        or not thread_id.isprintable()
+    ):
         raise ConfigurationError(
             f"The thread id {thread_id[:80]!r} cannot be used.",
-            fix=f"Use 1 to {_LONGEST_THREAD_ID} printable characters.",
+            fix=f"Use 1 to {_MAX_THREAD_ID_LENGTH} printable characters.",
         )
     return thread_id
 

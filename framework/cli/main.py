@@ -23,7 +23,7 @@ from capgraph.cli.exit_codes import EXIT_CODES_HELP, ExitCode
 from capgraph.cli.terminal import OutputClosedError, print_error
 from capgraph.configs.errors import CapgraphError
 
-_COLLECT_EVERY = 50_000  # objects
+_GC_THRESHOLD = 50_000  # objects
 
 app: typer.Typer = typer.Typer(
     name="capgraph",
@@ -38,8 +38,8 @@ for _found in pkgutil.iter_modules(commands.__path__):
     app.add_typer(importlib.import_module(f"{commands.__name__}.{_found.name}").app)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         from importlib.metadata import PackageNotFoundError, version
 
         try:
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             when not given.
     """
     # What start-up makes stays; looking through all of it again and again would cost a fifth of it.
-    gc.set_threshold(_COLLECT_EVERY, 20, 20)
+    gc.set_threshold(_GC_THRESHOLD, 20, 20)
     code: str | int | None = ExitCode.ANSWERED
     try:
         app(args=list(arguments) if arguments is not None else None, prog_name="capgraph")

@@ -31,7 +31,7 @@ _Command = Callable[..., None]
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SharedOptions:
     """What a person typed of the options that several commands share; see :func:`takes`."""
 
     config: Annotated[
@@ -78,29 +78,31 @@ class Shared:
     ] = False
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 
-    def settings(self, *, shared: bool = False) -> Settings:
+    def settings(self, *, is_shared: bool = False) -> Settings:
         """Read the configuration; see :func:`capgraph.cli.agent.read_settings`."""
-        return opening.read_settings(self.config, shared=shared)
+        return opening.read_settings(self.config, is_shared=is_shared)
 
-    def words(self, *names: str) -> list[str]:
+    def to_arguments(self, *names: str) -> list[str]:
         """Return what was typed of some options, to be typed again.
 
-        >>> Shared(db="a.sqlite").words("config", "db")
+        >>> SharedOptions(db="a.sqlite").to_arguments("config", "db")
         ['--db', 'a.sqlite']
         """
         typed = [(name, getattr(self, name)) for name in names]
         return [word for name, value in typed if value for word in (f"--{name}", str(value))]
 
-    def open_agent(self, settings: Settings) -> AbstractAsyncContextManager[opening.Agent]:
+    def open_agent(self, settings: Settings) -> AbstractAsyncContextManager[opening.LoadedAgent]:
         """Build the agent; see :func:`capgraph.cli.agent.open_agent`."""
         return opening.open_agent(settings, model=self.model, db=self.db, data=self.data or ())
 
     @asynccontextmanager
-    async def open_client(self, settings: Settings) -> AsyncIterator[tuple[opening.Agent, Client]]:
+    async def open_client(
+        self, settings: Settings
+    ) -> AsyncIterator[tuple[opening.LoadedAgent, Client]]:
         """Build the agent, and what asks workers for its turns."""
         from capgraph.scale.client import open_engine
 
-        url = self._shared_url(settings)
+        url = self._worker_database_url(settings)
         named = {"engine": self.engine, "temporal": self.temporal}
         async with (
             self.open_agent(settings) as agent,
@@ -108,31 +110,31 @@ class Shared:
         ):
             yield agent, client
 
-    def need_database(self) -> None:
+    def require_database(self) -> None:
         """Make sure that ``--db`` names a database where one is read: opening it would make it.
 
         Raises:
             ConfigurationError: There is no such file.
         """
-        if not opening.is_there(self.db):
+        if not opening.database_exists(self.db):
             raise ConfigurationError(
                 f"There is no database {self.db!r}.", fix="Check the path of --db."
             )
 
-    def on_database(
+    def run_with_database(
         self,
         work: Callable[[BaseCheckpointSaver[Any], BaseStore], Awaitable[T]],
         *,
-        new: bool = False,
+        may_create: bool = False,
     ) -> T:
         """Open the database, without an agent, and do some work on it.
 
         Args:
             work: Given saver and store; what it returns is returned.
-            new: Whether it may be made.
+            may_create: Whether it may be made.
         """
-        if not new:
-            self.need_database()
+        if not may_create:
+            self.require_database()
         settings = self.settings()
         url = opening.database_url(self.db, settings)
 
@@ -142,7 +144,7 @@ class Shared:
 
         return asyncio.run(run())
 
-    def on_engine(self, work: Callable[[Engine, Any], Awaitable[T]]) -> T:
+    def run_with_engine(self, work: Callable[[Engine, Any], Awaitable[T]]) -> T:
         """Open what carries orders, without an agent, and do some work with it.
 
         Args:
@@ -151,7 +153,7 @@ class Shared:
         from capgraph.scale.client import connect
 
         settings = self.settings()
-        url = self._shared_url(settings)
+        url = self._worker_database_url(settings)
         named = {"engine": self.engine, "temporal": self.temporal}
 
         async def run(saver: Any, _: object) -> T:
@@ -161,9 +163,9 @@ class Shared:
             finally:
                 await opened.close()
 
-        return self.on_database(run, new=True)
+        return self.run_with_database(run, may_create=True)
 
-    def _shared_url(self, settings: Settings) -> str:
+    def _worker_database_url(self, settings: Settings) -> str:
         from capgraph.scale.client import check_engine
 
         url = opening.database_url(self.db, settings)
@@ -171,7 +173,7 @@ class Shared:
         return url
 
 
-def takes(*names: str) -> Callable[[_Command], _Command]:
+def with_shared_options(*names: str) -> Callable[[_Command], _Command]:
     """Give a command shared options, which reach it together as its argument ``shared``.
 
     Args:
@@ -182,11 +184,11 @@ def takes(*names: str) -> Callable[[_Command], _Command]:
         @functools.wraps(command)
         def run(**given: Any) -> None:
             typed = {name: given.pop(name) for name in names if name in given}
-            command(**{"shared": Shared(**typed), **given})
+            command(**{"shared": SharedOptions(**typed), **given})
 
         own = inspect.signature(command, eval_str=True).parameters.values()
-        known = inspect.signature(Shared).parameters
-        hints = get_type_hints(Shared, include_extras=True)
+        known = inspect.signature(SharedOptions).parameters
+        hints = get_type_hints(SharedOptions, include_extras=True)
         whole = [parameter for parameter in own if parameter.name != "shared"]
         whole += [known[n].replace(annotation=hints[n], kind=known[n].KEYWORD_ONLY) for n in names]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in whole}
@@ -196,10 +198,10 @@ def takes(*names: str) -> Callable[[_Command], _Command]:
     return dressed
 
 
-def read_value(text: str | None) -> Any:
+def parse_value(text: str | None) -> Any:
     """Read a value that a person types: as JSON, and where it is none, as the text that it is.
 
-    >>> read_value("[1]"), read_value("Oslo")
+    >>> parse_value("[1]"), parse_value("Oslo")
     ([1], 'Oslo')
     """
     if text is None:
@@ -210,22 +212,22 @@ def read_value(text: str | None) -> Any:
         return text
 
 
-_LONGEST = 1e10  # seconds; further back there is no date
+_MAX_SECONDS = 1e10  # seconds; further back there is no date
 
 
-def read_duration(text: str) -> timedelta:
+def parse_duration_option(text: str) -> timedelta:
     """Read a length of time such as ``30d``, ``12h`` or ``90m``.
 
     Raises:
         ConfigurationError: It is none.
 
-    >>> read_duration("2w").days
+    >>> parse_duration_option("2w").days
     14
     """
-    from capgraph.planning.waits import seconds_of
+    from capgraph.planning.waits import parse_duration
 
-    seconds = seconds_of(text.strip().lower())
-    if seconds is None or seconds > _LONGEST:
+    seconds = parse_duration(text.strip().lower())
+    if seconds is None or seconds > _MAX_SECONDS:
         raise ConfigurationError(
             f"{text[:40]!r} is no length of time.", fix="Write a number and s, m, h, d or w: 30d."
         )

@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from capgraph.cli.agent import Agent, check_thread_id, new_thread_id, run_config
-from capgraph.cli.options import Shared
+from capgraph.cli.agent import LoadedAgent, check_thread_id, new_thread_id, thread_config
+from capgraph.cli.options import SharedOptions
 from capgraph.configs.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from langgraph.types import StateSnapshot
 
-    from capgraph.cli.show import View
-    from capgraph.graph.turns import Turn, TurnEnd
+    from capgraph.cli.views import View
+    from capgraph.graph.turn_runner import TurnResult, TurnRunner
     from capgraph.telemetry import Event
 
-Answers = Callable[[dict[str, Any]], dict[str, Any] | None]
+AnswerProvider = Callable[[dict[str, Any]], dict[str, Any] | None]
 """Given the open questions; returns what to resume with, ``None`` to leave them open."""
 
 
@@ -36,22 +36,22 @@ class Session:
         runner: Runs the turns; questions are asked between them, outside of the event loop.
         agent: The agent.
         thread_id: The thread.
-        resume: The words of the command that goes on with the thread, without the thread.
+        resume_arguments: The words of the command that goes on with the thread, without the thread.
         view: Shows the turns.
         watchers: Also receive each event.
     """
 
     runner: asyncio.Runner
-    agent: Agent
+    agent: LoadedAgent
     thread_id: str
-    resume: Sequence[str]
+    resume_arguments: Sequence[str]
     view: View
     watchers: list[Callable[[Event], None]] = field(default_factory=list)
 
     @property
     def config(self) -> Any:
         """What names the thread, and who asks, to the graph."""
-        return run_config(self.agent.settings, self.thread_id)
+        return thread_config(self.agent.settings, self.thread_id)
 
     @property
     def gateway(self) -> Any:
@@ -74,28 +74,30 @@ class Session:
         """Read what a person typed."""
         return self.runner.run(self.gateway.prepare(self.agent.graph, text, self.config))
 
-    def with_data(self, given: dict[str, Any]) -> dict[str, Any]:
+    def add_data(self, graph_input: dict[str, Any]) -> dict[str, Any]:
         """Return the input of a turn with the files of ``--data``."""
         data = dict(self.agent.data)
-        return {**given, "capability_context_data": data} if data else given
+        return {**graph_input, "capability_context_data": data} if data else graph_input
 
     def resume_command(self) -> str:
         """Return the command that goes on with the thread."""
-        program, command, *options = self.resume
+        program, command, *options = self.resume_arguments
         return shlex.join([program, command, "--thread", self.thread_id, *options])
 
-    def turn(self, given: Any, question: str | None, answers: Answers | None) -> TurnEnd:
+    def run_turn(
+        self, graph_input: Any, question: str | None, answers: AnswerProvider | None
+    ) -> TurnResult:
         """Run a turn, and on through its questions as long as somebody answers them.
 
         Args:
-            given: What the graph begins with; ``None`` goes on with an unfinished turn.
+            graph_input: What the graph begins with; ``None`` goes on with an unfinished turn.
             question: What the person asked, for the view.
             answers: ``None`` when there is nobody.
         """
         from langgraph.types import Command
 
         while True:
-            end = self.runner.run(self._run(given, question))
+            end = self.runner.run(self._run_once(graph_input, question))
             self.view.close()
             answer = None
             if end.status == "waiting" and end.questions and answers is not None:
@@ -108,24 +110,24 @@ class Session:
             if answer is None:
                 if end.status in {"waiting", "cancelled", "drained"}:
                     end.resume_command = self.resume_command()
-                self.view.end(end)
+                self.view.show_end(end)
                 return end
-            given, question = Command(resume=answer), None
+            graph_input, question = Command(resume=answer), None
 
-    async def _run(self, given: Any, question: str | None) -> TurnEnd:
+    async def _run_once(self, graph_input: Any, question: str | None) -> TurnResult:
         from langgraph.types import Command
         from pydantic import ValidationError
 
         from capgraph.cli.terminal import OutputClosedError
-        from capgraph.graph.turns import Turn, thread_values
+        from capgraph.graph.turn_runner import TurnRunner, load_thread_values
         from capgraph.telemetry import parse_event
 
-        goes_on = given is None or isinstance(given, Command)
+        goes_on = graph_input is None or isinstance(graph_input, Command)
         graph = self.agent.graph
-        self.view.begin(
+        self.view.start_turn(
             question,
             self.thread_id,
-            await thread_values(graph, self.thread_id) if goes_on else {},
+            await load_thread_values(graph, self.thread_id) if goes_on else {},
         )
 
         def take(data: dict[str, Any]) -> None:
@@ -133,12 +135,12 @@ class Session:
                 event = parse_event(data)
             except ValidationError:  # a capability may write events of its own
                 return
-            for watch in (self.view.event, *self.watchers):
+            for watch in (self.view.show_event, *self.watchers):
                 watch(event)
 
-        turn = Turn(graph, self.config)
-        with _signals(turn):
-            end = await turn.run(given, take)
+        turn = TurnRunner(graph, self.config)
+        with _handle_signals(turn):
+            end = await turn.run(graph_input, take)
         if end.error is not None and isinstance(end.error.__cause__, OutputClosedError):
             raise end.error.__cause__
         return end
@@ -146,18 +148,18 @@ class Session:
 
 @contextlib.contextmanager
 def open_session(
-    view: View, resume: Sequence[str], shared: Shared, *, user: str | None = None
+    view: View, resume_arguments: Sequence[str], shared: SharedOptions, *, user: str | None = None
 ) -> Iterator[Session]:
     """Open the agent and the thread that the options of a command name.
 
     Args:
         view: Shows the turns.
-        resume: The words of the command that goes on with a thread.
+        resume_arguments: The words of the command that goes on with a thread.
         shared: The options; a new thread without ``--thread``.
         user: What ``--as`` says; the settings' user without it.
     """
     thread_id = check_thread_id(shared.thread) if shared.thread else new_thread_id()
-    words = [*resume, *shared.words("db", "config", "model")]
+    words = [*resume_arguments, *shared.to_arguments("db", "config", "model")]
     settings = shared.settings()
     settings.user = user or settings.user
     with asyncio.Runner() as runner, contextlib.closing(view):
@@ -170,7 +172,7 @@ def open_session(
 
 
 @contextlib.contextmanager
-def _signals(turn: Turn) -> Iterator[None]:
+def _handle_signals(turn: TurnRunner) -> Iterator[None]:
     """Cancel on SIGINT, drain on SIGTERM; a second SIGINT ends the process at once."""
     loop = asyncio.get_running_loop()
     interrupted = False

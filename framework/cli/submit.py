@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from capgraph.cli.agent import Agent, check_thread_id, new_thread_id
+from capgraph.cli.agent import LoadedAgent, check_thread_id, new_thread_id
 from capgraph.cli.exit_codes import ExitCode
-from capgraph.cli.options import Shared
-from capgraph.cli.terminal import make_console, say
+from capgraph.cli.options import SharedOptions
+from capgraph.cli.terminal import make_console, print_text
 from capgraph.configs.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def submit_one(
     question: str | None,
-    shared: Shared,
+    shared: SharedOptions,
     *,
     answer: bool | None,
     plan: Path | None,
@@ -84,7 +84,7 @@ def submit_one(
     asyncio.run(run())
 
 
-def submit_lines(shared: Shared) -> None:
+def submit_lines(shared: SharedOptions) -> None:
     """Ask for a turn for each line that is typed; prints the turns' ids."""
     from capgraph.pipeline.run_config import configured_caller
 
@@ -106,7 +106,7 @@ def submit_lines(shared: Shared) -> None:
     asyncio.run(run())
 
 
-def submit_answers(shared: Shared) -> None:
+def submit_answers(shared: SharedOptions) -> None:
     """Ask a person what threads wait for, one after the other; workers go on with the answers."""
     from capgraph.cli.questions import ask_all
     from capgraph.pipeline.run_config import configured_caller
@@ -121,10 +121,10 @@ def submit_answers(shared: Shared) -> None:
         try:
             for thread in runner.run(waiting_questions(agent.saver)):
                 asked = runner.run(client.status(thread)).questions
-                say(f"thread {thread}")
+                print_text(f"thread {thread}")
                 for name, answer in ask_all(asked, console).items():
                     if not runner.run(client.answer(thread, name, answer, caller)):
-                        say("Somebody else has answered it.")
+                        print_text("Somebody else has answered it.")
         except (EOFError, KeyboardInterrupt):
             raise typer.Exit(ExitCode.WAITING) from None
         finally:
@@ -132,7 +132,7 @@ def submit_answers(shared: Shared) -> None:
 
 
 async def _submit(
-    agent: Agent, client: Client, thread: str, question: str | None, plan: Any, caller: Caller
+    agent: LoadedAgent, client: Client, thread: str, question: str | None, plan: Any, caller: Caller
 ) -> str:
     if question is None and plan is None:
         raise ConfigurationError(
@@ -149,14 +149,14 @@ async def _submit(
 
 async def _answer(client: Client, thread: str, caller: Caller, *, approve: bool) -> None:
     from capgraph.base.errors import ThreadBusyError
-    from capgraph.cli.questions import by_option
+    from capgraph.cli.questions import answer_by_option
 
     asked = (await client.status(thread)).questions
     if not asked:
         raise ConfigurationError(
             f"The thread {thread!r} asks nothing.", fix="See 'capgraph approvals waiting'."
         )
-    given = by_option(approve=approve)(dict(asked)) or {}
+    given = answer_by_option(approve=approve)(dict(asked)) or {}
     taken = [await client.answer(thread, name, given[name], caller) for name in given]
     if not any(taken):
         raise ThreadBusyError(

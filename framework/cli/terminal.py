@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from capgraph.base.files import write_whole
 from capgraph.configs.errors import ConfigurationError
-from capgraph.configs.logger import clean_text, mask_secrets
+from capgraph.configs.logger import escape_control_characters, mask_secrets
+from capgraph.helpers.files import write_atomic
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,14 +20,14 @@ class OutputClosedError(OSError):
     """Standard output was closed while the command wrote to it."""
 
 
-def safe(text: object) -> str:
+def to_printable(text: object) -> str:
     r"""Make text of any origin safe for a terminal; its line breaks stay.
 
-    >>> safe("one\r\ntwo\x1b[2J")
+    >>> to_printable("one\r\ntwo\x1b[2J")
     'one\ntwo\\x1b[2J'
     """
     lines = str(text).replace("\r\n", "\n").split("\n")
-    return "\n".join(clean_text(line) for line in lines)
+    return "\n".join(escape_control_characters(line) for line in lines)
 
 
 def one_line(text: object, limit: int | None = 200) -> str:
@@ -39,21 +39,21 @@ def one_line(text: object, limit: int | None = 200) -> str:
     flat = " ".join(str(text).split())
     if limit is not None and len(flat) > limit:
         flat = f"{flat[: limit - 1].rstrip()}…"
-    return safe(flat)
+    return to_printable(flat)
 
 
-def say(text: object) -> None:
+def print_text(text: object) -> None:
     """Print text to standard output as it is, but safe."""
     import typer
 
-    typer.echo(safe(text))
+    typer.echo(to_printable(text))
 
 
-def show_rows(
+def print_rows(
     headings: Iterable[str],
     rows: Iterable[Iterable[object]],
     *,
-    none: str = "",
+    empty_message: str = "",
     data: object = None,
 ) -> None:
     """Print rows: as a table on a terminal, else tab-separated without headings; or as JSON.
@@ -61,7 +61,7 @@ def show_rows(
     Args:
         headings: What the columns are.
         rows: AtomicValueStore of any origin.
-        none: What a terminal says when there is no row.
+        empty_message: What a terminal says when there is no row.
         data: What is printed as JSON in place of the rows.
     """
     if data is not None:
@@ -73,9 +73,9 @@ def show_rows(
     lines = [[one_line(cell, 1000) for cell in row] for row in rows]
     if not console.is_terminal:
         for line in lines:
-            say("\t".join(line))
-    elif none and not lines:
-        console.print(none)
+            print_text("\t".join(line))
+    elif empty_message and not lines:
+        console.print(empty_message)
     else:
         from rich.table import Column, Table
         from rich.text import Text
@@ -108,7 +108,7 @@ def is_interactive() -> bool:
 
 def print_error(error: BaseException) -> None:
     """Print one clean message to standard error."""
-    text = safe(mask_secrets(str(error) or type(error).__name__))
+    text = to_printable(mask_secrets(str(error) or type(error).__name__))
     console = make_console(sys.stderr)
     console.print(f"Error: {text}", style="red" if console.is_terminal else None, soft_wrap=True)
 
@@ -120,7 +120,7 @@ def write_file(path: Path, text: str) -> None:
         ConfigurationError: It cannot be written.
     """
     try:
-        write_whole(path, text)
+        write_atomic(path, text)
     except OSError as exc:
         raise ConfigurationError(
             f"The file {str(path)!r} cannot be written: {exc.strerror or exc}.",

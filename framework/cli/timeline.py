@@ -21,7 +21,7 @@ class Timeline:
     def __init__(self) -> None:
         self._bars: list[tuple[str, float, float, str]] = []
 
-    def take(self, event: told.Event) -> None:
+    def record(self, event: told.Event) -> None:
         """Take note of the end of an attempt, which says how long it took."""
         if isinstance(event, told.StepFinished | told.StepFailed):
             end = datetime.fromisoformat(event.timestamp).timestamp()
@@ -29,13 +29,13 @@ class Timeline:
             name = f"{event.context_key} ({event.capability})"
             self._bars.append((name, end - event.duration, end, colour))
 
-    def svg(self, title: str) -> str:
+    def to_svg(self, title: str) -> str:
         """Draw what was noted, in the order of its beginning; text of any origin is escaped.
 
         Args:
             title: What the picture shows.
 
-        >>> "<svg" in Timeline().svg("nothing yet")
+        >>> "<to_svg" in Timeline().to_svg("nothing yet")
         True
         """
         from rich.console import Console
@@ -52,7 +52,7 @@ class Timeline:
         Raises:
             ConfigurationError: It cannot be written.
         """
-        write_file(path, self.svg(title))
+        write_file(path, self.to_svg(title))
 
     def _table(self) -> Table:
         from rich.bar import Bar

@@ -11,19 +11,19 @@ from capgraph.base.errors import PersistenceError
 
 
 @contextlib.asynccontextmanager
-async def working(count: int, words: Sequence[str]) -> AsyncIterator[None]:
+async def worker_processes(count: int, arguments: Sequence[str]) -> AsyncIterator[None]:
     """Have workers as processes for the length of a block; one that ends is started again.
 
     Args:
         count: How many.
-        words: What each is told, beside ``capgraph worker``.
+        arguments: What each is told, beside ``capgraph worker``.
     """
     processes: set[asyncio.subprocess.Process] = set()
 
     async def start() -> asyncio.subprocess.Process:
         # In a session of its own: Ctrl-C is for the server, which then ends them.
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "capgraph", "worker", "--while-stdin", *words),
+            *(sys.executable, "-m", "capgraph", "worker", "--while-stdin", *arguments),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,

@@ -5,7 +5,7 @@ Nothing else in capgraph imports this package.
 
 from typing import TYPE_CHECKING
 
-from capgraph.configs.lazy import lazy_exports
+from capgraph.configs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from capgraph.compat.framework_alias import install_framework_alias as install_framework_alias

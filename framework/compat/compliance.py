@@ -11,9 +11,9 @@ from enum import IntEnum, StrEnum
 from typing import Any, Literal
 
 from capgraph.base.errors import CapgraphError, ErrorSeverity, ValidationError
-from capgraph.base.files import to_csv as to_csv
-from capgraph.base.values import member
-from capgraph.configs.logger import clean_text, get_logger
+from capgraph.configs.logger import escape_control_characters, get_logger
+from capgraph.helpers.files import to_csv as to_csv
+from capgraph.helpers.plain_data import parse_enum
 
 REPORTING_DAYS = 15
 """Within so many days a serious incident has to be reported."""
@@ -56,7 +56,7 @@ class Risk:
     residual: ResidualRiskLevel
 
     def __post_init__(self) -> None:
-        level = member(ResidualRiskLevel, self.residual, f"level of the risk {self.id!r}")
+        level = parse_enum(ResidualRiskLevel, self.residual, f"level of the risk {self.id!r}")
         object.__setattr__(self, "residual", level)
 
 
@@ -134,21 +134,21 @@ class IncidentReport:
     reported_at: datetime | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "detected_at", _moment(self.detected_at))
+        object.__setattr__(self, "detected_at", _to_utc(self.detected_at))
         what = f"severity of the incident {self.id!r}"
-        object.__setattr__(self, "severity", member(IncidentSeverity, self.severity, what))
+        object.__setattr__(self, "severity", parse_enum(IncidentSeverity, self.severity, what))
 
     @property
     def reporting_deadline(self) -> datetime:
         """When it has to be reported at the latest."""
         return self.detected_at + timedelta(days=REPORTING_DAYS)
 
-    def overdue(self, now: datetime | None = None) -> bool:
+    def is_overdue(self, now: datetime | None = None) -> bool:
         """Tell whether it should have been reported and was not, or was too late."""
-        return _moment(self.reported_at or now or datetime.now(UTC)) > self.reporting_deadline
+        return _to_utc(self.reported_at or now or datetime.now(UTC)) > self.reporting_deadline
 
 
-def _moment(value: datetime | str) -> datetime:
+def _to_utc(value: datetime | str) -> datetime:
     found = datetime.fromisoformat(value) if isinstance(value, str) else value
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
@@ -157,30 +157,30 @@ class IncidentSink:
     """Keeps incidents, so many of them, and tells of them at once.
 
     Args:
-        tell: Told of each; may be a coroutine function when :meth:`areport` is used.
+        listener: Told of each; may be a coroutine function when :meth:`areport` is used.
         capacity: The most that are kept.
     """
 
     def __init__(
-        self, tell: Callable[[IncidentReport], Any] | None = None, *, capacity: int = 1000
+        self, listener: Callable[[IncidentReport], Any] | None = None, *, capacity: int = 1000
     ) -> None:
-        self.tell: Callable[[IncidentReport], Any] | None = tell
+        self.listener: Callable[[IncidentReport], Any] | None = listener
         self.capacity: int = capacity
         self.reports: list[IncidentReport] = []
 
     def report(self, incident: IncidentReport) -> None:
         """Take up an incident; a teller that fails is logged and loses nothing."""
         self.reports = [*self.reports, incident][-self.capacity :]
-        if self.tell is None:
+        if self.listener is None:
             return
         try:
-            self.tell(incident)
+            self.listener(incident)
         except Exception as exc:
             get_logger("framework", "incidents").error("told nobody of %s: %r", incident.id, exc)
 
     def overdue(self, now: datetime | None = None) -> list[IncidentReport]:
         """Return those that should have been reported by now."""
-        return [report for report in self.reports if report.overdue(now)]
+        return [report for report in self.reports if report.is_overdue(now)]
 
 
 @dataclass(slots=True)
@@ -230,11 +230,11 @@ class HumanReviewQueue:
         self.timeout_seconds: float | None = timeout_seconds
         self.on_timeout = on_timeout
         self.reviews: dict[str, Review] = {}
-        self._answered: dict[str, asyncio.Event] = {}
+        self._resolved_events: dict[str, asyncio.Event] = {}
 
     def request(self, id: str, subject: str) -> Review:  # noqa: A002  the documented name
         """Ask for a review; asked again, it is the same one."""
-        self._answered.setdefault(id, asyncio.Event())
+        self._resolved_events.setdefault(id, asyncio.Event())
         return self.reviews.setdefault(id, Review(id, sanitize(subject)))
 
     @property
@@ -253,13 +253,13 @@ class HumanReviewQueue:
         if review.approved is not None:
             raise ValidationError(f"The review {id!r} was answered before.")
         review.approved, review.reviewer = approved, reviewer
-        self._answered[id].set()
+        self._resolved_events[id].set()
         return review
 
     async def wait(self, id: str) -> bool:  # noqa: A002
         """Wait for the answer, or until the time is over."""
         try:
-            await asyncio.wait_for(self._answered[id].wait(), self.timeout_seconds)
+            await asyncio.wait_for(self._resolved_events[id].wait(), self.timeout_seconds)
         except TimeoutError:
             review = self.reviews[id]
             review.approved, review.reviewer = self.on_timeout == "proceed", "timeout"
@@ -272,7 +272,7 @@ def sanitize(text: str) -> str:
     >>> sanitize("pay\x1b[2J")
     'pay\\x1b[2J'
     """
-    return clean_text(text)
+    return escape_control_characters(text)
 
 
 def transparency_report(
@@ -298,7 +298,7 @@ def transparency_report(
         "incidents": [
             {
                 **{name: str(value) for name, value in asdict(incident).items()},
-                "overdue": incident.overdue(now),
+                "overdue": incident.is_overdue(now),
             }
             for incident in incidents
         ],

@@ -15,10 +15,10 @@ from uuid import UUID, uuid4
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
 
 from capgraph.base.errors import CapgraphError, ValidationError
-from capgraph.base.files import to_csv, write_whole
+from capgraph.helpers.files import to_csv, write_atomic
 
 ElementT = TypeVar("ElementT", bound="Element")
-Ref = Any
+ElementRef = Any
 """An element, its id, or the id as text."""
 _CLASS = "class"
 _MISSING: Any = object()
@@ -60,7 +60,7 @@ class Element(BaseModel):
 
     @field_validator("created_at", mode="before")
     @classmethod
-    def _seconds(cls, value: Any) -> Any:
+    def _parse_created_at(cls, value: Any) -> Any:
         if isinstance(value, str):
             value = datetime.fromisoformat(value)
         if isinstance(value, datetime):
@@ -68,7 +68,7 @@ class Element(BaseModel):
         return value
 
     @field_serializer("id")
-    def _text(self, value: UUID) -> str:
+    def _serialize_id(self, value: UUID) -> str:
         return str(value)
 
     def __eq__(self, other: object) -> bool:
@@ -96,7 +96,7 @@ class Element(BaseModel):
         """
         metadata = dict(data.get("metadata") or {})
         wanted = metadata.pop(_CLASS, cls.__qualname__)
-        known = {found.__qualname__: found for found in _derived(cls)}
+        known = {found.__qualname__: found for found in _iter_subclasses(cls)}
         if wanted not in known:
             raise ValidationError(
                 f"{wanted!r} is no class that {cls.__name__} knows: {', '.join(sorted(known))}.",
@@ -114,13 +114,13 @@ class Element(BaseModel):
         return cls.from_dict(json.loads(text))
 
 
-def _derived(cls: type[Element]) -> Iterator[type[Element]]:
+def _iter_subclasses(cls: type[Element]) -> Iterator[type[Element]]:
     yield cls
     for child in cls.__subclasses__():
-        yield from _derived(child)
+        yield from _iter_subclasses(child)
 
 
-def id_of(ref: Ref) -> UUID:
+def to_id(ref: ElementRef) -> UUID:
     """Return the id that an element, an id or a text stands for.
 
     Raises:
@@ -136,9 +136,9 @@ def id_of(ref: Ref) -> UUID:
         ) from None
 
 
-def _ids(refs: Any) -> list[UUID]:
+def _to_ids(refs: Any) -> list[UUID]:
     many = isinstance(refs, Iterable) and not isinstance(refs, (str, Element))
-    return [id_of(ref) for ref in refs] if many else [id_of(refs)]
+    return [to_id(ref) for ref in refs] if many else [to_id(refs)]
 
 
 class Progression:
@@ -154,7 +154,7 @@ class Progression:
     """
 
     def __init__(self, order: Any = (), name: str | None = None) -> None:
-        self.order: list[UUID] = _ids(order)
+        self.order: list[UUID] = _to_ids(order)
         self.name = name
 
     def __len__(self) -> int:
@@ -163,9 +163,9 @@ class Progression:
     def __iter__(self) -> Iterator[UUID]:
         return iter(tuple(self.order))
 
-    def __contains__(self, ref: Ref) -> bool:
+    def __contains__(self, ref: ElementRef) -> bool:
         try:
-            return all(one in self.order for one in _ids(ref))
+            return all(one in self.order for one in _to_ids(ref))
         except ItemNotFoundError:
             return False
 
@@ -175,59 +175,59 @@ class Progression:
     __hash__: ClassVar[None] = None  # type: ignore[assignment]  # it changes
 
     @overload
-    def __getitem__(self, place: int) -> UUID: ...
+    def __getitem__(self, position: int) -> UUID: ...
     @overload
     def __getitem__(self, place: slice) -> Progression: ...
     def __getitem__(self, place: int | slice) -> UUID | Progression:
         if isinstance(place, slice):
             return Progression(self.order[place], self.name)
-        with _found(place):
+        with _ItemLookup(place):
             return self.order[place]
 
     def __add__(self, other: Any) -> Progression:
-        return Progression([*self.order, *_ids(other)], self.name)
+        return Progression([*self.order, *_to_ids(other)], self.name)
 
     def __sub__(self, other: Any) -> Progression:
-        gone = set(_ids(other))
+        gone = set(_to_ids(other))
         return Progression([one for one in self.order if one not in gone], self.name)
 
     def include(self, refs: Any) -> bool:
         """Append what is not in it yet; tell whether anything was."""
-        new = [one for one in dict.fromkeys(_ids(refs)) if one not in self.order]
+        new = [one for one in dict.fromkeys(_to_ids(refs)) if one not in self.order]
         self.order += new
         return bool(new)
 
     def exclude(self, refs: Any) -> bool:
         """Take out whatever is in it; tell whether anything was."""
-        before, gone = len(self.order), set(_ids(refs))
+        before, gone = len(self.order), set(_to_ids(refs))
         self.order = [one for one in self.order if one not in gone]
         return len(self.order) != before
 
-    def append(self, ref: Ref) -> None:
+    def append(self, ref: ElementRef) -> None:
         """Put an id at the end, once more if it is in it already."""
-        self.order.append(id_of(ref))
+        self.order.append(to_id(ref))
 
-    def insert(self, place: int, ref: Ref) -> None:
+    def insert(self, position: int, ref: ElementRef) -> None:
         """Put an id at a place."""
-        self.order.insert(place, id_of(ref))
+        self.order.insert(position, to_id(ref))
 
-    def remove(self, ref: Ref) -> None:
+    def remove(self, ref: ElementRef) -> None:
         """Take an id out where it first stands.
 
         Raises:
             ItemNotFoundError: It is not in it.
         """
-        with _found(ref):
-            self.order.remove(id_of(ref))
+        with _ItemLookup(ref):
+            self.order.remove(to_id(ref))
 
-    def pop(self, place: int = -1) -> UUID:
+    def pop(self, position: int = -1) -> UUID:
         """Take out and return the id at a place, the last one by default.
 
         Raises:
             ItemNotFoundError: Nothing stands there.
         """
-        with _found(place):
-            return self.order.pop(place)
+        with _ItemLookup(position):
+            return self.order.pop(position)
 
     def popleft(self) -> UUID:
         """Take out and return the first id.
@@ -241,34 +241,34 @@ class Progression:
         """Take the id at one place and put it at another."""
         self.insert(target, self.pop(origin))
 
-    def swap(self, one: int, other: int) -> None:
+    def swap(self, first: int, second: int) -> None:
         """Exchange the ids at two places."""
-        with _found((one, other)):
-            self.order[one], self.order[other] = self.order[other], self.order[one]
+        with _ItemLookup((first, second)):
+            self.order[first], self.order[second] = self.order[second], self.order[first]
 
     def reverse(self) -> None:
         """Turn the order around."""
         self.order.reverse()
 
-    def index(self, ref: Ref) -> int:
+    def index(self, ref: ElementRef) -> int:
         """Return where an id first stands.
 
         Raises:
             ItemNotFoundError: It is not in it.
         """
-        with _found(ref):
-            return self.order.index(id_of(ref))
+        with _ItemLookup(ref):
+            return self.order.index(to_id(ref))
 
-    def count(self, ref: Ref) -> int:
+    def count(self, ref: ElementRef) -> int:
         """Return how often an id stands in it."""
-        return self.order.count(id_of(ref))
+        return self.order.count(to_id(ref))
 
 
-class _found:  # noqa: N801  reads as a word at its place
+class _ItemLookup:
     """Turns the lists' own errors into one that names what was looked for."""
 
-    def __init__(self, what: Any) -> None:
-        self._what = what
+    def __init__(self, ref: Any) -> None:
+        self._what = ref
 
     def __enter__(self) -> None:
         return None
@@ -280,7 +280,7 @@ class _found:  # noqa: N801  reads as a word at its place
             ) from None
 
 
-def _in_turn(method: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+def _with_async_lock(method: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
     """Return a method that is done after whoever holds the pile with ``async with``."""
 
     @functools.wraps(method)
@@ -320,14 +320,14 @@ class Pile(Generic[ElementT]):
         self.strict_type = strict_type
         self._lock = threading.RLock()
         self._async_lock = asyncio.Lock()
-        self._items: dict[UUID, ElementT] = {i.id: i for i in self._checked(collections)}
+        self._items: dict[UUID, ElementT] = {i.id: i for i in self._validate_items(collections)}
         self.progression: Progression = Progression(self._items if order is None else order)
         if sorted(self.progression.order) != sorted(self._items):
             raise ValidationError(
                 "The order names other ids than those of the items.", fix="Name each item once."
             )
 
-    def _checked(self, items: Any) -> list[ElementT]:
+    def _validate_items(self, items: Any) -> list[ElementT]:
         many = isinstance(items, Iterable) and not isinstance(items, (str, Element))
         found = list(items.values() if isinstance(items, Mapping) else items) if many else [items]
         for item in found:
@@ -341,7 +341,7 @@ class Pile(Generic[ElementT]):
                 )
         return found
 
-    def _like(self, items: Iterable[ElementT]) -> Pile[ElementT]:
+    def _new_pile(self, items: Iterable[ElementT]) -> Pile[ElementT]:
         return Pile(list(items), self.item_type or None, strict_type=self.strict_type)
 
     def __len__(self) -> int:
@@ -354,9 +354,9 @@ class Pile(Generic[ElementT]):
         # The order as it stands now; what is taken out meanwhile is passed over.
         return (self._items[one] for one in self.progression if one in self._items)
 
-    def __contains__(self, ref: Ref) -> bool:
+    def __contains__(self, ref: ElementRef) -> bool:
         try:
-            return all(one in self._items for one in _ids(ref))
+            return all(one in self._items for one in _to_ids(ref))
         except ItemNotFoundError:
             return False
 
@@ -364,7 +364,7 @@ class Pile(Generic[ElementT]):
         if isinstance(key, type):
             return self.filter_by_type(key)
         if isinstance(key, slice):
-            return self._like([self._items[one] for one in self.progression.order[key]])
+            return self._new_pile([self._items[one] for one in self.progression.order[key]])
         if callable(key):
             return self.filter(key)
         return self.get(key)
@@ -373,19 +373,19 @@ class Pile(Generic[ElementT]):
         self.insert(self.progression.index(key) if key in self else len(self), item)
 
     def __or__(self, other: Iterable[ElementT]) -> Pile[ElementT]:
-        return self._like([*self, *(item for item in other if item not in self)])
+        return self._new_pile([*self, *(item for item in other if item not in self)])
 
     def __and__(self, other: Iterable[ElementT]) -> Pile[ElementT]:
         kept = {item.id for item in other}
-        return self._like(item for item in self if item.id in kept)
+        return self._new_pile(item for item in self if item.id in kept)
 
     def __sub__(self, other: Iterable[ElementT]) -> Pile[ElementT]:
         gone = {item.id for item in other}
-        return self._like(item for item in self if item.id not in gone)
+        return self._new_pile(item for item in self if item.id not in gone)
 
     def __xor__(self, other: Iterable[ElementT]) -> Pile[ElementT]:
-        others = self._like(other)
-        return self._like([*(self - others), *(others - self)])
+        others = self._new_pile(other)
+        return self._new_pile([*(self - others), *(others - self)])
 
     def get(self, ref: Any, default: Any = _MISSING) -> Any:
         """Return an item by id, item or place.
@@ -404,7 +404,7 @@ class Pile(Generic[ElementT]):
                 ) from None
 
     def _id(self, ref: Any) -> UUID:
-        return self.progression[ref] if isinstance(ref, int) else id_of(ref)
+        return self.progression[ref] if isinstance(ref, int) else to_id(ref)
 
     def pop(self, ref: Any = -1, default: Any = _MISSING) -> Any:
         """Take an item out and return it.
@@ -418,7 +418,7 @@ class Pile(Generic[ElementT]):
                 self.exclude(item)
             return item
 
-    def remove(self, ref: Ref) -> None:
+    def remove(self, ref: ElementRef) -> None:
         """Take an item out.
 
         Raises:
@@ -433,18 +433,18 @@ class Pile(Generic[ElementT]):
             ValidationError: An item is of another type; then nothing is added.
         """
         with self._lock:
-            new = {i.id: i for i in self._checked(items) if i.id not in self._items}
+            new = {i.id: i for i in self._validate_items(items) if i.id not in self._items}
             self._items |= new
             return self.progression.include(list(new)) if new else False
 
     def exclude(self, refs: Any) -> bool:
         """Take out what is there; tell whether anything was."""
         with self._lock:
-            for one in _ids(refs):
+            for one in _to_ids(refs):
                 self._items.pop(one, None)
             return self.progression.exclude(refs)
 
-    def insert(self, place: int, item: ElementT) -> None:
+    def insert(self, position: int, item: ElementT) -> None:
         """Put a new item at a place.
 
         Raises:
@@ -452,13 +452,13 @@ class Pile(Generic[ElementT]):
             ValidationError: It is of another type.
         """
         with self._lock:
-            (item,) = self._checked(item)
+            (item,) = self._validate_items(item)
             if item.id in self._items:
                 raise ItemExistsError(
                     f"{item.id} is in the pile already.", fix="Use update() to replace it."
                 )
             self._items[item.id] = item
-            self.progression.insert(place, item)
+            self.progression.insert(position, item)
 
     def append(self, item: ElementT) -> None:
         """Put a new item at the end; see :meth:`insert`."""
@@ -471,7 +471,7 @@ class Pile(Generic[ElementT]):
             ValidationError: An item is of another type; then nothing is changed.
         """
         with self._lock:
-            given = {item.id: item for item in self._checked(items)}
+            given = {item.id: item for item in self._validate_items(items)}
             self._items |= given
             self.progression.include(list(given))
 
@@ -481,13 +481,13 @@ class Pile(Generic[ElementT]):
             self._items.clear()
             self.progression.order.clear()
 
-    def filter(self, keep: Callable[[ElementT], bool]) -> Pile[ElementT]:
-        """Return a pile of the items for which ``keep`` says so."""
-        return self._like(item for item in self if keep(item))
+    def filter(self, predicate: Callable[[ElementT], bool]) -> Pile[ElementT]:
+        """Return a pile of the items for which ``predicate`` says so."""
+        return self._new_pile(item for item in self if predicate(item))
 
-    def filter_by_type(self, kind: Any, *, strict: bool = False) -> Pile[ElementT]:
+    def filter_by_type(self, item_type: Any, *, strict: bool = False) -> Pile[ElementT]:
         """Return a pile of the items of a class, or of several."""
-        kinds = tuple(kind) if isinstance(kind, (list, tuple, set)) else (kind,)
+        kinds = tuple(item_type) if isinstance(item_type, (list, tuple, set)) else (item_type,)
         return self.filter(lambda item: type(item) in kinds if strict else isinstance(item, kinds))
 
     def dump(self, path: str | os.PathLike[str], format: str = "json") -> None:  # noqa: A002  the documented name
@@ -502,7 +502,7 @@ class Pile(Generic[ElementT]):
         """
         rows = [item.to_dict() for item in self]
         if format == "json":
-            write_whole(path, json.dumps(rows, indent=2, ensure_ascii=False))
+            write_atomic(path, json.dumps(rows, indent=2, ensure_ascii=False))
             return
         if format != "csv":
             raise ValidationError(f"{format!r} is no format.", fix="Use 'json' or 'csv'.")
@@ -511,7 +511,7 @@ class Pile(Generic[ElementT]):
             {k: json.dumps(v) if isinstance(v, nested) else v for k, v in row.items()}
             for row in rows
         ]
-        write_whole(path, to_csv(cells))
+        write_atomic(path, to_csv(cells))
 
     async def __aenter__(self) -> Pile[ElementT]:
         await self._async_lock.acquire()
@@ -520,8 +520,8 @@ class Pile(Generic[ElementT]):
     async def __aexit__(self, *_: object) -> None:
         self._async_lock.release()
 
-    ainclude: ClassVar[Callable[..., Awaitable[Any]]] = _in_turn(include)
-    aexclude: ClassVar[Callable[..., Awaitable[Any]]] = _in_turn(exclude)
-    aupdate: ClassVar[Callable[..., Awaitable[Any]]] = _in_turn(update)
-    apop: ClassVar[Callable[..., Awaitable[Any]]] = _in_turn(pop)
-    aget: ClassVar[Callable[..., Awaitable[Any]]] = _in_turn(get)
+    ainclude: ClassVar[Callable[..., Awaitable[Any]]] = _with_async_lock(include)
+    aexclude: ClassVar[Callable[..., Awaitable[Any]]] = _with_async_lock(exclude)
+    aupdate: ClassVar[Callable[..., Awaitable[Any]]] = _with_async_lock(update)
+    apop: ClassVar[Callable[..., Awaitable[Any]]] = _with_async_lock(pop)
+    aget: ClassVar[Callable[..., Awaitable[Any]]] = _with_async_lock(get)

@@ -11,10 +11,10 @@ from typing import Any, ClassVar, NoReturn
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_serializer
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from capgraph.base.values import member
 from capgraph.compat.element import Element
+from capgraph.helpers.plain_data import parse_enum
 
-_MOST_ERRORS = 100
+_MAX_ERRORS = 100
 _UNSERIALIZABLE = "<unserializable>"
 
 
@@ -30,7 +30,7 @@ class EventStatus(StrEnum):
     ABORTED = "aborted"
 
     @property
-    def ended(self) -> bool:
+    def is_terminal(self) -> bool:
         """Whether nothing more will happen."""
         return self not in (EventStatus.PENDING, EventStatus.PROCESSING)
 
@@ -58,21 +58,25 @@ class Execution(BaseModel):
     retryable: bool | None = None
 
     @field_serializer("response")
-    def _response(self, value: Any) -> Any:
+    def _serialize_response(self, value: Any) -> Any:
         try:
             return to_jsonable_python(value)
         except PydanticSerializationError:
             return _UNSERIALIZABLE
 
     @field_serializer("error")
-    def _error(self, value: Any) -> Any:
-        return _plain(value) if isinstance(value, BaseException) else self._response(value)
+    def _serialize_error(self, value: Any) -> Any:
+        return (
+            _error_to_dict(value)
+            if isinstance(value, BaseException)
+            else self._serialize_response(value)
+        )
 
 
-def _plain(error: BaseException) -> dict[str, Any]:
+def _error_to_dict(error: BaseException) -> dict[str, Any]:
     told: dict[str, Any] = {"error": type(error).__name__, "message": str(error)}
     if isinstance(error, BaseExceptionGroup):
-        told["exceptions"] = [_plain(one) for one in error.exceptions[:_MOST_ERRORS]]
+        told["exceptions"] = [_error_to_dict(one) for one in error.exceptions[:_MAX_ERRORS]]
     return told
 
 
@@ -97,7 +101,7 @@ class Event(Element):
 
     execution: Execution = Field(default_factory=Execution)
     streaming: bool = False
-    _ended: list[asyncio.Event] = PrivateAttr(default_factory=list)
+    _completion_events: list[asyncio.Event] = PrivateAttr(default_factory=list)
 
     async def _invoke(self) -> Any:
         raise NotImplementedError(f"{type(self).__name__} has no '_invoke'.")
@@ -112,9 +116,9 @@ class Event(Element):
 
     @status.setter
     def status(self, value: EventStatus | str) -> None:
-        self.execution.status = member(EventStatus, value, "status")
-        if self.status.ended:
-            for waiting in self._ended:
+        self.execution.status = parse_enum(EventStatus, value, "status")
+        if self.status.is_terminal:
+            for waiting in self._completion_events:
                 waiting.set()
 
     @property
@@ -135,20 +139,20 @@ class Event(Element):
     def completion_event(self) -> asyncio.Event:
         """Something to wait for that is set when it has ended."""
         found = asyncio.Event()
-        self._ended.append(found)
-        if self.status.ended:
+        self._completion_events.append(found)
+        if self.status.is_terminal:
             found.set()
         return found
 
     async def invoke(self) -> None:
         """Do it, unless it was begun before. A failure is kept, cancellation passes through."""
         if self.status is EventStatus.PENDING:
-            await self._recorded(self._collect if self.streaming else self._invoke)
+            await self._record_execution(self._collect_stream if self.streaming else self._invoke)
 
-    async def _collect(self) -> list[Any]:
+    async def _collect_stream(self) -> list[Any]:
         return [piece async for piece in self._stream()]
 
-    async def _recorded(self, work: Callable[[], Awaitable[Any]]) -> None:
+    async def _record_execution(self, work: Callable[[], Awaitable[Any]]) -> None:
         self.status = EventStatus.PROCESSING
         began = time.perf_counter()
         end = EventStatus.COMPLETED
@@ -181,7 +185,7 @@ class Event(Element):
             return given
 
         async def run() -> None:
-            await self._recorded(work)
+            await self._record_execution(work)
             await pieces.put(over)
 
         task = asyncio.create_task(run())

@@ -13,8 +13,6 @@ from functools import partial
 from typing import Any, ClassVar, TypeVar
 from uuid import UUID
 
-from capgraph.base.awaiting import awaited
-from capgraph.base.clock import Clock, SystemClock
 from capgraph.base.errors import ConfigurationError
 from capgraph.compat.element import (
     Element,
@@ -24,6 +22,8 @@ from capgraph.compat.element import (
     Progression,
 )
 from capgraph.compat.event import Event, EventStatus, Execution
+from capgraph.helpers.async_calls import maybe_await
+from capgraph.helpers.clock import Clock, SystemClock
 
 __all__ = [
     "Element",
@@ -86,7 +86,7 @@ class Processor:
         self._running: dict[UUID, asyncio.Task[None]] = {}
         self._stopped = False
         self._changed = asyncio.Event()
-        self._refresh: asyncio.Task[None] | None = None
+        self._refill_task: asyncio.Task[None] | None = None
 
     @classmethod
     async def create(cls: type[ProcessorT], **kwargs: Any) -> ProcessorT:
@@ -158,12 +158,12 @@ class Processor:
         """
         began: list[asyncio.Task[None]] = []
         try:
-            await self._begin(began)
-            await _ended(began)
+            await self._start_events(began)
+            await _wait_for(began)
         finally:
-            await _cancel(began)
+            await _cancel_all(began)
             if self.execution_mode:
-                self._refill_later()  # execute() began meanwhile
+                self._schedule_refill()  # execute() began meanwhile
             else:
                 self.available_capacity = self.queue_capacity
 
@@ -187,17 +187,17 @@ class Processor:
             while not self._stopped:
                 changed = self._changed
                 began = [task for task in began if not task.done()]
-                await self._begin(began)
+                await self._start_events(began)
                 await changed.wait()
-            await _ended(began)
+            await _wait_for(began)
         finally:
             self.execution_mode = False
-            await _cancel([*began, *([self._refresh] if self._refresh else [])])
-            self._refresh = None
+            await _cancel_all([*began, *([self._refill_task] if self._refill_task else [])])
+            self._refill_task = None
             self.available_capacity = self.queue_capacity
             self._notify()
 
-    async def _begin(self, began: list[asyncio.Task[None]]) -> None:
+    async def _start_events(self, tasks: list[asyncio.Task[None]]) -> None:
         """Begin events while there is capacity, and note their tasks."""
         for _ in range(len(self.queue)):  # one pass: what is put off comes again in the next one
             if self._stopped or not self.queue or self.available_capacity < 1:
@@ -210,22 +210,22 @@ class Processor:
             self._notify()
             if event.status is not EventStatus.PENDING or event.id in self._running:
                 continue  # it stood in the queue twice, or was ended from outside
-            if await self._allowed(event):
+            if await self._check_permission(event):
                 self.available_capacity -= 1
                 if self.execution_mode:
-                    self._refill_later()
+                    self._schedule_refill()
                 task = self._running[event.id] = asyncio.create_task(event.invoke())
-                task.add_done_callback(partial(self._over, event))
-                began.append(task)
+                task.add_done_callback(partial(self._on_task_done, event))
+                tasks.append(task)
 
-    async def _allowed(self, event: Event) -> bool:
+    async def _check_permission(self, event: Event) -> bool:
         try:
             if await self.request_permission(**event.request):
                 return True
-            found = await awaited(self.handle_denied(event))
+            found = await maybe_await(self.handle_denied(event))
             if found is False:
                 self.queue.append(event)
-            elif not event.status.ended:
+            elif not event.status.is_terminal:
                 event.status = EventStatus.SKIPPED
         except Exception as exc:
             event.execution.error, event.status = exc, EventStatus.FAILED
@@ -234,35 +234,35 @@ class Processor:
             raise
         return False
 
-    def _over(self, event: Event, _: asyncio.Task[None]) -> None:
+    def _on_task_done(self, event: Event, _: asyncio.Task[None]) -> None:
         del self._running[event.id]
-        if not event.status.ended:
+        if not event.status.is_terminal:
             event.status = EventStatus.CANCELLED  # before it could begin
         self._notify()
 
-    def _refill_later(self) -> None:
-        if self._refresh is None:
-            self._refresh = asyncio.create_task(self._refill())
+    def _schedule_refill(self) -> None:
+        if self._refill_task is None:
+            self._refill_task = asyncio.create_task(self._refill())
 
     async def _refill(self) -> None:
         await self._clock.sleep(self.capacity_refresh_time)
         self.available_capacity = self.queue_capacity
-        self._refresh = None
+        self._refill_task = None
         self._notify()
 
 
-async def _ended(tasks: list[asyncio.Task[None]]) -> None:
+async def _wait_for(tasks: list[asyncio.Task[None]]) -> None:
     if tasks:
         await asyncio.wait(tasks)
 
 
-async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+async def _cancel_all(tasks: list[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
-    await _ended(tasks)
+    await _wait_for(tasks)
 
 
-def _of(status: EventStatus) -> Any:
+def _events_with_status(status: EventStatus) -> Any:
     return property(lambda self: self.pile.filter(lambda event: event.status is status))
 
 
@@ -353,15 +353,15 @@ class Executor:
             self.processor = await self.processor_type.create(**self.processor_config)
         return self.processor
 
-    completed_events: Any = _of(EventStatus.COMPLETED)
+    completed_events: Any = _events_with_status(EventStatus.COMPLETED)
     """Those that did what they should."""
-    pending_events: Any = _of(EventStatus.PENDING)
+    pending_events: Any = _events_with_status(EventStatus.PENDING)
     """Those that have not begun."""
-    failed_events: Any = _of(EventStatus.FAILED)
+    failed_events: Any = _events_with_status(EventStatus.FAILED)
     """Those that failed."""
-    cancelled_events: Any = _of(EventStatus.CANCELLED)
+    cancelled_events: Any = _events_with_status(EventStatus.CANCELLED)
     """Those that were cancelled while they ran."""
-    skipped_events: Any = _of(EventStatus.SKIPPED)
+    skipped_events: Any = _events_with_status(EventStatus.SKIPPED)
     """Those that were denied."""
 
     @property
@@ -371,7 +371,7 @@ class Executor:
 
     def cleanup_completed(self) -> int:
         """Forget the events that have ended; return how many these were."""
-        ended = self.pile.filter(lambda event: event.status.ended)
+        ended = self.pile.filter(lambda event: event.status.is_terminal)
         self.pile.exclude(list(ended))
         return len(ended)
 

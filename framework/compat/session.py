@@ -32,15 +32,10 @@ from langgraph.types import interrupt
 
 import capgraph.governance as governance
 from capgraph.base import BaseCapability, capability_node
-from capgraph.base.awaiting import awaited, blocking, waited
-from capgraph.base.clock import SystemClock, as_clock
 from capgraph.base.errors import CapgraphError, ConfigurationError, ErrorSeverity, LimitError
 from capgraph.base.errors import ValidationError as CapgraphValidationError
-from capgraph.base.numbers import check_number
 from capgraph.base.ports import Sink as EventSink
-from capgraph.base.ports import now_text
-from capgraph.base.threads import in_thread
-from capgraph.base.values import to_plain
+from capgraph.base.ports import utc_now_text
 from capgraph.behaviors import (
     AsyncCircuitBreaker,
     CircuitBreaker,
@@ -57,14 +52,19 @@ from capgraph.compat.worker import (
     Handoff,
     InvalidTransitionError,
 )
-from capgraph.configs.limits import Limits
 from capgraph.configs.logger import get_logger, mask_secrets
 from capgraph.configs.settings import Settings
-from capgraph.engine.as_node import run_request
+from capgraph.configs.settings_model import Limits
 from capgraph.engine.bind import bind
+from capgraph.engine.capability_node import run_standalone_step
 from capgraph.engine.services import Services
-from capgraph.pipeline.job import requested_work
-from capgraph.pipeline.run_config import called_by, current_caller, current_runtime
+from capgraph.helpers.async_calls import maybe_await, run_sync, to_sync
+from capgraph.helpers.clock import SystemClock, as_clock
+from capgraph.helpers.number_validation import check_number
+from capgraph.helpers.plain_data import to_plain
+from capgraph.helpers.threads import run_in_thread
+from capgraph.pipeline.run_config import acting_as, current_caller, current_runtime
+from capgraph.pipeline.step_execution import requested_work
 from capgraph.registry import Registry
 from capgraph.telemetry import (
     AgentEvent,
@@ -76,7 +76,7 @@ from capgraph.telemetry import (
 )
 from capgraph.telemetry import NoopSink as NoopEventSink
 from capgraph.telemetry import RingBufferSink as RingBufferEventSink
-from capgraph.telemetry.audit import note
+from capgraph.telemetry.audit import record_later
 
 __all__ = [
     "AgentRegistry",
@@ -163,7 +163,7 @@ class StreamEvent:
 
     type: Literal["text_delta", "error", "final"]
     payload: dict[str, Any] = field(default_factory=dict)
-    emitted_at: str = field(default_factory=now_text)
+    emitted_at: str = field(default_factory=utc_now_text)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -256,7 +256,7 @@ class AgentSession:
 
     def __post_init__(self, async_circuit_breaker: AsyncCircuitBreaker | None) -> None:
         self.registry = AgentRegistry() if self.registry is None else self.registry
-        check_number("max_iterations", self.max_iterations, whole=True)
+        check_number("max_iterations", self.max_iterations, integer=True)
         if self.budget_usd is not None:
             check_number("budget_usd", self.budget_usd)
         given = (self.rate_limiter, self.async_rate_limiter)
@@ -275,13 +275,13 @@ class AgentSession:
     def session(self, *, thread_id: str | None = None) -> Iterator[OrchestrationSession]:
         """Begin a session and end it, however the block ends; ``thread_id`` is a note of one's own."""
         session = OrchestrationSession(self, thread_id)
-        waited(session._begin())
+        run_sync(session._start())
         try:
             yield session
         except BaseException as exc:
-            waited(session._end(exc))
+            run_sync(session._end(exc))
             raise
-        waited(session._end(None))
+        run_sync(session._end(None))
 
     @asynccontextmanager
     async def asession(
@@ -289,7 +289,7 @@ class AgentSession:
     ) -> AsyncIterator[OrchestrationSession]:
         """Begin a session and end it, however the block ends; ``thread_id`` is a note of one's own."""
         session = OrchestrationSession(self, thread_id)
-        await session._begin()
+        await session._start()
         try:
             yield session
         except BaseException as exc:
@@ -311,7 +311,7 @@ class _Blocking(NamedTuple):
         return self.function()
 
 
-def _blocking(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+def _synchronous(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
     """Return the synchronous form; what is bounded in time works in a thread, to be left behind."""
 
     async def work(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -319,13 +319,13 @@ def _blocking(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
         given.arguments["fn"] = _Blocking(given.arguments["fn"])
         return await method(*given.args, **given.kwargs)
 
-    return wraps(method)(blocking(work))
+    return wraps(method)(to_sync(work))
 
 
-async def _through(breaker: Any, fn: Call, timeout: float | None) -> Any:
+async def _call_through_breaker(breaker: Any, fn: Call, timeout: float | None) -> Any:
     async def call() -> Any:
         threaded = timeout and isinstance(fn, _Blocking)
-        return await awaited(await in_thread(fn) if threaded else fn())
+        return await maybe_await(await run_in_thread(fn) if threaded else fn())
 
     return await (call() if breaker is None else breaker.acall(call))
 
@@ -344,25 +344,25 @@ class OrchestrationSession:
         self.stream_cancelled: bool = False
         self._plane = agent.governance.for_session() if agent.governance is not None else None
         self._recovery = governance.RecoveryContext()
-        self._answers: dict[str, Future[Any]] = {}
-        self._bound: dict[tuple[str, str], Services] = {}
+        self._results_by_key: dict[str, Future[Any]] = {}
+        self._bound_services: dict[tuple[str, str], Services] = {}
         bounded = agent.enforce_budget and agent.budget_usd is not None
         self._budget = governance.Budget(cost_usd=agent.budget_usd) if bounded else None
-        self._waiting: Future[Any] | None = None
-        self._failed: Exception | None = None
-        self._told_budget = False
-        self._exhausted: set[str] = set()
+        self._pending_input: Future[Any] | None = None
+        self._error: Exception | None = None
+        self._budget_breach_reported = False
+        self._exhausted_scenarios: set[str] = set()
         self._clock = agent.clock
-        self._began = self._clock.monotonic()
+        self._started_at = self._clock.monotonic()
 
     # Beginning and end
 
-    async def _begin(self) -> None:
+    async def _start(self) -> None:
         if self.agent.risks is not None:
             self.agent.risks.assert_no_unacceptable()
         self.worker.transition(AgentStatus.INITIALIZING)
         self.worker.transition(AgentStatus.RUNNING)
-        await self._emit(AgentEvent.started(**self._about))
+        await self._emit(AgentEvent.started(**self._event_fields))
 
     async def _end(self, exc: BaseException | None) -> None:
         if self.worker.is_terminal:
@@ -370,23 +370,25 @@ class OrchestrationSession:
         if isinstance(exc, GraphBubbleUp):  # the run around waits for somebody
             self.worker.transition(AgentStatus.WAITING_FOR_INPUT)
             return
-        failed = exc if isinstance(exc, Exception) else self._failed if exc is None else None
+        failed = exc if isinstance(exc, Exception) else self._error if exc is None else None
         if failed is not None or exc is not None:
             status = AgentStatus.FAILED if failed is not None else AgentStatus.CANCELLED
             kind = AgentFailureClass.CANCELLED if failed is None else _failure_class(failed)
             told = mask_secrets(str(failed or "") or type(failed or exc).__name__)
             self.worker.transition(status, told)
-            await self._emit(AgentEvent.failed(**self._about, failure_class=kind, detail=told))
+            await self._emit(
+                AgentEvent.failed(**self._event_fields, failure_class=kind, detail=told)
+            )
             return
         if self.worker.status is AgentStatus.WAITING_FOR_INPUT:
             self.worker.transition(AgentStatus.RUNNING)
         self.worker.transition(AgentStatus.COMPLETED)
-        await self._emit(AgentEvent.completed(**self._about))
+        await self._emit(AgentEvent.completed(**self._event_fields))
 
-    def _running(self, what: str) -> None:
+    def _require_running(self, action: str) -> None:
         if self.worker.status is not AgentStatus.RUNNING:
             raise SessionStateError(
-                f"The session is {self.worker.status.value}, so it cannot {what}.",
+                f"The session is {self.worker.status.value}, so it cannot {action}.",
                 fix="Begin another session." if self.worker.is_terminal else "Give it its input.",
             )
 
@@ -423,30 +425,32 @@ class OrchestrationSession:
             GovernanceBreachError: A limit ends the session.
             TurnTimeoutError: It took too long.
         """
-        return await self._once(
+        return await self._run_once(
             idempotency_key,
-            lambda: self._turn(fn, model, lambda: usage, estimate_usage, timeout, hook_ctx),
+            lambda: self._run_turn(fn, model, lambda: usage, estimate_usage, timeout, hook_ctx),
         )
 
-    run_turn = _blocking(arun_turn)
+    run_turn = _synchronous(arun_turn)
 
-    async def _turn(
+    async def _run_turn(
         self,
         fn: Call,
         model: str,
-        usage: Callable[[], UsageSnapshot | None],
-        estimate: Estimate,
+        get_usage: Callable[[], UsageSnapshot | None],
+        estimate_usage: Estimate,
         timeout: float | None,
-        context: HookContext | None,
+        hook_ctx: HookContext | None,
     ) -> tuple[Any, UsageSnapshot]:
-        self._running("run a turn")
+        self._require_running("run a turn")
         agent, tracker = self.agent, self.tracker
-        told = context or HookContext(agent.role, agent.phase, model)
-        ahead = estimate if isinstance(estimate, UsageSnapshot) else UsageSnapshot()
+        told = hook_ctx or HookContext(agent.role, agent.phase, model)
+        ahead = estimate_usage if isinstance(estimate_usage, UsageSnapshot) else UsageSnapshot()
         took = ahead
 
         for limiter in agent.limiters:
-            await awaited(limiter.acquire(model or agent.role, input_tokens=ahead.prompt_tokens))
+            await maybe_await(
+                limiter.acquire(model or agent.role, input_tokens=ahead.prompt_tokens)
+            )
         if self.turns >= agent.max_iterations:
             raise MaxIterationsExceededError(
                 f"The session has made {self.turns} turns, and max_iterations is"
@@ -454,42 +458,44 @@ class OrchestrationSession:
                 fix="Raise max_iterations, or ask for less.",
             )
         self.turns += 1
-        await self._govern("record_turn_start")
+        await self._enforce_governance("record_turn_start")
 
         async def run() -> Any:
             nonlocal took
-            await self._hooks("before_model", told)
-            async with self._reserved(self._cost(model, ahead) or 0.0) as used:
+            await self._run_hooks("before_model", told)
+            async with self._reserve_budget(self._cost(model, ahead) or 0.0) as used:
                 breaker = agent.breakers.get(model, agent.circuit_breaker)
-                result = await _through(breaker, fn, timeout)
-                took = usage() or (estimate(result) if callable(estimate) else ahead)
+                result = await _call_through_breaker(breaker, fn, timeout)
+                took = get_usage() or (
+                    estimate_usage(result) if callable(estimate_usage) else ahead
+                )
                 cost = self._cost(model, took)
                 used["cost_usd"] = cost or 0.0
             tracker.record_turn(model, took)
-            note("turn", **self._about, model=model, usage=took.to_dict())
+            record_later("turn", **self._event_fields, model=model, usage=took.to_dict())
             if agent.usage_sink is not None:
-                await self._quietly(agent.usage_sink.record, model, took, cost)
+                await self._call_sink(agent.usage_sink.record, model, took, cost)
             if agent.usage_limits is not None:
                 tracker.check_limits(agent.usage_limits)
-            await self._govern("record_cost", cost)
-            await self._over()
+            await self._enforce_governance("record_cost", cost)
+            await self._check_budget()
             return result
 
-        return await self._attempt("model", model or agent.role, run, told, timeout), took
+        return await self._run_attempt("model", model or agent.role, run, told, timeout), took
 
     @asynccontextmanager
-    async def _reserved(self, cost: float) -> AsyncIterator[dict[str, float]]:
+    async def _reserve_budget(self, cost: float) -> AsyncIterator[dict[str, float]]:
         """Hold what a turn may cost where that is bounded; what it did cost is filled in."""
         used: dict[str, float] = {"cost_usd": 0.0}
         if self._budget is None:
             yield used
             return
-        await self._over()
+        await self._check_budget()
         try:
             held = await self._budget.reserve(cost_usd=cost)
         except governance.BudgetExceededError as exc:
             told = f"{exc.used:g} is used or reserved, and {cost:g} more would be needed"
-            raise await self._too_dear(told) from exc
+            raise await self._report_budget_breach(told) from exc
         try:
             yield used
         finally:
@@ -499,7 +505,7 @@ class OrchestrationSession:
         """Return what something costs; nothing costs nothing, whatever its price."""
         return self.tracker.cost_for_turn(model, usage) if usage.total_tokens else 0.0
 
-    async def _over(self) -> None:
+    async def _check_budget(self) -> None:
         """Tell once that the budget is passed, and raise where it is enforced."""
         costs = [self._cost(*turn) for turn in self.tracker.turns]
         known = [cost for cost in costs if cost is not None]
@@ -508,53 +514,60 @@ class OrchestrationSession:
         if budget is None or (total is not None and total <= budget):
             return
         cost = "a cost that nobody knows" if total is None else f"${total:.4f}"
-        error = await self._too_dear(f"the session came to {cost}")
+        error = await self._report_budget_breach(f"the session came to {cost}")
         if self._budget is not None:
             raise error
 
-    async def _too_dear(self, told: str) -> governance.BudgetExceededError:
+    async def _report_budget_breach(self, reason: str) -> governance.BudgetExceededError:
         """Tell once that the budget does not hold the session; return what is raised then."""
         budget, kind = self.agent.budget_usd, AgentFailureClass.GOVERNANCE_BREACH
-        told, fix = f"budget_usd is {budget:g}, and {told}.", "Raise budget_usd, or ask for less."
-        error = governance.BudgetExceededError(told, fix=fix, limit="cost_usd", value=budget)
-        if not self._told_budget:
-            self._told_budget = True
-            event = AgentEvent.failed(**self._about, failure_class=kind, detail=told)
+        reason, fix = (
+            f"budget_usd is {budget:g}, and {reason}.",
+            "Raise budget_usd, or ask for less.",
+        )
+        error = governance.BudgetExceededError(reason, fix=fix, limit="cost_usd", value=budget)
+        if not self._budget_breach_reported:
+            self._budget_breach_reported = True
+            event = AgentEvent.failed(**self._event_fields, failure_class=kind, detail=reason)
             data = {"budget_usd": budget, "cost_usd": self.tracker.total_cost()}
             await self._emit(event.with_data(data))
         if self._budget is not None:
-            self._failed = error
+            self._error = error
         return error
 
-    async def _govern(self, what: str, *counted: Any) -> None:
+    async def _enforce_governance(self, counter: str, *values: Any) -> None:
         """Count something, and hold the limits of the session against it."""
         if self._plane is None:
             return
-        getattr(self._plane.state, what)(*counted)
+        getattr(self._plane.state, counter)(*values)
         try:
             found = self._plane.enforce()
         except governance.GovernanceBreachError as exc:
-            self._failed = exc
-            await self._emit(AgentEvent.governance_breach(**self._about, **_limit(exc)))
+            self._error = exc
+            await self._emit(
+                AgentEvent.governance_breach(**self._event_fields, **_limit_fields(exc))
+            )
             raise
         for one in found:
             if one.breached:
-                await self._emit(AgentEvent.governance_alert(**self._about, **_limit(one)))
+                await self._emit(
+                    AgentEvent.governance_alert(**self._event_fields, **_limit_fields(one))
+                )
 
-    async def _failure(self, exc: Exception) -> None:
+    async def _handle_failure(self, exc: Exception) -> None:
         """Classify a failure, try once to recover, and say what was done."""
         if isinstance(exc, (LimitError, governance.PermissionDeniedError)):
             if isinstance(exc, CircuitOpenError):
-                await self._govern("record_failure")
+                await self._enforce_governance("record_failure")
             return  # nothing recovers a bound of ours
         scenario = governance.classify_exception(exc)
         told = f"{scenario.value}: {mask_secrets(str(exc) or type(exc).__name__)}"
-        await self._emit(AgentEvent.recovery_attempted(**self._about, detail=told))
+        await self._emit(AgentEvent.recovery_attempted(**self._event_fields, detail=told))
         self.worker.retry_count += 1
         result = await governance.aattempt_recovery(scenario, self._recovery)
         self.recovery_events.append(result)
         if result.outcome == "escalation_required":
-            self._exhausted.add(scenario.value)
+            self._exhausted_scenarios.add(scenario.value)
         router, current = self.agent.provider_router, self.worker.provider_used
         if router is not None:
             tries = self.worker.retry_count
@@ -563,8 +576,8 @@ class OrchestrationSession:
                 self.worker.provider_used = found
                 name = AgentEventName.RECOVERY_PROVIDER_SWITCHED
                 status = AgentEventStatus.RUNNING
-                await self._emit(AgentEvent(name, status, **self._about, detail=found))
-        await self._govern("record_failure")
+                await self._emit(AgentEvent(name, status, **self._event_fields, detail=found))
+        await self._enforce_governance("record_failure")
 
     async def arun_turn_stream(
         self,
@@ -613,7 +626,9 @@ class OrchestrationSession:
 
         async def turn() -> None:
             try:
-                _, used = await self._turn(listen, model, spent, estimate_usage, timeout, hook_ctx)
+                _, used = await self._run_turn(
+                    listen, model, spent, estimate_usage, timeout, hook_ctx
+                )
                 end = {"status": "completed", "usage": used.to_dict()}
             except Exception as exc:
                 failed.append(exc)
@@ -662,62 +677,66 @@ class OrchestrationSession:
         """
         told = hook_ctx or HookContext(self.agent.role, self.agent.phase, tool=tool_name)
         told.args = dict(told.args if arguments is None else arguments)
-        return await self._once(idempotency_key, lambda: self._tool(tool_name, fn, told, timeout))
+        return await self._run_once(
+            idempotency_key, lambda: self._run_tool(tool_name, fn, told, timeout)
+        )
 
-    run_tool = _blocking(arun_tool)
+    run_tool = _synchronous(arun_tool)
 
-    async def _tool(self, tool: str, fn: Call, told: HookContext, timeout: float | None) -> Any:
-        self._running("run a tool")
+    async def _run_tool(
+        self, tool: str, fn: Call, hook_ctx: HookContext, timeout: float | None
+    ) -> Any:
+        self._require_running("run a tool")
 
         async def run() -> Any:
-            await self._govern("record_tool_call")
-            await self._hooks("before_tool", told)
-            await self._emit(AgentEvent.tool_called(**self._about, tool=tool))
-            result = await _through(self.agent.breakers.get(tool), fn, timeout)
-            note("tool", **self._about, tool=tool)
+            await self._enforce_governance("record_tool_call")
+            await self._run_hooks("before_tool", hook_ctx)
+            await self._emit(AgentEvent.tool_called(**self._event_fields, tool=tool))
+            result = await _call_through_breaker(self.agent.breakers.get(tool), fn, timeout)
+            record_later("tool", **self._event_fields, tool=tool)
             return result
 
-        result = await self._attempt("tool", tool, run, told, timeout)
-        await self._emit(AgentEvent.tool_completed(**self._about, tool=tool))
+        result = await self._run_attempt("tool", tool, run, hook_ctx, timeout)
+        await self._emit(AgentEvent.tool_completed(**self._event_fields, tool=tool))
         return result
 
-    async def _attempt(
-        self, stage: str, name: str, run: Call, told: HookContext, timeout: float | None
+    async def _run_attempt(
+        self, stage: str, name: str, run: Call, hook_ctx: HookContext, timeout: float | None
     ) -> Any:
         """Run something through the pipeline as a capability of its name."""
         name = name or stage
-        services, work = self._services(stage, name), _Work(run)
-        plain = {str(key): to_plain(value, lenient=True) for key, value in told.args.items()}
+        services, work = self._bind_services(stage, name), _SessionCall(run)
+        plain = {str(key): to_plain(value, lenient=True) for key, value in hook_ctx.args.items()}
         work.arguments = plain
         step: Any = {"parameters": plain, **({} if timeout is None else {"timeout": timeout})}
         caller = replace(current_caller(), role=self.agent.role)
         try:
-            with called_by(caller):
+            with acting_as(caller):
                 spec = services.registry.capabilities[name]
                 about: Any = {"services": services, "raw_errors": True, "work": work}
-                record = await run_request(spec, step, **about)
-            gave = record.contexts[_RESULT][record.key]
-            result = work.result if gave == work.shown else gave  # a guard rewrote it
-            result = await self._hooks(f"after_{stage}", told, result)
+                record = await run_standalone_step(spec, step, **about)
+            gave = record.contexts[_RESULT_TYPE][record.key]
+            result = work.result if gave == work.plain_result else gave  # a guard rewrote it
+            result = await self._run_hooks(f"after_{stage}", hook_ctx, result)
         except GraphBubbleUp:
             raise
         except Exception as exc:
-            if isinstance(exc, ConfigurationError) and exc is not work.raised:
+            if isinstance(exc, ConfigurationError) and exc is not work.error:
                 why = "a person would have to agree, and only a LangGraph run with a saver asks one"
                 exc = GuardrailViolationError("ask", why)
-            elif isinstance(exc, TimeoutError) and exc is not work.raised:
+            elif isinstance(exc, TimeoutError) and exc is not work.error:
                 exc = TurnTimeoutError(
                     f"{name} took longer than {timeout} s.", fix="Raise timeout."
                 )
-            await self._failure(exc)
+            await self._handle_failure(exc)
             raise exc
         if self._plane is not None:
             self._plane.state.record_success()
         return result
 
-    def _services(self, stage: str, name: str) -> Services:
+    def _bind_services(self, stage: str, name: str) -> Services:
         """Return what a model or a tool of some name runs with: what this session decides."""
-        found = self._bound.get((stage, name))
+        found = self._bound_services.get((stage, name))
         if found is None:
             agent = self.agent
             options: dict[str, Any] = {"clock": agent.clock, "audit": agent.audit_log}
@@ -725,8 +744,8 @@ class OrchestrationSession:
                 options["behaviors"] = [GuardrailBehavior(guardrails=agent.guardrails)]
                 options["permissions"] = agent.permissions
             registry = Registry(infrastructure=())
-            registry.register(_capability(name))
-            found = self._bound[stage, name] = bind(
+            registry.register(_session_capability(name))
+            found = self._bound_services[stage, name] = bind(
                 registry, settings=self.agent.settings, **options
             )
         return found
@@ -768,15 +787,15 @@ class OrchestrationSession:
         Raises:
             RuntimeError: The session has ended, or waits already.
         """
-        self._running("wait for input")
+        self._require_running("wait for input")
         if current_runtime() is not None:
             return interrupt(prompt)
-        self._waiting = Future()
+        self._pending_input = Future()
         self.worker.transition(AgentStatus.WAITING_FOR_INPUT)
         try:
-            return await asyncio.wrap_future(self._waiting)
+            return await asyncio.wrap_future(self._pending_input)
         finally:
-            self._waiting = None
+            self._pending_input = None
             if not self.worker.is_terminal:
                 self.worker.transition(AgentStatus.RUNNING)
 
@@ -786,9 +805,9 @@ class OrchestrationSession:
         Raises:
             RuntimeError: Nobody waits.
         """
-        if self._waiting is None or self._waiting.done():
+        if self._pending_input is None or self._pending_input.done():
             raise SessionStateError("Nobody waits for input.", fix="Call it after pause_for_input.")
-        self._waiting.set_result(value)
+        self._pending_input.set_result(value)
 
     async def ahandoff_to(
         self,
@@ -803,11 +822,11 @@ class OrchestrationSession:
         Raises:
             RuntimeError: The session has ended.
         """
-        self._running("hand over")
+        self._require_running("hand over")
         agent = self.agent
         told = hook_ctx or HookContext(agent.role, agent.phase)
         told.args, told.extra["target_role"] = dict(context or {}), target_role
-        await self._hooks("before_handoff", told)
+        await self._run_hooks("before_handoff", told)
         worker = agent.registry.create(target_role, agent.phase, agent.project_id)
         worker.transition(AgentStatus.INITIALIZING)
         to, context = worker.worker_id, told.args
@@ -825,23 +844,23 @@ class OrchestrationSession:
         await self._emit(event.with_data({"handoff": handoff.to_dict()}))
         return handoff
 
-    handoff_to = blocking(ahandoff_to)
+    handoff_to = to_sync(ahandoff_to)
 
     def evaluate_policy(
-        self, context: governance.PhaseContext | None = None, **known: Any
+        self, context: governance.PhaseContext | None = None, **overrides: Any
     ) -> list[Any]:
         """Return the actions that the policies ask for; none without policies.
 
         Args:
             context: How the phase stands; when not given, how this session does.
-            **known: What the caller knows better of it, by the fields of ``PhaseContext``.
+            **overrides: What the caller knows better of it, by the fields of ``PhaseContext``.
         """
         engine = self.agent.policy_engine
         if engine is None:
             return []
-        said = {name: value for name, value in known.items() if value is not None}
-        seen = replace(context or self._standing(), **said)
-        return list(waited(awaited(engine.evaluate(seen))))
+        said = {name: value for name, value in overrides.items() if value is not None}
+        seen = replace(context or self._phase_context(), **said)
+        return list(run_sync(maybe_await(engine.evaluate(seen))))
 
     def authorize(self, tool_name: str) -> governance.PermissionOutcome:
         """Return whether the role may use a tool."""
@@ -852,32 +871,34 @@ class OrchestrationSession:
 
     def complete(self, detail: str | None = None) -> None:
         """End the session as done, before its block ends."""
-        self._close(AgentStatus.COMPLETED, AgentEvent.completed(**self._about, detail=detail))
+        self._close(
+            AgentStatus.COMPLETED, AgentEvent.completed(**self._event_fields, detail=detail)
+        )
 
     def fail(
         self, detail: str, failure_class: AgentFailureClass = AgentFailureClass.UNKNOWN
     ) -> None:
         """End the session as failed, before its block ends."""
-        event = AgentEvent.failed(**self._about, failure_class=failure_class, detail=detail)
+        event = AgentEvent.failed(**self._event_fields, failure_class=failure_class, detail=detail)
         self._close(AgentStatus.FAILED, event)
 
     def cancel(self, detail: str | None = None) -> None:
         """End the session as cancelled, before its block ends."""
         kind = AgentFailureClass.CANCELLED
-        event = AgentEvent.failed(**self._about, failure_class=kind, detail=detail)
+        event = AgentEvent.failed(**self._event_fields, failure_class=kind, detail=detail)
         self._close(AgentStatus.CANCELLED, event)
 
     def _close(self, status: AgentStatus, event: AgentEvent) -> None:
         self.worker.transition(status, event.detail)
-        waited(self._emit(event))
+        run_sync(self._emit(event))
 
-    def _standing(self) -> governance.PhaseContext:
+    def _phase_context(self) -> governance.PhaseContext:
         return governance.PhaseContext(
             phase=self.agent.phase,
             all_roles={self.agent.role},
-            failed_roles={self.agent.role} if self._failed is not None else set(),
-            elapsed_seconds=self._clock.monotonic() - self._began,
-            retry_exhausted_scenarios=set(self._exhausted),
+            failed_roles={self.agent.role} if self._error is not None else set(),
+            elapsed_seconds=self._clock.monotonic() - self._started_at,
+            retry_exhausted_scenarios=set(self._exhausted_scenarios),
             total_cost_usd=self.tracker.total_cost(),
         )
 
@@ -888,7 +909,7 @@ class OrchestrationSession:
             return None
         outcome = gate.evaluate(observed)
         made = AgentEvent.gate_passed if outcome.satisfied else AgentEvent.gate_failed
-        waited(self._emit(made(self.agent.phase)))
+        run_sync(self._emit(made(self.agent.phase)))
         return outcome
 
     def summary(self) -> SessionSummary:
@@ -903,44 +924,44 @@ class OrchestrationSession:
 
     # What turns and tools share
 
-    async def _once(self, key: str | None, run: Callable[[], Awaitable[T]]) -> T:
+    async def _run_once(self, key: str | None, run: Callable[[], Awaitable[T]]) -> T:
         if key is None:
             return await run()
         mine: Future[T] = Future()
-        if (known := self._answers.setdefault(key, mine)) is not mine:
+        if (known := self._results_by_key.setdefault(key, mine)) is not mine:
             return await asyncio.shield(asyncio.wrap_future(known))
         try:
             result = await run()
         except BaseException as exc:
-            del self._answers[key]  # what failed may be tried again
+            del self._results_by_key[key]  # what failed may be tried again
             failed = isinstance(exc, Exception)
             mine.set_exception(exc if failed else SessionStateError("It was cancelled."))
             raise
         mine.set_result(result)
         return result
 
-    async def _hooks(self, name: str, context: HookContext, result: Any = None) -> Any:
+    async def _run_hooks(self, name: str, context: HookContext, result: Any = None) -> Any:
         for hook in self.agent.hooks:
             method = getattr(hook, f"a{name}", None) or getattr(hook, name, None)
             if method is None:
                 continue
             before = name.startswith("before")
-            found = await awaited(method(context) if before else method(context, result))
+            found = await maybe_await(method(context) if before else method(context, result))
             result = result if found is None or before else found
         return result
 
     async def _emit(self, event: AgentEvent) -> None:
         self.events.append(event)
         if self.agent.event_sink is not None:
-            await self._quietly(self.agent.event_sink.emit, event)
+            await self._call_sink(self.agent.event_sink.emit, event)
 
     @property
-    def _about(self) -> dict[str, Any]:
+    def _event_fields(self) -> dict[str, Any]:
         return {"role": self.agent.role, "phase": self.agent.phase}
 
-    async def _quietly(self, take: Callable[..., Any], *given: Any) -> None:
+    async def _call_sink(self, sink: Callable[..., Any], *arguments: Any) -> None:
         try:
-            await awaited(take(*given))
+            await maybe_await(sink(*arguments))
         except Exception as exc:
             get_logger("framework", "session").warning("a sink failed: %s", mask_secrets(repr(exc)))
 
@@ -950,57 +971,57 @@ AsyncOrchestrationSession = OrchestrationSession
 
 # What stands for turns and tools in the pipeline
 
-_RESULT = "SESSION_RESULT"
+_RESULT_TYPE = "SESSION_RESULT"
 
 
-class _Work:
+class _SessionCall:
     """One turn, or one call of a tool.
 
     Attributes:
         run: Does it.
         arguments: What guards were shown before.
         result: What it gave.
-        shown: What guards were shown of that.
-        raised: What it raised itself.
+        plain_result: What guards were shown of that.
+        error: What it raised itself.
     """
 
     def __init__(self, run: Call) -> None:
         self.run = run
         self.arguments: dict[str, Any] = {}
         self.result: Any = None
-        self.shown: Any = None
-        self.raised: Exception | None = None
+        self.plain_result: Any = None
+        self.error: Exception | None = None
 
 
 @lru_cache(maxsize=256)
-def _capability(called: str) -> Any:
+def _session_capability(call_name: str) -> Any:
     """Make the capability that stands for a model or a tool."""
 
     class Work(BaseCapability):
-        name = called
-        description = f"What a session calls {called!r}."
-        provides = (_RESULT,)
+        name = call_name
+        description = f"What a session calls {call_name!r}."
+        provides = (_RESULT_TYPE,)
 
         async def execute(self) -> Any:
-            work: _Work = requested_work()
+            work: _SessionCall = requested_work()
             if dict(self.parameters) != work.arguments:
                 told = (
                     "The arguments of a session's tool are with its function, and stay as they are."
                 )
                 raise GuardrailViolationError("rewriting", told)
             try:
-                with called_by(None):
+                with acting_as(None):
                     work.result = await work.run()
             except Exception as exc:
-                work.raised = exc
+                work.error = exc
                 raise
-            work.shown = to_plain(work.result, lenient=True)
-            return {_RESULT: work.shown}
+            work.plain_result = to_plain(work.result, lenient=True)
+            return {_RESULT_TYPE: work.plain_result}
 
     return capability_node(Work)
 
 
-_CLASSES: tuple[tuple[type[BaseException], AgentFailureClass], ...] = (
+_FAILURE_CLASSES: tuple[tuple[type[BaseException], AgentFailureClass], ...] = (
     (governance.PermissionDeniedError, AgentFailureClass.PERMISSION_DENIED),
     (GuardrailViolationError, AgentFailureClass.GUARDRAIL_VIOLATION),
     (RateLimitExceededError, AgentFailureClass.RATE_LIMIT),
@@ -1010,10 +1031,12 @@ _CLASSES: tuple[tuple[type[BaseException], AgentFailureClass], ...] = (
 )
 
 
-def _limit(seen: Any) -> dict[str, Any]:
-    about = {name: getattr(seen, name) for name in ("limit_name", "observed", "ceiling")}
+def _limit_fields(breach: Any) -> dict[str, Any]:
+    about = {name: getattr(breach, name) for name in ("limit_name", "observed", "ceiling")}
     return {**about, "scope": "session"}
 
 
 def _failure_class(exc: BaseException) -> AgentFailureClass:
-    return next((kind for cls, kind in _CLASSES if isinstance(exc, cls)), AgentFailureClass.UNKNOWN)
+    return next(
+        (kind for cls, kind in _FAILURE_CLASSES if isinstance(exc, cls)), AgentFailureClass.UNKNOWN
+    )

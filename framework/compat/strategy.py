@@ -20,15 +20,15 @@ from enum import Enum
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from capgraph.base.awaiting import awaited, to_its_end
 from capgraph.base.errors import CapgraphError, ErrorSeverity, ValidationError
+from capgraph.helpers.async_calls import maybe_await, shielded
 from capgraph.pipeline.lifecycle import Lifecycle, Phase
 
 ContextT = TypeVar("ContextT", bound="StrategyContext")
 ResultT = TypeVar("ResultT")
 SelfT = TypeVar("SelfT", bound="StrategyContext")
 
-_LABELS = "GLOBAL_MEMORY_LABELS"
+_LABELS_VARIABLE = "GLOBAL_MEMORY_LABELS"
 _logger = logging.getLogger(__name__)
 
 
@@ -168,17 +168,17 @@ class Strategy(ABC, Generic[ContextT, ResultT]):
         self._handler_timeout = handler_timeout
         names = {"strategy_name": type(self).__name__, "strategy_id": str(self._id)}
         self._logger = StrategyLogAdapter(logger, names)
-        self.memory_labels: dict[str, str] = self._labels()
+        self.memory_labels: dict[str, str] = self._load_labels()
 
-    def _labels(self) -> dict[str, str]:
-        text = os.environ.get(_LABELS, "").strip()
+    def _load_labels(self) -> dict[str, str]:
+        text = os.environ.get(_LABELS_VARIABLE, "").strip()
         try:
             found = ast.literal_eval(text) if text else {}
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             found = None
         if isinstance(found, dict):
             return found
-        self._logger.warning("%s is no dictionary and is not used: %.80r", _LABELS, text)
+        self._logger.warning("%s is no dictionary and is not used: %.80r", _LABELS_VARIABLE, text)
         return {}
 
     def add_event_handler(self, handler: StrategyEventHandler[ContextT, ResultT]) -> None:
@@ -253,37 +253,41 @@ class Strategy(ABC, Generic[ContextT, ResultT]):
             else:
                 duration = time.perf_counter() - phase_began
             event = StrategyEvent(f"on_{moment}_{now}")
-            await self._tell(event, context, result=result, duration=duration)
+            await self._notify_handlers(event, context, result=result, duration=duration)
 
         async def validate() -> None:
-            await awaited(self._validate_context(context=context))
+            await maybe_await(self._validate_context(context=context))
 
         life = Lifecycle(
             validate=validate,
             setup=partial(self._setup_async, context=context),
             execute=partial(self._perform_async, context=context),
             teardown=partial(self._teardown_async, context=context),
-            tell=tell,
+            on_phase=tell,
         )
         try:
             result: ResultT = await life.run()
         except asyncio.CancelledError as exc:
             told = {"error": exc, "duration": time.perf_counter() - began}
-            await to_its_end(self._tell(StrategyEvent.ON_CANCELLED, context, **told))
+            await shielded(self._notify_handlers(StrategyEvent.ON_CANCELLED, context, **told))
             raise
         except Exception as exc:
             told = {"error": exc, "duration": time.perf_counter() - began}
-            await self._tell(StrategyEvent.ON_ERROR, context, **told)
+            await self._notify_handlers(StrategyEvent.ON_ERROR, context, **told)
             if phase == "validate":
                 raise ValidationError(
                     f"Strategy context validation failed for {name}: {exc}"
                 ) from exc
-            raise StrategyError(f"Strategy execution failed for {name}: {exc}{_root(exc)}") from exc
+            raise StrategyError(
+                f"Strategy execution failed for {name}: {exc}{_format_root_cause(exc)}"
+            ) from exc
         return result
 
-    async def _tell(self, event: StrategyEvent, context: ContextT, **told: Any) -> None:
+    async def _notify_handlers(
+        self, event: StrategyEvent, context: ContextT, **details: Any
+    ) -> None:
         data: StrategyEventData[ContextT, ResultT] = StrategyEventData(
-            event, type(self).__name__, str(self._id), context, **told
+            event, type(self).__name__, str(self._id), context, **details
         )
         tasks = {asyncio.create_task(handler.on_event(data)): handler for handler in self._handlers}
         if not tasks:
@@ -303,7 +307,7 @@ class Strategy(ABC, Generic[ContextT, ResultT]):
             self._logger.error("the handler %r %s at %s", handler, told_why, event.value)
 
 
-def _root(exc: BaseException) -> str:
+def _format_root_cause(exc: BaseException) -> str:
     root = exc
     while (deeper := root.__cause__ or root.__context__) is not None:
         root = deeper

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from capgraph.base.errors import CapgraphError
-from capgraph.base.ports import now_text
+from capgraph.base.ports import utc_now_text
 
 
 class AgentStatus(StrEnum):
@@ -27,15 +27,23 @@ class AgentStatus(StrEnum):
     CANCELLED = "cancelled"
 
 
-TERMINAL = frozenset({AgentStatus.COMPLETED, AgentStatus.FAILED, AgentStatus.CANCELLED})
+TERMINAL_STATUSES = frozenset({AgentStatus.COMPLETED, AgentStatus.FAILED, AgentStatus.CANCELLED})
 """States that nothing follows."""
-_ENDS = {AgentStatus.FAILED, AgentStatus.CANCELLED}
-_NEXT: Mapping[AgentStatus, set[AgentStatus]] = MappingProxyType(
+_FAILURE_STATUSES = {AgentStatus.FAILED, AgentStatus.CANCELLED}
+_TRANSITIONS: Mapping[AgentStatus, set[AgentStatus]] = MappingProxyType(
     {
-        AgentStatus.IDLE: {AgentStatus.INITIALIZING, *_ENDS},
-        AgentStatus.INITIALIZING: {AgentStatus.WAITING_FOR_INPUT, AgentStatus.RUNNING, *_ENDS},
-        AgentStatus.WAITING_FOR_INPUT: {AgentStatus.RUNNING, *_ENDS},
-        AgentStatus.RUNNING: {AgentStatus.WAITING_FOR_INPUT, AgentStatus.COMPLETED, *_ENDS},
+        AgentStatus.IDLE: {AgentStatus.INITIALIZING, *_FAILURE_STATUSES},
+        AgentStatus.INITIALIZING: {
+            AgentStatus.WAITING_FOR_INPUT,
+            AgentStatus.RUNNING,
+            *_FAILURE_STATUSES,
+        },
+        AgentStatus.WAITING_FOR_INPUT: {AgentStatus.RUNNING, *_FAILURE_STATUSES},
+        AgentStatus.RUNNING: {
+            AgentStatus.WAITING_FOR_INPUT,
+            AgentStatus.COMPLETED,
+            *_FAILURE_STATUSES,
+        },
     }
 )
 
@@ -54,7 +62,7 @@ class InvalidTransitionError(CapgraphError):
         super().__init__(
             f"Invalid transition: {current.value} → {target.value}.",
             fix="Begin a new worker."
-            if current in TERMINAL
+            if current in TERMINAL_STATUSES
             else "Go by way of the states between.",
         )
         self.current: AgentStatus = current
@@ -77,7 +85,7 @@ class AgentWorkerEvent:
     kind: str
     status: str
     detail: str | None = None
-    timestamp: str = field(default_factory=now_text)
+    timestamp: str = field(default_factory=utc_now_text)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data; a detail that is empty is left out."""
@@ -116,8 +124,8 @@ class AgentWorker:
     retry_count: int = 0
     last_error: dict[str, Any] | None = None
     provider_used: str | None = None
-    created_at: str = field(default_factory=now_text)
-    updated_at: str = field(default_factory=now_text)
+    created_at: str = field(default_factory=utc_now_text)
+    updated_at: str = field(default_factory=utc_now_text)
     _lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def transition(
@@ -130,7 +138,7 @@ class AgentWorker:
         """
         target = AgentStatus(new_status)
         with self._lock:
-            if target not in _NEXT.get(self.status, set()):
+            if target not in _TRANSITIONS.get(self.status, set()):
                 raise InvalidTransitionError(self.status, target)
             event = AgentWorkerEvent(len(self.events) + 1, target.value, target.value, detail)
             self.events.append(event)
@@ -142,7 +150,7 @@ class AgentWorker:
     @property
     def is_terminal(self) -> bool:
         """Whether nothing follows."""
-        return self.status in TERMINAL
+        return self.status in TERMINAL_STATUSES
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -199,7 +207,7 @@ class AgentRegistry:
 
     def list_active(self) -> list[AgentWorker]:
         """Return those that have not ended."""
-        return [worker for worker in self._all() if not worker.is_terminal]
+        return [worker for worker in self._list_workers() if not worker.is_terminal]
 
     def get_by_role_phase(self, role: str, phase: str) -> AgentWorker | None:
         """Return the first that has not ended, of a role and a phase."""
@@ -208,14 +216,14 @@ class AgentRegistry:
 
     def get_by_project(self, project_id: int) -> list[AgentWorker]:
         """Return those of a project."""
-        return [worker for worker in self._all() if worker.project_id == project_id]
+        return [worker for worker in self._list_workers() if worker.project_id == project_id]
 
     def clear(self) -> None:
         """Forget all."""
         with self._lock:
             self._workers.clear()
 
-    def _all(self) -> list[AgentWorker]:
+    def _list_workers(self) -> list[AgentWorker]:
         with self._lock:
             return list(self._workers.values())
 
@@ -242,7 +250,7 @@ class Handoff:
     context: Mapping[str, Any] = field(default_factory=dict)
     project_id: int | None = None
     target_worker_id: str = ""
-    created_at: str = field(default_factory=now_text)
+    created_at: str = field(default_factory=utc_now_text)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "context", copy.deepcopy(dict(self.context)))

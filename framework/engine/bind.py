@@ -10,30 +10,35 @@ from typing import TYPE_CHECKING, Any
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from typing_extensions import Unpack
 
-from capgraph.base.checked import checked, fits
-from capgraph.base.clock import as_clock
 from capgraph.base.errors import ConfigurationError
 from capgraph.base.ports import PlanPolicy, StepPolicy, TurnGuardrail
 from capgraph.base.spec import CapabilitySpec
 from capgraph.configs.logger import SecretMasker, get_logger
+from capgraph.engine.configured_objects import build_configured, capability_behaviors
+from capgraph.engine.default_parameters_policy import DefaultParametersPolicy
 from capgraph.engine.default_strategies import SummaryAnswerer
-from capgraph.engine.defaults_policy import AskAboutDefaults
-from capgraph.engine.named import named, of_capabilities
 from capgraph.engine.services import OperatorOptions, Services
 from capgraph.engine.strategies import choose_strategies
-from capgraph.governance.flow import InformationFlow, declares_labels
-from capgraph.governance.spending import BudgetStage, Purse, declared_budgets, declared_prices
-from capgraph.pipeline.equipment import Equipment
+from capgraph.governance.budget_enforcement import (
+    BudgetPolicy,
+    BudgetStage,
+    budgets_from_settings,
+    prices_from_settings,
+)
+from capgraph.governance.information_flow import InformationFlow, declares_labels
+from capgraph.helpers.argument_validation import matches_annotation, validate_arguments
+from capgraph.helpers.clock import as_clock
 from capgraph.pipeline.journal import running_journal
 from capgraph.pipeline.runner import StepRunner
+from capgraph.pipeline.runner_config import RunnerConfig
 from capgraph.planning.planner_traits import planner_traits
 from capgraph.prompts import get_framework_prompts
 from capgraph.registry import Registry
-from capgraph.registry.membership import how_to_list
+from capgraph.registry.registration import capability_list_fix
 from capgraph.state import AgentState, StateSchema
+from capgraph.stores.async_checks import require_async_saver
 from capgraph.stores.persistence import Persistence
-from capgraph.stores.usable import check_saver
-from capgraph.telemetry.sinks import EventDispatcher
+from capgraph.telemetry.event_dispatcher import EventDispatcher
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -45,12 +50,12 @@ if TYPE_CHECKING:
 
     from capgraph.configs.settings import Settings
     from capgraph.engine.auditing import Auditor
-    from capgraph.governance.caller import CallerPermissions
+    from capgraph.governance.caller_permissions import CallerPermissions
     from capgraph.governance.policies import PolicyEngine
     from capgraph.stores.retention import Retention
     from capgraph.telemetry.audit_log import AuditLog
 
-_WANTED: dict[str, Any] = {
+_OPTION_TYPES: dict[str, Any] = {
     "behaviors": Sequence,
     "sinks": Sequence,
     "state_schema": type,
@@ -65,10 +70,10 @@ _WANTED: dict[str, Any] = {
     "answerer": "answer",
 }
 """What an operator gives, by keyword: its type, or what is called of it."""
-_TOLD: dict[Any, str] = {Sequence: "a list", type: "a class"}
+_TYPE_NAMES: dict[Any, str] = {Sequence: "a list", type: "a class"}
 
 
-@checked
+@validate_arguments
 def bind(
     capabilities: Capabilities,
     *,
@@ -109,36 +114,36 @@ def bind(
     """
     settings = as_settings(settings)
     _check_options(options)
-    check_saver(checkpointer)
+    require_async_saver(checkpointer)
     persistence = Persistence.of(checkpointer) if checkpointer is not None else None
     timed_by = options.get("clock")
     clock = None if timed_by is None else as_clock(timed_by)
     fixed: Any = {"model": model, "settings": settings, "checkpointer": checkpointer}
     again = partial(bind, **fixed, answer_type=answer_type, **options)
-    registry = as_registry(capabilities).frozen()
+    registry = as_registry(capabilities).freeze()
     # What the settings name stands inside of what the program gives.
-    engines, plan_policies, step_policies = policies_of(options.get("policies", ()), settings)
+    engines, plan_policies, step_policies = resolve_policies(options.get("policies", ()), settings)
     behaviors = (
-        *_adjusting(engines),
+        *_adjusting_behaviors(engines),
         *options.get("behaviors", ()),
-        *named(settings.behaviors, "behaviors"),
+        *build_configured(settings.behaviors, "behaviors"),
     )
     options = {**options, "behaviors": behaviors}
-    permissions = _permissions(registry, settings, options.get("permissions"))
+    permissions = _resolve_permissions(registry, settings, options.get("permissions"))
     if permissions is not None:
         step_policies = (permissions, *step_policies)
     flow, plan_policies = _information_flow(
-        plan_policies, registry, lambda: running_journal(persistence).durable
+        plan_policies, registry, lambda: running_journal(persistence).is_durable
     )
     guards = [item for item in behaviors if isinstance(item, TurnGuardrail)]
-    purse = Purse.of(
-        options.get("budget") or declared_budgets(settings.budgets),
-        options.get("prices") or declared_prices(settings.prices),
+    purse = BudgetPolicy.from_option(
+        options.get("budget") or budgets_from_settings(settings.budgets),
+        options.get("prices") or prices_from_settings(settings.prices),
         clock,
     )
     chosen = choose_strategies(registry, settings, model, options, clock)
     chooses = planner_traits(chosen["planner"]).chooses_parameters
-    if not chooses and (careful := AskAboutDefaults(registry)):
+    if not chooses and (careful := DefaultParametersPolicy(registry)):
         step_policies = (*step_policies, careful)
     prompts = get_framework_prompts(settings.prompts) if settings.prompts else None
     if answer_type is not None and isinstance(chosen["answerer"], SummaryAnswerer):
@@ -146,7 +151,7 @@ def bind(
             f"answer_type is {answer_type!r}, and no chat model is configured that could keep to it.",
             fix="Give a model for the role 'answer', or an answerer of your own.",
         )
-    equipment = Equipment(
+    equipment = RunnerConfig(
         registry,
         settings,
         clock=clock,
@@ -159,23 +164,23 @@ def bind(
     runner = StepRunner(
         equipment,
         behaviors=behaviors,
-        where_bounded=(BudgetStage(),),
-        bounded=bool(purse.budgets),
-        own_behaviors=of_capabilities(registry, settings),
+        budget_behaviors=(BudgetStage(),),
+        has_budgets=bool(purse.budgets),
+        own_behaviors=capability_behaviors(registry, settings),
     )
     return Services(
         runner=runner,
         persistence=persistence,
         plan_policies=plan_policies,
-        engines=engines,
+        policy_engines=engines,
         permissions=permissions,
         flow=flow,
-        answer_gate=answer_gate_of(options.get("answer_gate"), settings),
+        answer_gate=resolve_answer_gate(options.get("answer_gate"), settings),
         guard=guards[0].merged_with(guards[1:]) if guards else None,
         events=EventDispatcher(
-            (*options.get("sinks", ()), *named(settings.sinks, "sinks", "sink"))
+            (*options.get("sinks", ()), *build_configured(settings.sinks, "sinks", "sink"))
         ),
-        purse=purse,
+        budget_policy=purse,
         auditor=_auditor(options.get("audit"), settings, persistence),
         masker=SecretMasker.of(settings),
         prompts=prompts,
@@ -189,8 +194,8 @@ def bind(
 
 def _check_options(options: Mapping[str, Any]) -> None:
     for name, given in options.items():
-        wanted = _WANTED.get(name, object)
-        told, fit = _TOLD.get(wanted, wanted), fits(given, wanted)
+        wanted = _OPTION_TYPES.get(name, object)
+        told, fit = _TYPE_NAMES.get(wanted, wanted), matches_annotation(given, wanted)
         if isinstance(wanted, str):
             told = f"an object with {wanted}(…)"
             fit = not isinstance(given, type) and callable(getattr(given, wanted, None))
@@ -198,12 +203,12 @@ def _check_options(options: Mapping[str, Any]) -> None:
             raise ConfigurationError(f"{name} is {given!r:.80}.", fix=f"Give {told}.")
 
 
-def _adjusting(engines: Sequence[PolicyEngine]) -> list[Any]:
+def _adjusting_behaviors(engines: Sequence[PolicyEngine]) -> list[Any]:
     if not engines:
         return []
-    from capgraph.governance.adjusting import AdjustedCalls
+    from capgraph.governance.model_call_adjuster import ModelCallAdjuster
 
-    return [AdjustedCalls(engine.models) for engine in engines]
+    return [ModelCallAdjuster(engine.models) for engine in engines]
 
 
 def _retention(settings: Settings) -> Retention | None:
@@ -216,16 +221,16 @@ def _retention(settings: Settings) -> Retention | None:
 
 
 def _auditor(
-    wanted: bool | AuditLog | None,
+    target: bool | AuditLog | None,
     settings: Settings,
     persistence: Persistence | None,
 ) -> Auditor | None:
-    wanted = settings.audit.keep if wanted is None else wanted
-    if wanted is False:
+    target = settings.audit.keep if target is None else target
+    if target is False:
         return None
     from capgraph.engine.auditing import Auditor
 
-    return Auditor(wanted, settings.audit, persistence)
+    return Auditor(target, settings.audit, persistence)
 
 
 def as_settings(settings: Settings | None) -> Settings:
@@ -238,7 +243,7 @@ def as_settings(settings: Settings | None) -> Settings:
         from capgraph.configs.settings import load_settings
 
         return load_settings()
-    if isinstance(settings, type) or not callable(getattr(settings, "section", None)):
+    if isinstance(settings, type) or not callable(getattr(settings, "capability_settings", None)):
         raise ConfigurationError(
             f"settings is {settings!r:.80}, not a Settings object.",
             fix="Pass Settings(...) or load_settings('capgraph.yml'), both of"
@@ -257,10 +262,10 @@ def as_registry(capabilities: Capabilities) -> Registry:
     if isinstance(capabilities, Registry):
         return capabilities
     # Tools can be iterated over, like all models of pydantic, and give their fields.
-    if not fits(capabilities, Iterable[Any]) or hasattr(capabilities, "ainvoke"):
+    if not matches_annotation(capabilities, Iterable[Any]) or hasattr(capabilities, "ainvoke"):
         raise ConfigurationError(
             f"{capabilities!r:.80} is not a list of capabilities or a Registry.",
-            fix=how_to_list(capabilities),
+            fix=capability_list_fix(capabilities),
         )
     registry = Registry()
     for item in capabilities:
@@ -268,30 +273,32 @@ def as_registry(capabilities: Capabilities) -> Registry:
     return registry
 
 
-def answer_gate_of(given: Any, settings: Settings) -> Any:
+def resolve_answer_gate(gate: Any, settings: Settings) -> Any:
     """Return what the answer has to be good enough for: what a program gives, else the settings.
 
     Raises:
         ConfigurationError: It is no gate of an answer.
     """
-    if given is None and settings.answer_gate is not None:
-        [given] = named([settings.answer_gate], "answer_gate", "gate")
-    if given is None or callable(getattr(given, "evaluate_result", None)):
-        if getattr(given, "below", None) == "ask":
+    if gate is None and settings.answer_gate is not None:
+        [gate] = build_configured([settings.answer_gate], "answer_gate", "gate")
+    if gate is None or callable(getattr(gate, "evaluate_result", None)):
+        if getattr(gate, "below", None) == "ask":
             raise ConfigurationError(
                 "answer_gate asks a person, who is shown the answer anyhow.",
                 fix="Use below='retry', 'replan' or 'fail'.",
             )
-        return given
-    raise ConfigurationError(f"{given!r} is no gate.", fix="Give a QualityGate.")
+        return gate
+    raise ConfigurationError(f"{gate!r} is no gate.", fix="Give a QualityGate.")
 
 
-def _permissions(registry: Registry, settings: Settings, given: Any) -> CallerPermissions | None:
-    if given is None and settings.permissions is not None:
-        from capgraph.governance.declared import permissions_from
+def _resolve_permissions(
+    registry: Registry, settings: Settings, permissions: Any
+) -> CallerPermissions | None:
+    if permissions is None and settings.permissions is not None:
+        from capgraph.governance.permission_settings import permissions_from_settings
 
-        given = permissions_from(settings.permissions, registry)
-    if given is None:
+        permissions = permissions_from_settings(settings.permissions, registry)
+    if permissions is None:
         unasked = [s.name for s in registry.capabilities.values() if s.permission is not None]
         if unasked:
             get_logger("framework", "bind").warning(
@@ -300,13 +307,13 @@ def _permissions(registry: Registry, settings: Settings, given: Any) -> CallerPe
                 ", ".join(unasked),
             )
         return None
-    from capgraph.governance.caller import CallerPermissions
+    from capgraph.governance.caller_permissions import CallerPermissions
 
-    return CallerPermissions(registry, given)
+    return CallerPermissions(registry, permissions)
 
 
 def _information_flow(
-    policies: tuple[PlanPolicy, ...], registry: Registry, may_ask: Callable[[], bool]
+    policies: tuple[PlanPolicy, ...], registry: Registry, can_ask: Callable[[], bool]
 ) -> tuple[InformationFlow | None, tuple[PlanPolicy, ...]]:
     """Return the check of labels, and the policies with it: the given one, or the usual one."""
     given = [policy for policy in policies if isinstance(policy, InformationFlow)]
@@ -316,20 +323,20 @@ def _information_flow(
         )
     if not given and not declares_labels(registry):
         return None, policies
-    flow = (given[0] if given else InformationFlow()).of(registry, may_ask)
+    flow = (given[0] if given else InformationFlow()).bind(registry, can_ask)
     return flow, (*(policy for policy in policies if policy not in given), flow)
 
 
-def policies_of(
-    given: Any, settings: Settings
+def resolve_policies(
+    declared: Any, settings: Settings
 ) -> tuple[list[PolicyEngine], tuple[PlanPolicy, ...], tuple[StepPolicy, ...]]:
     """Return engines, policies about plans and about steps: a program's, then the settings'.
 
     Raises:
         ConfigurationError: Something is no policy, or rules share a name.
     """
-    policies = [*given] if isinstance(given, (list, tuple)) else [given]
-    policies += named(settings.policies, "policies", "policy")
+    policies = [*declared] if isinstance(declared, (list, tuple)) else [declared]
+    policies += build_configured(settings.policies, "policies", "policy")
     if not policies:
         return [], (), ()
     from capgraph.governance.policies import PolicyEngine

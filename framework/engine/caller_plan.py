@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from capgraph.base.errors import PlanError
-from capgraph.base.plan import ExecutionPlan, bounds_of
-from capgraph.configs.near import misspelled
-from capgraph.pipeline.effect_ledger import digest_of
+from capgraph.base.plan import ExecutionPlan, plan_limits
+from capgraph.configs.suggestions import correct_spelling
+from capgraph.pipeline.effect_ledger import compute_digest
 
 
-class Accepted(str):
+class AcceptedDigest(str):
     """The digest of a plan that went through the gate; a node of one's own cannot make one by name.
 
     It says for the length of one update who wrote it, and of which plan it is; the state holds
@@ -22,7 +22,7 @@ class Accepted(str):
     plan: Any
 
     @classmethod
-    def of(cls, plan: Any) -> Accepted:
+    def of(cls, plan: Any) -> AcceptedDigest:
         """Return the digest of a plan."""
         made = cls(plan_digest(plan))
         made.plan = plan
@@ -32,7 +32,7 @@ class Accepted(str):
 def is_accepted(state: Mapping[str, Any]) -> bool:
     """Tell whether the plan of a state is the one that went through the gate last."""
     plan, accepted = state["planning_execution_plan"], state.get("planning_accepted")
-    if isinstance(accepted, Accepted) and accepted.plan is plan:
+    if isinstance(accepted, AcceptedDigest) and accepted.plan is plan:
         return True
     return accepted is not None and accepted == plan_digest(plan)
 
@@ -44,25 +44,25 @@ def plan_digest(plan: Any) -> str:
     False
     """
     known = plan if isinstance(plan, Mapping) else {"steps": plan}
-    steps, bounds = known.get("steps"), bounds_of(known)
-    return digest_of([steps, bounds] if bounds else steps)
+    steps, bounds = known.get("steps"), plan_limits(known)
+    return compute_digest([steps, bounds] if bounds else steps)
 
 
-def brought_id(plan: Any, last: Mapping[str, Any]) -> str | None:
+def caller_plan_id(plan: Any, last_turn: Mapping[str, Any]) -> str | None:
     """Return what names a plan that the caller brought; ``None`` for one that was left over.
 
     Args:
         plan: What the state holds.
-        last: ``control_turn`` of the last turn.
+        last_turn: ``control_turn`` of the last turn.
     """
     stamp = plan.get("stamp") if isinstance(plan, Mapping) else None
     if not isinstance(stamp, Mapping) or "brought" not in stamp:
         return None
     name = str(stamp.get("id"))
-    return None if name == last.get("plan") else name
+    return None if name == last_turn.get("plan") else name
 
 
-def check_form(plan: Any) -> ExecutionPlan:
+def check_plan_form(plan: Any) -> ExecutionPlan:
     """Return a brought plan that has at least the form of one.
 
     Raises:
@@ -71,7 +71,7 @@ def check_form(plan: Any) -> ExecutionPlan:
     fields = ExecutionPlan.__annotations__
     if isinstance(plan, Mapping) and "steps" not in plan:
         for name in map(str, plan):
-            if name not in fields and (near := misspelled(name, fields)) is not None:
+            if name not in fields and (near := correct_spelling(name, fields)) is not None:
                 raise PlanError(f"{name!r} is not a field of a plan.", fix=f"Write {near!r}.")
     steps = plan.get("steps") if isinstance(plan, Mapping) else None
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):

@@ -10,8 +10,8 @@ from langchain_core.messages import AnyMessage
 import capgraph.telemetry as telemetry
 from capgraph.base.errors import ErrorSeverity, PlanError
 from capgraph.base.plan import ExecutionPlan
+from capgraph.planning.fallbacks import unprovided_types
 from capgraph.planning.person_message import describe_failure
-from capgraph.planning.reach import missing
 
 if TYPE_CHECKING:  # a graph that is only built needs no form of what a run asks
     from capgraph.planning.strategies import AnswerRequest, ExtractedTask, PlanRequest
@@ -44,7 +44,7 @@ class ChainPlanner:
 
         if request.look_again:
             return ExecutionPlan(steps=[])  # the plan goes on as it is
-        active = [n for n in _in_reach(request) if n != request.failed_capability]
+        active = [n for n in _available_active(request) if n != request.failed_capability]
         gone, catalog = (
             {*request.unavailable_capabilities, request.failed_capability},
             request.catalog,
@@ -58,7 +58,7 @@ class ChainPlanner:
                     request.task, active, catalog, request.available, previous=request.previous
                 )
             except PlanError as exc:
-                raise _also_away(exc, request) from exc
+                raise _with_unavailable(exc, request) from exc
         # Without a model the only other way is one that avoids what failed.
         reason = (request.failure or {}).get("user_message") or "it failed"
         try:
@@ -73,7 +73,7 @@ class ChainPlanner:
                 person_message=describe_failure(request.failure or {}),
             ) from exc
         lost = set(_outputs(request.previous)) - set(_outputs(plan))
-        if request.failed_capability in _giving_nothing(request.previous):
+        if request.failed_capability in _steps_without_output(request.previous):
             lost = {f"what {request.failed_capability!r} does"}  # what does the same is unknown
         if lost:
             raise PlanError(
@@ -84,7 +84,7 @@ class ChainPlanner:
         return plan
 
 
-def _in_reach(request: PlanRequest) -> list[str]:
+def _available_active(request: PlanRequest) -> list[str]:
     """Return what was chosen and can be called.
 
     Raises:
@@ -93,7 +93,7 @@ def _in_reach(request: PlanRequest) -> list[str]:
     specs = request.catalog.capabilities
     names = [name for name in request.active if name not in request.unavailable_capabilities]
     for name, why in request.unavailable_capabilities.items():
-        if name in request.active and missing(name, names, specs, request.available):
+        if name in request.active and unprovided_types(name, names, specs, request.available):
             raise PlanError(
                 f"{name!r} is {why}. Nothing else here can take its place.",
                 fix="Ask again then.",
@@ -103,7 +103,7 @@ def _in_reach(request: PlanRequest) -> list[str]:
     return names
 
 
-def _also_away(problem: PlanError, request: PlanRequest) -> PlanError:
+def _with_unavailable(problem: PlanError, request: PlanRequest) -> PlanError:
     """Return the problem of a plan with what is out of reach, which may be why."""
     if not request.unavailable_capabilities:
         return problem
@@ -118,7 +118,7 @@ def _outputs(plan: ExecutionPlan | None) -> list[str]:
     return [output for step in steps if (output := step.get("expected_output"))]
 
 
-def _giving_nothing(plan: ExecutionPlan | None) -> list[str]:
+def _steps_without_output(plan: ExecutionPlan | None) -> list[str]:
     steps = (plan or {}).get("steps") or []
     return [step["capability"] for step in steps if not step.get("expected_output")]
 

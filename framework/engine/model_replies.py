@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from capgraph.base import CapabilitySpec, PlanError
-from capgraph.base.clock import running_clock
 from capgraph.engine.services import Services
+from capgraph.helpers.clock import current_clock
 from capgraph.planning import repair_plan
 from capgraph.planning.grounding import (
-    Grounds,
-    Ungrounded,
+    GroundingSources,
+    UngroundedValue,
+    find_ungrounded_values,
     possible_today,
-    ungrounded_values,
 )
-from capgraph.planning.model_repairs import read_model_plan
+from capgraph.planning.model_repairs import parse_model_plan
 from capgraph.planning.parameters import required_parameters
 from capgraph.planning.planner_traits import planner_traits
 from capgraph.planning.problems import EMPTY, PARAMETER, Problem, make_problem
@@ -52,7 +52,7 @@ def read_reply(reply: Any, request: PlanRequest, services: Services) -> Any:
     """Return the plan that a planner replied with, in the form that the check expects."""
     if not is_model_written("orchestrator", services):
         return reply
-    found = read_model_plan(reply, request.catalog)
+    found = parse_model_plan(reply, request.catalog)
     report_repairs(found.repairs)
     if not found.repairs:
         return found.plan
@@ -64,7 +64,7 @@ def read_reply(reply: Any, request: PlanRequest, services: Services) -> Any:
     return {**found.plan, "steps": steps}
 
 
-async def with_suppliers(plan: Any, request: PlanRequest, services: Services) -> Any:
+async def insert_suppliers(plan: Any, request: PlanRequest, services: Services) -> Any:
     """Insert the only supplier of a missing input, and ask for nothing but its parameters.
 
     The author's ``parameters_from`` and the offline reader come first; what they do not find is
@@ -94,7 +94,11 @@ async def with_suppliers(plan: Any, request: PlanRequest, services: Services) ->
     }
     if not inserted:
         return plan
-    known = {key: read for key, spec in inserted.items() if (read := _offline(spec, request.task))}
+    known = {
+        key: read
+        for key, spec in inserted.items()
+        if (read := _offline_parameters(spec, request.task))
+    }
     if left := {key: spec for key, spec in inserted.items() if key not in known}:
         known |= await ask(request.task, left)
     if known.keys() != inserted.keys():
@@ -105,12 +109,12 @@ async def with_suppliers(plan: Any, request: PlanRequest, services: Services) ->
         else step
         for step in found.plan["steps"]
     ]
-    filled = read_model_plan({**found.plan, "steps": steps}, request.catalog)
+    filled = parse_model_plan({**found.plan, "steps": steps}, request.catalog)
     report_repairs({**filled.repairs, "missing_supplier": len(inserted)})
     return filled.plan
 
 
-def _offline(spec: CapabilitySpec, task: str) -> dict[str, Any]:
+def _offline_parameters(spec: CapabilitySpec, task: str) -> dict[str, Any]:
     """Return the parameters that need no model; empty if one is missing or not certain."""
     try:
         return read_parameters(spec, task)
@@ -135,7 +139,10 @@ async def find_doubt(plan: Any, request: PlanRequest, services: Services) -> Pro
     if not (is_first and isinstance(steps, list) and traits.can_correct):
         return None
     if steps:
-        if not traits.needs_confirmation or (made_up := _invented(steps, request)) is None:
+        if (
+            not traits.needs_confirmation
+            or (made_up := _first_invented_value(steps, request)) is None
+        ):
             return None
         number, one = made_up
         found = await _offline_choice(request, services)
@@ -166,7 +173,7 @@ async def find_doubt(plan: Any, request: PlanRequest, services: Services) -> Pro
     )
 
 
-async def without_unasked_effects(plan: Any, request: PlanRequest, services: Services) -> Any:
+async def drop_unrequested_effects(plan: Any, request: PlanRequest, services: Services) -> Any:
     """Return a plan, without its steps if a small model plans an effect that nobody asked for.
 
     An effect that the offline selector does not name is confirmed by one small call. A model that
@@ -183,7 +190,7 @@ async def without_unasked_effects(plan: Any, request: PlanRequest, services: Ser
         or not planner_traits(services.planner).needs_confirmation
     ):
         return plan
-    specs = [spec for step in steps if (spec := _spec_of(step, request)) is not None]
+    specs = [spec for step in steps if (spec := _step_spec(step, request)) is not None]
     effects = {spec.name: spec for spec in specs if spec.effect != "none"}
     found = await _offline_choice(request, services) if effects else None
     for name, spec in effects.items():
@@ -193,20 +200,22 @@ async def without_unasked_effects(plan: Any, request: PlanRequest, services: Ser
     return plan
 
 
-async def fits_nothing(refused: Any, request: PlanRequest, services: Services) -> bool:
+async def matches_no_capability(
+    refused_plan: Any, request: PlanRequest, services: Services
+) -> bool:
     """Return True if a small model's plans were all refused, and no capability fits the request.
 
     The person is then told what the agent can do, in place of a plan's failure.
     """
     if not planner_traits(services.planner).needs_confirmation or request.failure:
         return False
-    if not isinstance(refused, dict):
+    if not isinstance(refused_plan, dict):
         return False  # no plan: the reply is what is wrong
     found = await _offline_choice(request, services)
     return found is not None and not found.names
 
 
-def _spec_of(step: Any, request: PlanRequest) -> CapabilitySpec | None:
+def _step_spec(step: Any, request: PlanRequest) -> CapabilitySpec | None:
     name = step.get("capability") if isinstance(step, dict) else None
     return request.catalog.capabilities.get(name) if isinstance(name, str) else None
 
@@ -223,20 +232,22 @@ async def _offline_choice(request: PlanRequest, services: Services) -> Selection
     return found
 
 
-def _invented(steps: list[Any], request: PlanRequest) -> tuple[int, Ungrounded] | None:
+def _first_invented_value(
+    steps: list[Any], request: PlanRequest
+) -> tuple[int, UngroundedValue] | None:
     """Return the first required value that neither request nor results hold, with its step."""
     texts = [request.task, *(str(message.text) for message in request.messages)]
-    today = possible_today(running_clock().now())
-    grounds = Grounds(texts, [dict(request.available)], today)
+    today = possible_today(current_clock().now())
+    grounds = GroundingSources(texts, [dict(request.available)], today)
     said = set(_WORDS.findall(" ".join(texts).casefold()))
     for number, step in enumerate(steps):
-        spec = _spec_of(step, request)
+        spec = _step_spec(step, request)
         parameters = step.get("parameters") if spec is not None else None
         if spec is None or spec.parameters is None or not isinstance(parameters, dict):
             continue
         needed = required_parameters(spec.parameters)
         values = {name: value for name, value in parameters.items() if name in needed}
-        for one in ungrounded_values(spec, values, parameters, grounds):
+        for one in find_ungrounded_values(spec, values, parameters, grounds):
             # Text may say in other words what was asked for; with none of its words, it is made up.
             if not said & set(_WORDS.findall(str(one.value).casefold())):
                 return number, one

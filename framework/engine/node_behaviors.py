@@ -11,19 +11,19 @@ from langgraph.errors import GraphBubbleUp
 from capgraph.base.errors import FatalExecutionError, PersistenceError
 from capgraph.base.ports import BehaviorContext, Failure, TimeLimit
 from capgraph.base.spec import InfrastructureSpec
-from capgraph.configs.limits import Limits
+from capgraph.configs.settings_model import Limits
 from capgraph.pipeline import hooks
-from capgraph.pipeline.middlewares import innermost
-from capgraph.pipeline.retry_policy import has_tries_left
+from capgraph.pipeline.middleware import last_of_type
+from capgraph.pipeline.retry_policy import has_attempts_left
 from capgraph.state import TurnView
 
 
-async def executed(
+async def execute_with_behaviors(
     spec: InfrastructureSpec,
     view: TurnView,
     limits: Limits,
     work: Callable[[], Awaitable[Any]],
-    read: Callable[[Exception], Failure],
+    classify: Callable[[Exception], Failure],
 ) -> Any:
     """Run a node inside of what it declares; hooks run at each try, and ``on_error`` at the last.
 
@@ -32,7 +32,7 @@ async def executed(
         view: The turn.
         limits: Bounds of a run.
         work: Its ``execute``.
-        read: Says what an exception means.
+        classify: Says what an exception means.
 
     Raises:
         Exception: What the node or a hook raised, and nothing stands in for.
@@ -41,26 +41,26 @@ async def executed(
     context = BehaviorContext(
         spec.name,
         view.task or spec.description,
-        attempt=view.attempts.get(spec.name, 0) + 1,
+        attempt=view.failed_attempts.get(spec.name, 0) + 1,
         execution_id=f"{view.turn_id or view.turn_number}/{spec.name}",
-        last_completed_step=len(view.done) - 1,
+        last_completed_step=len(view.succeeded_keys) - 1,
     )
     try:
-        await hooks.before(own, context)
-        return await hooks.after(own, context, await _in_time(spec, work))
+        await hooks.run_before_hooks(own, context)
+        return await hooks.run_after_hooks(own, context, await _with_time_limit(spec, work))
     except (GraphBubbleUp, FatalExecutionError, PersistenceError):
         raise
     except Exception as exc:
-        if has_tries_left(read(exc), limits):
+        if has_attempts_left(classify(exc), limits):
             raise
-        found = await hooks.instead(own, context, exc)
+        found = await hooks.recover_with_hooks(own, context, exc)
         if found is None:
             raise
         return found
 
 
-async def _in_time(spec: InfrastructureSpec, work: Callable[[], Awaitable[Any]]) -> Any:
-    limit: TimeLimit | None = innermost(spec.behaviors, TimeLimit)
+async def _with_time_limit(spec: InfrastructureSpec, work: Callable[[], Awaitable[Any]]) -> Any:
+    limit: TimeLimit | None = last_of_type(spec.behaviors, TimeLimit)
     timer = asyncio.timeout(limit.time_limit if limit is not None else None)
     try:
         async with timer:

@@ -11,7 +11,7 @@ from capgraph.engine.services import Services
 from capgraph.state import TurnView
 
 
-def defaults_used(plan: ExecutionPlan, view: TurnView, services: Services) -> list[str]:
+def default_parameter_notes(plan: ExecutionPlan, view: TurnView, services: Services) -> list[str]:
     """Return a sentence for each new step whose parameters keep their defaults.
 
     A ``once`` effect is left out: a person is asked about it.
@@ -19,7 +19,7 @@ def defaults_used(plan: ExecutionPlan, view: TurnView, services: Services) -> li
     notes = []
     for step in plan["steps"]:
         spec = services.registry.capabilities.get(step["capability"])
-        if spec is None or spec.parameters is None or step["context_key"] in view.done:
+        if spec is None or spec.parameters is None or step["context_key"] in view.succeeded_keys:
             continue
         given = step.get("parameters") or {}
         fields = spec.parameters.model_fields.values()
@@ -50,7 +50,7 @@ async def unavailable_steps(plan: ExecutionPlan, view: TurnView, services: Servi
         f"step {step['context_key']!r} needs {name!r}, which is {unavailable[name]}"
         for step in plan["steps"]
         if (name := step["capability"]) in unavailable
-        and step["context_key"] not in view.done
+        and step["context_key"] not in view.succeeded_keys
         and not step.get("optional")
         and not _has_fallback(known[name], services)
     ]
@@ -59,4 +59,4 @@ async def unavailable_steps(plan: ExecutionPlan, view: TurnView, services: Servi
 def _has_fallback(spec: CapabilitySpec, services: Services) -> bool:
     from capgraph.behaviors.fallback import FallbackBehavior  # only where one is unavailable
 
-    return any(isinstance(one, FallbackBehavior) for one in services.runner.behaviors_of(spec))
+    return any(isinstance(one, FallbackBehavior) for one in services.runner.behaviors_for(spec))

@@ -11,19 +11,19 @@ from typing import Any, NamedTuple
 from capgraph.base.errors import ErrorSeverity
 from capgraph.base.plan import plan_key
 from capgraph.base.ports import Failure
-from capgraph.configs.limits import Limits
+from capgraph.configs.settings_model import Limits
 from capgraph.engine.caller_plan import is_accepted
-from capgraph.pipeline.retry_policy import has_tries_left
-from capgraph.planning import CLOSING, Catalog, ready_steps
-from capgraph.planning.waits import WAIT
+from capgraph.pipeline.retry_policy import has_attempts_left
+from capgraph.planning import TERMINAL_STEPS, Catalog, ready_steps
+from capgraph.planning.waits import WAIT_TYPE
 from capgraph.state import TurnView
 
 RUN = "capabilities"
 FATAL = "fatal"
 ACCEPT = "accept"
-LOOKED = "looked"
+REVIEWED_KEY = "looked"
 """In the record of a step: the planner has seen its result."""
-_ANSWERED_BY = {
+_REPLANNING_NODES = {
     ErrorSeverity.REPLANNING: "orchestrator",
     ErrorSeverity.RECLASSIFICATION: "classifier",
 }
@@ -57,10 +57,10 @@ def route(state: Mapping[str, Any], registry: Catalog, limits: Limits) -> Route:
     if state.get("control_is_killed"):
         return Route("error", state.get("control_kill_reason") or "The run was stopped.")
     if (state.get("control_undo") or {}).get("open"):
-        return _undoing(state, registry, limits)
+        return _route_undo(state, registry, limits)
     info = state.get("control_error_info")
     if state.get("control_has_error") and info:
-        return _after_failure(state, Failure.from_state(info), limits)
+        return _route_failure(state, Failure.from_state(info), limits)
     if state.get("planning_execution_plan") is None:
         if not state.get("task_current_task"):
             return Route("task_extraction", "There is no task yet.")
@@ -72,11 +72,11 @@ def route(state: Mapping[str, Any], registry: Catalog, limits: Limits) -> Route:
     return _next_steps(state, registry)
 
 
-def _undoing(state: Mapping[str, Any], registry: Catalog, limits: Limits) -> Route:
+def _route_undo(state: Mapping[str, Any], registry: Catalog, limits: Limits) -> Route:
     """Decide while a plan takes effects back: it ends with the failure, and nothing is planned."""
     info = state.get("control_error_info")
     if state.get("control_has_error") and info:
-        found = _after_failure(state, Failure.from_state(info), limits)
+        found = _route_failure(state, Failure.from_state(info), limits)
     elif not is_accepted(state):
         return Route(ACCEPT, "The plan has not been checked.")
     else:
@@ -85,7 +85,7 @@ def _undoing(state: Mapping[str, Any], registry: Catalog, limits: Limits) -> Rou
     return found if on else Route("error", "What could be undone is undone.")
 
 
-def _after_failure(state: Mapping[str, Any], failure: Failure, limits: Limits) -> Route:
+def _route_failure(state: Mapping[str, Any], failure: Failure, limits: Limits) -> Route:
     message = failure.message or "Something failed."
     attempts = state.get("control_attempts") or {}
     budget = state.get("control_budget") or {}
@@ -96,7 +96,7 @@ def _after_failure(state: Mapping[str, Any], failure: Failure, limits: Limits) -
         case ErrorSeverity.RETRIABLE:
             failures = attempts.get(failure.key or failure.node, 1)
             # A step's tries are counted where it runs; one that was cut short has some left.
-            if has_tries_left(failure, limits, failures) and not (failure.key and failure.final):
+            if has_attempts_left(failure, limits, failures) and not (failure.key and failure.final):
                 steps = (failure.key,) if failure.key else ()
                 return Route(failure.node or RUN, message, failures=failures, steps=steps)
         case ErrorSeverity.REPLANNING:
@@ -121,7 +121,7 @@ def _after_failure(state: Mapping[str, Any], failure: Failure, limits: Limits) -
                 and chosen < limits.max_reclassifications
                 and budget.get("plans", 0) < limits.max_planning_attempts
             )
-    return Route(_ANSWERED_BY[failure.severity] if again else "error", message)
+    return Route(_REPLANNING_NODES[failure.severity] if again else "error", message)
 
 
 def _next_steps(state: Mapping[str, Any], registry: Catalog) -> Route:
@@ -131,30 +131,32 @@ def _next_steps(state: Mapping[str, Any], registry: Catalog) -> Route:
     steps = plan.get("steps") or []
     results = state.get("execution_step_results") or {}
     done = {key for key, record in results.items() if record.get("success")}
-    todo = [step for step in steps if step.get("capability") not in CLOSING]
+    todo = [step for step in steps if step.get("capability") not in TERMINAL_STEPS]
     if state.get("control_is_awaiting_validation"):
         return Route("approval", "A person looks at the plan first.")
     settled = {*done, *(key for key, record in results.items() if record.get("skipped"))}
-    gone = _gone(todo, registry, settled)
+    gone = _unregistered_steps(todo, registry, settled)
     if gone:
         # The thread is older than the registry; a checked plan names nothing unknown.
         names = sorted({step["capability"] for step in todo if step["context_key"] in gone})
         return Route("approval", f"No longer registered: {', '.join(names)}.", steps=gone)
-    if looks := due_looks(steps, results):
+    if looks := due_reviews(steps, results):
         ended = ", ".join(map(repr, looks))
         return Route("orchestrator", f"{ended} ended: the rest is looked at again.", steps=looks)
     if all(step["context_key"] in settled for step in todo):
         last = steps[-1]["capability"] if steps else "respond"
-        return Route(last if last in CLOSING else "respond", "Every step is done.")
+        return Route(last if last in TERMINAL_STEPS else "respond", "Every step is done.")
     pending = state.get("execution_pending_approvals") or {}
-    waiting = TurnView(state).held_up
-    closing = {step["context_key"] for step in steps if step["capability"] in CLOSING}
+    waiting = TurnView(state).suspended_keys
+    closing = {step["context_key"] for step in steps if step["capability"] in TERMINAL_STEPS}
     ready = [key for key in ready_steps(plan, settled) if key not in closing]
     free = tuple(key for key in ready if key not in waiting)
     if free:
         return Route(RUN, f"{len(free)} step(s) can run.", steps=free)
     order = {key: place for place, key in enumerate(ready)}
-    open_ones = (key for key in pending if plan_key(key) in order and pending[key]["kind"] != WAIT)
+    open_ones = (
+        key for key in pending if plan_key(key) in order and pending[key]["kind"] != WAIT_TYPE
+    )
     asked = tuple(sorted(open_ones, key=lambda key: order[plan_key(key)]))
     if asked:
         return Route("approval", f"{len(asked)} step(s) need a decision.", steps=asked)
@@ -165,7 +167,7 @@ def _next_steps(state: Mapping[str, Any], registry: Catalog) -> Route:
     return Route("error", "No step of the plan can run: an input has no supplier.")
 
 
-def due_looks(
+def due_reviews(
     steps: Sequence[Mapping[str, Any]], results: Mapping[str, Mapping[str, Any]]
 ) -> tuple[str, ...]:
     """Return the keys of the ended steps whose results the planner has to look at now.
@@ -174,39 +176,42 @@ def due_looks(
     it, they are all that the planner has not seen, once every step has ended.
 
     >>> steps = [{"context_key": "a"}, {"context_key": "z", "capability": "respond", "look_again": True}]
-    >>> due_looks(steps, {}), due_looks(steps, {"a": {"success": True}})
+    >>> due_reviews(steps, {}), due_reviews(steps, {"a": {"success": True}})
     ((), ('a',))
     """
-    work = [step for step in steps if step.get("capability") not in CLOSING]
+    work = [step for step in steps if step.get("capability") not in TERMINAL_STEPS]
     records = {key: results.get(key) or {} for step in work if (key := step["context_key"])}
-    at_end = ends_with_look(steps)
+    at_end = ends_with_review(steps)
     due = tuple(
         key
         for step in work
-        if _is_due(record := records[key := step["context_key"]])
+        if _is_review_due(record := records[key := step["context_key"]])
         and (step.get("look_again") or (record.get("observed") and not at_end))
     )
     if due or not at_end:
         return due
     if not all(record.get("success") or record.get("skipped") for record in records.values()):
         return ()
-    return tuple(key for key, record in records.items() if LOOKED not in record)
+    return tuple(key for key, record in records.items() if REVIEWED_KEY not in record)
 
 
-def ends_with_look(steps: Sequence[Mapping[str, Any]]) -> bool:
+def ends_with_review(steps: Sequence[Mapping[str, Any]]) -> bool:
     """Return True if the planner looks at the results before the plan's answer."""
-    return bool(steps and steps[-1].get("capability") in CLOSING and steps[-1].get("look_again"))
+    return bool(
+        steps and steps[-1].get("capability") in TERMINAL_STEPS and steps[-1].get("look_again")
+    )
 
 
-def _is_due(record: Mapping[str, Any]) -> bool:
+def _is_review_due(record: Mapping[str, Any]) -> bool:
     ended = record.get("success") or (record.get("skipped") and "not_needed" not in record)
-    return bool(ended) and LOOKED not in record
+    return bool(ended) and REVIEWED_KEY not in record
 
 
-def _gone(todo: list[Mapping[str, Any]], registry: Catalog, settled: set[str]) -> tuple[str, ...]:
+def _unregistered_steps(
+    todo: list[Mapping[str, Any]], registry: Catalog, ended: set[str]
+) -> tuple[str, ...]:
     return tuple(
         step["context_key"]
         for step in todo
-        if step.get("capability") not in registry.capabilities
-        and step["context_key"] not in settled
+        if step.get("capability") not in registry.capabilities and step["context_key"] not in ended
     )

@@ -11,11 +11,11 @@ from typing import Any
 
 from capgraph.base.ports import Verdict
 from capgraph.base.spec import CapabilitySpec
-from capgraph.configs.run_context import run_context, using
+from capgraph.configs.run_context import override_run_context, run_context
 from capgraph.configs.safe_text import current_masker
-from capgraph.configs.streaming import is_heard
+from capgraph.configs.streaming import has_listener
 from capgraph.engine.services import Services
-from capgraph.langgraph_compat import is_streamed
+from capgraph.langgraph_compat import has_custom_stream
 from capgraph.telemetry.audit import current_audit
 
 
@@ -32,7 +32,7 @@ class OpenQuestions:
     steps: dict[str, str | None]
 
 
-def services_around(spec: CapabilitySpec) -> Services | None:
+def find_services(spec: CapabilitySpec) -> Services | None:
     """Return the services of the runs around the caller that decide about a capability.
 
     The innermost services that register the name decide: the capability that they register runs.
@@ -40,7 +40,7 @@ def services_around(spec: CapabilitySpec) -> Services | None:
     """
     around = enclosing_services()
     known = next((s for s in around if spec.name in s.registry.capabilities), None)
-    return known or (around[0].beside(spec.cls) if around else None)
+    return known or (around[0].with_capabilities(spec.cls) if around else None)
 
 
 def enclosing_services() -> list[Services]:
@@ -49,19 +49,23 @@ def enclosing_services() -> list[Services]:
     return [services for services in around if services.rebind is not None]
 
 
-def compiled_inside(services: Services | None) -> AbstractContextManager[None]:
+def compile_scope(services: Services | None) -> AbstractContextManager[None]:
     """Have members that are compiled in the block know the services that they will run with."""
     around = run_context().services
-    return using(services=around if services is None else (*around, services))
+    return override_run_context(services=around if services is None else (*around, services))
 
 
-async def _ask(services: Services, about: str, said: Any, reasons: Sequence[str]) -> Verdict:
-    from capgraph.engine.asking import ask_about_words  # few runs ask, and it brings a lot
+async def _ask_about_text(
+    services: Services, subject: str, text: Any, reasons: Sequence[str]
+) -> Verdict:
+    from capgraph.engine.approval_requests import (
+        ask_about_text,
+    )  # few runs ask, and it brings a lot
 
-    return await ask_about_words(services, about, said, reasons)
+    return await ask_about_text(services, subject, text, reasons)
 
 
-def brings_answer() -> bool:
+def may_bring_answer() -> bool:
     """Tell whether an answer that is found is that of the run's own caller.
 
     A run whose process died when it had been answered is gone on with by anybody.
@@ -79,8 +83,8 @@ def run_scope(
     services: Services,
     config: Mapping[str, Any],
     *,
-    listened: bool | None = None,
-    answering: bool = True,
+    has_subscriber: bool | None = None,
+    may_answer: bool = True,
     dropped: OpenQuestions | None = None,
 ) -> AbstractContextManager[None]:
     """Return what a run goes on in.
@@ -92,9 +96,9 @@ def run_scope(
     Args:
         services: Whose run it is.
         config: The run's configuration.
-        listened: Whether anybody beside the sinks takes up the run's events; as LangGraph, or the
+        has_subscriber: Whether anybody beside the sinks takes up the run's events; as LangGraph, or the
             run around this one, has it when not given.
-        answering: Whether the run may bring an answer; one that goes on by itself finds it saved.
+        may_answer: Whether the run may bring an answer; one that goes on by itself finds it saved.
         dropped: The questions that the run's message drops.
     """
     around: tuple[Services, ...] = run_context().services
@@ -105,21 +109,21 @@ def run_scope(
         thread = (config.get("configurable") or {}).get("thread_id")
         ids["run_id"] = str(config.get("run_id") or uuid.uuid4())
         ids["thread_id"] = None if thread is None else str(thread)
-    if listened is None:
-        listened = is_heard() if around else is_streamed()
+    if has_subscriber is None:
+        has_subscriber = has_listener() if around else has_custom_stream()
     changes: dict[str, Any] = {
         "services": (*around, services),
-        "brings_answer": answering,
+        "brings_answer": may_answer,
         "dropped_questions": dropped,
-        "is_heard": listened or services.events.has_sinks,
-        "masker": current_masker().joined(services.masker),
-        "asker": partial(_ask, services),
+        "is_heard": has_subscriber or services.events.has_sinks,
+        "masker": current_masker().merged_with(services.masker),
+        "asker": partial(_ask_about_text, services),
     }
     if services.prompts is not None:
         changes["prompts"] = services.prompts
     if services.auditor is not None:
-        changes["audit"] = services.auditor.of(config)
-    return _Scope(services, {**changes, **services.events.routing(**ids)})
+        changes["audit"] = services.auditor.for_run(config)
+    return _Scope(services, {**changes, **services.events.run_context_fields(**ids)})
 
 
 async def end_run(scope: AbstractContextManager[None], error: BaseException | None = None) -> None:
@@ -139,7 +143,7 @@ async def end_run(scope: AbstractContextManager[None], error: BaseException | No
             await services.auditor.close(audit)
 
 
-class _Scope(using):
+class _Scope(override_run_context):
     """The context of a run, worked out once and entered for each piece of it."""
 
     def __init__(self, services: Services, changes: Mapping[str, Any]) -> None:

@@ -17,12 +17,9 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from capgraph.base.approval_policy import ApprovalPolicy
-from capgraph.base.awaiting import awaited
-from capgraph.base.checked import fits
-from capgraph.base.classify import classify_exception
-from capgraph.base.clock import Clock
+from capgraph.base.error_classification import classify_exception
 from capgraph.base.errors import CapgraphError, ConfigurationError, InfrastructureError
-from capgraph.base.node import GraphNode
+from capgraph.base.graph_node import GraphNode
 from capgraph.base.ports import (
     AnyBehavior,
     PlanPolicy,
@@ -32,22 +29,30 @@ from capgraph.base.ports import (
     TurnGuardrail,
 )
 from capgraph.base.spec import CapabilitySpec, parameter_names
-from capgraph.configs.latest import Latest
-from capgraph.configs.limits import Limits
+from capgraph.configs.bounded_dict import BoundedDict
 from capgraph.configs.logger import SecretMasker
-from capgraph.configs.near import use_known
-from capgraph.governance.spending import Purse, Spending, running_spending
+from capgraph.configs.settings_model import Limits
+from capgraph.configs.suggestions import suggest_fix
+from capgraph.governance.budget_enforcement import BudgetPolicy, TurnSpending, current_spending
+from capgraph.helpers.argument_validation import matches_annotation
+from capgraph.helpers.async_calls import maybe_await
+from capgraph.helpers.clock import Clock
 from capgraph.pipeline.capacity import Capacity
 from capgraph.pipeline.effect_ledger import EffectLedger
-from capgraph.pipeline.equipment import Equipment
-from capgraph.pipeline.journal import Journal, Opening, running_journal
-from capgraph.pipeline.run_config import configurable, current_caller, current_sender, payer_around
+from capgraph.pipeline.journal import Journal, RunStart, running_journal
+from capgraph.pipeline.run_config import (
+    current_caller,
+    current_configurable,
+    current_sender,
+    enclosing_billing_subject,
+)
 from capgraph.pipeline.runner import StepRunner
+from capgraph.pipeline.runner_config import RunnerConfig
 from capgraph.prompts import PromptProvider
 from capgraph.registry import Registry
 from capgraph.state import TurnView
 from capgraph.stores.persistence import Persistence
-from capgraph.telemetry.sinks import EventDispatcher
+from capgraph.telemetry.event_dispatcher import EventDispatcher
 
 SystemPrompt = str | Callable[[TurnView], str | Awaitable[str]]
 ParametersOfState = (
@@ -111,8 +116,8 @@ if TYPE_CHECKING:  # what nobody declares is not imported; settings bring YAML a
     from capgraph.configs.settings import Settings
     from capgraph.engine.auditing import Auditor
     from capgraph.governance.budget import Budget
-    from capgraph.governance.caller import CallerPermissions
-    from capgraph.governance.flow import InformationFlow
+    from capgraph.governance.caller_permissions import CallerPermissions
+    from capgraph.governance.information_flow import InformationFlow
     from capgraph.governance.permissions import Permissions
     from capgraph.governance.policies import PolicyEngine
     from capgraph.planning.strategies import Answerer, Planner, TaskExtractor
@@ -135,12 +140,12 @@ class Services:
         persistence: Where the graph stores its threads; a run may bring another saver.
         plan_policies: Asked before a plan is accepted.
         answer_gate: Looks at the answer before it is given.
-        engines: Rules that act when a turn fails, takes too long, costs too much or is done.
+        policy_engines: Rules that act when a turn fails, takes too long, costs too much or is done.
         permissions: What callers may use; ``None`` where nobody decides about that.
         flow: Knows the labels of data; ``None`` where nothing declares one.
         guard: Looks at what a person sends and at the message that ends a turn.
         events: Stamps the events of runs and hands them to the sinks.
-        purse: What may be spent.
+        budget_policy: What may be spent.
         auditor: Finds the audit of a run; ``None`` where none is kept.
         masker: Knows the secrets of the settings.
         prompts: What ``get_framework_prompts()`` gives in the runs.
@@ -150,7 +155,7 @@ class Services:
             function of the turn.
         answer_type: The form of the answer; ``None`` for text.
         rebind: Makes the same of another registry.
-        openings: With what runs of graphs of one's own began, by checkpoint.
+        run_starts: With what runs of graphs of one's own began, by checkpoint.
     """
 
     runner: StepRunner
@@ -160,13 +165,13 @@ class Services:
     answerer: Answerer
     persistence: Persistence | None = None
     plan_policies: Sequence[PlanPolicy] = ()
-    engines: Sequence[PolicyEngine] = ()
+    policy_engines: Sequence[PolicyEngine] = ()
     permissions: CallerPermissions | None = None
     flow: InformationFlow | None = None
     answer_gate: ResultGate | None = None
     guard: TurnGuardrail | None = None
     events: EventDispatcher = field(default_factory=EventDispatcher)
-    purse: Purse = field(default_factory=Purse)
+    budget_policy: BudgetPolicy = field(default_factory=BudgetPolicy)
     auditor: Auditor | None = None
     masker: SecretMasker = field(default_factory=SecretMasker)
     prompts: PromptProvider | None = None
@@ -175,56 +180,56 @@ class Services:
     system_prompt: SystemPrompt = ""
     answer_type: type[BaseModel] | None = None
     rebind: Callable[[Registry], Services] | None = None
-    openings: Latest[str, Opening] = field(default_factory=partial(Latest, 256))
-    _with_others: Latest[tuple[Any, ...], Services] = field(
-        init=False, default_factory=partial(Latest, 64)
+    run_starts: BoundedDict[str, RunStart] = field(default_factory=partial(BoundedDict, 256))
+    _extended: BoundedDict[tuple[Any, ...], Services] = field(
+        init=False, default_factory=partial(BoundedDict, 64)
     )
     _locks: WeakValueDictionary[tuple[str | None, int], asyncio.Lock] = field(
         default_factory=WeakValueDictionary
     )
-    _guard: Any = field(default_factory=threading.Lock)
+    _locks_guard: Any = field(default_factory=threading.Lock)
 
     @property
-    def equipment(self) -> Equipment:
+    def runner_config(self) -> RunnerConfig:
         """What the stages of an attempt go by."""
-        return self.runner.equipment
+        return self.runner.config
 
     @property
     def registry(self) -> Registry:
         """Capabilities, nodes and context types."""
-        return self.equipment.registry
+        return self.runner_config.registry
 
     @property
     def settings(self) -> Settings:
         """All settings."""
-        return self.equipment.settings
+        return self.runner_config.settings
 
     @property
     def limits(self) -> Limits:
         """Bounds of a run."""
-        return self.equipment.limits
+        return self.runner_config.limits
 
     @property
     def clock(self) -> Clock:
         """Time."""
-        return self.equipment.clock
+        return self.runner_config.clock
 
     @property
     def chat_model(self) -> Callable[[str], Any]:
         """Role to chat model, or ``None``."""
-        return self.equipment.chat_model
+        return self.runner_config.chat_model
 
-    def beside(self, *capabilities: Any) -> Services:
+    def with_capabilities(self, *capabilities: Any) -> Services:
         """Return the same with further capabilities, such as the tools of one agent.
 
         What is counted, kept and told stays in one place for both.
         """
         if not capabilities or self.rebind is None:
             return self
-        made = self._with_others.get(capabilities)
+        made = self._extended.get(capabilities)
         if made is None:
             other = self.rebind(self.registry.with_(*capabilities))
-            made = self._with_others[capabilities] = replace(
+            made = self._extended[capabilities] = replace(
                 self,
                 runner=other.runner,
                 permissions=other.permissions,
@@ -233,11 +238,11 @@ class Services:
             )
         return made
 
-    def registry_of(self, view: TurnView) -> Registry:
+    def registry_for(self, view: TurnView) -> Registry:
         """Return what the caller of a turn may use: nothing else is shown to whoever plans."""
         if self.permissions is None:
             return self.registry
-        return self.permissions.registry_of(view.caller)
+        return self.permissions.visible_registry(view.caller)
 
     async def instructions(self, view: TurnView) -> str:
         """Return what the application and the system messages of the input tell the models."""
@@ -246,7 +251,7 @@ class Services:
         own: Any = self.system_prompt or ""
         if callable(own):
             try:
-                own = await awaited(own(view))
+                own = await maybe_await(own(view))
             except (CapgraphError, GraphBubbleUp):
                 raise
             except Exception as exc:
@@ -262,7 +267,7 @@ class Services:
         return "\n\n".join(part for part in (text, system_text(view.messages)) if part)
 
     @property
-    def asks_another_than_requester(self) -> bool:
+    def requires_other_approver(self) -> bool:
         """Whether who asks for a turn has to be known later on."""
         known = self.registry.capabilities.values()
         return any(ApprovalPolicy.of(spec.requires_approval).not_requester for spec in known)
@@ -284,48 +289,50 @@ class Services:
 
     def view(self, state: Any) -> TurnView:
         """Return the typed reading of a state in the run that calls this."""
-        thread = configurable().get("thread_id")
+        thread = current_configurable().get("thread_id")
         known = None if thread is None else str(thread)
         return TurnView(
             state,
             thread_id=known,
             caller=current_caller(),
             sender=current_sender(),
-            payer=payer_around(),
+            default_owner=enclosing_billing_subject(),
         )
 
-    def spending(self, view: TurnView, *, planned: bool = False, run: str = "") -> Spending | None:
+    def spending(
+        self, view: TurnView, *, includes_plan_budget: bool = False, run_id: str = ""
+    ) -> TurnSpending | None:
         """Return what the running turn may spend; ``None`` when nothing is bounded or kept.
 
         Args:
             view: The turn.
-            planned: Whether the budget of the plan in force counts besides.
-            run: Names the run that stands for a turn, in a graph of one's own that has none.
+            includes_plan_budget: Whether the budget of the plan in force counts besides.
+            run_id: Names the run that stands for a turn, in a graph of one's own that has none.
         """
-        journal, own = self.journal(), view.plan.get("budget") if planned else None
-        about: Any = {"kept": journal.durable, "planned": own, "run": run}
-        return self.purse.spending(view, journal.persistence, **about)
+        journal, own = self.journal(), view.plan.get("budget") if includes_plan_budget else None
+        about: Any = {"kept": journal.is_durable, "planned": own, "run": run_id}
+        return self.budget_policy.for_turn(view, journal.persistence, **about)
 
     async def budget_left(self) -> dict[str, float]:
         """Return what is left of each limit of the budget; empty without one."""
-        spending = running_spending()
+        spending = current_spending()
         return {} if spending is None else await spending.left()
 
-    def ledger(self, view: TurnView, visit: str = "") -> EffectLedger:
+    def ledger(self, view: TurnView, visit_id: str = "") -> EffectLedger:
         """Return the effects, waits and agreements of the running turn.
 
         Args:
             view: The turn.
-            visit: Tells this visit of a node from others, where no plan tells its steps apart.
+            visit_id: Tells this visit of a node from others, where no plan tells its steps apart.
         """
         journal = self.journal()
         # Steps side by side in a graph of one's own make a ledger each; their claims meet here.
         place = (journal.thread_id, id(asyncio.get_running_loop()))
-        with self._guard:
+        with self._locks_guard:
             lock = self._locks.get(place)
             if lock is None:
                 lock = self._locks[place] = asyncio.Lock()
-        return EffectLedger(journal, view, lock, visit=visit)
+        return EffectLedger(journal, view, lock, visit_id=visit_id)
 
     def node(self, capability: type[Any], parameters: ParametersOfState | None = None) -> GraphNode:
         """Return the node of a capability for a graph of one's own.
@@ -361,9 +368,9 @@ class Services:
             )
         node: GraphNode = capability.langgraph_node
         if parameters is None:
-            return node.bound(self)
+            return node.with_services(self)
         _check_parameters(known, parameters)
-        return node.bound(self, parameters=parameters)
+        return node.with_services(self, parameters=parameters)
 
 
 def _check_parameters(spec: CapabilitySpec, parameters: ParametersOfState) -> None:
@@ -375,7 +382,7 @@ def _check_parameters(spec: CapabilitySpec, parameters: ParametersOfState) -> No
     if callable(parameters):
         return
     owner = f"The node of {spec.name!r}"
-    if not fits(parameters, Mapping[str, str]):
+    if not matches_annotation(parameters, Mapping[str, str]):
         raise ConfigurationError(
             f"{owner} has the parameters {parameters!r:.80}, neither a mapping of parameter names to"
             " state keys nor a function of the state.",
@@ -385,5 +392,5 @@ def _check_parameters(spec: CapabilitySpec, parameters: ParametersOfState) -> No
     if unknown := [name for name in parameters if name not in known]:
         raise ConfigurationError(
             f"{owner} maps {', '.join(map(repr, unknown))}: {spec.name!r} has no such parameter.",
-            fix=use_known(*unknown, known=known),
+            fix=suggest_fix(*unknown, known=known),
         )

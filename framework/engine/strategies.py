@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from capgraph.base.clock import Clock
 from capgraph.configs.errors import ConfigurationError
+from capgraph.engine.configured_objects import model_behaviors
 from capgraph.engine.default_strategies import ChainPlanner, LastMessageExtractor, SummaryAnswerer
-from capgraph.engine.named import of_role
 from capgraph.engine.services import OperatorOptions
+from capgraph.helpers.clock import Clock
 from capgraph.registry import Registry
 
 
-def describe_models(model: Any, settings: Any) -> Any:
+def resolve_models(model: Any, settings: Any) -> Any:
     """Return the models of an agent: those that its caller names, else those of the settings.
 
     A setting ``model`` is the default of the roles that ``models`` leaves out.
@@ -53,7 +53,7 @@ def choose_strategies(
         "answerer": SummaryAnswerer(),
     }
     strategy = settings.selection.strategy
-    configured = describe_models(model, settings)
+    configured = resolve_models(model, settings)
     if configured is not None:
         from capgraph.models import model_strategies, role_behaviors
 
@@ -64,12 +64,12 @@ def choose_strategies(
             settings,
             offline,
             options.get("behaviors", ()),
-            own_behaviors={
-                role: of_role(given, f"models.{role}.behaviors")
+            role_behaviors={
+                role: model_behaviors(given, f"models.{role}.behaviors")
                 for role, given in own.items()
                 if given
             },
-            own_planner="planner" in options,
+            has_custom_planner="planner" in options,
             clock=clock,
         )
     elif strategy in {"model", "per_capability"}:

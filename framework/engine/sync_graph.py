@@ -24,12 +24,12 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import StateSnapshot
 from langgraph.typing import ContextT
 
-from capgraph.engine.envelopes import one_signal
-from capgraph.stores.usable import check_saver, check_store
+from capgraph.engine.step_tasks import merge_interrupts
+from capgraph.stores.async_checks import require_async_saver, require_async_store
 
 Ts = TypeVarTuple("Ts")
 
-_AHEAD = 64
+_MAX_BUFFERED_PARTS = 64
 """Parts that a run may be ahead of the one who reads them."""
 
 _Make = Callable[[], AsyncIterator[Any]]
@@ -46,7 +46,7 @@ class SyncGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT]):
 
         def invoke(self, *args: Any, **kwargs: Any) -> Any:
             """Run the graph and wait for the result; takes what ``ainvoke`` takes."""
-            return in_own_loop(lambda: self.ainvoke(*args, **kwargs))
+            return run_in_new_loop(lambda: self.ainvoke(*args, **kwargs))
 
         def stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
             """Run the graph and yield what it streams; takes what ``astream`` takes."""
@@ -63,11 +63,11 @@ class SyncGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT]):
                     async for part in parts:
                         yield part
             except GraphInterrupt as signal:
-                raise one_signal([signal]) from None
+                raise merge_interrupts([signal]) from None
 
     def get_state(self, config: RunnableConfig, **more: Any) -> StateSnapshot:
         """Return the state of a thread; takes what ``aget_state`` takes."""
-        found: StateSnapshot = in_own_loop(lambda: self.aget_state(config, **more))
+        found: StateSnapshot = run_in_new_loop(lambda: self.aget_state(config, **more))
         return found
 
     def get_state_history(self, config: RunnableConfig, **more: Any) -> Iterator[StateSnapshot]:
@@ -77,54 +77,54 @@ class SyncGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT]):
 
     def bulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
         """Change the state of a thread by hand; takes what ``abulk_update_state`` takes."""
-        found: RunnableConfig = in_own_loop(lambda: self.abulk_update_state(config, supersteps))
+        found: RunnableConfig = run_in_new_loop(lambda: self.abulk_update_state(config, supersteps))
         return found
 
 
 GraphT = TypeVar("GraphT", bound=SyncGraph[Any])
 
 
-def compiled(builder: StateGraph[Any, Any, Any, Any], **options: Any) -> SyncGraph[Any]:
+def compile_graph(builder: StateGraph[Any, Any, Any, Any], **options: Any) -> SyncGraph[Any]:
     """Compile a graph of coroutines; takes what LangGraph's ``compile`` takes.
 
     Raises:
         ConfigurationError: The saver or the store is synchronous.
     """
-    check_saver(options.get("checkpointer"))
-    check_store(options.get("store"))
-    return graph_of(SyncGraph, builder.compile(**options))
+    require_async_saver(options.get("checkpointer"))
+    require_async_store(options.get("store"))
+    return copy_graph_as(SyncGraph, builder.compile(**options))
 
 
-def one_node(
-    name: str, run: Any, state: Any, *, takes: Any = None, gives: Any
+def single_node_graph(
+    name: str, run: Any, state: Any, *, input_schema: Any = None, output_schema: Any
 ) -> StateGraph[Any, Any, Any, Any]:
     """Return the graph of one node; what it takes is its state when not given."""
-    builder = StateGraph(state, input_schema=takes, output_schema=gives)
-    builder.add_node(name, run, input_schema=takes)
+    builder = StateGraph(state, input_schema=input_schema, output_schema=output_schema)
+    builder.add_node(name, run, input_schema=input_schema)
     return builder.add_edge(START, name).add_edge(name, END)
 
 
-def graph_of(
-    kind: type[GraphT], graph: CompiledStateGraph[Any, Any, Any, Any], **more: Any
+def copy_graph_as(
+    graph_class: type[GraphT], graph: CompiledStateGraph[Any, Any, Any, Any], **arguments: Any
 ) -> GraphT:
     """Return a compiled graph as one of another class, made with further arguments."""
     # StateGraph.compile names its class itself; this is how a graph copies itself.
     attributes = {k: v for k, v in vars(graph).items() if k != "__orig_class__"}
-    return kind(**more, **attributes)
+    return graph_class(**arguments, **attributes)
 
 
-def in_own_loop(make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+def run_in_new_loop(make_coroutine: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     """Run a coroutine on an event loop of its own, and wait for it."""
 
     async def one() -> AsyncIterator[Any]:
-        yield await make()
+        yield await make_coroutine()
 
     [result] = _iterate(one)
     return result
 
 
 def _iterate(make: _Make) -> Iterator[Any]:
-    run = _Run(make)
+    run = _ThreadedRun(make)
     try:
         yield from run.parts()
     finally:
@@ -132,7 +132,7 @@ def _iterate(make: _Make) -> Iterator[Any]:
         run.stop()
 
 
-class _OwnLoop(_Loop):
+class _QuietLoop(_Loop):
     """Whoever reports to it when it has ended is not held up.
 
     A thread of SQLite still reports of a query whose reader went away; an error ended the thread,
@@ -154,7 +154,7 @@ class _OwnLoop(_Loop):
             return asyncio.Handle(callback, args, self, context)
 
 
-class _Run:
+class _ThreadedRun:
     """An asynchronous iterator on an event loop of its own, in a thread of its own."""
 
     def __init__(self, make: _Make) -> None:
@@ -162,7 +162,7 @@ class _Run:
         self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = Future()
         self._ended: Future[None] = Future()
-        self._room = asyncio.Semaphore(_AHEAD)
+        self._room = asyncio.Semaphore(_MAX_BUFFERED_PARTS)
         context = contextvars.copy_context()
         self._thread = threading.Thread(
             target=context.run, args=(self._work,), name="capgraph run", daemon=True
@@ -185,7 +185,7 @@ class _Run:
 
     def _work(self) -> None:
         try:
-            with asyncio.Runner(loop_factory=_OwnLoop) as runner:
+            with asyncio.Runner(loop_factory=_QuietLoop) as runner:
                 runner.run(self._pump())
         except BaseException as exc:  # handed to the caller's thread, whatever it is
             self._ended.set_exception(exc)

@@ -16,23 +16,23 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.types import Command
 
 from capgraph.base.errors import CapgraphError, ValidationError
-from capgraph.configs.run_context import run_context, using
+from capgraph.configs.run_context import override_run_context, run_context
 from capgraph.langgraph_compat import is_task, open_interrupts, outer_checkpoint
-from capgraph.planning.waits import is_wait
+from capgraph.planning.waits import is_wait_interrupt
 from capgraph.stores.leases import Lease
 from capgraph.stores.persistence import Persistence
-from capgraph.stores.records import END, thread_config, write_record
+from capgraph.stores.records import RUN_END, thread_config, write_record
 
 if TYPE_CHECKING:
     from capgraph.stores.retention import Retention
 
 
-def lend(lease: Lease) -> AbstractContextManager[None]:
+def share_lease(lease: Lease) -> AbstractContextManager[None]:
     """Let runs inside the block share a lease that the caller holds, and will give back."""
-    return using(lent_leases=(lease,))
+    return override_run_context(lent_leases=(lease,))
 
 
-async def run_alone(
+async def run_with_lease(
     persistence: Persistence,
     config: Mapping[str, Any],
     inputs: Any,
@@ -53,12 +53,12 @@ async def run_alone(
         ValidationError: The input answers a question, and none is open.
     """
     saver = persistence.saver
-    async with hold(persistence, config) as lease:
+    async with hold_lease(persistence, config) as lease:
         alone = not is_task(config)
         if alone and isinstance(inputs, Command) and inputs.resume is not None:
-            await _check_question(saver, config["configurable"])
+            await _check_open_question(saver, config["configurable"])
         # Only what runs inside sees the lease; the caller's context stays as it was.
-        inside = using(leases=(*run_context().leases, lease))
+        inside = override_run_context(leases=(*run_context().leases, lease))
         try:
             async with aclosing(run()) as stream:  # type: ignore[type-var]
                 while True:
@@ -69,15 +69,15 @@ async def run_alone(
                         break
                     yield chunk
             if alone and retention is not None:
-                await retention.turn_ended(persistence, lease.thread_id)
+                await retention.prune_after_turn(persistence, lease.thread_id)
         except BaseException as exc:
-            if alone and not lease.lost:
-                await asyncio.shield(_leave_word(saver, lease.thread_id, exc))
+            if alone and not lease.is_lost:
+                await asyncio.shield(_record_end(saver, lease.thread_id, exc))
             raise
 
 
 @asynccontextmanager
-async def hold(persistence: Persistence, config: Mapping[str, Any]) -> AsyncIterator[Lease]:
+async def hold_lease(persistence: Persistence, config: Mapping[str, Any]) -> AsyncIterator[Lease]:
     """Hold the lease of the thread that a configuration names.
 
     Raises:
@@ -88,20 +88,20 @@ async def hold(persistence: Persistence, config: Mapping[str, Any]) -> AsyncIter
     # A run of its own on the thread of the run around it would write what that one writes.
     context = run_context()
     outer = context.leases if is_task(config) else context.lent_leases
-    lease = await leases.take(thread, family=outer_checkpoint(config), outer=outer)
+    lease = await leases.acquire(thread, share_key=outer_checkpoint(config), outer_leases=outer)
     try:
         yield lease
     finally:
         await leases.release(lease)
 
 
-async def _check_question(saver: BaseCheckpointSaver[Any], asked: Mapping[str, Any]) -> None:
+async def _check_open_question(saver: BaseCheckpointSaver[Any], asked: Mapping[str, Any]) -> None:
     # A question of an earlier checkpoint can be answered again: that is a fork.
     moment = asked.get("checkpoint_id") or None
     found = await saver.aget_tuple(thread_config(str(asked["thread_id"]), checkpoint_id=moment))
     again = moment is not None
-    open_ = [] if found is None else open_interrupts(found.pending_writes, again=again)
-    if all(is_wait(item.value) for item in open_):
+    open_ = [] if found is None else open_interrupts(found.pending_writes, include_answered=again)
+    if all(is_wait_interrupt(item.value) for item in open_):
         raise ValidationError(
             f"The thread {asked['thread_id']!r} asks nothing, so the answer changes nothing.",
             fix="It was answered before, or it is meant for another thread. What waits for an event"
@@ -109,7 +109,7 @@ async def _check_question(saver: BaseCheckpointSaver[Any], asked: Mapping[str, A
         )
 
 
-async def _leave_word(
+async def _record_end(
     saver: BaseCheckpointSaver[Any], thread_id: str, error: BaseException
 ) -> None:
     cancelled = isinstance(error, (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt))
@@ -121,4 +121,4 @@ async def _leave_word(
             "reason": reason[:2000],
             "checkpoint": found.checkpoint["id"] if found else None,
         }
-        await write_record(saver, thread_id, END, record)
+        await write_record(saver, thread_id, RUN_END, record)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from capgraph.planning import CLOSING
+from capgraph.planning import TERMINAL_STEPS
 from capgraph.state import TurnView
 
 Status = Literal["completed", "partial", "failed", "stopped", "cancelled", "waiting"]
 
 
-def outcome_of(state: Mapping[str, Any], status: Status | None = None) -> dict[str, Any]:
+def describe_outcome(state: Mapping[str, Any], status: Status | None = None) -> dict[str, Any]:
     """Describe the end of a turn.
 
     Args:
@@ -27,12 +27,12 @@ def outcome_of(state: Mapping[str, Any], status: Status | None = None) -> dict[s
         without effect; ``missing`` then names the steps that the planner wanted besides.
     ``question`` names the questions that the turn's message dropped, by their ids and steps.
 
-    >>> outcome_of({})["status"]
+    >>> describe_outcome({})["status"]
     'completed'
     """
     results = state.get("execution_step_results") or {}
-    planned = TurnView(state).planned
-    wanted = [key for key, step in planned.items() if step.get("capability") not in CLOSING]
+    planned = TurnView(state).steps_by_key
+    wanted = [key for key, step in planned.items() if step.get("capability") not in TERMINAL_STEPS]
     undo = state.get("control_undo") or {}
     wanted = undo.get("wanted", wanted)
     done = [key for key in wanted if (results.get(key) or {}).get("success")]
@@ -86,4 +86,4 @@ def waiting_outcome(state: Mapping[str, Any], waits: Mapping[str, Any]) -> dict[
     >>> waiting_outcome({}, {"mail": {"for": "paid"}})["waiting"]
     {'mail': {'for': 'paid'}}
     """
-    return {**outcome_of(state, "waiting"), "waiting": dict(waits)}
+    return {**describe_outcome(state, "waiting"), "waiting": dict(waits)}

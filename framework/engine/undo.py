@@ -10,32 +10,32 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from capgraph.approvals import PLAN, plan_question
+from capgraph.approvals import PLAN, plan_request
 from capgraph.base.errors import CapgraphError, LimitError, PlanError, PolicyError
 from capgraph.base.plan import ExecutionPlan, PlannedStep
 from capgraph.base.ports import Attempt, StepRecord, Verdict
 from capgraph.base.spec import CapabilitySpec, parameter_names
 from capgraph.base.undo import DoneStep, Undo
 from capgraph.configs.logger import get_logger
-from capgraph.engine.accept_plan import accept, check
-from capgraph.engine.asking import ask_apart, reader
+from capgraph.engine.approval_requests import answer_reader, ask_in_task
 from capgraph.engine.caller_plan import plan_digest
+from capgraph.engine.plan_acceptance import accept_plan, prepare_plan
 from capgraph.engine.services import Services
 from capgraph.pipeline.run_config import current_runtime
-from capgraph.pipeline.state_update import combined, to_state
-from capgraph.planning import CLOSING
+from capgraph.pipeline.state_update import merge_writes, to_state
+from capgraph.planning import TERMINAL_STEPS
 from capgraph.state import TurnView
-from capgraph.telemetry.audit import note_answer
+from capgraph.telemetry.audit import record_decision
 
 
 @dataclass(frozen=True, slots=True)
-class _Done:
-    step: DoneStep
-    keys: Mapping[str, str]
+class _DoneEffect:
+    done_step: DoneStep
+    output_keys: Mapping[str, str]
     undo: Undo
 
 
-async def offered(view: TurnView, services: Services) -> dict[str, Any]:
+async def offer_undo(view: TurnView, services: Services) -> dict[str, Any]:
     """Return the update that offers a person to undo what was done; empty for nothing to offer.
 
     Args:
@@ -44,26 +44,26 @@ async def offered(view: TurnView, services: Services) -> dict[str, Any]:
     """
     if view.state.get("control_undo") or view.failure is None:
         return {}
-    done = _done(view, services)
-    if not done or not services.journal().durable:
+    done = _undoable_effects(view, services)
+    if not done or not services.journal().is_durable:
         return {}
-    told = ", ".join(f"{one.step.key} ({one.step.capability})" for one in done)
-    works = [s["context_key"] for s in view.steps if s["capability"] not in CLOSING]
+    told = ", ".join(f"{one.done_step.key} ({one.done_step.capability})" for one in done)
+    works = [s["context_key"] for s in view.steps if s["capability"] not in TERMINAL_STEPS]
     entry = {
         "open": True,
         "failure": dict(view.failure),
         "wanted": works,
         "steps": {},
-        "effects": [one.step.key for one in done],
+        "effects": [one.done_step.key for one in done],
     }
     try:
-        steps = {one.step.key: _step(one, view, services) for one in reversed(done)}
+        steps = {one.done_step.key: _undo_step(one, view, services) for one in reversed(done)}
         plan = ExecutionPlan(steps=list(steps.values()))
-        checked = await check(plan, view, services, active=None, author="undo")
+        checked = await prepare_plan(plan, view, services, active=None, author="undo")
         reason = f"The turn failed: {view.failure.get('user_message')}"
         problems = [reason, f"Done were the effects of {told}. This plan takes them back."]
         checked = replace(checked, verdict=Verdict("ask", problems))
-        update = await accept(
+        update = await accept_plan(
             checked, view, services, author="undo", previous=view.plan, one_by_one=True
         )
     except (PlanError, PolicyError, LimitError) as exc:
@@ -74,8 +74,8 @@ async def offered(view: TurnView, services: Services) -> dict[str, Any]:
     return {**update, "control_undo": entry, "runtime_info": times}
 
 
-async def offered_apart(
-    failed: Mapping[str, Any],
+async def offer_undo_in_node(
+    failure_update: Mapping[str, Any],
     view: TurnView,
     services: Services,
     run: Callable[[Attempt], Awaitable[StepRecord]],
@@ -83,57 +83,62 @@ async def offered_apart(
     """Offer the same in a graph of one's own, in the node that failed; return the whole update.
 
     Args:
-        failed: What the node would leave behind.
+        failure_update: What the node would leave behind.
         view: The state.
         services: Shared dependencies.
         run: Runs a step.
     """
-    journal, turn = services.journal(), services.ledger(view).turn
+    journal, turn = services.journal(), services.ledger(view).turn_key
     once = (view.state.get("control_undo") or {}).get("turn") == turn
-    done = [] if once or not view.turn_id else _done(view, services, f"{turn}/")
-    if not done or not journal.durable:
-        return dict(failed)
-    told = ", ".join(f"{one.step.key} ({one.step.capability})" for one in done)
-    info = failed["control_error_info"]
-    entry = {"open": False, "turn": turn, "failure": info, "effects": [o.step.key for o in done]}
+    done = [] if once or not view.turn_id else _undoable_effects(view, services, f"{turn}/")
+    if not done or not journal.is_durable:
+        return dict(failure_update)
+    told = ", ".join(f"{one.done_step.key} ({one.done_step.capability})" for one in done)
+    info = failure_update["control_error_info"]
+    entry = {
+        "open": False,
+        "turn": turn,
+        "failure": info,
+        "effects": [o.done_step.key for o in done],
+    }
     try:
-        steps = {one.step.key: _step(one, view, services) for one in reversed(done)}
+        steps = {one.done_step.key: _undo_step(one, view, services) for one in reversed(done)}
         plan = ExecutionPlan(steps=list(steps.values()))
-        plan = (await check(plan, view, services, active=None, author="undo")).plan
+        plan = (await prepare_plan(plan, view, services, active=None, author="undo")).plan
     except (PlanError, PolicyError, LimitError) as exc:
-        return {**failed, "control_undo": {**entry, "problem": str(exc)}}
+        return {**failure_update, "control_undo": {**entry, "problem": str(exc)}}
     # Whoever answers does not have the failed step run again.
-    await journal.write(_visit(), dict(failed))
+    await journal.write(_visit_key(), dict(failure_update))
     problems = [f"{info['user_message']}", f"Done were the effects of {told}; this undoes them."]
     asked = {"control_undo": {"open": True}, "control_validation_context": {"problems": problems}}
     shown = services.view({**view.state, **asked, "planning_execution_plan": plan})
-    question = plan_question(shown, services.registry)
-    answers, by = await ask_apart(question, reader(question, shown, services, None))
+    question = plan_request(shown, services.registry)
+    answers, by = await ask_in_task(question, answer_reader(question, shown, services, None))
     decision = answers[PLAN].decision
-    note_answer(PLAN, PLAN, decision, by, digest=plan_digest(plan))
-    writes, undone = [*failed.items()], []
+    record_decision(PLAN, PLAN, decision, by, digest=plan_digest(plan))
+    writes, undone = [*failure_update.items()], []
     for effect, step in steps.items() if decision == "approve" else ():
-        record = await run(shown.attempt(step["capability"], step, total=len(steps)))
+        record = await run(shown.create_attempt(step["capability"], step, total=len(steps)))
         writes += to_state(record).items()
         if record.error is not None:
             break
         undone.append(effect)
     writes.append(("control_undo", {**entry, "undone": undone}))
-    return dict(combined(writes))
+    return dict(merge_writes(writes))
 
 
-async def failed_before(services: Services) -> dict[str, Any]:
+async def failed_visit_update(services: Services) -> dict[str, Any]:
     """Return what a node of a graph of one's own leaves behind that waited for such an answer."""
     if not any(spec.undo is not None for spec in services.registry.capabilities.values()):
         return {}
-    return await services.journal().read(_visit())
+    return await services.journal().read(_visit_key())
 
 
-def _visit() -> str:
+def _visit_key() -> str:
     return f"undo/{current_runtime().execution_info.task_id}"
 
 
-def closed(view: TurnView) -> dict[str, Any]:
+def finish_undo(view: TurnView) -> dict[str, Any]:
     """Return the update that ends the undoing: the failure for which it was offered is back."""
     undo = view.state["control_undo"]
     info = dict(undo["failure"])
@@ -146,7 +151,7 @@ def closed(view: TurnView) -> dict[str, Any]:
     }
 
 
-def _done(view: TurnView, services: Services, turn: str = "") -> list[_Done]:
+def _undoable_effects(view: TurnView, services: Services, turn: str = "") -> list[_DoneEffect]:
     found = []
     for entry in [entry for name, entry in view.effects.items() if name.startswith(turn)]:
         spec = services.registry.capabilities.get(entry.get("capability") or "")
@@ -173,47 +178,49 @@ def _done(view: TurnView, services: Services, turn: str = "") -> list[_Done]:
         step = DoneStep(
             str(entry["step"]), entry["capability"], entry.get("parameters") or {}, outputs
         )
-        found.append(_Done(step, keys, undo))
+        found.append(_DoneEffect(step, keys, undo))
     return found
 
 
-def _step(done: _Done, view: TurnView, services: Services) -> PlannedStep:
+def _undo_step(done: _DoneEffect, view: TurnView, services: Services) -> PlannedStep:
     """Plan the step that takes an effect back.
 
     Raises:
         PlanError: Its parameters cannot be made.
     """
     spec = services.registry.capabilities[done.undo.name]
-    name = "undo_" + done.step.key.replace("[", "_").rstrip("]")
+    name = "undo_" + done.done_step.key.replace("[", "_").rstrip("]")
     key, number = name, 1
     taken = {*view.results, *(name for entries in view.contexts.values() for name in entries)}
     while key in taken:
         number += 1
         key = f"{name}_{number}"
     try:
-        values = dict(_values(done, spec))
+        values = dict(_undo_parameters(done, spec))
     except CapgraphError:
         raise
     except Exception as exc:
         raise PlanError(
-            f"The parameters of {spec.name!r}, which undoes {done.step.key!r}, cannot be made:"
+            f"The parameters of {spec.name!r}, which undoes {done.done_step.key!r}, cannot be made:"
             f" {type(exc).__name__}: {exc}."
         ) from exc
     return PlannedStep(
         context_key=key,
         capability=spec.name,
-        task_objective=f"Undo {done.step.key} ({done.step.capability})",
+        task_objective=f"Undo {done.done_step.key} ({done.done_step.capability})",
         parameters=values,
         inputs=[
-            {need.label: done.keys[need.type]} for need in spec.requires if need.type in done.keys
+            {need.label: done.output_keys[need.type]}
+            for need in spec.requires
+            if need.type in done.output_keys
         ],
     )
 
 
-def _values(done: _Done, spec: CapabilitySpec) -> Mapping[str, Any]:
+def _undo_parameters(done: _DoneEffect, spec: CapabilitySpec) -> Mapping[str, Any]:
     if done.undo.parameters is not None:
-        return done.undo.parameters(done.step)
-    known = dict(done.step.parameters)
-    for data in done.step.outputs.values():
+        return done.undo.parameters(done.done_step)
+    known = dict(done.done_step.parameters)
+    for data in done.done_step.outputs.values():
         known |= data
     return {name: known[name] for name in parameter_names(spec.parameters) if name in known}

@@ -13,7 +13,7 @@ ordinary async function to it, for those who keep their sets there.
 
 from typing import TYPE_CHECKING
 
-from capgraph.configs.lazy import lazy_exports
+from capgraph.configs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from capgraph.evaluation.dataset import AnswerCheck as AnswerCheck
@@ -23,30 +23,30 @@ if TYPE_CHECKING:
     from capgraph.evaluation.dataset import JudgeSettings as JudgeSettings
     from capgraph.evaluation.dataset import Thresholds as Thresholds
     from capgraph.evaluation.dataset import load_dataset as load_dataset
-    from capgraph.evaluation.from_threads import dataset_of_threads as dataset_of_threads
-    from capgraph.evaluation.from_threads import write_dataset as write_dataset
-    from capgraph.evaluation.judge import Verdict as Verdict
+    from capgraph.evaluation.evaluator import evaluate as evaluate
+    from capgraph.evaluation.evaluator import validate_dataset as validate_dataset
+    from capgraph.evaluation.judge import JudgeVerdict as JudgeVerdict
     from capgraph.evaluation.metrics import Counts as Counts
-    from capgraph.evaluation.recording import Cost as Cost
     from capgraph.evaluation.recording import RecordedAnswer as RecordedAnswer
     from capgraph.evaluation.recording import RecordedNodeRun as RecordedNodeRun
+    from capgraph.evaluation.recording import RecordedOutcome as RecordedOutcome
     from capgraph.evaluation.recording import Recording as Recording
-    from capgraph.evaluation.recording import TurnEnd as TurnEnd
+    from capgraph.evaluation.recording import TurnCost as TurnCost
     from capgraph.evaluation.recording import load_recording as load_recording
     from capgraph.evaluation.recording import record as record
+    from capgraph.evaluation.replay_script import NoRecordError as NoRecordError
     from capgraph.evaluation.replay_turn import Difference as Difference
-    from capgraph.evaluation.replay_turn import Replay as Replay
+    from capgraph.evaluation.replay_turn import ReplayResult as ReplayResult
     from capgraph.evaluation.replay_turn import replay as replay
     from capgraph.evaluation.report import METRICS as METRICS
     from capgraph.evaluation.report import CaseResult as CaseResult
     from capgraph.evaluation.report import Report as Report
     from capgraph.evaluation.report import ThresholdFailure as ThresholdFailure
-    from capgraph.evaluation.run import check_names as check_names
-    from capgraph.evaluation.run import evaluate as evaluate
-    from capgraph.evaluation.script import NoRecordError as NoRecordError
-    from capgraph.evaluation.takeover import CompatibilityReport as CompatibilityReport
-    from capgraph.evaluation.takeover import Incompatibility as Incompatibility
-    from capgraph.evaluation.takeover import check_threads as check_threads
+    from capgraph.evaluation.thread_compatibility import CompatibilityReport as CompatibilityReport
+    from capgraph.evaluation.thread_compatibility import Incompatibility as Incompatibility
+    from capgraph.evaluation.thread_compatibility import check_threads as check_threads
+    from capgraph.evaluation.thread_dataset import dataset_from_threads as dataset_from_threads
+    from capgraph.evaluation.thread_dataset import write_dataset as write_dataset
 
 __getattr__, __dir__ = lazy_exports(
     __name__,
@@ -60,22 +60,26 @@ __getattr__, __dir__ = lazy_exports(
             "Thresholds",
             "load_dataset",
         ),
-        "capgraph.evaluation.from_threads": ("dataset_of_threads", "write_dataset"),
-        "capgraph.evaluation.judge": ("Verdict",),
+        "capgraph.evaluation.thread_dataset": ("dataset_from_threads", "write_dataset"),
+        "capgraph.evaluation.judge": ("JudgeVerdict",),
         "capgraph.evaluation.metrics": ("Counts",),
         "capgraph.evaluation.recording": (
-            "Cost",
+            "TurnCost",
             "RecordedAnswer",
             "RecordedNodeRun",
             "Recording",
-            "TurnEnd",
+            "RecordedOutcome",
             "load_recording",
             "record",
         ),
-        "capgraph.evaluation.replay_turn": ("Difference", "Replay", "replay"),
+        "capgraph.evaluation.replay_turn": ("Difference", "ReplayResult", "replay"),
         "capgraph.evaluation.report": ("CaseResult", "METRICS", "Report", "ThresholdFailure"),
-        "capgraph.evaluation.run": ("check_names", "evaluate"),
-        "capgraph.evaluation.script": ("NoRecordError",),
-        "capgraph.evaluation.takeover": ("CompatibilityReport", "Incompatibility", "check_threads"),
+        "capgraph.evaluation.evaluator": ("validate_dataset", "evaluate"),
+        "capgraph.evaluation.replay_script": ("NoRecordError",),
+        "capgraph.evaluation.thread_compatibility": (
+            "CompatibilityReport",
+            "Incompatibility",
+            "check_threads",
+        ),
     },
 )

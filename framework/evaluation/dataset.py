@@ -20,8 +20,8 @@ from pydantic import (
 )
 
 from capgraph.configs.errors import ConfigurationError
-from capgraph.configs.linear_pattern import LinearPattern
-from capgraph.configs.yaml_files import explained, read_yaml
+from capgraph.configs.linear_regex import LinearTimeRegex
+from capgraph.configs.yaml_files import format_validation_errors, read_yaml
 from capgraph.registry import load_recipe
 
 _NUMBER = re.compile(r"(?<![\w.])[-+−]?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?")
@@ -31,13 +31,13 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(min_length=1)]
 
 
-class _Part(BaseModel):
+class _StrictModel(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
 
-def _pattern(text: str) -> str:
+def _validate_pattern(text: str) -> str:
     try:
-        LinearPattern(text)  # a set may come from elsewhere
+        LinearTimeRegex(text)  # a set may come from elsewhere
     except ConfigurationError as exc:
         raise ValueError(
             f"{text!r} is no regular expression that can be searched in linear time. {exc}"
@@ -45,7 +45,7 @@ def _pattern(text: str) -> str:
     return text
 
 
-class AnswerCheck(_Part):
+class AnswerCheck(_StrictModel):
     """One thing that the answer must or must not say; exactly one of the first four.
 
     Attributes:
@@ -56,19 +56,19 @@ class AnswerCheck(_Part):
         number: A number that must be in it, give or take ``tolerance``.
         tolerance: How far off the number may be.
 
-    >>> AnswerCheck(number=35, tolerance=0.1).problem("It was 35.05 degrees.")
-    >>> AnswerCheck(contains="July").problem("In June.")
+    >>> AnswerCheck(number=35, tolerance=0.1).find_problem("It was 35.05 degrees.")
+    >>> AnswerCheck(contains="July").find_problem("In June.")
     "does not contain 'July'"
     """
 
     contains: Name | None = None
     lacks: Name | None = None
-    matches: Annotated[Name, AfterValidator(_pattern)] | None = None
+    matches: Annotated[Name, AfterValidator(_validate_pattern)] | None = None
     number: float | None = Field(None, allow_inf_nan=False)
     tolerance: float = Field(0.0, ge=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
-    def _exactly_one(self) -> AnswerCheck:
+    def _validate_single_check(self) -> AnswerCheck:
         kinds = ("contains", "lacks", "matches", "number")
         given = [kind for kind in kinds if getattr(self, kind) is not None]
         if len(given) != 1:
@@ -77,36 +77,36 @@ class AnswerCheck(_Part):
             raise ValueError("'tolerance' belongs to 'number'")
         return self
 
-    def problem(self, answer: str) -> str | None:
+    def find_problem(self, answer: str) -> str | None:
         """Return what is wrong with an answer, or ``None``."""
         folded = answer.casefold()
         if self.contains is not None and self.contains.casefold() not in folded:
             return f"does not contain {self.contains!r}"
         if self.lacks is not None and self.lacks.casefold() in folded:
             return f"contains {self.lacks!r}"
-        if self.matches is not None and not LinearPattern(self.matches).found(answer):
+        if self.matches is not None and not LinearTimeRegex(self.matches).search(answer):
             return f"does not match {self.matches!r}"
         if self.number is None or self._has_number(answer, self.number):
             return None
         give = f" (give or take {self.tolerance:g})" if self.tolerance else ""
         return f"has no number {self.number:g}{give}"
 
-    def _has_number(self, answer: str, wanted: float) -> bool:
+    def _has_number(self, answer: str, expected: float) -> bool:
         # What binary fractions round away is forgiven in any case.
-        allowed = self.tolerance + 1e-9 * max(1.0, abs(wanted))
-        return any(abs(found - wanted) <= allowed for found in numbers_in(answer))
+        allowed = self.tolerance + 1e-9 * max(1.0, abs(expected))
+        return any(abs(found - expected) <= allowed for found in find_numbers(answer))
 
 
-def numbers_in(text: str) -> list[float]:
+def find_numbers(text: str) -> list[float]:
     """Return the numbers of a text.
 
-    >>> numbers_in("1,234.5 at -3 °C on 2015-07-19")
+    >>> find_numbers("1,234.5 at -3 °C on 2015-07-19")
     [1234.5, -3.0, 2015.0, 7.0, 19.0]
     """
     return [float(found.replace(",", "").replace("−", "-")) for found in _NUMBER.findall(text)]
 
 
-def _edge(value: Any) -> Any:
+def _parse_edge(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     parts = tuple(part.strip() for part in value.split("->"))
@@ -115,10 +115,10 @@ def _edge(value: Any) -> Any:
     return parts
 
 
-Edge = Annotated[tuple[str, str], BeforeValidator(_edge)]
+Edge = Annotated[tuple[str, str], BeforeValidator(_parse_edge)]
 
 
-class Case(_Part):
+class Case(_StrictModel):
     """A request, and what is expected of it. What is left out is not judged.
 
     Attributes:
@@ -153,14 +153,14 @@ class Case(_Part):
     recording: Name | None = None
 
     @model_validator(mode="after")
-    def _read_outcome_without_a_step(self) -> Case:
+    def _normalize_outcome(self) -> Case:
         # Offline the same turn fails, and with a model it completes: the set serves both.
         if self.capabilities == [] and self.outcome in ("completed", "failed"):
             self.outcome = NO_CAPABILITY
         return self
 
     @model_validator(mode="after")
-    def _edges_join_what_is_expected(self) -> Case:
+    def _validate_edges(self) -> Case:
         known = {*(self.capabilities or []), *self.optional}
         ends = [end for edge in self.edges or [] for end in edge]
         strange = sorted(set(ends) - known)
@@ -172,7 +172,7 @@ class Case(_Part):
         return self
 
 
-class Thresholds(_Part):
+class Thresholds(_StrictModel):
     """Least values with which a run counts as good.
 
     Attributes:
@@ -194,7 +194,7 @@ class Thresholds(_Part):
     agreement: Share | None = None
 
 
-class JudgeLabel(_Part):
+class JudgeLabel(_StrictModel):
     """A person's verdict on an answer, against which the judge is measured.
 
     Attributes:
@@ -208,7 +208,7 @@ class JudgeLabel(_Part):
     accepted: bool
 
 
-class JudgeSettings(_Part):
+class JudgeSettings(_StrictModel):
     """A chat model that judges every answer of a set.
 
     Attributes:
@@ -229,7 +229,7 @@ class JudgeSettings(_Part):
         return value
 
 
-class Dataset(_Part):
+class Dataset(_StrictModel):
     """An evaluation set.
 
     Attributes:
@@ -240,7 +240,7 @@ class Dataset(_Part):
         judge: Chat model that judges the answers; none by default.
         cases: The requests.
 
-    >>> Dataset(version=1, name="tiny", cases=[{"name": "a", "request": "Hi"}]).cases[0].outcome
+    >>> Dataset(version=1, file_name="tiny", cases=[{"name": "a", "request": "Hi"}]).cases[0].outcome
     'completed'
     """
 
@@ -252,7 +252,7 @@ class Dataset(_Part):
     cases: list[Case] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _names_are_unique(self) -> Dataset:
+    def _validate_unique_names(self) -> Dataset:
         twice = [name for name, count in Counter(c.name for c in self.cases).items() if count > 1]
         if twice:
             raise ValueError(f"several cases are named {', '.join(map(repr, twice))}")
@@ -267,7 +267,7 @@ def load_dataset(path: str | os.PathLike[str]) -> Dataset:
             its path.
     """
     try:
-        values = read_yaml(path, variables=False)
+        values = read_yaml(path, expand_variables=False)
         if "recipe" in values:
             recipe = load_recipe(path)
             values = {
@@ -285,23 +285,23 @@ def load_dataset(path: str | os.PathLike[str]) -> Dataset:
         found = Dataset.model_validate(values)
     except ValidationError as exc:
         raise ConfigurationError(
-            f"The evaluation set {os.fspath(path)!r} cannot be used:\n{explained(exc)}"
+            f"The evaluation set {os.fspath(path)!r} cannot be used:\n{format_validation_errors(exc)}"
         ) from exc
     folder = Path(path).parent
     if found.config is not None:
-        found.config = _below(folder, found.config, "config")
+        found.config = _resolve_in_folder(folder, found.config, "config")
     for case in found.cases:
         if case.recording is not None:
-            case.recording = _below(folder, case.recording, "recording")
+            case.recording = _resolve_in_folder(folder, case.recording, "recording")
     return found
 
 
-def _below(folder: Path, name: str, key: str) -> str:
+def _resolve_in_folder(folder: Path, file_name: str, key: str) -> str:
     """Return the path of a file that a set names; a set from elsewhere must not choose any file."""
-    file = folder / name
+    file = folder / file_name
     if not file.resolve().is_relative_to(folder.resolve()):
         raise ConfigurationError(
-            f"The file {name!r} ({key}) is outside the folder of the evaluation set.",
+            f"The file {file_name!r} ({key}) is outside the folder of the evaluation set.",
             fix="Put it beside the set."
             + (" Or remove the key, and pass --config." if key == "config" else ""),
         )

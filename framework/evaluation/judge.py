@@ -34,7 +34,7 @@ class _Judgement(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class JudgeVerdict:
     """The judge's verdict on one answer.
 
     Attributes:
@@ -64,33 +64,33 @@ class AnswerJudge:
 
     def __init__(self, settings: JudgeSettings) -> None:
         from capgraph.models import RoleModel, chat_models
-        from capgraph.models.roles import unstreamed
+        from capgraph.models.roles import without_streaming
 
         model = chat_models({"answer": settings.model})["answer"]
-        self._role = RoleModel(_ROLE, unstreamed(model))
+        self._role = RoleModel(_ROLE, without_streaming(model))
         self._settings = settings
 
-    async def judge(self, request: str, answer: str) -> Verdict:
+    async def judge(self, request: str, answer: str) -> JudgeVerdict:
         """Return the verdict on an answer. A failure of the model is a verdict without a decision."""
-        from capgraph.models.calls import structured
+        from capgraph.models.calls import generate_structured
 
         if len(request) + len(answer) > _MAX_CHARACTERS:
-            return Verdict(None, f"The answer is longer than {_MAX_CHARACTERS:,} characters.")
+            return JudgeVerdict(None, f"The answer is longer than {_MAX_CHARACTERS:,} characters.")
         messages: list[BaseMessage] = [
             SystemMessage(_PROMPT.format(rubric=self._settings.rubric)),
             HumanMessage(f"REQUEST:\n{request}\n\nANSWER:\n{answer}"),
         ]
         try:
-            found: Any = await structured(self._role, _Judgement, messages)
+            found: Any = await generate_structured(self._role, _Judgement, messages)
         except ModelError as exc:
-            return Verdict(None, str(exc))
-        return Verdict(found.accepted, found.reason)
+            return JudgeVerdict(None, str(exc))
+        return JudgeVerdict(found.accepted, found.reason)
 
-    async def judge_labels(self, jobs: int = 1) -> list[tuple[bool, Verdict]]:
+    async def judge_labels(self, jobs: int = 1) -> list[tuple[bool, JudgeVerdict]]:
         """Judge the labeled answers of the set and return each label with its verdict."""
         gate = asyncio.Semaphore(jobs)
 
-        async def one(request: str, answer: str) -> Verdict:
+        async def one(request: str, answer: str) -> JudgeVerdict:
             async with gate:
                 return await self.judge(request, answer)
 
@@ -99,10 +99,10 @@ class AnswerJudge:
         return [(item.accepted, verdict) for item, verdict in zip(labels, verdicts, strict=True)]
 
 
-def agreement(pairs: Iterable[tuple[bool, Verdict]]) -> float | None:
+def agreement_rate(pairs: Iterable[tuple[bool, JudgeVerdict]]) -> float | None:
     """Return the share of labels with which the judge agrees; a judge that failed does not.
 
-    >>> agreement([(True, Verdict(True)), (False, Verdict(True))])
+    >>> agreement_rate([(True, JudgeVerdict(True)), (False, JudgeVerdict(True))])
     0.5
     """
     found = [verdict.accepted is label for label, verdict in pairs]

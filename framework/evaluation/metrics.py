@@ -7,7 +7,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from capgraph.planning import CLOSING
+from capgraph.planning import TERMINAL_STEPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,36 +16,36 @@ class Counts:
 
     A share of nothing is 1.0: nothing was expected, and nothing was wrong.
 
-    >>> both = Counts(right=1, superfluous=1) + Counts(right=1, missing=2)
+    >>> both = Counts(correct=1, extra=1) + Counts(correct=1, missing=2)
     >>> both.precision, both.recall, round(both.f1, 3)
     (0.6666666666666666, 0.5, 0.571)
     """
 
-    right: int = 0
-    superfluous: int = 0
+    correct: int = 0
+    extra: int = 0
     missing: int = 0
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(
-            self.right + other.right,
-            self.superfluous + other.superfluous,
+            self.correct + other.correct,
+            self.extra + other.extra,
             self.missing + other.missing,
         )
 
     @property
     def precision(self) -> float:
         """Share of what was found that is right."""
-        return _share(self.right, self.right + self.superfluous)
+        return _share(self.correct, self.correct + self.extra)
 
     @property
     def recall(self) -> float:
         """Share of what is right that was found."""
-        return _share(self.right, self.right + self.missing)
+        return _share(self.correct, self.correct + self.missing)
 
     @property
     def f1(self) -> float:
         """Harmonic mean of precision and recall."""
-        return _share(2 * self.right, 2 * self.right + self.superfluous + self.missing)
+        return _share(2 * self.correct, 2 * self.correct + self.extra + self.missing)
 
 
 def _share(part: int, whole: int) -> float:
@@ -69,8 +69,8 @@ def count_items(
         Counter(item for item in items if item not in optional) for items in (expected, found)
     )
     return Counts(
-        right=(wanted & got).total(),
-        superfluous=(got - wanted).total(),
+        correct=(wanted & got).total(),
+        extra=(got - wanted).total(),
         missing=(wanted - got).total(),
     )
 
@@ -98,7 +98,7 @@ def plan_nodes(plan: Mapping[str, Any] | None) -> list[str]:
     ['sum']
     """
     steps = (plan or {}).get("steps") or []
-    return [step["capability"] for step in steps if step["capability"] not in CLOSING]
+    return [step["capability"] for step in steps if step["capability"] not in TERMINAL_STEPS]
 
 
 def plan_edges(plan: Mapping[str, Any] | None) -> list[tuple[str, str]]:
@@ -116,7 +116,7 @@ def plan_edges(plan: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     makers: dict[str, str] = {}
     for step in (plan or {}).get("steps") or []:
         capability = step["capability"]
-        if capability in CLOSING:
+        if capability in TERMINAL_STEPS:
             continue
         keys = [key for link in step.get("inputs") or [] for key in link.values()]
         # Two types from one step are still one edge.

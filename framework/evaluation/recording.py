@@ -14,37 +14,37 @@ from langgraph.types import Overwrite
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from capgraph.base.errors import PersistenceError
-from capgraph.base.values import to_plain
 from capgraph.configs.errors import ConfigurationError
 from capgraph.configs.logger import mask_data
-from capgraph.graph.turns import last_answer
+from capgraph.graph.turn_runner import last_answer
+from capgraph.helpers.plain_data import to_plain
 from capgraph.langgraph_compat import (
     INTERRUPT,
     RESUME,
     RETURN,
-    given_to_run,
-    is_own_key,
+    is_state_key,
     next_nodes,
     open_interrupts,
     plain_values,
+    run_input,
 )
-from capgraph.pipeline.state_update import applied, combined
-from capgraph.planning.waits import event_of
+from capgraph.pipeline.state_update import apply_writes, merge_writes
+from capgraph.planning.waits import awaited_event
 from capgraph.state import AgentState, StateSchema
 from capgraph.stores import Persistence
 from capgraph.stores.history import load_full_checkpoint
 from capgraph.stores.records import read_record, thread_config
-from capgraph.stores.waits import signal_for
-from capgraph.telemetry.usage_book import usage_totals
+from capgraph.stores.waits import find_signal
+from capgraph.telemetry.usage_recorder import usage_totals
 
 _SCHEMA = StateSchema.of(AgentState)
 
 
-class _Part(BaseModel):
+class _StrictModel(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
 
-class Cost(_Part):
+class TurnCost(_StrictModel):
     """What the models of a turn used.
 
     Attributes:
@@ -60,7 +60,7 @@ class Cost(_Part):
     cost_usd: float | None = 0.0
 
 
-class TurnEnd(_Part):
+class RecordedOutcome(_StrictModel):
     """What came of a turn, as far as two runs of it can be compared.
 
     Attributes:
@@ -80,10 +80,10 @@ class TurnEnd(_Part):
     results: dict[str, dict[str, Any]] = Field(default_factory=dict)
     asked: list[dict[str, Any]] = Field(default_factory=list)
     answer: str = ""
-    cost: Cost = Field(default_factory=Cost)
+    cost: TurnCost = Field(default_factory=TurnCost)
 
 
-class RecordedAnswer(_Part):
+class RecordedAnswer(_StrictModel):
     """What a person answered.
 
     Attributes:
@@ -97,7 +97,7 @@ class RecordedAnswer(_Part):
     at: float = 0.0
 
 
-class RecordedNodeRun(_Part):
+class RecordedNodeRun(_StrictModel):
     """One node's turn at work.
 
     Attributes:
@@ -115,7 +115,7 @@ class RecordedNodeRun(_Part):
     answers: list[RecordedAnswer] = Field(default_factory=list)
 
 
-class Recording(_Part):
+class Recording(_StrictModel):
     """A turn, with all that running it again needs.
 
     Attributes:
@@ -142,7 +142,7 @@ class Recording(_Part):
     visits: list[RecordedNodeRun] = Field(default_factory=list)
     signals: dict[str, Any] = Field(default_factory=dict)
     until: float = 0.0
-    end: TurnEnd = Field(default_factory=TurnEnd)
+    end: RecordedOutcome = Field(default_factory=RecordedOutcome)
 
     def as_data(self) -> dict[str, Any]:
         """Return plain data, in which secrets are masked."""
@@ -201,10 +201,10 @@ async def record(
         raise PersistenceError(
             f"There is no thread {thread_id!r}.", fix="See 'capgraph threads list'."
         )
-    async for seen in _turns(saver, thread_id):
+    async for seen in _iter_turns(saver, thread_id):
         begun = seen[-1].checkpoint["channel_values"].get("control_turn") or {}
         if turn in (None, begun.get("number")):
-            found = await _recording(saver, thread_id, seen)
+            found = await _build_recording(saver, thread_id, seen)
             if found.visits and not any(visit.node == "begin_turn" for visit in found.visits):
                 raise PersistenceError(
                     f"The thread {thread_id!r} is that of another graph than build_graph's.",
@@ -219,13 +219,15 @@ async def record(
     )
 
 
-async def record_all(saver: BaseCheckpointSaver[Any], thread_id: str) -> AsyncIterator[Recording]:
+async def iter_recordings(
+    saver: BaseCheckpointSaver[Any], thread_id: str
+) -> AsyncIterator[Recording]:
     """Read every turn of a thread whose beginning is kept, the last first."""
-    async for seen in _turns(saver, thread_id):
-        yield await _recording(saver, thread_id, seen)
+    async for seen in _iter_turns(saver, thread_id):
+        yield await _build_recording(saver, thread_id, seen)
 
 
-async def _turns(
+async def _iter_turns(
     saver: BaseCheckpointSaver[Any], thread_id: str
 ) -> AsyncIterator[list[CheckpointTuple]]:
     """Yield the checkpoints of each turn in their order, the last turn first."""
@@ -239,35 +241,38 @@ async def _turns(
         at = await saver.aget_tuple(at.parent_config) if at.parent_config else None
 
 
-async def _recording(
-    saver: BaseCheckpointSaver[Any], thread_id: str, seen: Sequence[CheckpointTuple]
+async def _build_recording(
+    saver: BaseCheckpointSaver[Any], thread_id: str, checkpoints: Sequence[CheckpointTuple]
 ) -> Recording:
     persistence = Persistence.of(saver)
-    first = await load_full_checkpoint(persistence, seen[0])
-    last = await load_full_checkpoint(persistence, seen[-1])
+    first = await load_full_checkpoint(persistence, checkpoints[0])
+    last = await load_full_checkpoint(persistence, checkpoints[-1])
     before, values = plain_values(first), plain_values(last)
-    visits = [_visit(one, after) for one, after in zip(seen[1:], [*seen[2:], None], strict=True)]
+    visits = [
+        _read_node_run(one, after)
+        for one, after in zip(checkpoints[1:], [*checkpoints[2:], None], strict=True)
+    ]
     begun = values.get("control_turn") or {}
     open_ = open_interrupts(last.pending_writes) if last.pending_writes else []
-    end = _end(_with_saved(values, visits[-1:]), visits, waiting=bool(open_))
-    end.cost = await _used(saver, thread_id, str(begun.get("id") or ""), values)
-    dropped = _SCHEMA.names - _SCHEMA.survives
-    kept = {k: v for k, v in before.items() if is_own_key(k)}
+    end = _build_outcome(_with_pending_writes(values, visits[-1:]), visits, is_waiting=bool(open_))
+    end.cost = await _read_cost(saver, thread_id, str(begun.get("id") or ""), values)
+    dropped = _SCHEMA.names - _SCHEMA.thread_keys
+    kept = {k: v for k, v in before.items() if is_state_key(k)}
     return Recording(
         thread=thread_id,
         turn=int(begun.get("number") or 0),
-        caller=_who(seen[0].metadata),
-        at=_moment(seen[0]),
-        before=_state({k: v for k, v in kept.items() if k not in dropped}),
-        given=_named(_state(given_to_run(seen[0]) or {}), begun),
+        caller=_caller_fields(checkpoints[0].metadata),
+        at=_timestamp(checkpoints[0]),
+        before=_serialize_state({k: v for k, v in kept.items() if k not in dropped}),
+        given=_with_message_id(_serialize_state(run_input(checkpoints[0]) or {}), begun),
         visits=visits,
-        signals=await _signals(saver, thread_id, str(begun.get("id") or ""), visits, end.plan),
-        until=_moment(seen[-1]),
+        signals=await _read_signals(saver, thread_id, str(begun.get("id") or ""), visits, end.plan),
+        until=_timestamp(checkpoints[-1]),
         end=end,
     )
 
 
-async def _signals(
+async def _read_signals(
     saver: BaseCheckpointSaver[Any],
     thread_id: str,
     turn: str,
@@ -277,16 +282,18 @@ async def _signals(
     """Return what came with the events that a turn took."""
     questions = [v.question for v in visits if isinstance(v.question, Mapping)]
     keys = {wait.get("for") for asked in questions for wait in asked.get("waits") or ()}
-    keys |= {key for step in plan if isinstance(key := event_of(step)[0], str)}
+    keys |= {key for step in plan if isinstance(key := awaited_event(step)[0], str)}
 
     async def read(name: str) -> dict[str, Any]:
         return await read_record(saver, thread_id, name)
 
-    found = {key: await signal_for(read, key, turn) for key in sorted(keys - {None})}
+    found = {key: await find_signal(read, key, turn) for key in sorted(keys - {None})}
     return {key: sent["value"] for key, sent in found.items() if sent is not None}
 
 
-def _end(values: Mapping[str, Any], visits: Sequence[RecordedNodeRun], *, waiting: bool) -> TurnEnd:
+def _build_outcome(
+    values: Mapping[str, Any], visits: Sequence[RecordedNodeRun], *, is_waiting: bool
+) -> RecordedOutcome:
     outcome = values.get("execution_outcome") or {}
     stored = values.get("capability_context_data") or {}
     steps = (values.get("planning_execution_plan") or {}).get("steps") or []
@@ -298,41 +305,51 @@ def _end(values: Mapping[str, Any], visits: Sequence[RecordedNodeRun], *, waitin
             for kind, name in (entry.get("outputs") or {}).items()
         }
         results[key] = to_plain({**told, **({"gave": gave} if gave else {})}, lenient=True)
-    return TurnEnd(
-        status="waiting" if waiting else outcome.get("status", "unfinished"),
+    return RecordedOutcome(
+        status="waiting" if is_waiting else outcome.get("status", "unfinished"),
         reason=outcome.get("reason") or "",
         plan=[dict(step) for step in steps],
         results=results,
         # What a body asked was asked in it, which a replay does not run.
-        asked=[e for visit in visits if visit.node != "router" for e in asked_of(visit.question)],
+        asked=[
+            e for visit in visits if visit.node != "router" for e in question_steps(visit.question)
+        ],
         answer=last_answer(values),
     )
 
 
-def asked_of(question: Any) -> list[dict[str, Any]]:
+def question_steps(question: Any) -> list[dict[str, Any]]:
     """Return what a question shows of each step, as far as it decides what is agreed to."""
     entries = question.get("steps") if isinstance(question, Mapping) else None
     names = ("context_key", "capability", "kind", "parameters", "input_values")
     return [{name: entry.get(name) for name in names} for entry in entries or []]
 
 
-def _visit(at: CheckpointTuple, after: CheckpointTuple | None) -> RecordedNodeRun:
-    [node, *_] = [*next_nodes(at.checkpoint["channel_values"]), ""]
+def _read_node_run(
+    checkpoint: CheckpointTuple, next_checkpoint: CheckpointTuple | None
+) -> RecordedNodeRun:
+    [node, *_] = [*next_nodes(checkpoint.checkpoint["channel_values"]), ""]
     visit, resumed = RecordedNodeRun(node=node), dict[str, list[RecordedAnswer]]()
-    by, moment = _who((after or at).metadata), _moment(after or at)
-    for task, channel, value in at.pending_writes or ():
+    by, moment = (
+        _caller_fields((next_checkpoint or checkpoint).metadata),
+        _timestamp(next_checkpoint or checkpoint),
+    )
+    for task, channel, value in checkpoint.pending_writes or ():
         if channel == RETURN and isinstance(value, Mapping) and "update" in value:
-            visit.steps.append(_plain(value))
+            visit.steps.append(_to_plain_value(value))
         elif channel == RETURN and isinstance(value, list) and isinstance(value[-1], Mapping):
             # A task that only asks, in the node of a capability, keeps who answered.
-            resumed[task] = [RecordedAnswer(given=value[1], by=_who(value[2]), at=moment)]
+            resumed[task] = [RecordedAnswer(given=value[1], by=_caller_fields(value[2]), at=moment)]
         elif channel == INTERRUPT:
-            visit.question = _plain(value[0].value)
+            visit.question = _to_plain_value(value[0].value)
         elif channel == RESUME and task.strip("0-"):
-            told = [RecordedAnswer(given=answer, by={**by}, at=moment) for answer in _plain(value)]
+            told = [
+                RecordedAnswer(given=answer, by={**by}, at=moment)
+                for answer in _to_plain_value(value)
+            ]
             resumed.setdefault(task, told)
-        elif is_own_key(channel):
-            visit.writes |= _state({channel: value})
+        elif is_state_key(channel):
+            visit.writes |= _serialize_state({channel: value})
     visit.answers = [said for answers in resumed.values() for said in answers]
     for decided in (visit.writes.get("approval_decisions") or {}).values():
         for said in visit.answers if "fingerprints" in decided else ():
@@ -342,31 +359,35 @@ def _visit(at: CheckpointTuple, after: CheckpointTuple | None) -> RecordedNodeRu
     return visit
 
 
-def _moment(at: CheckpointTuple) -> float:
-    return datetime.fromisoformat(at.checkpoint["ts"]).timestamp()
+def _timestamp(checkpoint: CheckpointTuple) -> float:
+    return datetime.fromisoformat(checkpoint.checkpoint["ts"]).timestamp()
 
 
-def _who(known: Mapping[str, Any]) -> dict[str, str]:
-    return {n: str(known[n]) for n in ("user_id", "role", "tenant") if known.get(n) is not None}
+def _caller_fields(metadata: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        n: str(metadata[n]) for n in ("user_id", "role", "tenant") if metadata.get(n) is not None
+    }
 
 
-def _with_saved(values: Mapping[str, Any], last: Sequence[RecordedNodeRun]) -> Mapping[str, Any]:
+def _with_pending_writes(
+    values: Mapping[str, Any], last: Sequence[RecordedNodeRun]
+) -> Mapping[str, Any]:
     """Add the steps of a pass that did not come to its end."""
     writes = [pair for visit in last for step in visit.steps for pair in step["update"].items()]
-    return applied(values, combined(writes))
+    return apply_writes(values, merge_writes(writes))
 
 
-async def _used(
+async def _read_cost(
     saver: BaseCheckpointSaver[Any], thread: str, turn: str, values: Mapping[str, Any]
-) -> Cost:
+) -> TurnCost:
     calls = int((values.get("control_budget") or {}).get("model_calls") or 0)
     rows = Persistence.of(saver).tables
     if not calls or rows is None:
-        return Cost(model_calls=calls, cost_usd=None if calls else 0.0)
+        return TurnCost(model_calls=calls, cost_usd=None if calls else 0.0)
     totals = await usage_totals(rows, thread_id=thread, turn_id=turn)
     costs = [total.cost_usd for total in totals]
     known = sum(total.calls for total in totals) >= calls and None not in costs
-    return Cost(
+    return TurnCost(
         model_calls=calls,
         input_tokens=sum(total.input_tokens for total in totals),
         output_tokens=sum(total.output_tokens for total in totals),
@@ -374,31 +395,31 @@ async def _used(
     )
 
 
-def _state(values: Mapping[str, Any]) -> dict[str, Any]:
+def _serialize_state(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return keys of the state as plain data; messages in LangChain's own plain form."""
     return {
-        name: messages_to_dict(convert_to_messages(_several(value)))
+        name: messages_to_dict(convert_to_messages(_message_list(value)))
         if name == "messages"
-        else _plain(value)
+        else _to_plain_value(value)
         for name, value in values.items()
     }
 
 
-def _named(given: dict[str, Any], begun: Mapping[str, Any]) -> dict[str, Any]:
+def _with_message_id(turn_input: dict[str, Any], turn: Mapping[str, Any]) -> dict[str, Any]:
     """Give the message that opened the turn the id by which the turn goes."""
-    opened = [m for m in given.get("messages") or [] if m["type"] == "human"]
-    if opened and "plan" not in begun:
-        opened[-1]["data"]["id"] = opened[-1]["data"].get("id") or begun.get("id")
-    return given
+    opened = [m for m in turn_input.get("messages") or [] if m["type"] == "human"]
+    if opened and "plan" not in turn:
+        opened[-1]["data"]["id"] = opened[-1]["data"].get("id") or turn.get("id")
+    return turn_input
 
 
-def _several(given: Any) -> list[Any]:
+def _message_list(value: Any) -> list[Any]:
     """Return messages of an input as a list; a pair is one message."""
-    pair = isinstance(given, (list, tuple)) and len(given) == 2 and isinstance(given[0], str)
-    if isinstance(given, (list, tuple)) and not pair:
-        return list(given)
-    return [] if given is None else [tuple(given) if pair else given]
+    pair = isinstance(value, (list, tuple)) and len(value) == 2 and isinstance(value[0], str)
+    if isinstance(value, (list, tuple)) and not pair:
+        return list(value)
+    return [] if value is None else [tuple(value) if pair else value]
 
 
-def _plain(value: Any) -> Any:
+def _to_plain_value(value: Any) -> Any:
     return to_plain(value.value if isinstance(value, Overwrite) else value, lenient=True)

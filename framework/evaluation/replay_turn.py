@@ -17,30 +17,30 @@ from capgraph.base.errors import PersistenceError, ValidationError
 from capgraph.configs.logger import mask_data
 from capgraph.engine.bind import as_registry
 from capgraph.evaluation.recording import (
-    Cost,
+    RecordedOutcome,
     Recording,
-    TurnEnd,
-    asked_of,
+    TurnCost,
+    question_steps,
     record,
 )
-from capgraph.evaluation.script import (
-    Announced,
-    BrokeOffError,
-    HandedBack,
-    NoModel,
-    OfflineStrategies,
+from capgraph.evaluation.replay_script import (
+    ModelCallBlocker,
     RecordedClock,
-    Script,
-    Strategies,
-    stand_ins,
-    state_of,
+    RecordedOfflineStrategies,
+    RecordedResultMarker,
+    RecordedResults,
+    RecordedStrategies,
+    ReplayScript,
+    TruncatedRecordingError,
+    recorded_nodes,
+    restore_state,
 )
 from capgraph.graph import build_graph
 from capgraph.langgraph_compat import INTERRUPT
-from capgraph.pipeline.waiting import wake_at
+from capgraph.pipeline.step_waits import next_wake_time
 from capgraph.registry import Registry
 from capgraph.stores import open_saver
-from capgraph.stores.waits import keep_signal
+from capgraph.stores.waits import store_signal
 from capgraph.telemetry.usage import PriceTable, UsageSnapshot
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Difference:
     """Something that came out in another way.
 
     Attributes:
-        part: ``plan``, ``result``, ``question``, ``answer``, ``outcome`` or ``cost``.
+        part: ``plan``, ``result``, ``question``, ``find_answer``, ``outcome`` or ``cost``.
         name: Which step, question or figure.
         recorded: What it was; ``None`` for nothing.
         replayed: What it is now; ``None`` for nothing.
@@ -65,7 +65,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class ReplayResult:
     """What came of running a recorded turn again.
 
     Attributes:
@@ -76,14 +76,14 @@ class Replay:
         ran: Context keys of the steps that ran anew.
     """
 
-    recorded: TurnEnd
-    replayed: TurnEnd
+    recorded: RecordedOutcome
+    replayed: RecordedOutcome
     differences: tuple[Difference, ...]
     unrecorded: tuple[str, ...]
     ran: tuple[str, ...]
 
     @property
-    def same(self) -> bool:
+    def is_same(self) -> bool:
         """Whether all is as it was."""
         return not self.differences
 
@@ -91,7 +91,7 @@ class Replay:
         """Return plain data, in which secrets are masked."""
         found: dict[str, Any] = mask_data(
             {
-                "same": self.same,
+                "same": self.is_same,
                 "differences": [asdict(one) for one in self.differences],
                 "unrecorded": list(self.unrecorded),
                 "ran": list(self.ran),
@@ -110,7 +110,7 @@ async def replay(
     model: Any = None,
     from_step: str | None = None,
     **options: Any,
-) -> Replay:
+) -> ReplayResult:
     """Run a recorded turn again, with today's code, and say what is different.
 
     No body of a capability runs for a step that has a record, and nothing is written outside of this
@@ -140,18 +140,22 @@ async def replay(
 
         settings = await asyncio.to_thread(load_settings)
     registry = as_registry(registry)
-    anew, works = _anew(recording, registry, from_step), None
+    anew, works = _reused_steps(recording, registry, from_step), None
     if model is not None:  # what the steps worked on comes out of the recorded plan
-        learned = Script(recording, None, registry)
-        await _run(learned, settings, None, options)
+        learned = ReplayScript(recording, None, registry)
+        await _run_script(learned, settings, None, options)
         works = learned.works
-    script = Script(recording, anew, registry, works)
-    end = await _run(script, settings, model, options)
-    differences = tuple(_differences(recording.end, end, costs=model is not None))
-    return Replay(recording.end, end, differences, tuple(script.unrecorded), tuple(script.ran))
+    script = ReplayScript(recording, anew, registry, works)
+    end = await _run_script(script, settings, model, options)
+    differences = tuple(_compare_outcomes(recording.end, end, compare_costs=model is not None))
+    return ReplayResult(
+        recording.end, end, differences, tuple(script.unrecorded), tuple(script.ran)
+    )
 
 
-def _anew(recording: Recording, registry: Registry, from_step: str | None) -> frozenset[str] | None:
+def _reused_steps(
+    recording: Recording, registry: Registry, from_step: str | None
+) -> frozenset[str] | None:
     """Return the keys of the steps that are still handed back; ``None`` for all."""
     if from_step is None:
         return None
@@ -173,7 +177,7 @@ def _anew(recording: Recording, registry: Registry, from_step: str | None) -> fr
     return frozenset(keys[:place])
 
 
-class Meter(UsageMetadataCallbackHandler):
+class UsageMeter(UsageMetadataCallbackHandler):
     """Counts the calls of models and what they used."""
 
     calls: int = 0
@@ -182,7 +186,7 @@ class Meter(UsageMetadataCallbackHandler):
         """Count a call, whatever becomes of it."""
         self.calls += 1
 
-    def cost(self) -> Cost:
+    def cost(self) -> TurnCost:
         """Return what they used, by the prices of the process."""
         prices = PriceTable.of_process()
         costs = []
@@ -190,7 +194,7 @@ class Meter(UsageMetadataCallbackHandler):
             snapshot = UsageSnapshot.of_message(AIMessage("", usage_metadata=used))
             costs.append(prices.cost(name, snapshot) if snapshot is not None else None)
         known = None not in costs and (bool(costs) or not self.calls)
-        return Cost(
+        return TurnCost(
             model_calls=self.calls,
             input_tokens=sum(used["input_tokens"] for used in self.usage_metadata.values()),
             output_tokens=sum(used["output_tokens"] for used in self.usage_metadata.values()),
@@ -198,11 +202,15 @@ class Meter(UsageMetadataCallbackHandler):
         )
 
 
-def _build(
-    script: Script, settings: Settings, model: Any, options: Mapping[str, Any], saver: Any
+def _build_graph(
+    script: ReplayScript, settings: Settings, model: Any, options: Mapping[str, Any], saver: Any
 ) -> Any:
     modelled = bool(script.recording.end.cost.model_calls or settings.model or settings.models)
-    told = Strategies(script) if modelled or "planner" in options else OfflineStrategies(script)
+    told = (
+        RecordedStrategies(script)
+        if modelled or "planner" in options
+        else RecordedOfflineStrategies(script)
+    )
     kept = dict.fromkeys(("keep_turns", "keep_checkpoints", "keep_days"))
     ours: dict[str, Any] = {"model": None, "models": {}, "sinks": []}
     ours |= {"persistence": settings.persistence.model_copy(update=kept)}
@@ -213,9 +221,13 @@ def _build(
         # What is used up in a replay is nobody's.
         free = [{k: v for k, v in one.items() if k != "store"} for one in settings.budgets]
         ours |= {"budgets": free, "answer_gate": None}
-    behaviors = [*options.get("behaviors", ()), Announced(script), HandedBack(script)]
+    behaviors = [
+        *options.get("behaviors", ()),
+        RecordedResultMarker(script),
+        RecordedResults(script),
+    ]
     graph: Any = build_graph(
-        script.registry.with_(*stand_ins(script)),
+        script.registry.with_(*recorded_nodes(script)),
         model=model,
         checkpointer=saver,
         store=InMemoryStore(),
@@ -227,50 +239,52 @@ def _build(
     return graph
 
 
-async def _run(
-    script: Script, settings: Settings, model: Any, options: Mapping[str, Any]
-) -> TurnEnd:
+async def _run_script(
+    script: ReplayScript, settings: Settings, model: Any, options: Mapping[str, Any]
+) -> RecordedOutcome:
     """Run the turn once, in a database of its own, which is also that of limits and breakers.
 
     Raises:
         ConfigurationError: The graph cannot be built.
     """
     async with open_saver("sqlite://:memory:") as saver:
-        graph = await asyncio.to_thread(_build, script, settings, model, options, saver)
-        return await _turn(graph, script, saver, asks_models=model is not None)
+        graph = await asyncio.to_thread(_build_graph, script, settings, model, options, saver)
+        return await _run_turn(graph, script, saver, uses_models=model is not None)
 
 
-async def _turn(graph: Any, script: Script, saver: Any, *, asks_models: bool) -> TurnEnd:
-    meter, taken = Meter(), script.recording
-    callbacks: list[Any] = [meter] if asks_models else [NoModel(script)]
+async def _run_turn(
+    graph: Any, script: ReplayScript, saver: Any, *, uses_models: bool
+) -> RecordedOutcome:
+    meter, taken = UsageMeter(), script.recording
+    callbacks: list[Any] = [meter] if uses_models else [ModelCallBlocker(script)]
     thread = {"thread_id": taken.thread}
 
     def config(by: Mapping[str, str]) -> Any:
         return {"configurable": {**by, **thread}, "callbacks": callbacks}
 
     known = graph.services.equipment.schema.names
-    before = {name: value for name, value in state_of(taken.before).items() if name in known}
-    given: Any = state_of(taken.given)
+    before = {name: value for name, value in restore_state(taken.before).items() if name in known}
+    given: Any = restore_state(taken.given)
     by, raised = taken.caller, ""
     try:
         if before:
             await graph.aupdate_state(config({}), before, as_node="error")
         for key, value in taken.signals.items():
-            await keep_signal(saver, taken.thread, key, value, "")
+            await store_signal(saver, taken.thread, key, value, "")
         goes_on = True
         while goes_on:
             values, given = await graph.ainvoke(given, config(by)), None
             open_ = values.get(INTERRUPT, ())
-            waits = [wait for asked in open_ for wait in _waits(asked.value)]
-            moment = min((wake_at(wait, script.now) for wait in waits), default=script.now)
+            waits = [wait for asked in open_ for wait in _waits_of(asked.value)]
+            moment = min((next_wake_time(wait, script.now) for wait in waits), default=script.now)
             goes_on = script.now < moment <= taken.until  # until then it had not come to more
             script.now = moment if goes_on else script.now
             for found in open_[:1]:
-                keys = frozenset(entry["context_key"] for entry in asked_of(found.value))
-                if (said := script.answer(keys)) is not None:
+                keys = frozenset(entry["context_key"] for entry in question_steps(found.value))
+                if (said := script.find_answer(keys)) is not None:
                     given, by, script.now = Command(resume=said.given), said.by, said.at
                     goes_on = True
-    except BrokeOffError:
+    except TruncatedRecordingError:
         pass  # as it did then
     except Exception as exc:
         # A turn that raises is a finding like any other.
@@ -278,7 +292,7 @@ async def _turn(graph: Any, script: Script, saver: Any, *, asks_models: bool) ->
     try:
         end = (await record(saver, taken.thread)).end
     except PersistenceError:  # it was refused at the door
-        end = TurnEnd()
+        end = RecordedOutcome()
     if raised:
         end.status, end.reason = "raised", raised
     end.asked = [entry for entry in end.asked if entry["context_key"] not in script.ruled]
@@ -286,29 +300,35 @@ async def _turn(graph: Any, script: Script, saver: Any, *, asks_models: bool) ->
     return end
 
 
-def _waits(asked: Any) -> Sequence[Mapping[str, Any]]:
+def _waits_of(asked: Any) -> Sequence[Mapping[str, Any]]:
     return asked.get("waits") or () if isinstance(asked, Mapping) else ()
 
 
-def _differences(was: TurnEnd, now: TurnEnd, *, costs: bool) -> Iterator[Difference]:
+def _compare_outcomes(
+    recorded: RecordedOutcome, replayed: RecordedOutcome, *, compare_costs: bool
+) -> Iterator[Difference]:
     for part, old, new in (
-        ("plan", _by_key(was.plan), _by_key(now.plan)),
-        ("result", was.results, now.results),
-        ("question", _by_key(was.asked), _by_key(now.asked)),
-        ("answer", {"answer": was.answer}, {"answer": now.answer}),
-        ("outcome", _outcome(was), _outcome(now)),
-        ("cost", was.cost.model_dump(), now.cost.model_dump() if costs else was.cost.model_dump()),
+        ("plan", _index_by_key(recorded.plan), _index_by_key(replayed.plan)),
+        ("result", recorded.results, replayed.results),
+        ("question", _index_by_key(recorded.asked), _index_by_key(replayed.asked)),
+        ("answer", {"answer": recorded.answer}, {"answer": replayed.answer}),
+        ("outcome", _outcome_fields(recorded), _outcome_fields(replayed)),
+        (
+            "cost",
+            recorded.cost.model_dump(),
+            replayed.cost.model_dump() if compare_costs else recorded.cost.model_dump(),
+        ),
     ):
         for name in dict.fromkeys([*old, *new]):
             if old.get(name) != new.get(name):
                 yield Difference(part, name, old.get(name), new.get(name))
 
 
-def _outcome(end: TurnEnd) -> dict[str, str]:
-    return {"status": end.status, "reason": end.reason}
+def _outcome_fields(outcome: RecordedOutcome) -> dict[str, str]:
+    return {"status": outcome.status, "reason": outcome.reason}
 
 
-def _by_key(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _index_by_key(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return entries by context key; one that stands several times is numbered."""
     found: dict[str, Any] = {}
     for entry in entries:

@@ -10,7 +10,7 @@ from operator import add
 from typing import Any, NamedTuple
 
 from capgraph.evaluation.dataset import Case, Thresholds
-from capgraph.evaluation.judge import Verdict, agreement
+from capgraph.evaluation.judge import JudgeVerdict, agreement_rate
 from capgraph.evaluation.metrics import Counts, count_edges, count_items
 
 
@@ -52,14 +52,14 @@ class CaseResult:
     ungrounded: int = 0
     results: tuple[str, ...] = ()
     recorded: tuple[str, ...] = ()
-    verdict: Verdict | None = None
+    verdict: JudgeVerdict | None = None
 
     @property
-    def label(self) -> tuple[bool, Verdict] | None:
+    def label(self) -> tuple[bool, JudgeVerdict] | None:
         """The checks of the answer as a label of the verdict; ``None`` without checks or verdict."""
         if self.verdict is None or not self.case.answer:
             return None
-        return not any(check.problem(self.answer) for check in self.case.answer), self.verdict
+        return not any(check.find_problem(self.answer) for check in self.case.answer), self.verdict
 
     @property
     def choice_counts(self) -> Counts | None:
@@ -89,16 +89,18 @@ class CaseResult:
         found = []
         if self.case.capabilities is not None:
             pair = (self.case.capabilities, self.nodes)
-            found += _diff("step", *([name for name in x if name not in optional] for x in pair))
+            found += _format_diff(
+                "step", *([name for name in x if name not in optional] for x in pair)
+            )
         if self.case.edges is not None:
             edges = (self.case.edges, self.edges)
             strict = ([edge for edge in x if not optional & set(edge)] for x in edges)
-            found += _diff("edge", *([" -> ".join(edge) for edge in x] for x in strict))
-        found += _diff("result", self.recorded, self.results)
+            found += _format_diff("edge", *([" -> ".join(edge) for edge in x] for x in strict))
+        found += _format_diff("result", self.recorded, self.results)
         if self.outcome != self.case.outcome:
             found += [f"- outcome {self.case.outcome}", f"+ outcome {self.outcome}"]
         for check in self.case.answer:
-            problem = check.problem(self.answer)
+            problem = check.find_problem(self.answer)
             if problem:
                 found.append(f"- the answer {problem}")
         return found
@@ -123,8 +125,8 @@ class CaseResult:
         }
 
 
-def _diff(kind: str, wanted: Sequence[str], got: Sequence[str]) -> list[str]:
-    missing, superfluous = Counter(wanted) - Counter(got), Counter(got) - Counter(wanted)
+def _format_diff(kind: str, expected: Sequence[str], actual: Sequence[str]) -> list[str]:
+    missing, superfluous = Counter(expected) - Counter(actual), Counter(actual) - Counter(expected)
     return [
         *(f"- {kind} {name}" for name in missing.elements()),
         *(f"+ {kind} {name}" for name in superfluous.elements()),
@@ -137,17 +139,17 @@ class ThresholdFailure:
 
     metric: str
     value: float
-    least: float
+    minimum: float
 
     def __str__(self) -> str:
-        return f"{self.metric} is {self.value:.3f}, below {self.least:g}"
+        return f"{self.metric} is {self.value:.3f}, below {self.minimum:g}"
 
 
 class Metric(NamedTuple):
     """What a figure of a report is, and how it is written."""
 
     label: str
-    form: str = ",.0f"
+    format_spec: str = ",.0f"
 
 
 METRICS: Mapping[str, Metric] = {
@@ -166,7 +168,7 @@ METRICS: Mapping[str, Metric] = {
     "ungrounded": Metric("invented parameters of effects"),
 }
 """Figures of a report in their order; the first seven are shares."""
-_SUMS = ("model_calls", "input_tokens", "output_tokens", "seconds", "ungrounded")
+_SUMMED_METRICS = ("model_calls", "input_tokens", "output_tokens", "seconds", "ungrounded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,14 +183,14 @@ class Report:
 
     results: tuple[CaseResult, ...] = ()
     label: str = field(default="")
-    labels: tuple[tuple[bool, Verdict], ...] = ()
+    labels: tuple[tuple[bool, JudgeVerdict], ...] = ()
 
     @property
     def figures(self) -> dict[str, float | None]:
         """Every figure of :data:`METRICS`; ``None`` where no case is judged by it."""
-        choice = _total([result.choice_counts for result in self.results])
-        nodes = _total([result.node_counts for result in self.results])
-        edges = _total([result.edge_counts for result in self.results])
+        choice = _sum_counts([result.choice_counts for result in self.results])
+        nodes = _sum_counts([result.node_counts for result in self.results])
+        edges = _sum_counts([result.edge_counts for result in self.results])
         passed = sum(result.passed for result in self.results)
         verdicts = [result.verdict for result in self.results if result.verdict is not None]
         accepted = [item.accepted for item in verdicts if item.accepted is not None]
@@ -201,9 +203,12 @@ class Report:
             "node_f1": nodes.f1 if nodes else None,
             "edge_f1": edges.f1 if edges else None,
             "judged": sum(accepted) / len(accepted) if accepted else None,
-            "agreement": agreement([*self.labels, *checked]),
+            "agreement": agreement_rate([*self.labels, *checked]),
             "cost_usd": None if None in costs else sum(cost or 0.0 for cost in costs),
-            **{name: sum(getattr(result, name) for result in self.results) for name in _SUMS},
+            **{
+                name: sum(getattr(result, name) for result in self.results)
+                for name in _SUMMED_METRICS
+            },
         }
         return {name: found[name] for name in METRICS}
 
@@ -212,7 +217,7 @@ class Report:
         """The cases with problems."""
         return [result for result in self.results if not result.passed]
 
-    def below(self, thresholds: Thresholds) -> list[ThresholdFailure]:
+    def check_thresholds(self, thresholds: Thresholds) -> list[ThresholdFailure]:
         """Return the figures that are below their least values.
 
         A least value for what no case is judged by is not reached.
@@ -234,6 +239,6 @@ class Report:
         }
 
 
-def _total(counts: list[Counts | None]) -> Counts | None:
+def _sum_counts(counts: list[Counts | None]) -> Counts | None:
     judged = [item for item in counts if item is not None]
     return reduce(add, judged) if judged else None

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from capgraph.configs.lazy import lazy_exports
+from capgraph.configs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from capgraph.base.approval_policy import ApprovalPolicy as ApprovalPolicy
@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from capgraph.governance.budget import BudgetExceededError as BudgetExceededError
     from capgraph.governance.budget import Reservation as Reservation
     from capgraph.governance.cedar import CedarPermissions as CedarPermissions
-    from capgraph.governance.estimate import PlanEstimate as PlanEstimate
-    from capgraph.governance.flow import InformationFlow as InformationFlow
+    from capgraph.governance.information_flow import InformationFlow as InformationFlow
     from capgraph.governance.kill_switch import clear_stop as clear_stop
     from capgraph.governance.kill_switch import list_stops as list_stops
     from capgraph.governance.kill_switch import stop as stop
@@ -22,8 +21,9 @@ if TYPE_CHECKING:
     from capgraph.governance.permissions import PermissionPolicy as PermissionPolicy
     from capgraph.governance.permissions import Permissions as Permissions
     from capgraph.governance.permissions import RolePermissionConfig as RolePermissionConfig
-    from capgraph.governance.pilot import PilotRuntimeProfile as PilotRuntimeProfile
-    from capgraph.governance.pilot import build_pilot_profile as build_pilot_profile
+    from capgraph.governance.pilot_profile import PilotRuntimeProfile as PilotRuntimeProfile
+    from capgraph.governance.pilot_profile import build_pilot_profile as build_pilot_profile
+    from capgraph.governance.plan_estimate import PlanEstimate as PlanEstimate
     from capgraph.governance.policies import AgentFailed as AgentFailed
     from capgraph.governance.policies import AllAgentsComplete as AllAgentsComplete
     from capgraph.governance.policies import And as And
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from capgraph.governance.policies import QualityAt as QualityAt
     from capgraph.governance.policies import RetryExhausted as RetryExhausted
     from capgraph.governance.policies import TimedOut as TimedOut
-    from capgraph.governance.quality import QualityGate as QualityGate
-    from capgraph.governance.quality import QualityGateError as QualityGateError
-    from capgraph.governance.quality import QualityGateOutcome as QualityGateOutcome
-    from capgraph.governance.quality import QualityLevel as QualityLevel
+    from capgraph.governance.quality_gate import QualityGate as QualityGate
+    from capgraph.governance.quality_gate import QualityGateError as QualityGateError
+    from capgraph.governance.quality_gate import QualityGateOutcome as QualityGateOutcome
+    from capgraph.governance.quality_gate import QualityLevel as QualityLevel
     from capgraph.governance.recovery import EscalationPolicy as EscalationPolicy
     from capgraph.governance.recovery import FailureScenario as FailureScenario
     from capgraph.governance.recovery import RecoveryContext as RecoveryContext
@@ -79,8 +79,8 @@ __getattr__, __dir__ = lazy_exports(
         "capgraph.base.ports": ("PermissionMode",),
         "capgraph.governance.budget": ("Budget", "BudgetExceededError", "Reservation"),
         "capgraph.governance.cedar": ("CedarPermissions",),
-        "capgraph.governance.estimate": ("PlanEstimate",),
-        "capgraph.governance.flow": ("InformationFlow",),
+        "capgraph.governance.plan_estimate": ("PlanEstimate",),
+        "capgraph.governance.information_flow": ("InformationFlow",),
         "capgraph.governance.kill_switch": ("clear_stop", "list_stops", "stop"),
         "capgraph.governance.permissions": (
             "PermissionDeniedError",
@@ -90,7 +90,7 @@ __getattr__, __dir__ = lazy_exports(
             "Permissions",
             "RolePermissionConfig",
         ),
-        "capgraph.governance.pilot": ("PilotRuntimeProfile", "build_pilot_profile"),
+        "capgraph.governance.pilot_profile": ("PilotRuntimeProfile", "build_pilot_profile"),
         "capgraph.governance.policies": (
             "AgentFailed",
             "AllAgentsComplete",
@@ -109,7 +109,7 @@ __getattr__, __dir__ = lazy_exports(
             "RetryExhausted",
             "TimedOut",
         ),
-        "capgraph.governance.quality": (
+        "capgraph.governance.quality_gate": (
             "QualityGate",
             "QualityGateError",
             "QualityGateOutcome",

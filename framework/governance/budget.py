@@ -17,11 +17,17 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar, get_args
 
-from capgraph.base.awaiting import to_its_end
-from capgraph.base.clock import Clock, as_clock, running_clock
 from capgraph.base.errors import LimitError, ValidationError
-from capgraph.base.numbers import check_number
-from capgraph.governance.counters import FAILURES, METRICS, Change, Place, Refusal
+from capgraph.governance.budget_counters import (
+    FAILURES,
+    METRICS,
+    CounterChange,
+    CounterKey,
+    LimitRefusal,
+)
+from capgraph.helpers.async_calls import shielded
+from capgraph.helpers.clock import Clock, as_clock, current_clock
+from capgraph.helpers.number_validation import check_number
 from capgraph.stores.atomic_values import FOREVER, AtomicValueStore, MemoryValues
 from capgraph.stores.leases import LeaseOwner, Leases
 from capgraph.stores.persistence import open_values
@@ -53,7 +59,7 @@ class BudgetExceededError(LimitError):
     used: float = 0
     asked: float = 0
 
-    def saying(self, message: str) -> BudgetExceededError:
+    def with_message(self, message: str) -> BudgetExceededError:
         """Return the same error with other words."""
         told: Any = {name: getattr(self, name) for name in ("limit", "value", "used", "asked")}
         return type(self)(message, fix=self.fix, **told)
@@ -136,7 +142,7 @@ class Budget:
         self.limits: dict[str, float] = {
             name: value for name, value in given.items() if value is not None
         }
-        self._bounds = amounts(self.limits)
+        self._bounds = to_units(self.limits)
         self.per: Per = per
         self.window: Window | None = window
         self.name = name
@@ -147,30 +153,30 @@ class Budget:
         self._own_store = store is not None
         self._leases = Leases(None)
         self._live: set[str] = set()
-        self.flights: Flights = Flights()
+        self.in_flight: InFlightCalls = InFlightCalls()
 
     @property
     def scope(self) -> str:
         """What its counters are called where they lie."""
         return "/".join(part for part in (self.per, self.window or "", self.name) if part)
 
-    def timed_by(self, clock: Clock | None) -> Budget:
+    def with_clock(self, clock: Clock | None) -> Budget:
         """Return the same budget with a graph's clock, unless it has one of its own."""
         found = copy.copy(self)
         found._clock = self._clock or clock
         return found
 
-    def counting_in(self, cells: AtomicValueStore, leases: Leases | None = None) -> Budget:
+    def with_counters(self, values: AtomicValueStore, leases: Leases | None = None) -> Budget:
         """Return the same budget with its counters elsewhere, unless it has a store of its own.
 
         Args:
-            cells: Where.
+            values: Where.
             leases: Know which runs on the same database go on.
         """
         if self._own_store:
             return self
         found = copy.copy(self)
-        found._cells, found._leases = cells, leases or self._leases
+        found._cells, found._leases = values, leases or self._leases
         return found
 
     async def reserve(
@@ -183,7 +189,7 @@ class Budget:
         tool_calls: float = 0,
         steps: float = 0,
         seconds: float = 0,
-        resumable: str = "",
+        resume_key: str = "",
     ) -> Reservation:
         """Take what something will need, all of it or nothing.
 
@@ -195,14 +201,14 @@ class Budget:
             tool_calls: Calls of tools.
             steps: Tries of steps.
             seconds: Seconds.
-            resumable: Names what it is for. If a process died that had reserved for the same, that
+            resume_key: Names what it is for. If a process died that had reserved for the same, that
                 reservation goes first.
 
         Raises:
             BudgetExceededError: It does not fit; nothing was taken.
             ValidationError: An amount is negative or no number.
         """
-        asked = amounts(
+        asked = to_units(
             {
                 "requests": requests,
                 "tokens": tokens,
@@ -212,43 +218,45 @@ class Budget:
                 "seconds": seconds,
             }
         )
-        made = self.open(key, resumable=resumable)
-        await made.hold(asked)
+        made = self.open_reservation(key, resume_key=resume_key)
+        await made.take(asked)
         return made
 
-    def open(
-        self, key: str = "", *, resumable: str = "", thread_id: str | None = None
+    def open_reservation(
+        self, key: str = "", *, resume_key: str = "", thread_id: str | None = None
     ) -> Reservation:
         """Return a reservation of nothing yet, for parts that take what they need.
 
         Args:
             key: Whose budget.
-            resumable: Names what it is for; see :meth:`reserve`.
+            resume_key: Names what it is for; see :meth:`reserve`.
             thread_id: The thread whose run it is for.
         """
-        held = self._leases.held(thread_id or "")
-        owner = held.holder.owner if held is not None and held.taken else ""
-        return Reservation(self, self._place(key), resumable, owner)
+        held = self._leases.find_held(thread_id or "")
+        owner = held.owner.owner_id if held is not None and held.is_acquired else ""
+        return Reservation(self, self._place(key), resume_key, owner)
 
     async def left(self, key: str = "") -> dict[str, float]:
         """Return what is left of each limit, reservations taken off."""
         cell = await self._turn(self._place(key), lambda cell: (cell, cell))
         found = cell[0] if cell else {}
         return {
-            name: value_of(name, max(0, bound - found.get(name, 0)))
+            name: from_units(name, max(0, bound - found.get(name, 0)))
             for name, bound in self._bounds.items()
         }
 
-    def _place(self, key: str) -> Place:
+    def _place(self, key: str) -> CounterKey:
         moment = datetime.fromtimestamp(self._time.now(), UTC)
         period = moment.strftime(_PERIODS[self.window]) if self.window else ""
-        return Place(self.scope, key, period)
+        return CounterKey(self.scope, key, period)
 
     @property
     def _time(self) -> Clock:
-        return self._clock or running_clock()
+        return self._clock or current_clock()
 
-    async def change(self, place: Place, change: Change, resumable: str = "") -> None:
+    async def apply_change(
+        self, counter: CounterKey, change: CounterChange, resume_key: str = ""
+    ) -> None:
         """Change the counters; bounded by the limits where something is added.
 
         What a process had reserved for the same and died goes first; where that is not enough, what
@@ -258,19 +266,19 @@ class Budget:
             BudgetExceededError: They do not hold it.
         """
         bounded = change._replace(bounds=self._bounds)
-        of_the_same = f"{_short(resumable)}|"
+        of_the_same = f"{_short(resume_key)}|"
 
         def stale(mark: str) -> bool:
-            return bool(resumable) and mark.startswith(of_the_same) and mark not in self._live
+            return bool(resume_key) and mark.startswith(of_the_same) and mark not in self._live
 
-        refusal = await self._turn(place, lambda cell: bounded.apply(cell, stale))
-        if refusal is not None and (left := await self._left_behind(place)):
+        refusal = await self._turn(counter, lambda cell: bounded.apply(cell, stale))
+        if refusal is not None and (left := await self._left_behind(counter)):
             gone = lambda mark: mark in left or stale(mark)  # noqa: E731
-            refusal = await self._turn(place, lambda cell: bounded.apply(cell, gone))
+            refusal = await self._turn(counter, lambda cell: bounded.apply(cell, gone))
         if refusal is not None:
-            raise self._exceeded(place, refusal)
+            raise self._exceeded(counter, refusal)
 
-    async def _left_behind(self, place: Place) -> set[str]:
+    async def _left_behind(self, place: CounterKey) -> set[str]:
         """Return the marks of reservations that nobody will give back."""
         if isinstance(self._cells, MemoryValues):
             return set()  # of this process, which lives
@@ -281,28 +289,28 @@ class Budget:
             _, _, owner, process, machine = [*mark.split("|", 4), "", "", ""][:5]
             holder = LeaseOwner(owner, machine, process.replace("-", "|"))
             if holder not in over:
-                over[holder] = await self._leases.is_over(holder)
+                over[holder] = await self._leases.has_ended(holder)
             if over[holder]:
                 found.add(mark)
         return found
 
-    async def note(self, place: Place, change: Change) -> None:
+    async def record_change(self, counter: CounterKey, change: CounterChange) -> None:
         """Change the counters, whatever the limits say: it has happened."""
-        await self._turn(place, lambda cell: change.apply(cell, lambda mark: False))
+        await self._turn(counter, lambda cell: change.apply(cell, lambda mark: False))
 
-    async def _turn(self, place: Place, work: Callable[[Any], tuple[Any, T]]) -> T:
+    async def _turn(self, place: CounterKey, work: Callable[[Any], tuple[Any, T]]) -> T:
         kept = _LENGTHS[self.window] if self.window else FOREVER
 
         def change(cell: Any, now: float) -> tuple[Any, float, T]:
             new, result = work(cell)
             return new, kept, result
 
-        return await self._cells.achange(place.cell, change, self._time)
+        return await self._cells.achange(place.name, change, self._time)
 
-    def _exceeded(self, place: Place, refusal: Refusal) -> BudgetExceededError:
+    def _exceeded(self, place: CounterKey, refusal: LimitRefusal) -> BudgetExceededError:
         over = refusal.limit
-        limit, used = self.limits[over], value_of(over, refusal.used)
-        asked = value_of(over, refusal.asked)
+        limit, used = self.limits[over], from_units(over, refusal.used)
+        asked = from_units(over, refusal.requested)
         # The name of a turn says nothing to a person, and is another one in a replay.
         known = place.subject if self.per not in ("turn", "step") else ""
         whose = f"{self.per} {known!r}" if known else f"the {self.per}"
@@ -322,28 +330,30 @@ class Budget:
 class Reservation:
     """What was taken of a budget, until it is settled or released; each counts once."""
 
-    def __init__(self, budget: Budget, place: Place, resumable: str = "", owner: str = "") -> None:
+    def __init__(
+        self, budget: Budget, counter: CounterKey, resume_key: str = "", owner: str = ""
+    ) -> None:
         self.budget: Budget = budget
-        self.place: Place = place
-        self._resumable = resumable
+        self.counter: CounterKey = counter
+        self._resumable = resume_key
         self._base = dict.fromkeys(METRICS, 0)  # what is reserved for the whole of it
         self._open = dict.fromkeys(METRICS, 0)  # what is reserved for parts under way
         self._held = dict.fromkeys(METRICS, 0)
         # For what it is, by whose run, of which process.
-        self._mark = f"{_short(resumable) if resumable else ''}|{uuid.uuid4().hex[:12]}|{owner}"
+        self._mark = f"{_short(resume_key) if resume_key else ''}|{uuid.uuid4().hex[:12]}|{owner}"
         self._named = isinstance(budget._cells, MemoryValues)
         self._over = False
-        self._passing: dict[Part, asyncio.Task[Any] | None] = {}
+        self._passing: dict[BudgetDraw, asyncio.Task[Any] | None] = {}
         self._lock = asyncio.Lock()
 
-    async def hold(self, asked: Mapping[str, int]) -> None:
+    async def take(self, amounts: Mapping[str, int]) -> None:
         """Take what is asked for.
 
         Raises:
             BudgetExceededError: It does not fit.
         """
-        await self.whole(
-            self._move({**self._base, **asked}, self._open, bounded=True), self.release
+        await self.run_to_completion(
+            self._move({**self._base, **amounts}, self._open, bounded=True), self.release
         )
 
     async def settle(self, **used: float) -> None:
@@ -356,13 +366,13 @@ class Reservation:
         Raises:
             ValidationError: An amount is negative or no number, or its name is unknown.
         """
-        counted = amounts(used)
+        counted = to_units(used)
         failed = bool(counted.pop(FAILURES, 0)) if FAILURES in self.budget.limits else None
         if self._over:
             return
         self._over = True
         final, zero = {**self._base, **counted}, dict.fromkeys(METRICS, 0)
-        await self.whole(self._move(zero, zero, used=final, failed=failed))
+        await self.run_to_completion(self._move(zero, zero, used=final, failed=failed))
         self._landed(*self._passing)
 
     async def release(self) -> None:
@@ -371,53 +381,53 @@ class Reservation:
             return
         self._over = True
         zero = dict.fromkeys(METRICS, 0)
-        await self.whole(self._move(zero, zero))
+        await self.run_to_completion(self._move(zero, zero))
         self._landed(*self._passing)
 
-    def _landed(self, *parts: Part) -> None:
+    def _landed(self, *parts: BudgetDraw) -> None:
         for part in parts:
-            if part.flying:
-                part.flying = False
-                self.budget.flights.end(self.place)
+            if part.is_in_flight:
+                part.is_in_flight = False
+                self.budget.in_flight.end(self.counter)
 
     async def left(self) -> dict[str, float]:
         """Return what a part of it could take of each limit."""
-        left = await self.budget.left(self.place.subject)
+        left = await self.budget.left(self.counter.subject)
         free = {name: self._held[name] - self._open[name] for name in METRICS}
-        return {name: value + value_of(name, free.get(name, 0)) for name, value in left.items()}
+        return {name: value + from_units(name, free.get(name, 0)) for name, value in left.items()}
 
     async def count(self, **used: float) -> None:
         """Count what was used without having been reserved."""
-        await Part(self, dict.fromkeys(METRICS, 0)).settle(**used)
+        await BudgetDraw(self, dict.fromkeys(METRICS, 0)).settle(**used)
 
-    async def draw(self, **asked: float) -> Part:
+    async def draw(self, **amounts: float) -> BudgetDraw:
         """Take what a part of it needs: of what is reserved, and only what is missing besides.
 
         Args:
-            **asked: Amounts by the names of the limits.
+            **amounts: Amounts by the names of the limits.
 
         Raises:
             BudgetExceededError: It does not fit; nothing was taken.
         """
-        part = Part(self, {**dict.fromkeys(METRICS, 0), **amounts(asked)})
+        part = BudgetDraw(self, {**dict.fromkeys(METRICS, 0), **to_units(amounts)})
 
         async def take() -> None:
             async with self._lock:
-                more = {name: self._open[name] + part.asked[name] for name in METRICS}
+                more = {name: self._open[name] + part.amounts[name] for name in METRICS}
                 await self._move(self._base, more, bounded=True)
 
-        await self.whole(take(), part.release)
+        await self.run_to_completion(take(), part.release)
         return part
 
-    def fly(self, part: Part, task: asyncio.Task[Any] | None) -> None:
+    def track_in_flight(self, draw: BudgetDraw, task: asyncio.Task[Any] | None) -> None:
         """Let others wait for the end of a part, or of the task that it is the one thing in."""
-        self._passing[part] = task
-        part.flying = True
-        self.budget.flights.begin(self.place)
+        self._passing[draw] = task
+        draw.is_in_flight = True
+        self.budget.in_flight.begin(self.counter)
         if task is not None:
-            task.add_done_callback(lambda _: self._landed(part))
+            task.add_done_callback(lambda _: self._landed(draw))
 
-    def cut_short(self, task: asyncio.Task[Any] | None) -> list[Part]:
+    def orphaned_draws(self, task: asyncio.Task[Any] | None) -> list[BudgetDraw]:
         """Return the parts that will not end by themselves: their task goes on, or is over."""
         found = [(part, known) for part, known in self._passing.items() if known is not None]
         return [part for part, known in found if known is task or known.done()]
@@ -437,22 +447,22 @@ class Reservation:
                 machine, process = await self.budget._leases.identity()
                 self._mark += f"|{process.replace('|', '-')}|{machine}"
                 self._named = True
-            change = Change(self._mark, held, used or {}, failed)
+            change = CounterChange(self._mark, held, used or {}, failed)
             if bounded:
                 self.budget._live.add(self._mark)
                 try:
-                    await self.budget.change(self.place, change, self._resumable)
+                    await self.budget.apply_change(self.counter, change, self._resumable)
                 except BaseException:
                     if not any(self._held.values()):
                         self.budget._live.discard(self._mark)
                     raise
             else:
-                await self.budget.note(self.place, change)
+                await self.budget.record_change(self.counter, change)
         if not any(held.values()):
             self.budget._live.discard(self._mark)
         self._base, self._open, self._held = dict(base), dict(opened), held
 
-    async def whole(
+    async def run_to_completion(
         self,
         work: Coroutine[Any, Any, None],
         undo: Callable[[], Coroutine[Any, Any, Any]] | None = None,
@@ -466,29 +476,29 @@ class Reservation:
             if undo is not None:
                 await undo()
 
-        await to_its_end(work, take_back)
+        await shielded(work, take_back)
 
 
-class Part:
+class BudgetDraw:
     """What a part of something reserved needs: a model call inside a step."""
 
-    def __init__(self, whole: Reservation, asked: Mapping[str, int]) -> None:
-        self._whole = whole
-        self.asked: Mapping[str, int] = asked
-        self._over = self.flying = False
+    def __init__(self, reservation: Reservation, amounts: Mapping[str, int]) -> None:
+        self._whole = reservation
+        self.amounts: Mapping[str, int] = amounts
+        self._over = self.is_in_flight = False
 
     @property
     def budget(self) -> Budget:
         """Whose part it is."""
         return self._whole.budget
 
-    async def settle_as_asked(self) -> None:
+    async def settle_as_reserved(self) -> None:
         """Say that it used what was reserved."""
-        await self._end(self.asked)
+        await self._end(self.amounts)
 
     async def settle(self, **used: float) -> None:
         """Say what it used; ``consecutive_failures`` of a step, whether it failed."""
-        counted = amounts(used)
+        counted = to_units(used)
         ended = counted.pop(FAILURES, None) if FAILURES in self.budget.limits else None
         failed = None if ended is None else bool(ended)
         counted.pop(FAILURES, None)
@@ -506,47 +516,47 @@ class Part:
 
         async def move() -> None:
             async with whole._lock:
-                opened = {name: max(0, whole._open[name] - self.asked[name]) for name in METRICS}
+                opened = {name: max(0, whole._open[name] - self.amounts[name]) for name in METRICS}
                 base = {name: max(0, whole._base[name] - used[name]) for name in METRICS}
                 await whole._move(base, opened, used=used, failed=failed)
 
-        await whole.whole(move())
+        await whole.run_to_completion(move())
         whole._passing.pop(self, None)
         whole._landed(self)
 
 
-class Flights:
+class InFlightCalls:
     """What is under way and may give something back when it ends; by several loops and threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: Counter[Place] = Counter()
-        self._waiting: dict[Place, list[asyncio.Future[None]]] = {}
+        self._counts: Counter[CounterKey] = Counter()
+        self._waiting: dict[CounterKey, list[asyncio.Future[None]]] = {}
 
-    def begin(self, place: Place) -> None:
+    def begin(self, counter: CounterKey) -> None:
         """Note that something began."""
         with self._lock:
-            self._counts[place] += 1
+            self._counts[counter] += 1
 
-    def end(self, place: Place) -> None:
+    def end(self, counter: CounterKey) -> None:
         """Note that something ended; who waits for that goes on."""
         with self._lock:
-            self._counts[place] -= 1
-            if not self._counts[place]:
-                del self._counts[place]
-            waiting = self._waiting.pop(place, [])
+            self._counts[counter] -= 1
+            if not self._counts[counter]:
+                del self._counts[counter]
+            waiting = self._waiting.pop(counter, [])
         for future in waiting:
             with suppress(RuntimeError):  # its loop was closed
                 future.get_loop().call_soon_threadsafe(_wake, future)
 
-    async def wait(self, place: Place) -> bool:
+    async def wait(self, counter: CounterKey) -> bool:
         """Wait until something ended; ``False``, at once, when nothing is under way."""
         with self._lock:
-            if not self._counts[place]:
-                del self._counts[place]
+            if not self._counts[counter]:
+                del self._counts[counter]
                 return False
             future = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(place, []).append(future)
+            self._waiting.setdefault(counter, []).append(future)
         await future
         return True
 
@@ -556,17 +566,17 @@ def _wake(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def amounts(given: Mapping[str, float]) -> dict[str, int]:
+def to_units(amounts: Mapping[str, float]) -> dict[str, int]:
     """Return amounts as whole numbers of their smallest unit.
 
     Raises:
         ValidationError: One is negative or no number, or its name is unknown.
 
-    >>> amounts({"cost_usd": 0.1})
+    >>> to_units({"cost_usd": 0.1})
     {'cost_usd': 100000000}
     """
     found = {}
-    for name, value in given.items():
+    for name, value in amounts.items():
         if name not in (*METRICS, FAILURES):
             raise ValidationError(
                 f"{name!r} is nothing that a budget counts.",
@@ -577,7 +587,7 @@ def amounts(given: Mapping[str, float]) -> dict[str, int]:
     return found
 
 
-def value_of(name: str, amount: int) -> float:
+def from_units(name: str, amount: int) -> float:
     """Return an amount in the unit in which it is given."""
     return amount / _UNITS[name] if name in _UNITS else amount
 

@@ -11,14 +11,14 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from capgraph.base.errors import ConfigurationError
 from capgraph.stores.database import open_saver
 from capgraph.stores.persistence import Persistence
-from capgraph.stores.stops import Kind, Stop, StopRequests
+from capgraph.stores.stops import Stop, StopKind, StopRequests
 
-Where = BaseCheckpointSaver[Any] | str
+SaverOrUrl = BaseCheckpointSaver[Any] | str
 """A saver, or the URL of its database."""
 
 
 async def stop(
-    where: Where,
+    saver: SaverOrUrl,
     *,
     thread: str | None = None,
     user: str | None = None,
@@ -31,7 +31,7 @@ async def stop(
     whose database is unknown stores the request as a record.
 
     Args:
-        where: The saver of the graph, or the URL of its database.
+        saver: The saver of the graph, or the URL of its database.
         thread: The thread to stop.
         user: Whose runs to stop.
         all: Stop every run.
@@ -48,13 +48,13 @@ async def stop(
     """
     kind, name = _one(thread, user, all)
     made = Stop(kind, name, reason)
-    async with _stops(where) as stops:
+    async with _stops(saver) as stops:
         await stops.put(made)
     return made
 
 
 async def clear_stop(
-    where: Where,
+    saver: SaverOrUrl,
     *,
     thread: str | None = None,
     user: str | None = None,
@@ -65,18 +65,18 @@ async def clear_stop(
     The turns that were stopped have ended; a new message begins a new one.
     """
     kind, name = _one(thread, user, all)
-    async with _stops(where) as stops:
+    async with _stops(saver) as stops:
         return await stops.clear(kind, name)
 
 
-async def list_stops(where: Where) -> list[Stop]:
+async def list_stops(saver: SaverOrUrl) -> list[Stop]:
     """Return what is stopped, the oldest first."""
-    async with _stops(where) as stops:
+    async with _stops(saver) as stops:
         return await stops.all()
 
 
 @asynccontextmanager
-async def _stops(where: Where) -> AsyncIterator[StopRequests]:
+async def _stops(where: SaverOrUrl) -> AsyncIterator[StopRequests]:
     if not isinstance(where, str):
         yield Persistence.of(where).stops
         return
@@ -85,8 +85,8 @@ async def _stops(where: Where) -> AsyncIterator[StopRequests]:
         yield Persistence.of(saver).stops
 
 
-def _one(thread: str | None, user: str | None, every: bool) -> tuple[Kind, str]:
-    given: list[tuple[Kind, str]] = []
+def _one(thread: str | None, user: str | None, every: bool) -> tuple[StopKind, str]:
+    given: list[tuple[StopKind, str]] = []
     if thread:
         given.append(("thread", thread))
     if user:

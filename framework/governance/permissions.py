@@ -13,10 +13,10 @@ ToolT = TypeVar("ToolT")
 _NOT_APPLICABLE = "N/A"
 
 
-def same_name(name: str) -> str:
+def normalize_name(name: str) -> str:
     """Return a capability's name in the form in which names are compared, everywhere.
 
-    >>> same_name(" Send_Mail ")
+    >>> normalize_name(" Send_Mail ")
     'send_mail'
     """
     if not isinstance(name, str) or not name.strip():
@@ -105,7 +105,7 @@ class RolePermissionConfig:
                 raise TypeError(f"{name} of {self.role!r} is {given!r}. Fix: give a list of names.")
             if given is not None:
                 # A list of one's own: nobody changes a permission by changing his list.
-                setattr(self, name, [tool.strip() for tool in given if same_name(tool)])
+                setattr(self, name, [tool.strip() for tool in given if normalize_name(tool)])
 
 
 class Permissions(Protocol):
@@ -143,7 +143,7 @@ class _Role:
         return cls(
             PermissionMode.of(config.mode),
             None if allowed is None else frozenset(name.strip() for name in allowed),
-            frozenset(map(same_name, config.denied_tools)),
+            frozenset(map(normalize_name, config.denied_tools)),
         )
 
 
@@ -207,8 +207,8 @@ class PermissionPolicy:
         self._required: dict[str, PermissionMode] = {}
         for tool, mode in (tool_requirements or {}).items():
             # Two spellings of one name: the stricter one holds.
-            known = self._required.get(same_name(tool), PermissionMode.READ_ONLY)
-            self._required[same_name(tool)] = max(known, PermissionMode.of(mode))
+            known = self._required.get(normalize_name(tool), PermissionMode.READ_ONLY)
+            self._required[normalize_name(tool)] = max(known, PermissionMode.of(mode))
         self._allow_unknown = default_allow_unknown_roles is True
         self.allowed_names: frozenset[str] = frozenset(
             name for _, config in entries for name in config.allowed_tools or ()
@@ -232,7 +232,7 @@ class PermissionPolicy:
         required: PermissionMode = PermissionMode.READ_ONLY,
     ) -> PermissionOutcome:
         """Decide about one capability; see :class:`Permissions`."""
-        tool = same_name(name)
+        tool = normalize_name(name)
         known = role.strip() if isinstance(role, str) else None
         found = self._roles.get((known or "", tenant)) or self._roles.get((known or "", None))
         needed = max(required, self._required.get(tool, PermissionMode.READ_ONLY))

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from capgraph.base.awaiting import awaited
-from capgraph.base.numbers import check_number
 from capgraph.configs.logger import get_logger
-from capgraph.governance.quality import QualityLevel
+from capgraph.governance.quality_gate import QualityLevel
+from capgraph.helpers.async_calls import maybe_await
+from capgraph.helpers.number_validation import check_number
 
 Matched = bool | Awaitable[bool]
 
@@ -116,7 +116,7 @@ async def _later(
     if bool(await found) is until:
         return until
     rest = _in_turn(left, ctx, until=until)
-    return bool(await awaited(rest))
+    return bool(await maybe_await(rest))
 
 
 @dataclass(frozen=True)
@@ -315,13 +315,13 @@ class PolicyRule:
 class PolicyEngine:
     """Holds rules against how a phase stands: all that match apply, by priority.
 
-    Among the ``policies`` of a graph its actions act; each rule at most ``times`` times a turn.
+    Among the ``policies`` of a graph its actions act; each rule at most ``max_uses_per_turn`` times a turn.
 
     Args:
         rules: The rules.
         models: In a graph: what ``switch_model`` goes on with, one after the other: chat models or
             ``"provider:name"``.
-        times: In a graph: how often one rule may act in a turn.
+        max_uses_per_turn: In a graph: how often one rule may act in a turn.
 
     Raises:
         ValueError: Two rules have one name, or none may ever act.
@@ -338,17 +338,17 @@ class PolicyEngine:
     """
 
     def __init__(
-        self, rules: Iterable[PolicyRule], *, models: Sequence[Any] = (), times: int = 1
+        self, rules: Iterable[PolicyRule], *, models: Sequence[Any] = (), max_uses_per_turn: int = 1
     ) -> None:
         self._rules = tuple(sorted(rules, key=lambda rule: rule.priority))
         names = [rule.name for rule in self._rules]
-        if len({*names}) < len(names) or times < 1:
+        if len({*names}) < len(names) or max_uses_per_turn < 1:
             raise ValueError(
-                f"The rules are called {names}, and each may act {times} times."
+                f"The rules are called {names}, and each may act {max_uses_per_turn} times."
                 " Fix: give each a name of its own, and at least one time."
             )
         self.models: tuple[Any, ...] = tuple(models)
-        self.times = times
+        self.max_uses_per_turn = max_uses_per_turn
 
     @property
     def rules(self) -> list[PolicyRule]:
@@ -367,7 +367,7 @@ class PolicyEngine:
 
     async def evaluate_async(self, ctx: PhaseContext) -> list[PolicyActionData]:
         """Return the actions of all rules that match."""
-        actions: list[PolicyActionData] = await awaited(self.evaluate(ctx))
+        actions: list[PolicyActionData] = await maybe_await(self.evaluate(ctx))
         return actions
 
     def matching(self, ctx: PhaseContext) -> Any:
@@ -396,7 +396,7 @@ async def _matching_later(found: Sequence[tuple[PolicyRule, Any]]) -> list[Polic
     matching = []
     for rule, matched in found:
         try:
-            if await awaited(matched):
+            if await maybe_await(matched):
                 matching.append(rule)
         except Exception:
             _log(rule)

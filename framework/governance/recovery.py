@@ -13,11 +13,11 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Literal
 
-from capgraph.base.awaiting import awaited, waited
-from capgraph.base.classify import Category, category_of, cause_chain
+from capgraph.base.error_classification import Category, categorize, iter_causes
 from capgraph.base.errors import ModelError
-from capgraph.base.ports import Failure, now_text
+from capgraph.base.ports import Failure, utc_now_text
 from capgraph.configs.logger import get_logger
+from capgraph.helpers.async_calls import maybe_await, run_sync
 
 _KEPT_EVENTS = 1000
 
@@ -218,7 +218,7 @@ class RecoveryContext:
                 self._attempts.pop(recipe.scenario, None)
         self._events.append(
             RecoveryEvent(
-                kind or "escalated", recipe.scenario.value, steps, result.to_dict(), now_text()
+                kind or "escalated", recipe.scenario.value, steps, result.to_dict(), utc_now_text()
             )
         )
         return result
@@ -250,7 +250,7 @@ async def aattempt_recovery(
     Returns:
         What ran, and what did not.
     """
-    return await _attempt(scenario, ctx, awaited)
+    return await _attempt(scenario, ctx, maybe_await)
 
 
 async def _attempt(
@@ -311,7 +311,7 @@ async def _tried(
 
 async def _blocking(found: Awaitable[Any]) -> Any:
     """Wait without ever suspending."""
-    return waited(awaited(found))
+    return run_sync(maybe_await(found))
 
 
 _BY_CATEGORY: Mapping[Category, FailureScenario] = MappingProxyType(
@@ -360,10 +360,10 @@ def classify_exception(error: BaseException) -> FailureScenario:
     >>> classify_exception(KeyError("speed")).value
     'tool_execution_error'
     """
-    for cause in cause_chain(error):
+    for cause in iter_causes(error):
         if (found := _by_type(cause)) is not None:
             return found
-    for cause in cause_chain(error):
+    for cause in iter_causes(error):
         text = str(cause).lower()
         for pattern, scenario in _BY_TEXT:
             if re.search(pattern, text):
@@ -371,7 +371,7 @@ def classify_exception(error: BaseException) -> FailureScenario:
     return FailureScenario.LLM_ERROR
 
 
-def scenario_of(failure: Failure) -> FailureScenario:
+def classify_failure(failure: Failure) -> FailureScenario:
     """Say which kind a failure is that was read before."""
     category: Any = failure.metadata.get("category")
     found = _BY_CATEGORY.get(category)
@@ -390,7 +390,7 @@ def _by_type(error: BaseException) -> FailureScenario | None:
         return FailureScenario.MEMORY_CORRUPTION
     if isinstance(error, ModelError) and error.__cause__ is None:
         return FailureScenario.LLM_ERROR
-    found = _BY_CATEGORY.get(category_of(error))
+    found = _BY_CATEGORY.get(categorize(error))
     if found is None and isinstance(error, OSError):
         return FailureScenario.DEPENDENCY_TIMEOUT
     return found

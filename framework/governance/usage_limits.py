@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from capgraph.base.errors import LimitError, ValidationError
-from capgraph.base.numbers import check_number
+from capgraph.helpers.number_validation import check_number
 from capgraph.telemetry.usage import UsageTracker
 
 
@@ -157,11 +157,11 @@ class SessionLimit:
     scope: Literal["session"] = "session"
     on_breach: Literal["terminate", "alert"] = "terminate"
     name: str = ""
-    counts: ClassVar[str] = ""
-    called: ClassVar[str] = ""
+    counter: ClassVar[str] = ""
+    default_name: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "name", self.name or self.called)
+        object.__setattr__(self, "name", self.name or self.default_name)
         check_number(self.name, self.value)
         if self.scope != "session":
             raise ValidationError(
@@ -176,29 +176,29 @@ class SessionLimit:
 class MaxIterationsLimit(SessionLimit):
     """The most turns of a session."""
 
-    counts: ClassVar[str] = "turns"
-    called: ClassVar[str] = "max_iterations"
+    counter: ClassVar[str] = "turns"
+    default_name: ClassVar[str] = "max_iterations"
 
 
 class MaxBudgetLimit(SessionLimit):
     """The most that a session may cost, in US dollars."""
 
-    counts: ClassVar[str] = "cost_usd"
-    called: ClassVar[str] = "max_budget_usd"
+    counter: ClassVar[str] = "cost_usd"
+    default_name: ClassVar[str] = "max_budget_usd"
 
 
 class MaxConsecutiveFailuresLimit(SessionLimit):
     """The most failures in a row."""
 
-    counts: ClassVar[str] = "consecutive_failures"
-    called: ClassVar[str] = "max_consecutive_failures"
+    counter: ClassVar[str] = "consecutive_failures"
+    default_name: ClassVar[str] = "max_consecutive_failures"
 
 
 class MaxToolCallsLimit(SessionLimit):
     """The most calls of tools."""
 
-    counts: ClassVar[str] = "tool_calls"
-    called: ClassVar[str] = "max_tool_calls"
+    counter: ClassVar[str] = "tool_calls"
+    default_name: ClassVar[str] = "max_tool_calls"
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +250,7 @@ class GovernancePlane:
         """Return how the session stands to each limit."""
         return [
             LimitOutcome(
-                breached=(observed := getattr(self.state, limit.counts)) > limit.value,
+                breached=(observed := getattr(self.state, limit.counter)) > limit.value,
                 limit_name=limit.name,
                 observed=observed,
                 ceiling=limit.value,

@@ -15,23 +15,23 @@ from langgraph.types import Command
 from langgraph.typing import ContextT
 from typing_extensions import TypedDict, Unpack
 
-from capgraph.base.checked import checked
 from capgraph.base.errors import ConfigurationError, InfrastructureError
 from capgraph.configs.logger import get_logger
 from capgraph.engine.bind import as_registry, as_settings, bind
 from capgraph.engine.ready_queue import run_step_task
 from capgraph.engine.services import OperatorOptions, Services
-from capgraph.graph.compiled import AgentGraph, AnswerT, agent_graph
-from capgraph.graph.validate import check_persistence, validate, warnings_of
-from capgraph.langgraph_compat import STRICT_RESUME, Checkpointer, prepare_task
-from capgraph.pipeline.failures import raise_failure, refusal
+from capgraph.graph.agent_graph import AgentGraph, AnswerT, agent_graph
+from capgraph.graph.validate import check_persistence, registry_warnings, validate_registry
+from capgraph.helpers.argument_validation import validate_arguments
+from capgraph.langgraph_compat import STRICT_RESUME, Checkpointer, cache_task
+from capgraph.pipeline.failures import failure_update, refusal_failure
 from capgraph.planning.planner_traits import planner_traits
 from capgraph.prompts.provider import use_prompts
 from capgraph.registry import Registry
 from capgraph.state import AgentState, StateSchema
-from capgraph.stores.usable import check_store
-from capgraph.telemetry.accounts import CASHIER
-from capgraph.telemetry.metered import METER
+from capgraph.stores.async_checks import require_async_store
+from capgraph.telemetry.budget_callback import BUDGET_CALLBACK
+from capgraph.telemetry.usage_callback import USAGE_CALLBACK
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
@@ -43,7 +43,7 @@ _CHAIN = ("task_extraction", "classifier", "orchestrator")
 _CLOSING = ("respond", "clarify", "error")
 
 
-@checked
+@validate_arguments
 def build_graph(
     registry: Capabilities,
     model: str | BaseChatModel | Mapping[str, Any] | None = None,
@@ -105,12 +105,14 @@ def build_graph(
         **options,
     )
     check_persistence(checkpointer, settings)
-    check_store(store)
+    require_async_store(store)
     with use_prompts(services.prompts) if services.prompts is not None else nullcontext():
-        validate(known)
+        validate_registry(known)
     offline = not planner_traits(services.planner).chooses_parameters
     saved = checkpointer not in (None, False)
-    told = warnings_of(known, offline=offline, saved=saved, permissions=services.permissions)
+    told = registry_warnings(
+        known, offline=offline, has_saver=saved, permissions=services.permissions
+    )
     if services.system_prompt and not (
         services.chat_model("planning") or services.chat_model("answer")
     ):
@@ -146,7 +148,9 @@ def build_graph(
     config: RunnableConfig = {
         "recursion_limit": 1_000_000,
         "configurable": STRICT_RESUME,
-        "callbacks": [METER, CASHIER] if services.purse.budgets else [METER],
+        "callbacks": [USAGE_CALLBACK, BUDGET_CALLBACK]
+        if services.budget_policy.budgets
+        else [USAGE_CALLBACK],
     }
     return graph.with_config(config)
 
@@ -154,7 +158,7 @@ def build_graph(
 def _input_of(cls: type[Any], schema: StateSchema) -> Any:
     """Return the keys that a caller may send as a schema; an outer graph's others stay outside."""
     hints = get_type_hints(cls, include_extras=True)
-    chosen = {name: hints[name] for name in sorted(schema.from_caller)}
+    chosen = {name: hints[name] for name in sorted(schema.caller_keys)}
     return TypedDict(f"{cls.__name__}Input", chosen, total=False)  # type: ignore[operator]
 
 
@@ -277,7 +281,7 @@ def _routed(
                 f"The router wrote control_next_node={target!r}, which is no node.",
                 fix=f"Use one of: {', '.join(layout.targets)}.",
             )
-            failed = raise_failure([refusal("router", told)])
+            failed = failure_update([refusal_failure("router", told)])
             return Command(update={**result, **failed}, goto="error")
         return Command(update=result, goto=layout.door(target))
 
@@ -306,6 +310,6 @@ def _step_task(name: str, services: Services) -> Any:
         return await run_step_task(payload)
 
     run.__name__ = run.__qualname__ = name
-    prepare_task(run, services)
+    cache_task(run, services)
     decorate: Any = task(name=name)
     return decorate(run)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from langgraph.typing import ContextT
 
-from capgraph.base.checked import check_options
 from capgraph.engine.bind import as_settings
 from capgraph.engine.services import OperatorOptions
-from capgraph.engine.strategies import describe_models
+from capgraph.engine.strategies import resolve_models
+from capgraph.graph.agent_graph import AgentGraph, AnswerT
 from capgraph.graph.build import build_graph
-from capgraph.graph.compiled import AgentGraph, AnswerT
+from capgraph.helpers.argument_validation import check_options
 from capgraph.registry import Registry
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ async def open_graph(
             known = await stack.enter_async_context(open_registry(settings))
         saver = await stack.enter_async_context(open_saver(chosen, encryption_key=secret))
         store = await stack.enter_async_context(open_store(chosen))
-        if (models := describe_models(options.get("model"), settings)) is not None:
+        if (models := resolve_models(options.get("model"), settings)) is not None:
             from capgraph.models.probing import probe_models
 
             await probe_models(models)

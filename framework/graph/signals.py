@@ -11,7 +11,6 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.graph.state import CompiledStateGraph
 
-from capgraph.base.checked import checked
 from capgraph.base.errors import (
     ConfigurationError,
     PersistenceError,
@@ -20,17 +19,18 @@ from capgraph.base.errors import (
     ValidationError,
 )
 from capgraph.base.ports import Caller
-from capgraph.langgraph_compat import merged_config, plain_values, saver_of
-from capgraph.pipeline.run_config import caller_of, configurable_of
-from capgraph.planning.waits import MAX_KEY, is_event
+from capgraph.helpers.argument_validation import validate_arguments
+from capgraph.langgraph_compat import find_saver, merged_config, plain_values
+from capgraph.pipeline.run_config import caller_from_configurable, configurable_for
+from capgraph.planning.waits import MAX_EVENT_KEY_LENGTH, is_event_key
 from capgraph.stores.persistence import Persistence
-from capgraph.stores.waits import Due, keep_signal, open_waits
+from capgraph.stores.waits import SuspendedThread, open_waits, store_signal
 
 _TRIES = 20
 _BETWEEN = 0.1
 
 
-@checked
+@validate_arguments
 async def signal(
     graph: CompiledStateGraph[Any, Any, Any, Any],
     thread: str,
@@ -82,20 +82,22 @@ async def signal(
     found = await (saver.aget_tuple(_config(thread)) if early else _last(saver, thread))
     waits = open_waits(found) if found is not None else ()
     waiting = [wait for wait in waits if wait.get("for") == key]
-    known = await suspended.of(thread)
-    _admit(graph, caller_of((config or {}).get("configurable") or {}), known, waiting)
+    known = await suspended.get(thread)
+    _admit(
+        graph, caller_from_configurable((config or {}).get("configurable") or {}), known, waiting
+    )
     values = plain_values(found) if found is not None else {}
     turn = str((values.get("control_turn") or {}).get("id") or "")
-    await keep_signal(saver, thread, key, value, turn)
+    await store_signal(saver, thread, key, value, turn)
     if not waiting:
         return False
-    await suspended.hurry(thread)
+    await suspended.wake_now(thread)
     if run:
         await wake(graph, thread)
     return True
 
 
-@checked
+@validate_arguments
 async def wake(graph: CompiledStateGraph[Any, Any, Any, Any], thread: str) -> None:
     """Let a thread that waits go on, as whoever began its turn, until it ends or waits again.
 
@@ -112,7 +114,7 @@ async def wake(graph: CompiledStateGraph[Any, Any, Any, Any], thread: str) -> No
     persistence = _persistence(graph)
     saver, suspended = persistence.saver, persistence.waits
     await _last(saver, thread)
-    known = await suspended.of(thread)
+    known = await suspended.get(thread)
     config = _config(thread, known.caller if known is not None else Caller())
     for left in reversed(range(_TRIES)):
         try:
@@ -137,7 +139,7 @@ async def _last(saver: BaseCheckpointSaver[Any], thread: str) -> CheckpointTuple
 
 
 def _persistence(graph: CompiledStateGraph[Any, Any, Any, Any]) -> Persistence:
-    saver = saver_of(graph, merged_config(graph, None))
+    saver = find_saver(graph, merged_config(graph, None))
     if saver is None:
         raise ConfigurationError(
             "The graph has no saver, so nothing of it waits.",
@@ -147,9 +149,10 @@ def _persistence(graph: CompiledStateGraph[Any, Any, Any, Any]) -> Persistence:
 
 
 def _check(key: str, value: Any, graph: CompiledStateGraph[Any, Any, Any, Any]) -> None:
-    if not is_event(key):
+    if not is_event_key(key):
         raise ValidationError(
-            f"{key!r:.80} is no key of an event.", fix=f"Give 1 to {MAX_KEY} printable characters."
+            f"{key!r:.80} is no key of an event.",
+            fix=f"Give 1 to {MAX_EVENT_KEY_LENGTH} printable characters.",
         )
     try:
         size = len(json.dumps(value, allow_nan=False))
@@ -170,7 +173,7 @@ def _check(key: str, value: Any, graph: CompiledStateGraph[Any, Any, Any, Any]) 
 def _admit(
     graph: CompiledStateGraph[Any, Any, Any, Any],
     sender: Caller,
-    known: Due | None,
+    known: SuspendedThread | None,
     waiting: Sequence[Mapping[str, Any]],
 ) -> None:
     """Make sure that whoever names himself may wake what waits."""
@@ -192,4 +195,4 @@ def _admit(
 
 
 def _config(thread: str, caller: Caller | None = None) -> RunnableConfig:
-    return {"configurable": {"thread_id": thread, **configurable_of(caller or Caller())}}
+    return {"configurable": {"thread_id": thread, **configurable_for(caller or Caller())}}

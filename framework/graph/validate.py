@@ -8,44 +8,46 @@ from typing import TYPE_CHECKING, Any, get_args
 from capgraph.base.capability import BaseCapability
 from capgraph.base.context import CapabilityContext
 from capgraph.base.errors import ConfigurationError, RegistryError
-from capgraph.base.spec import ROLES
-from capgraph.configs.near import use_known
-from capgraph.pipeline.away import STAYS
-from capgraph.pipeline.runner import queue_of
-from capgraph.planning.catalog import gives, wanted
+from capgraph.base.spec import INFRASTRUCTURE_ROLES
+from capgraph.configs.suggestions import suggest_fix
+from capgraph.pipeline.remote_dispatch import NOT_TRANSFERRED
+from capgraph.pipeline.runner import capability_queue
+from capgraph.planning.catalog import needs_provided_by, required_need
 from capgraph.planning.parameters import required_parameters
 from capgraph.registry import Registry
 
 if TYPE_CHECKING:
     from capgraph.configs.settings import Settings
-    from capgraph.governance.caller import CallerPermissions
+    from capgraph.governance.caller_permissions import CallerPermissions
 
-RESERVED = frozenset({"capabilities", "fatal"})
+RESERVED_NODE_NAMES = frozenset({"capabilities", "fatal"})
 _ONLY_WITH_THE_TURN = {
     "interrupt": "a person can only be asked where the turn runs, so on another worker it is refused",
     "runtime": "the run on another worker has no 'context' of the caller's",
-    **dict.fromkeys(sorted(STAYS), "this key of the state does not travel to another worker"),
+    **dict.fromkeys(
+        sorted(NOT_TRANSFERRED), "this key of the state does not travel to another worker"
+    ),
 }
 
 
-def problems_of(registry: Registry) -> list[str]:
+def registry_problems(registry: Registry) -> list[str]:
     """Return all problems of a registry, each with its fix; empty when there are none."""
     problems = [
         f"There is no infrastructure node {role!r}. Fix: register one, or leave the built-in"
         " modules in 'infrastructure'."
-        for role in ROLES
+        for role in INFRASTRUCTURE_ROLES
         if role not in registry.infrastructure
     ]
-    provided = {need for spec in registry.capabilities.values() for need in gives(spec)}
+    provided = {need for spec in registry.capabilities.values() for need in needs_provided_by(spec)}
     provided |= _elements(registry)
     for name, spec in registry.capabilities.items():
-        if name in registry.infrastructure or name in RESERVED:
+        if name in registry.infrastructure or name in RESERVED_NODE_NAMES:
             problems.append(
                 f"The capability {name!r} is named like a node of the framework."
                 " Fix: give it another name."
             )
         if spec.undo is not None and spec.undo.name not in registry.capabilities:
-            fix = use_known(spec.undo.name, known=registry.capabilities)
+            fix = suggest_fix(spec.undo.name, known=registry.capabilities)
             problems.append(
                 f"The capability {name!r} is undone by {spec.undo.name!r}, which is not registered."
                 f" Fix: register it, or leave 'undo' out. {fix}"
@@ -56,7 +58,7 @@ def problems_of(registry: Registry) -> list[str]:
             f" registry.declare_provided({need.type!r})."
             for need in spec.requires
             if need.cardinality != "optional"
-            and wanted(need) not in provided
+            and required_need(need) not in provided
             and need.type not in registry.provided_types
         ]
     return problems
@@ -89,11 +91,11 @@ def _elements(registry: Registry) -> set[str]:
     }
 
 
-def warnings_of(
+def registry_warnings(
     registry: Registry,
     *,
     offline: bool,
-    saved: bool,
+    has_saver: bool,
     permissions: CallerPermissions | None = None,
 ) -> list[str]:
     """Return what works, but not as one may think; each with its fix.
@@ -101,11 +103,11 @@ def warnings_of(
     Args:
         registry: The capabilities.
         offline: Whether no model plans.
-        saved: Whether there is a saver.
+        has_saver: Whether there is a saver.
         permissions: The permissions that callers have.
     """
     # A policy may serve several graphs, so names that one of them lacks are no error.
-    told = [] if permissions is None else permissions.unknown_names()
+    told = [] if permissions is None else permissions.unknown_name_warnings()
     for name, spec in registry.capabilities.items():
         missing = required_parameters(spec.parameters)
         reads = getattr(spec.cls, "parameters_from", BaseCapability.parameters_from)
@@ -115,7 +117,7 @@ def warnings_of(
                 " without a model cannot fill. Fix: give them defaults, write parameters_from(task),"
                 " or configure a chat model."
             )
-        if spec.effect == "once" and not saved:
+        if spec.effect == "once" and not has_saver:
             told.append(
                 f"The capability {name!r} has effect='once' and there is no saver, so nothing is"
                 " remembered of it when the process ends. Fix: pass a checkpointer, or set"
@@ -124,11 +126,11 @@ def warnings_of(
     return told
 
 
-def queued_warnings(registry: Registry, settings: Settings) -> list[str]:
+def queue_warnings(registry: Registry, settings: Settings) -> list[str]:
     """Return what capabilities with a queue ask for that only the worker of their turn has."""
     told = []
     for name, spec in registry.capabilities.items():
-        if queue_of(spec, settings) is None:
+        if capability_queue(spec, settings) is None:
             continue
         for word, what in _ONLY_WITH_THE_TURN.items():
             if word in _words_of(spec.cls):
@@ -149,13 +151,13 @@ def _words_of(cls: type[Any]) -> set[str]:
     return {*code.co_names, *code.co_varnames[: code.co_argcount], *strings}
 
 
-def validate(registry: Registry) -> None:
+def validate_registry(registry: Registry) -> None:
     """Check that a graph can be built from a registry.
 
     Raises:
         RegistryError: It cannot; the message lists every problem.
     """
-    problems = problems_of(registry)
+    problems = registry_problems(registry)
     if problems:
         listed = "\n".join(f"  {n}. {text}" for n, text in enumerate(problems, start=1))
         raise RegistryError(f"The registry has {len(problems)} problem(s):\n{listed}")

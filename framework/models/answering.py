@@ -5,9 +5,9 @@ from __future__ import annotations
 from langchain_core.messages import AIMessage
 from pydantic import BaseModel
 
-from capgraph.models.calls import streamed, structured
-from capgraph.models.echo import has_marks
-from capgraph.models.prompt import fields_of, prompt_of, split_last
+from capgraph.models.calls import generate_structured, stream_text
+from capgraph.models.prompt import build_prompt, request_fields, split_conversation
+from capgraph.models.prompt_echo import has_prompt_tags
 from capgraph.models.roles import RoleModel
 from capgraph.planning.strategies import AnswerRequest, StepSummary
 from capgraph.prompts import PromptProvider
@@ -30,24 +30,29 @@ class ModelAnswerer:
         Raises:
             ModelError: The model failed, wrote nothing, or kept to no form.
         """
-        results = [(_label(result, request.task), result.summary) for result in request.results]
-        messages = prompt_of(
+        results = [
+            (_describe_result(result, request.task), result.summary) for result in request.results
+        ]
+        messages = build_prompt(
             self._question if request.purpose == "clarify" else self._answer,
-            {**fields_of(request), "results": results},
+            {**request_fields(request), "results": results},
             instructions=request.instructions,
-            earlier=split_last(request.messages)[0],
+            history=split_conversation(request.messages)[0],
             messages=request.messages,
         )
-        if request.form is None:
-            marks = has_marks(request.task)
-            return await streamed(self._role, messages, may_hold_marks=marks)
-        found: BaseModel = await structured(
-            self._role, request.form, messages, part=lambda value: emit(AnswerPart(value=value))
+        if request.response_format is None:
+            marks = has_prompt_tags(request.task)
+            return await stream_text(self._role, messages, keep_prompt_tags=marks)
+        found: BaseModel = await generate_structured(
+            self._role,
+            request.response_format,
+            messages,
+            on_partial=lambda value: emit(AnswerPart(value=value)),
         )
         return found
 
 
-def _label(result: StepSummary, task: str) -> str:
+def _describe_result(result: StepSummary, task: str) -> str:
     """Name a result; a step that is for the whole of the request does not say it again."""
     name = f"{result.kind} {result.context_key}"
     return name if result.objective == task else f"{name}: {result.objective}"

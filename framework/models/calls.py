@@ -22,8 +22,7 @@ from pydantic import BaseModel
 from pydantic import ValidationError as PydanticValidationError
 
 from capgraph.base import CapgraphError, ErrorSeverity, FatalExecutionError, ModelError
-from capgraph.base.classify import classify_exception, diagnose, speaks_for_itself
-from capgraph.base.clock import use_clock
+from capgraph.base.error_classification import classify_exception, diagnose, is_self_classified
 from capgraph.base.errors import MalformedAnswerError
 from capgraph.base.ports import (
     STAGES,
@@ -35,35 +34,38 @@ from capgraph.base.ports import (
     RetryRule,
     TimeLimit,
 )
-from capgraph.base.values import json_values_in, misfits
-from capgraph.configs.logger import clean_text, mask_secrets
+from capgraph.configs.logger import escape_control_characters, mask_secrets
 from capgraph.configs.settings import StructuredMethod
+from capgraph.helpers.clock import use_clock
+from capgraph.helpers.plain_data import json_values, validation_messages
 from capgraph.langgraph_compat import write_message
-from capgraph.models.echo import EchoFilter, remove_echo
+from capgraph.models.prompt_echo import EchoFilter, remove_echo
 from capgraph.models.recovery import (
     ModelRefusedError,
     TruncatedAnswerError,
     call_with_fallbacks,
     call_with_shorter_prompt,
-    waiting_progress,
+    emit_progress,
 )
 from capgraph.models.roles import RoleModel, structured_method
 from capgraph.pipeline import hooks
-from capgraph.pipeline.middlewares import in_order, innermost, is_rule
+from capgraph.pipeline.middleware import is_rule, last_of_type, sort_middleware
 from capgraph.pipeline.retry import retry_call
 from capgraph.telemetry import AnswerToken, ReplyRepaired, emit
-from capgraph.telemetry.audit import note_refusal
-from capgraph.telemetry.metered import role_tag
+from capgraph.telemetry.audit import record_refusal
+from capgraph.telemetry.usage_callback import role_tag
 
 ResultT = TypeVar("ResultT")
 
-_CUT_OFF = frozenset({"length", "max_tokens", "model_length", "model_context_window_exceeded"})
-_REFUSED = frozenset(
+_TRUNCATION_REASONS = frozenset(
+    {"length", "max_tokens", "model_length", "model_context_window_exceeded"}
+)
+_REFUSAL_REASONS = frozenset(
     ["content_filter", "refusal", "safety", "prohibited_content", "blocklist", "recitation", "spii"]
 )
-REWORD = "Please ask in other words."
-_SAY_WHY = frozenset({"anthropic", "google_genai"})
-_FIXES = {
+REWORD_HINT = "Please ask in other words."
+_PROVIDERS_WITH_STOP_REASON = frozenset({"anthropic", "google_genai"})
+_FIX_BY_CATEGORY = {
     "rate_limit": "Wait, or ask the provider for a higher rate.",
     "overloaded": "Try again later, or use another model.",
     "timeout": "Try again, or raise timeout_seconds of the model.",
@@ -79,7 +81,7 @@ async def call_model(
     role: RoleModel,
     messages: Sequence[BaseMessage],
     send: Callable[[Attempt], Awaitable[Any]],
-    read: Callable[[Any], ResultT],
+    parse: Callable[[Any], ResultT],
 ) -> ResultT:
     """Make one call, through what stands around the role's calls.
 
@@ -91,45 +93,47 @@ async def call_model(
         role: The model.
         messages: The prompt.
         send: Sends the attempt, whose inputs are ``model`` and ``messages``.
-        read: Checks what the model returned and gives the answer.
+        parse: Checks what the model returned and gives the answer.
 
     Raises:
         ModelError: The call failed; the cause is chained.
         LimitError: The turn has made as many model calls as it may.
     """
-    limit: TimeLimit | None = innermost(role.around, TimeLimit)
-    seconds = limit.time_limit if limit is not None else role.limit_seconds
+    limit: TimeLimit | None = last_of_type(role.behaviors, TimeLimit)
+    seconds = limit.time_limit if limit is not None else role.timeout_seconds
 
     async def sent(attempt: Attempt) -> Any:
-        used = replace(role, model=attempt.inputs["model"], limit_seconds=seconds)
-        async with _errors(used):
-            with waiting_progress(used):
+        used = replace(role, model=attempt.inputs["model"], timeout_seconds=seconds)
+        async with _translate_errors(used):
+            with emit_progress(used):
                 return await send(attempt)
 
     async def called(attempt: Attempt) -> Any:
-        async with _errors(replace(role, limit_seconds=None)):  # of what stands around
-            return await call_with_shorter_prompt(role, _within(role, _CALL, sent), attempt)
+        async with _translate_errors(replace(role, timeout_seconds=None)):  # of what stands around
+            return await call_with_shorter_prompt(role, _wrap_stages(role, _CALL, sent), attempt)
 
     async def settled(attempt: Attempt) -> ResultT:
         try:
-            return read(await _within(role, _BELOW, called)(attempt))
+            return parse(await _wrap_stages(role, _BELOW, called)(attempt))
         except CapgraphError as exc:
-            note_refusal(exc)  # something may stand in for it
+            record_refusal(exc)  # something may stand in for it
             raise
 
-    once = _within(role, _SETTLE, settled)
-    rule: RetryRule | None = innermost(role.around, RetryRule)
-    tried = once if rule is None else partial(_tried, role, rule, once)
+    once = _wrap_stages(role, _SETTLE, settled)
+    rule: RetryRule | None = last_of_type(role.behaviors, RetryRule)
+    tried = once if rule is None else partial(_call_with_retries, role, rule, once)
     if role.fallbacks:
         tried = partial(call_with_fallbacks, role, tried)
-    inner = _within(role, _ABOVE, tried)
-    if hooked := [item for item in role.around if isinstance(item, Behavior) and not _stage(item)]:
-        inner = partial(_hooked, hooked, inner)
+    inner = _wrap_stages(role, _ABOVE, tried)
+    if hooked := [
+        item for item in role.behaviors if isinstance(item, Behavior) and not _stage_of(item)
+    ]:
+        inner = partial(_call_with_hooks, hooked, inner)
 
     given = {"model": role.model, "messages": list(messages)}
     attempt = Attempt(role.role, key=role.role, objective=role.role, inputs=given, kind="model")
     with use_clock(role.clock):
-        answer: ResultT = await _within(role, _OBSERVE, inner)(attempt)
+        answer: ResultT = await _wrap_stages(role, _OBSERVE, inner)(attempt)
         return answer
 
 
@@ -140,47 +144,51 @@ _OBSERVE, _ABOVE, _SETTLE, _BELOW, _CALL = (
     STAGES[STAGES.index("finalize") + 1 : -1],
     STAGES[-1:],
 )
-_Call = Callable[[Attempt], Awaitable[Any]]
+_CallFunction = Callable[[Attempt], Awaitable[Any]]
 
 
-def _stage(item: Any) -> str | None:
+def _stage_of(item: Any) -> str | None:
     return getattr(item, "stage", None)
 
 
-def _within(role: RoleModel, stages: Sequence[str], inner: _Call) -> _Call:
-    """Return ``inner`` with what stands around it at some stages, the first one outermost."""
+def _wrap_stages(role: RoleModel, stages: Sequence[str], call: _CallFunction) -> _CallFunction:
+    """Return ``call`` with what stands around it at some stages, the first one outermost."""
     for stage in reversed(stages):
-        own = [item for item in role.around if _stage(item) == stage and not is_rule(item)]
-        for middleware in reversed(in_order(own)):
-            inner = partial(_around, middleware, inner)
-    return inner
+        own = [item for item in role.behaviors if _stage_of(item) == stage and not is_rule(item)]
+        for middleware in reversed(sort_middleware(own)):
+            call = partial(_call_middleware, middleware, call)
+    return call
 
 
-async def _around(middleware: Middleware, inner: _Call, attempt: Attempt) -> Any:
+async def _call_middleware(middleware: Middleware, call: _CallFunction, attempt: Attempt) -> Any:
     async def call_next(changed: Attempt = attempt) -> Any:
-        return await inner(changed)
+        return await call(changed)
 
     return await middleware.wrap_step(attempt, call_next)
 
 
-async def _hooked(behaviors: Sequence[Behavior], inner: _Call, attempt: Attempt) -> Any:
+async def _call_with_hooks(
+    behaviors: Sequence[Behavior], call: _CallFunction, attempt: Attempt
+) -> Any:
     name = f"{attempt.capability}/{uuid4().hex[:12]}"
     context = BehaviorContext(attempt.capability, attempt.objective, execution_id=name)
-    return await hooks.around(behaviors, context, partial(inner, attempt))
+    return await hooks.call_with_hooks(behaviors, context, partial(call, attempt))
 
 
-async def _tried(role: RoleModel, rule: RetryRule, inner: _Call, attempt: Attempt) -> Any:
+async def _call_with_retries(
+    role: RoleModel, rule: RetryRule, call: _CallFunction, attempt: Attempt
+) -> Any:
     """Try a call as often as a rule says; who called is told not to try again."""
 
     def read(exc: Exception) -> Failure:
         found = classify_exception(exc, role.role)
         details = found.metadata or {}
-        nobody_knows = details.get("category") == "unknown" and not speaks_for_itself(exc)
+        nobody_knows = details.get("category") == "unknown" and not is_self_classified(exc)
         told = str(found.user_message)
         return Failure(found.severity, told, metadata=details, unclassified=nobody_knows)
 
     try:
-        numbered = lambda number: inner(replace(attempt, number=number))  # noqa: E731
+        numbered = lambda number: call(replace(attempt, number=number))  # noqa: E731
         return await retry_call(role.role, rule, numbered, read)
     except (GraphBubbleUp, FatalExecutionError):
         raise
@@ -190,18 +198,18 @@ async def _tried(role: RoleModel, rule: RetryRule, inner: _Call, attempt: Attemp
             raise
         if not isinstance(exc, CapgraphError):
             told = f"failed: {failure.message}"
-            raise role.failed(told, severity=ErrorSeverity.CRITICAL) from exc
+            raise role.error(told, severity=ErrorSeverity.CRITICAL) from exc
         exc.severity = ErrorSeverity.CRITICAL
         raise
 
 
-async def structured(
+async def generate_structured(
     role: RoleModel,
     schema: type[BaseModel] | dict[str, Any],
     messages: Sequence[BaseMessage],
     *,
     strict: bool = False,
-    part: Callable[[dict[str, Any]], None] | None = None,
+    on_partial: Callable[[dict[str, Any]], None] | None = None,
 ) -> Any:
     """Ask for an answer of a given form.
 
@@ -211,7 +219,7 @@ async def structured(
         messages: The prompt.
         strict: True if a JSON schema follows the rules of the provider's strict mode. A pydantic
             class always does.
-        part: Takes up what there is of the answer so far, when the model streams it.
+        on_partial: Takes up what there is of the answer so far, when the model streams it.
 
     Returns:
         An instance of the class; for a JSON schema plain data that nobody has checked.
@@ -234,15 +242,15 @@ async def structured(
         if method == "text":
             return {"raw": await model.ainvoke(asked, config)}
         # A form of the application's may be one that a provider does not hold a model to.
-        is_strict = strict if isinstance(schema, dict) else part is None
+        is_strict = strict if isinstance(schema, dict) else on_partial is None
         # The client's own default is best for a class; parameters of a plan may be an open object.
         chosen = role.structured != "auto" or isinstance(schema, dict)
-        options = _options(model, method, is_strict, chosen=chosen)
-        if part is not None:
+        options = _structured_options(model, method, is_strict, has_explicit_method=chosen)
+        if on_partial is not None:
             runnable = model.with_structured_output(form, **options)
             if isinstance(runnable, RunnableSequence):
                 # What comes before the parser is the model, made to keep the form.
-                return {"raw": await _in_parts(runnable.first, asked, config, part)}
+                return {"raw": await _stream_partials(runnable.first, asked, config, on_partial)}
         if isinstance(schema, dict) and options.get("method") == "json_schema":
             form_sent, options = _response_format(model, form, is_strict, options)
         else:
@@ -250,36 +258,38 @@ async def structured(
         runnable = model.with_structured_output(form_sent, include_raw=True, **options)
         return await runnable.ainvoke(asked, config)
 
-    return await call_model(role, messages, send, partial(_form_of, role, schema))
+    return await call_model(role, messages, send, partial(_parse_structured, role, schema))
 
 
-def _options(
-    model: Any, method: StructuredMethod, is_strict: bool, *, chosen: bool
+def _structured_options(
+    model: Any, method: StructuredMethod, strict: bool, *, has_explicit_method: bool
 ) -> dict[str, Any]:
     """Return the arguments of ``with_structured_output``, as far as the client knows them."""
     known = inspect.signature(model.with_structured_output).parameters
     wished: dict[str, Any] = {}
-    if chosen or method != "function_calling":
+    if has_explicit_method or method != "function_calling":
         wished["method"] = method
-    if is_strict and method != "json_mode":
+    if strict and method != "json_mode":
         wished["strict"] = True
     return {name: value for name, value in wished.items() if name in known}
 
 
 def _response_format(
-    model: Any, form: dict[str, Any], is_strict: bool, options: dict[str, Any]
+    model: Any, schema_dict: dict[str, Any], strict: bool, options: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a JSON schema as OpenAI's clients send it unchanged, with ``strict`` written out.
 
     Given ``strict``, LangChain requires all properties of a schema that it converts itself.
     """
     if not hasattr(model, "openai_api_base"):
-        return form, options
-    schema = {name: value for name, value in form.items() if name not in ("title", "description")}
+        return schema_dict, options
+    schema = {
+        name: value for name, value in schema_dict.items() if name not in ("title", "description")
+    }
     sent = {
-        "name": form["title"],
-        "description": form.get("description", ""),
-        "strict": is_strict,
+        "name": schema_dict["title"],
+        "description": schema_dict.get("description", ""),
+        "strict": strict,
         "schema": schema,
     }
     return sent, {name: value for name, value in options.items() if name != "strict"}
@@ -289,11 +299,13 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _form_of(role: RoleModel, schema: type[BaseModel] | dict[str, Any], result: Any) -> Any:
+def _parse_structured(
+    role: RoleModel, schema: type[BaseModel] | dict[str, Any], result: Any
+) -> Any:
     if not isinstance(result, Mapping):  # put in its place by what stands around the call
         result = {"raw": result}
     raw = result["raw"]
-    check_end(role, raw)
+    raise_if_incomplete(role, raw)
     parsed = result.get("parsed")
     if isinstance(schema, dict) and (text := str(raw.text).strip()):
         # LangChain completes JSON that breaks off: half a plan would come out as a plan.
@@ -303,10 +315,10 @@ def _form_of(role: RoleModel, schema: type[BaseModel] | dict[str, Any], result: 
     if parsed is None:
         # In parts, and from servers that ignore the form, the JSON comes as it was written.
         # One value only: the first of several would be half of what the model wrote.
-        values = json_values_in(_written(raw))
+        values = json_values(_content_text(raw))
         parsed = values[0] if len(values) == 1 else None
-    if parsed is None or _breaks_off(raw):
-        raise _malformed(role, _written(raw), result.get("parsing_error"))
+    if parsed is None or _is_truncated_json(raw):
+        raise _malformed_error(role, _content_text(raw), result.get("parsing_error"))
     text = "" if getattr(raw, "tool_calls", None) else str(getattr(raw, "text", "")).strip()
     if text and not text.startswith(("{", "[")):
         emit(ReplyRepaired(role=role.role, repairs={"fenced_json": 1}))
@@ -315,13 +327,13 @@ def _form_of(role: RoleModel, schema: type[BaseModel] | dict[str, Any], result: 
     try:
         return schema.model_validate(parsed)
     except PydanticValidationError as exc:
-        raise _malformed(role, _written(raw), exc) from exc
+        raise _malformed_error(role, _content_text(raw), exc) from exc
 
 
-def _breaks_off(raw: Any) -> bool:
+def _is_truncated_json(message: Any) -> bool:
     """Return True if a reply is JSON without an end, which LangChain's parser would complete."""
-    text = str(raw.text).strip()
-    if not text.startswith("{") or raw.tool_calls:
+    text = str(message.text).strip()
+    if not text.startswith("{") or message.tool_calls:
         return False
     try:
         json.JSONDecoder().raw_decode(text)
@@ -330,30 +342,30 @@ def _breaks_off(raw: Any) -> bool:
     return False
 
 
-async def _in_parts(
-    model: Any, messages: Any, config: Any, part: Callable[[dict[str, Any]], None]
+async def _stream_partials(
+    model: Any, messages: Any, config: Any, on_partial: Callable[[dict[str, Any]], None]
 ) -> AIMessageChunk:
     whole = AIMessageChunk(content="")
     shown: Any = None
     async for chunk in model.astream(messages, config):
         whole += chunk
         with suppress(ValueError):
-            found = parse_partial_json(_written(whole)) if _written(whole) else None
+            found = parse_partial_json(_content_text(whole)) if _content_text(whole) else None
             if isinstance(found, dict) and found and found != shown:
-                part(found)
+                on_partial(found)
                 shown = found
     return whole
 
 
-async def streamed(
-    role: RoleModel, messages: Sequence[BaseMessage], *, may_hold_marks: bool = False
+async def stream_text(
+    role: RoleModel, messages: Sequence[BaseMessage], *, keep_prompt_tags: bool = False
 ) -> AIMessage:
     """Ask for text; each piece is emitted as ``AnswerToken`` when it comes.
 
     Args:
         role: The model.
         messages: The prompt.
-        may_hold_marks: True if the marks of a prompt may belong to the answer. Else they are
+        keep_prompt_tags: True if the marks of a prompt may belong to the answer. Else they are
             removed, from the stream as from the message.
 
     Raises:
@@ -364,56 +376,60 @@ async def streamed(
 
     async def send(attempt: Attempt) -> AIMessageChunk | None:
         whole: AIMessageChunk | None = None
-        echo = None if may_hold_marks else EchoFilter()
+        echo = None if keep_prompt_tags else EchoFilter()
         try:
             async for chunk in attempt.inputs["model"].astream(attempt.inputs["messages"], config):
                 whole = chunk if whole is None else whole + chunk
                 text = str(chunk.text)
-                _show_piece(chunk, text if echo is None else echo.feed(text))
-            if whole is not None and _broke_off(whole):
+                _emit_token(chunk, text if echo is None else echo.feed(text))
+            if whole is not None and _is_interrupted(whole):
                 raise ConnectionError("The stream ended before the answer did.")
             if echo is not None and whole is not None and (rest := echo.close()):
-                _show_piece(AIMessageChunk(content="", id=whole.id), rest)
+                _emit_token(AIMessageChunk(content="", id=whole.id), rest)
         except BaseException:
             if whole is not None and whole.text:
                 emit(AnswerToken(text="", resets=True))
             raise
         return whole
 
-    return await call_model(role, messages, send, partial(_text_of, role, may_hold_marks))
+    return await call_model(role, messages, send, partial(_parse_text, role, keep_prompt_tags))
 
 
-def _show_piece(chunk: AIMessageChunk, text: str) -> None:
+def _emit_token(chunk: AIMessageChunk, text: str) -> None:
     """Emit a piece of the answer, and write it to the ``messages`` stream."""
     if text:
         emit(AnswerToken(text=text))
     write_message(chunk if text == str(chunk.text) else chunk.model_copy(update={"content": text}))
 
 
-def _broke_off(message: BaseMessage) -> bool:
+def _is_interrupted(message: BaseMessage) -> bool:
     """Tell whether text has no end, where the provider is one that always says why it stopped."""
     provider = message.response_metadata.get("model_provider")
-    return provider in _SAY_WHY and bool(str(message.text).strip()) and not _reason(message)
+    return (
+        provider in _PROVIDERS_WITH_STOP_REASON
+        and bool(str(message.text).strip())
+        and not _stop_reason(message)
+    )
 
 
-def _text_of(role: RoleModel, may_hold_marks: bool, whole: AIMessage | None) -> AIMessage:
-    if whole is None:
-        raise _malformed(role, "", None)
-    written = str(whole.text)
-    text = written if may_hold_marks else remove_echo(written)
+def _parse_text(role: RoleModel, keep_prompt_tags: bool, message: AIMessage | None) -> AIMessage:
+    if message is None:
+        raise _malformed_error(role, "", None)
+    written = str(message.text)
+    text = written if keep_prompt_tags else remove_echo(written)
     if not text.strip():
-        check_end(role, whole)
-        raise _malformed(role, written, None)
-    if _reason(whole) in _CUT_OFF:
+        raise_if_incomplete(role, message)
+        raise _malformed_error(role, written, None)
+    if _stop_reason(message) in _TRUNCATION_REASONS:
         note = "\n\n(The answer was cut off at the model's length limit.)"
         emit(AnswerToken(text=note))
         text += note
-    return AIMessage(content=text, id=whole.id, usage_metadata=whole.usage_metadata)
+    return AIMessage(content=text, id=message.id, usage_metadata=message.usage_metadata)
 
 
 @asynccontextmanager
-async def _errors(role: RoleModel) -> AsyncIterator[None]:
-    timer = asyncio.timeout(role.limit_seconds)
+async def _translate_errors(role: RoleModel) -> AsyncIterator[None]:
+    timer = asyncio.timeout(role.timeout_seconds)
     try:
         async with timer:
             yield
@@ -421,42 +437,44 @@ async def _errors(role: RoleModel) -> AsyncIterator[None]:
         raise
     except (PydanticValidationError, OutputParserException, json.JSONDecodeError) as exc:
         # Some clients check the form themselves and raise instead of returning the answer.
-        raise _malformed(role, _shown(str(exc)), exc) from exc
+        raise _malformed_error(role, _shorten(str(exc)), exc) from exc
     except Exception as exc:
         if isinstance(exc, TimeoutError) and timer.expired():
-            raise role.failed(
-                f"gave no answer within {role.limit_seconds:g} s.",
+            raise role.error(
+                f"gave no answer within {role.timeout_seconds:g} s.",
                 "Raise limits.step_timeout_seconds (or its TimeoutBehavior), or use a faster model.",
                 person_message="The model did not answer in time. Please try again later.",
             ) from exc
         # OpenAI's client raises these instead of returning an answer of the form.
         if type(exc).__name__ == "LengthFinishReasonError":
-            raise _cut_off(role) from exc
+            raise _truncation_error(role) from exc
         if type(exc).__name__ == "ContentFilterFinishReasonError":
-            raise _refused(role, "content_filter") from exc
-        told = f"failed: {_shown(str(exc) or type(exc).__name__)}"
-        raise role.failed(told, _FIXES.get(diagnose(exc).category)) from exc
+            raise _refusal_error(role, "content_filter") from exc
+        told = f"failed: {_shorten(str(exc) or type(exc).__name__)}"
+        raise role.error(told, _FIX_BY_CATEGORY.get(diagnose(exc).category)) from exc
 
 
-def _malformed(role: RoleModel, text: str, cause: BaseException | None) -> MalformedAnswerError:
-    told = f"{_shown(text, 200)!r}" if text.strip() else "nothing"
+def _malformed_error(
+    role: RoleModel, text: str, cause: BaseException | None
+) -> MalformedAnswerError:
+    told = f"{_shorten(text, 200)!r}" if text.strip() else "nothing"
     told = f"The model {role.name!r} ({role.role}) answered {told}, which is not the form asked for"
     if isinstance(cause, PydanticValidationError):
-        told += f": {_shown('; '.join(misfits(cause)))}"
+        told += f": {_shorten('; '.join(validation_messages(cause)))}"
     error = MalformedAnswerError(
         f"{told}.",
-        fix=reply_remedy(text),
+        fix=malformed_reply_fix(text),
         text=text,
-        person_message=f"The model's reply did not have the expected form. {REWORD}",
+        person_message=f"The model's reply did not have the expected form. {REWORD_HINT}",
     )
     error.__cause__ = cause
     return error
 
 
-def reply_remedy(text: str) -> str:
+def malformed_reply_fix(text: str) -> str:
     """Return what an operator can do about a reply that cannot be read.
 
-    >>> reply_remedy("<!DOCTYPE html><title>Proxy</title>")
+    >>> malformed_reply_fix("<!DOCTYPE html><title>Proxy</title>")
     "Check the model's base_url: it answers with a web page."
     """
     start = text.strip().lower()
@@ -472,31 +490,31 @@ def reply_remedy(text: str) -> str:
     return "Use a model that supports structured output."
 
 
-def check_end(role: RoleModel, message: Any) -> None:
+def raise_if_incomplete(role: RoleModel, message: Any) -> None:
     """Raise for an answer that the model refused or could not finish."""
     refusal = message.additional_kwargs.get("refusal")
-    reason = _reason(message)
+    reason = _stop_reason(message)
     feedback = (message.response_metadata or {}).get("prompt_feedback") or {}
     if blocked := feedback.get("block_reason"):
         refusal = f"the prompt was blocked, {getattr(blocked, 'value', blocked)}"
-    if refusal or reason in _REFUSED:
-        raise _refused(role, str(refusal or reason))
-    if reason in _CUT_OFF:
-        raise _cut_off(role)
+    if refusal or reason in _REFUSAL_REASONS:
+        raise _refusal_error(role, str(refusal or reason))
+    if reason in _TRUNCATION_REASONS:
+        raise _truncation_error(role)
 
 
-def _refused(role: RoleModel, why: str) -> ModelError:
-    return role.failed(
-        f"refused: {_shown(why)}.",
+def _refusal_error(role: RoleModel, reason: str) -> ModelError:
+    return role.error(
+        f"refused: {_shorten(reason)}.",
         "Ask in other words, or use another model.",
         ErrorSeverity.CRITICAL,
         ModelRefusedError,
-        person_message=f"The model refused to do this. {REWORD}",
+        person_message=f"The model refused to do this. {REWORD_HINT}",
     )
 
 
-def _cut_off(role: RoleModel) -> ModelError:
-    return role.failed(
+def _truncation_error(role: RoleModel) -> ModelError:
+    return role.error(
         "was cut off at its length limit.",
         "Raise max_tokens in the model's options, or ask for less at once.",
         ErrorSeverity.CRITICAL,
@@ -505,18 +523,18 @@ def _cut_off(role: RoleModel) -> ModelError:
     )
 
 
-def _reason(message: Any) -> str:
+def _stop_reason(message: Any) -> str:
     metadata = message.response_metadata or {}
     return str(metadata.get("finish_reason") or metadata.get("stop_reason") or "").lower()
 
 
-def _written(message: Any) -> str:
+def _content_text(message: Any) -> str:
     """Return what a message says, be it as text or as the arguments of a call."""
     pieces = getattr(message, "tool_call_chunks", None)
     calls = pieces or [*message.tool_calls, *message.invalid_tool_calls]
     return str(message.text) or "\n".join(str(call["args"]) for call in calls)
 
 
-def _shown(text: str, limit: int = 500) -> str:
-    shown = clean_text(" ".join(mask_secrets(text, 4 * limit).split()))
-    return shown if len(shown) <= limit else f"{shown[: limit - 1]}…"
+def _shorten(text: str, max_characters: int = 500) -> str:
+    shown = escape_control_characters(" ".join(mask_secrets(text, 4 * max_characters).split()))
+    return shown if len(shown) <= max_characters else f"{shown[: max_characters - 1]}…"

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from langchain_core.messages import AnyMessage, BaseMessage
 
-from capgraph.models.calls import structured
-from capgraph.models.prompt import prompt_of, split_last, transcript
-from capgraph.models.recovery import ask_with_fewer
+from capgraph.models.calls import generate_structured
+from capgraph.models.prompt import build_prompt, format_transcript, split_conversation
+from capgraph.models.recovery import call_with_fewer_messages
 from capgraph.models.roles import RoleModel
 from capgraph.planning.strategies import ExtractedTask, last_request
 from capgraph.prompts import PromptBuilder
@@ -33,16 +33,16 @@ class ModelExtractor:
             ModelError: The model failed.
         """
         request = last_request(messages)
-        earlier, _ = split_last(messages)
+        earlier, _ = split_conversation(messages)
         if not earlier:
             return ExtractedTask(task=request)
 
         async def ask(kept: Sequence[BaseMessage]) -> ExtractedTask:
             # The conversation is one text here, so it is shortened before it is written.
-            context = {"history": transcript(kept), "message": request}
-            prompt = prompt_of(self.prompt, context, messages=messages)
-            answer: ExtractedTask = await structured(self.role, ExtractedTask, prompt)
+            context = {"history": format_transcript(kept), "message": request}
+            prompt = build_prompt(self.prompt, context, messages=messages)
+            answer: ExtractedTask = await generate_structured(self.role, ExtractedTask, prompt)
             return answer
 
-        found = await ask_with_fewer(self.role, earlier, ask)
+        found = await call_with_fewer_messages(self.role, earlier, ask)
         return found if found.task.strip() else found.model_copy(update={"task": request})

@@ -31,13 +31,13 @@ from capgraph.configs.logger import get_logger
 from capgraph.configs.settings import ModelSettings
 
 PREFIX = "local:"
-CACHED_MODEL = "qwen2.5-coder-1.5b-instruct"
+CACHED_MODEL_NAME = "qwen2.5-coder-1.5b-instruct"
 """Name of the cached ``model.gguf``; other files of the cache are named by their stem."""
 
 _OLLAMA_PORT, _LLAMA_PORT = 11434, 8080
 _PROBE_SECONDS, _START_SECONDS, _STOP_SECONDS = 1.0, 180.0, 15.0
 _MAX_TOKENS = 1024  # a small model may repeat itself without end
-_CONTEXT = ("-c", "16384", "-np", "2")
+_CONTEXT_OPTIONS = ("-c", "16384", "-np", "2")
 _SUPERVISOR = """
 import os, subprocess, sys, threading
 child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
@@ -70,20 +70,20 @@ class _Server:
     endpoint: Endpoint
 
 
-_started: dict[str, _Server] = {}  # by the file of the model; one server serves all graphs
+_running_servers: dict[str, _Server] = {}  # by the file of the model; one server serves all graphs
 _lock = Lock()
 
 
-def is_local(model: str) -> bool:
+def is_local_model(model: str) -> bool:
     """Return True if a model's name asks for a model on this machine.
 
-    >>> is_local("local:qwen2.5-coder-1.5b"), is_local("openai:gpt-5")
+    >>> is_local_model("local:qwen2.5-coder-1.5b"), is_local_model("openai:gpt-5")
     (True, False)
     """
     return model.startswith(PREFIX)
 
 
-def local_settings(settings: ModelSettings) -> ModelSettings:
+def resolve_local_model(settings: ModelSettings) -> ModelSettings:
     """Return the settings with the address of a server on loopback that serves the model.
 
     Raises:
@@ -95,7 +95,7 @@ def local_settings(settings: ModelSettings) -> ModelSettings:
             " server itself.",
             fix="Write 'openai:NAME' with base_url, or leave base_url out.",
         )
-    found = find_or_start(settings.model.removeprefix(PREFIX))
+    found = find_or_start_server(settings.model.removeprefix(PREFIX))
     options = dict(settings.options)
     if not options.keys() & {"max_tokens", "max_completion_tokens"}:
         options["max_tokens"] = _MAX_TOKENS
@@ -109,7 +109,7 @@ def local_settings(settings: ModelSettings) -> ModelSettings:
     return settings.model_copy(update=own)
 
 
-def find_or_start(name: str) -> Endpoint:
+def find_or_start_server(name: str) -> Endpoint:
     """Return a server that serves a model; start ``llama-server`` if none does.
 
     Args:
@@ -122,30 +122,30 @@ def find_or_start(name: str) -> Endpoint:
         raise ConfigurationError(
             "The model 'local:' has no name.", fix="Write 'local:qwen2.5-coder-1.5b'."
         )
-    served = [] if name.endswith(".gguf") else list(_served())
+    served = [] if name.endswith(".gguf") else list(_list_served_models())
     for endpoint in sorted(served, key=lambda found: len(found.model)):
-        if names_model(name, endpoint.model):
+        if matches_model_name(name, endpoint.model):
             return endpoint
-    file = model_file(name)
-    program = _program()
+    file = find_model_file(name)
+    program = _find_llama_server()
     if file is None or program is None:
-        raise _unavailable(name, file, served)
+        raise _unavailable_error(name, file, served)
     with _lock:
-        running = _started.get(str(file))
+        running = _running_servers.get(str(file))
         if running is None or running.process.poll() is not None:
-            running = _started[str(file)] = _start(program, file, name)
+            running = _running_servers[str(file)] = _start_server(program, file, name)
         return running.endpoint
 
 
-def names_model(name: str, served: str) -> bool:
+def matches_model_name(name: str, served_name: str) -> bool:
     """Return True if a name means a served model; quantization and path need not be named.
 
-    >>> names_model("qwen2.5-coder-1.5b", "qwen2.5-coder:1.5b-instruct-q4_K_M")
+    >>> matches_model_name("qwen2.5-coder-1.5b", "qwen2.5-coder:1.5b-instruct-q4_K_M")
     True
-    >>> names_model("qwen2.5-coder-1.5b", "qwen2.5-coder:14b")
+    >>> matches_model_name("qwen2.5-coder-1.5b", "qwen2.5-coder:14b")
     False
     """
-    wanted, found = _words(name), _words(Path(served).name.removesuffix(".gguf"))
+    wanted, found = _name_parts(name), _name_parts(Path(served_name).name.removesuffix(".gguf"))
     return bool(wanted) and found[: len(wanted)] == wanted
 
 
@@ -155,27 +155,31 @@ def cache_folder() -> Path:
     return Path(root) / "capgraph" / "local_model"
 
 
-def model_file(name: str) -> Path | None:
+def find_model_file(name: str) -> Path | None:
     """Return the GGUF file of a model: the named file, or one of the cache."""
     if name.endswith(".gguf"):
         file = Path(name).expanduser().resolve()
         return file if file.is_file() else None
-    files = {CACHED_MODEL: cache_folder() / "model.gguf"}
+    files = {CACHED_MODEL_NAME: cache_folder() / "model.gguf"}
     files |= {file.stem: file for file in sorted(cache_folder().glob("*.gguf"))}
-    found = (file for own, file in files.items() if names_model(name, own) and file.is_file())
+    found = (
+        file for own, file in files.items() if matches_model_name(name, own) and file.is_file()
+    )
     return next(found, None)
 
 
-def _words(name: str) -> list[str]:
+def _name_parts(name: str) -> list[str]:
     return re.findall(r"[a-z0-9.]+", name.lower().removesuffix(":latest"))
 
 
-def _program() -> str | None:
+def _find_llama_server() -> str | None:
     cached = cache_folder() / "llama-server"
     return str(cached) if os.access(cached, os.X_OK) else shutil.which("llama-server")
 
 
-def _unavailable(name: str, file: Path | None, served: Sequence[Endpoint]) -> ConfigurationError:
+def _unavailable_error(
+    name: str, file: Path | None, served: Sequence[Endpoint]
+) -> ConfigurationError:
     if file is not None:
         return ConfigurationError(
             f"The local model {name!r} cannot be started: there is no llama-server.",
@@ -189,31 +193,31 @@ def _unavailable(name: str, file: Path | None, served: Sequence[Endpoint]) -> Co
     return ConfigurationError(
         f"The local model {name!r} is not available: no llama.cpp or Ollama server on this machine"
         f" serves it{f' (served: {others})' if others else ''}.",
-        fix=f"Install Ollama and run 'ollama pull {_ollama_name(name)}', or install llama.cpp and"
+        fix=f"Install Ollama and run 'ollama pull {_to_ollama_name(name)}', or install llama.cpp and"
         " write 'local:FILE.gguf'.",
     )
 
 
-def _ollama_name(name: str) -> str:
+def _to_ollama_name(name: str) -> str:
     """Return a name as Ollama writes it: the size after a colon.
 
-    >>> _ollama_name("qwen2.5-coder-1.5b")
+    >>> _to_ollama_name("qwen2.5-coder-1.5b")
     'qwen2.5-coder:1.5b'
     """
     return re.sub(r"-(\d[\d.]*b\b)", r":\1", name, count=1)
 
 
-def _served() -> Iterator[Endpoint]:
+def _list_served_models() -> Iterator[Endpoint]:
     """Yield the models of the servers that run on this machine."""
-    for port in _ports():
+    for port in _server_ports():
         url = f"http://127.0.0.1:{port}/v1"
-        listed = (_get(port, "/v1/models") or {}).get("data")
+        listed = (_get_json(port, "/v1/models") or {}).get("data")
         for entry in listed if isinstance(listed, list) else ():
             if isinstance(entry, dict) and isinstance(entry.get("id"), str):
                 yield Endpoint(url, entry["id"])
 
 
-def _ports() -> list[int]:
+def _server_ports() -> list[int]:
     """Return the ports of Ollama and llama.cpp, as their own environment variables set them."""
     _, _, ollama = os.environ.get("OLLAMA_HOST", "").rstrip("/").rpartition(":")
     llama = os.environ.get("LLAMA_ARG_PORT", "")
@@ -221,7 +225,7 @@ def _ports() -> list[int]:
     return [int(text) if text.isdecimal() else default for text, default in given]
 
 
-def _get(port: int, path: str) -> dict[str, Any] | None:
+def _get_json(port: int, path: str) -> dict[str, Any] | None:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PROBE_SECONDS)
     with contextlib.closing(connection):
         try:
@@ -233,13 +237,13 @@ def _get(port: int, path: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _start(program: str, file: Path, name: str) -> _Server:
+def _start_server(executable: str, file: Path, name: str) -> _Server:
     get_logger("framework", "models").info("Starting llama-server with %s", file)
-    port = _free_port()
+    port = _find_free_port()
     # Threads of llama.cpp spin: more of them than idle cores make it many times slower.
     threads = str(max(1, (os.cpu_count() or 2) // 2))
-    alias = CACHED_MODEL if file.name == "model.gguf" else file.stem
-    command = [program, "-m", str(file), "--alias", alias, *_CONTEXT, "--jinja"]
+    alias = CACHED_MODEL_NAME if file.name == "model.gguf" else file.stem
+    command = [executable, "-m", str(file), "--alias", alias, *_CONTEXT_OPTIONS, "--jinja"]
     command += ["-t", threads, "-tb", threads, "--poll", "0"]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     with tempfile.TemporaryFile() as log:
@@ -250,23 +254,23 @@ def _start(program: str, file: Path, name: str) -> _Server:
             stderr=log,
             start_new_session=True,  # an interrupt at the terminal ends the server last
         )
-        atexit.register(_stop, process)
+        atexit.register(_stop_server, process)
         end = time.monotonic() + _START_SECONDS
-        while _get(port, "/health") is None:
+        while _get_json(port, "/health") is None:
             if process.poll() is not None or time.monotonic() > end:
-                _stop(process)
+                _stop_server(process)
                 log.seek(0)
                 told = log.read().decode(errors="replace").strip()[-500:]
                 raise ConfigurationError(
                     f"The local model {name!r} cannot be started: llama-server ended or was not"
                     f" ready within {_START_SECONDS:g} s: {told}",
-                    fix=f"Run '{program} -m {file}', and read its output.",
+                    fix=f"Run '{executable} -m {file}', and read its output.",
                 )
             time.sleep(0.1)
     return _Server(process, Endpoint(f"http://127.0.0.1:{port}/v1", alias))
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def _stop_server(process: subprocess.Popen[bytes]) -> None:
     """End a server and its supervisor."""
     if process.stdin is not None:
         with contextlib.suppress(OSError):
@@ -278,7 +282,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _free_port() -> int:
+def _find_free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

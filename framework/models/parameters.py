@@ -10,7 +10,7 @@ from langchain_core.messages import HumanMessage, SystemMessage
 
 from capgraph.base import CapabilitySpec
 from capgraph.base.errors import MalformedAnswerError
-from capgraph.models.calls import structured
+from capgraph.models.calls import generate_structured
 from capgraph.models.roles import RoleModel
 from capgraph.prompts.data import as_request
 
@@ -48,7 +48,7 @@ async def ask_for_parameters(
     listed = "\n".join(f"{key}: {_signature(spec)}" for key, spec in steps.items())
     messages = [SystemMessage(f"{_RULE}\n{listed}"), HumanMessage(as_request(task))]
     try:
-        found = await structured(role, _schema(steps), messages)
+        found = await generate_structured(role, _reply_schema(steps), messages)
     except MalformedAnswerError:
         return {}
     if not isinstance(found, dict):
@@ -72,7 +72,7 @@ async def is_asked_for(role: RoleModel, task: str, spec: CapabilitySpec) -> bool
         ' Answer with JSON: {"asked": "yes"} or {"asked": "no"}.'
     )
     try:
-        found = await structured(role, _ASKED, [HumanMessage(question)])
+        found = await generate_structured(role, _ASKED, [HumanMessage(question)])
     except MalformedAnswerError:
         return True
     return not (isinstance(found, dict) and found.get("asked") == "no")
@@ -80,22 +80,22 @@ async def is_asked_for(role: RoleModel, task: str, spec: CapabilitySpec) -> bool
 
 def _signature(spec: CapabilitySpec) -> str:
     parameters = []
-    for name, schema in _form(spec).get("properties", {}).items():
+    for name, schema in _parameters_schema(spec).get("properties", {}).items():
         kind = " | ".join(map(json.dumps, schema.get("enum", ()))) or schema.get("type", "any")
         default = f" = {json.dumps(schema['default'])}" if "default" in schema else ""
         parameters.append(f"{name}: {kind}{default}")
     return f"{spec.name}({', '.join(parameters)})  {' '.join(spec.description.split())}"
 
 
-def _form(spec: CapabilitySpec) -> dict[str, Any]:
+def _parameters_schema(spec: CapabilitySpec) -> dict[str, Any]:
     return {} if spec.parameters is None else spec.parameters.model_json_schema()
 
 
-def _schema(steps: Mapping[str, CapabilitySpec]) -> dict[str, Any]:
+def _reply_schema(steps: Mapping[str, CapabilitySpec]) -> dict[str, Any]:
     definitions: dict[str, Any] = {}
     properties: dict[str, Any] = {}
     for key, spec in steps.items():
-        form = _form(spec)
+        form = _parameters_schema(spec)
         definitions |= form.pop("$defs", {})
         form.pop("description", None)
         properties[key] = {**form, "additionalProperties": False}

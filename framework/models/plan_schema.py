@@ -13,7 +13,7 @@ from copy import deepcopy
 from typing import Any, Literal
 
 from capgraph.base import CapabilitySpec
-from capgraph.base.value_context import ValueContext, value_fields
+from capgraph.base.value_context import ValueContext, value_field_names
 from capgraph.configs.logger import get_logger
 from capgraph.planning import CLARIFY
 
@@ -26,16 +26,16 @@ Rendering = Literal["open", "grammar", "strict", "optional"]
 - ``optional``: for Anthropic and Google. Optional properties are left out; no bounds.
 """
 
-Parameter = tuple[str, str]
+ParameterKey = tuple[str, str]
 """A capability and the name of one of its parameters."""
 
-FEATURES = ("references", "for_each", "when", "look_again", "wait_until")
+PLAN_FEATURES = ("references", "for_each", "when", "look_again", "wait_until")
 """Features of plans that are part of schema and prompt only if an agent can use them."""
 
-MAX_STEPS = 10
+MAX_GRAMMAR_STEPS = 10
 """Longest list of steps that a grammar allows: a small model may repeat a step without end."""
 
-TITLE = "ExecutionPlan"
+PLAN_TITLE = "ExecutionPlan"
 _TEXT: dict[str, Any] = {"type": "string"}
 _NULL = {"type": "null"}
 _REFERENCE = {
@@ -50,7 +50,7 @@ _LIST = {
     "required": ["of"],
     "additionalProperties": False,
 }
-_DEEPEST = 3
+_MAX_DEPTH = 3
 _VALUE = {"anyOf": [_TEXT, {"type": "number"}, {"type": "boolean"}]}
 _CONDITION = {
     "type": "object",
@@ -62,14 +62,14 @@ _CONDITION = {
     "required": ["of", "is", "than"],
     "additionalProperties": False,
 }
-_OF_FEATURES: dict[str, dict[str, Any]] = {
+_FEATURE_PROPERTIES: dict[str, dict[str, Any]] = {
     "references": {"context_key": _TEXT},
     "for_each": {"context_key": _TEXT, "for_each": _LIST},
     "when": {"context_key": _TEXT, "when": _CONDITION},
     "look_again": {"look_again": {"type": "boolean"}},
     "wait_until": {"wait_until": _TEXT},
 }
-_BOUNDS = frozenset(
+_BOUND_KEYWORDS = frozenset(
     [
         "minimum",
         "maximum",
@@ -82,7 +82,7 @@ _BOUNDS = frozenset(
         "maxItems",
     ]
 )
-_KEPT = frozenset(
+_PORTABLE_KEYWORDS = frozenset(
     ["type", "enum", "const", "anyOf", "properties", "required", "items", "additionalProperties"]
 )
 _LIMITS: dict[str, dict[str, int]] = {
@@ -98,7 +98,7 @@ _LIMITS: dict[str, dict[str, int]] = {
 """What providers accept at most; tests hold the same figures with date and source."""
 
 
-class _InexpressibleError(Exception):
+class _UnsupportedSchemaError(Exception):
     """A provider's schema language cannot express a parameter."""
 
 
@@ -107,7 +107,7 @@ def plan_schema(
     rendering: Rendering,
     features: Collection[str] = (),
     *,
-    referring: Collection[Parameter] | None = None,
+    reference_parameters: Collection[ParameterKey] | None = None,
     can_clarify: bool = True,
 ) -> tuple[dict[str, Any], bool]:
     """Return the schema of a plan, and whether it constrains names and parameters.
@@ -117,7 +117,7 @@ def plan_schema(
         rendering: Form of the schema.
         features: Features of plans beside capability and parameters; see :data:`FEATURES`, and
             ``inputs``.
-        referring: Parameters that may refer to a result if ``features`` has references; ``None``
+        reference_parameters: Parameters that may refer to a result if ``features`` has references; ``None``
             for all.
         can_clarify: True if a plan may ask the person back.
 
@@ -128,29 +128,29 @@ def plan_schema(
     if rendering == "open":
         return open_schema(specs, features), False
     try:
-        forms = [_form(spec, rendering, features, referring) for spec in specs]
-    except _InexpressibleError as exc:
-        return _past_limits(specs, features, rendering, str(exc)), False
+        forms = [_step_schema(spec, rendering, features, reference_parameters) for spec in specs]
+    except _UnsupportedSchemaError as exc:
+        return _names_only_schema(specs, features, rendering, str(exc)), False
     if can_clarify:
-        question = {"capability": _name(CLARIFY, rendering), "task_objective": _TEXT}
-        forms.append(_object(question, list(question)))
+        question = {"capability": _name_schema(CLARIFY, rendering), "task_objective": _TEXT}
+        forms.append(_object_schema(question, list(question)))
     steps: dict[str, Any] = {"type": "array", "items": {"anyOf": forms}}
     if rendering == "grammar":
-        steps["maxItems"] = MAX_STEPS
+        steps["maxItems"] = MAX_GRAMMAR_STEPS
     answer = {"anyOf": [_TEXT, _NULL]} if rendering == "strict" else _TEXT
     needed = ["steps", "answer"] if rendering == "strict" else ["steps"]
-    schema = _titled(_object({"steps": steps, "answer": answer}, needed))
-    if excess := past_limit(schema, rendering):
-        return _past_limits(specs, features, rendering, excess), False
+    schema = _with_title(_object_schema({"steps": steps, "answer": answer}, needed))
+    if excess := exceeded_limit(schema, rendering):
+        return _names_only_schema(specs, features, rendering, excess), False
     return schema, True
 
 
 def open_schema(
-    specs: Sequence[CapabilitySpec], features: Collection[str], *, names: bool = False
+    specs: Sequence[CapabilitySpec], features: Collection[str], *, list_names: bool = False
 ) -> dict[str, Any]:
     """Return a schema in which parameters are an open object, optionally with the names as enum."""
     name: dict[str, Any] = dict(_TEXT)
-    if names:
+    if list_names:
         name["enum"] = [*(spec.name for spec in specs), CLARIFY]
     step: dict[str, Any] = {
         "capability": name,
@@ -160,16 +160,16 @@ def open_schema(
     }
     if any(len(spec.provides) > 1 for spec in specs):
         step["expected_output"] = _TEXT
-    for feature in FEATURES:
+    for feature in PLAN_FEATURES:
         if feature in features:
             # Conditions and lists stay open here: some clients have them written as text.
             step |= {
                 key: {"type": "object"} if part["type"] == "object" else part
-                for key, part in _OF_FEATURES[feature].items()
+                for key, part in _FEATURE_PROPERTIES[feature].items()
             }
     items = {"type": "object", "properties": step, "required": ["capability"]}
     steps = {"type": "array", "items": items}
-    return _titled(
+    return _with_title(
         {
             "type": "object",
             "properties": {"steps": steps, "answer": _TEXT},
@@ -178,26 +178,26 @@ def open_schema(
     )
 
 
-def _past_limits(
-    specs: Sequence[CapabilitySpec], features: Collection[str], rendering: str, cause: str
+def _names_only_schema(
+    specs: Sequence[CapabilitySpec], features: Collection[str], rendering: str, reason: str
 ) -> dict[str, Any]:
     get_logger("framework", "planner").info(
         "The plan's schema lists only names: %s (%s). The plan check reads the parameters.",
-        cause,
+        reason,
         rendering,
     )
-    return open_schema(specs, features, names=True)
+    return open_schema(specs, features, list_names=True)
 
 
-def past_limit(schema: Mapping[str, Any], rendering: str) -> str:
+def exceeded_limit(schema: Mapping[str, Any], rendering: str) -> str:
     """Name the provider's limit that a schema exceeds; empty if it exceeds none.
 
-    >>> past_limit({"type": "object", "properties": {}}, "strict")
+    >>> exceeded_limit({"type": "object", "properties": {}}, "strict")
     ''
     """
     limits = _LIMITS.get(rendering, {})
     found = dict.fromkeys(limits, 0)
-    for part, depth in _parts(schema, 0):
+    for part, depth in _iter_subschemas(schema, 0):
         own = part.get("properties", {})
         values = [*part.get("enum", ()), *([part["const"]] if "const" in part else ())]
         sizes = {
@@ -216,47 +216,49 @@ def past_limit(schema: Mapping[str, Any], rendering: str) -> str:
     return next((f"{n} {found[n]} > {limits[n]}" for n in limits if found[n] > limits[n]), "")
 
 
-def _parts(schema: Mapping[str, Any], depth: int) -> Iterable[tuple[Mapping[str, Any], int]]:
+def _iter_subschemas(
+    schema: Mapping[str, Any], depth: int
+) -> Iterable[tuple[Mapping[str, Any], int]]:
     yield schema, depth
     below = [*schema.get("properties", {}).values()]
     below += [part for part in (schema.get("items"),) if isinstance(part, dict)]
     for part in below:
-        yield from _parts(part, depth + 1)
+        yield from _iter_subschemas(part, depth + 1)
     for part in schema.get("anyOf", ()):
-        yield from _parts(part, depth)
+        yield from _iter_subschemas(part, depth)
 
 
-def _titled(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"title": TITLE, "description": "The plan.", **schema}
+def _with_title(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"title": PLAN_TITLE, "description": "The plan.", **schema}
 
 
-def _object(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
+def _object_schema(properties: dict[str, Any], required_names: list[str]) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": properties,
-        "required": required,
+        "required": required_names,
         "additionalProperties": False,
     }
 
 
-def _name(name: str, rendering: Rendering) -> dict[str, Any]:
+def _name_schema(name: str, rendering: Rendering) -> dict[str, Any]:
     return {"const": name} if rendering == "grammar" else {"type": "string", "enum": [name]}
 
 
-def _form(
+def _step_schema(
     spec: CapabilitySpec,
     rendering: Rendering,
     features: Collection[str],
-    referring: Collection[Parameter] | None,
+    reference_parameters: Collection[ParameterKey] | None,
 ) -> dict[str, Any]:
-    own: dict[str, Any] = {"capability": _name(spec.name, rendering)}
+    own: dict[str, Any] = {"capability": _name_schema(spec.name, rendering)}
     needed = ["capability"]
     if spec.parameters is not None and spec.parameters.model_fields:
-        own["parameters"] = parameters = _parameters(spec, rendering)
+        own["parameters"] = parameters = _parameters_schema(spec, rendering)
         if "references" in features or "for_each" in features:
             parameters["properties"] = {
-                name: _union([part, _REFERENCE])
-                if referring is None or (spec.name, name) in referring
+                name: _union_schema([part, _REFERENCE])
+                if reference_parameters is None or (spec.name, name) in reference_parameters
                 else part
                 for name, part in parameters["properties"].items()
             }
@@ -266,109 +268,113 @@ def _form(
         own["inputs"] = {"type": "array", "items": _TEXT}
     if len(spec.provides) > 1:
         own["expected_output"] = {"type": "string", "enum": list(spec.provides)}
-    for feature in FEATURES:
+    for feature in PLAN_FEATURES:
         if feature in features:
-            own |= _OF_FEATURES[feature]
+            own |= _FEATURE_PROPERTIES[feature]
     if rendering == "strict":
         own = {n: p if n in needed else {"anyOf": [p, _NULL]} for n, p in own.items()}
         needed = list(own)
     if rendering == "strict" or "when" in own:
         own = deepcopy(own)
-    return _object(own, needed)
+    return _object_schema(own, needed)
 
 
-def _parameters(spec: CapabilitySpec, rendering: Rendering) -> dict[str, Any]:
+def _parameters_schema(spec: CapabilitySpec, rendering: Rendering) -> dict[str, Any]:
     assert spec.parameters is not None
     whole = spec.parameters.model_json_schema()
-    schema = _render(whole, whole.get("$defs", {}), rendering, ())
+    schema = _render_schema(whole, whole.get("$defs", {}), rendering, ())
     schema.setdefault("properties", {})
     schema.setdefault("required", [])
     return schema
 
 
-def _render(
-    schema: Any, defs: Mapping[str, Any], rendering: Rendering, seen: tuple[str, ...]
+def _render_schema(
+    schema: Any, defs: Mapping[str, Any], rendering: Rendering, expanded_refs: tuple[str, ...]
 ) -> dict[str, Any]:
     """Return a schema in the part of the language that a rendering has, without references."""
     if not isinstance(schema, dict) or not schema:
-        return _anything(rendering, "of any type")
+        return _any_schema(rendering, "of any type")
     if "$ref" in schema:
         name = str(schema["$ref"]).rpartition("/")[2]
-        if name in seen or name not in defs:
-            return _anything(rendering, "of a recursive type")
-        return _render(defs[name], defs, rendering, (*seen, name))
+        if name in expanded_refs or name not in defs:
+            return _any_schema(rendering, "of a recursive type")
+        return _render_schema(defs[name], defs, rendering, (*expanded_refs, name))
     if len(schema.get("allOf", ())) > 1:
-        return _anything(rendering, "of several types at once")
+        return _any_schema(rendering, "of several types at once")
     for spelling in ("anyOf", "oneOf", "allOf"):
         if spelling in schema:
-            return _union([_render(form, defs, rendering, seen) for form in schema[spelling]])
-    kept = _KEPT | _BOUNDS if rendering == "grammar" else _KEPT
+            return _union_schema(
+                [_render_schema(form, defs, rendering, expanded_refs) for form in schema[spelling]]
+            )
+    kept = _PORTABLE_KEYWORDS | _BOUND_KEYWORDS if rendering == "grammar" else _PORTABLE_KEYWORDS
     made = {key: value for key, value in schema.items() if key in kept}
     if "const" in made and rendering != "grammar":
         made["enum"] = [made.pop("const")]
     if made.get("type") == "array":
-        made["items"] = _render(made.get("items"), defs, rendering, seen)
+        made["items"] = _render_schema(made.get("items"), defs, rendering, expanded_refs)
     if made.get("type") == "object":
-        _render_object(made, schema, defs, rendering, seen)
+        _render_object(made, schema, defs, rendering, expanded_refs)
     return made
 
 
-def _anything(rendering: Rendering, what: str) -> dict[str, Any]:
+def _any_schema(rendering: Rendering, description: str) -> dict[str, Any]:
     if rendering == "grammar":
         return {}
-    raise _InexpressibleError(f"a parameter {what}")
+    raise _UnsupportedSchemaError(f"a parameter {description}")
 
 
 def _render_object(
-    made: dict[str, Any],
+    target: dict[str, Any],
     schema: Mapping[str, Any],
     defs: Mapping[str, Any],
     rendering: Rendering,
-    seen: tuple[str, ...],
+    expanded_refs: tuple[str, ...],
 ) -> None:
     extra = schema.get("additionalProperties")
-    properties = made.get("properties", {})
+    properties = target.get("properties", {})
     if extra not in (None, False) or not (properties or "properties" in schema):
         if rendering != "grammar":
-            raise _InexpressibleError("an object of unknown names")
+            raise _UnsupportedSchemaError("an object of unknown names")
         if isinstance(extra, dict):
-            made["additionalProperties"] = _render(extra, defs, rendering, seen)
+            target["additionalProperties"] = _render_schema(extra, defs, rendering, expanded_refs)
     else:
-        made["additionalProperties"] = False
-    parts = {n: _render(part, defs, rendering, seen) for n, part in properties.items()}
-    needed = [name for name in made.get("required", ()) if name in parts]
+        target["additionalProperties"] = False
+    parts = {
+        n: _render_schema(part, defs, rendering, expanded_refs) for n, part in properties.items()
+    }
+    needed = [name for name in target.get("required", ()) if name in parts]
     if rendering == "strict":
-        parts = {n: p if n in needed else _union([p, _NULL]) for n, p in parts.items()}
+        parts = {n: p if n in needed else _union_schema([p, _NULL]) for n, p in parts.items()}
         needed = list(parts)
     else:
         # Leaving a value out is simpler than writing null.
         parts = {n: p if n in needed else _without_null(p) for n, p in parts.items()}
-    made["properties"], made["required"] = parts, needed
+    target["properties"], target["required"] = parts, needed
 
 
-def _union(forms: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _union_schema(schemas: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return a union of forms, flat and each one once."""
     flat: list[dict[str, Any]] = []
-    for form in forms:
+    for form in schemas:
         parts = form["anyOf"] if set(form) == {"anyOf"} else [form]
         flat += [part for part in parts if part not in flat]
     return flat[0] if len(flat) == 1 else {"anyOf": flat}
 
 
-def _without_null(part: dict[str, Any]) -> dict[str, Any]:
-    if set(part) != {"anyOf"}:
-        return part
-    return _union([form for form in part["anyOf"] if form != _NULL] or part["anyOf"])
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    if set(schema) != {"anyOf"}:
+        return schema
+    return _union_schema([form for form in schema["anyOf"] if form != _NULL] or schema["anyOf"])
 
 
-def without_nulls(step: dict[str, Any], spec: CapabilitySpec | None) -> None:
+def remove_default_nulls(step: dict[str, Any], spec: CapabilitySpec | None) -> None:
     """Remove nulls that stand for a default from the parameters of a step.
 
     >>> from pydantic import BaseModel
     >>> class P(BaseModel):
     ...     n: int = 3
     >>> step = {"parameters": {"n": None}}
-    >>> without_nulls(step, CapabilitySpec("x", "X.", parameters=P))
+    >>> remove_default_nulls(step, CapabilitySpec("x", "X.", parameters=P))
     >>> step
     {'parameters': {}}
     """
@@ -381,7 +387,7 @@ def without_nulls(step: dict[str, Any], spec: CapabilitySpec | None) -> None:
 
 def usable_features(
     specs: Sequence[CapabilitySpec], *, by_name: bool = False
-) -> Mapping[str, frozenset[Parameter]]:
+) -> Mapping[str, frozenset[ParameterKey]]:
     """Return the features that outputs and parameters of capabilities make useful.
 
     ``references``: a field of an output, or of an element of one, fits a parameter of another
@@ -396,37 +402,37 @@ def usable_features(
     Returns:
         Feature to the parameters that may refer to a result because of it.
     """
-    wanted: dict[Parameter, str] = {}
+    wanted: dict[ParameterKey, str] = {}
     for spec in specs:
         if spec.parameters is not None:
             properties = spec.parameters.model_json_schema().get("properties", {})
-            wanted |= {(spec.name, name): _kind(part) for name, part in properties.items()}
+            wanted |= {(spec.name, name): _json_type(part) for name, part in properties.items()}
     needed = {need.type for spec in specs for need in spec.requires}
-    references: set[Parameter] = set()
-    for_each: set[Parameter] = set()
+    references: set[ParameterKey] = set()
+    for_each: set[ParameterKey] = set()
     for spec in specs:
         others = {one: (one[1], kind) for one, kind in wanted.items() if one[0] != spec.name}
-        inner = _inner_parts(spec, needed)
-        outputs = [(field, part, _kind(part)) for field, part in _outputs(spec)]
+        inner = _nested_values(spec, needed)
+        outputs = [(field, part, _json_type(part)) for field, part in _output_fields(spec)]
         elements = [
-            (field.removesuffix("s"), _kind(part["items"]))
+            (field.removesuffix("s"), _json_type(part["items"]))
             for field, part, kind in outputs
             if kind == "array" and part.get("items")
         ]
         for one, other in others.items():
-            if any(_part_fits(part, other, by_name) for part in inner) or any(
-                _fits(field, kind, other, by_name) for field, _, kind in outputs
+            if any(_nested_value_fits(part, other, by_name) for part in inner) or any(
+                _value_fits(field, kind, other, by_name) for field, _, kind in outputs
             ):
                 references.add(one)
             # The fields of an object are named by the model.
-            if any(k == "object" or _fits(field, k, other, by_name) for field, k in elements):
+            if any(k == "object" or _value_fits(field, k, other, by_name) for field, k in elements):
                 for_each.add(one)
     found = {"references": references, "for_each": for_each}
     usable = {feature: frozenset(fitting) for feature, fitting in found.items() if fitting}
-    return usable | ({"inputs": frozenset()} if _several_fit(specs) else {})
+    return usable | ({"inputs": frozenset()} if _has_ambiguous_inputs(specs) else {})
 
 
-def _several_fit(specs: Sequence[CapabilitySpec]) -> bool:
+def _has_ambiguous_inputs(specs: Sequence[CapabilitySpec]) -> bool:
     """Tell whether several results may fit one input."""
     producers = Counter(kind for spec in specs for kind in spec.provides)
     return any(
@@ -436,14 +442,14 @@ def _several_fit(specs: Sequence[CapabilitySpec]) -> bool:
     )
 
 
-def _inner_parts(spec: CapabilitySpec, needed: Collection[str]) -> list[tuple[str, Any]]:
+def _nested_values(spec: CapabilitySpec, required_types: Collection[str]) -> list[tuple[str, Any]]:
     """Return what a path can reach inside of the outputs; an input of others is no such output."""
-    known = {kind.CONTEXT_TYPE for kind in spec.context_types}.union(needed)
-    found = [inner for field, part in _outputs(spec) for inner in _inside(field, part)]
+    known = {kind.CONTEXT_TYPE for kind in spec.context_types}.union(required_types)
+    found = [inner for field, part in _output_fields(spec) for inner in _iter_nested(field, part)]
     return found + [("", {}) for kind in spec.provides if kind not in known]
 
 
-def _outputs(spec: CapabilitySpec) -> Iterable[tuple[str, dict[str, Any]]]:
+def _output_fields(spec: CapabilitySpec) -> Iterable[tuple[str, dict[str, Any]]]:
     """Yield the fields of what a capability provides, each with its schema."""
     for kind in spec.context_types:
         if kind.CONTEXT_TYPE not in spec.provides:
@@ -454,56 +460,62 @@ def _outputs(spec: CapabilitySpec) -> Iterable[tuple[str, dict[str, Any]]]:
             continue
         defs = schema.get("$defs", {})
         fields = schema.get("properties", {})
-        if issubclass(kind, ValueContext) and value_fields(kind):
-            inner = _resolved(fields.get("value", {}), defs)
+        if issubclass(kind, ValueContext) and value_field_names(kind):
+            inner = _resolve_ref(fields.get("value", {}), defs)
             fields = inner.get("properties", fields)
         for name, part in fields.items():
-            yield name, {"$defs": defs, **_resolved(part, defs)}
+            yield name, {"$defs": defs, **_resolve_ref(part, defs)}
 
 
-def _inside(field: str, part: Mapping[str, Any], depth: int = 0) -> Iterable[tuple[str, Any]]:
+def _iter_nested(
+    field: str, schema: Mapping[str, Any], depth: int = 0
+) -> Iterable[tuple[str, Any]]:
     """Yield what a path can reach inside of an output; an empty schema where anything may be."""
-    defs = part.get("$defs", {})
-    part = _resolved(dict(part), defs)
-    kind, more = part.get("type"), part.get("additionalProperties", True)
-    if not part.keys() - {"title", "description", "$defs"}:
+    defs = schema.get("$defs", {})
+    schema = _resolve_ref(dict(schema), defs)
+    kind, more = schema.get("type"), schema.get("additionalProperties", True)
+    if not schema.keys() - {"title", "description", "$defs"}:
         yield field, {}
-    elif depth < _DEEPEST and kind in ("array", "object"):
-        parts = {field: part.get("items", {})} if kind == "array" else part.get("properties", {})
+    elif depth < _MAX_DEPTH and kind in ("array", "object"):
+        parts = (
+            {field: schema.get("items", {})} if kind == "array" else schema.get("properties", {})
+        )
         if kind == "object" and not parts and more:
             parts = {"": more if isinstance(more, dict) else {}}
         for name, one in parts.items():
-            yield from _inside(name, {"$defs": defs, **_resolved(one, defs)}, depth + 1)
+            yield from _iter_nested(name, {"$defs": defs, **_resolve_ref(one, defs)}, depth + 1)
     elif depth:
-        yield field, part
+        yield field, schema
 
 
-def _part_fits(part: tuple[str, Any], other: tuple[str, str], by_name: bool) -> bool:
-    (field, schema), (name, wanted) = part, other
+def _nested_value_fits(value: tuple[str, Any], parameter: tuple[str, str], by_name: bool) -> bool:
+    (field, schema), (name, wanted) = value, parameter
     if not schema:
         return wanted not in ("choice", "boolean") and (not by_name or "_" in name)
     # The ID of an element, such as "id", fits "hotel_id".
     same = f"_{name}".lower().endswith(f"_{field}".lower()) and "_" in name
-    return _fits(field, _kind(schema), other, by_name=False) and (same or not by_name)
+    return _value_fits(field, _json_type(schema), parameter, by_name=False) and (
+        same or not by_name
+    )
 
 
-def _resolved(part: dict[str, Any], defs: Mapping[str, Any]) -> dict[str, Any]:
-    name = str(part.get("$ref", "")).rpartition("/")[2]
-    return defs.get(name, part) if name else part
+def _resolve_ref(schema: dict[str, Any], defs: Mapping[str, Any]) -> dict[str, Any]:
+    name = str(schema.get("$ref", "")).rpartition("/")[2]
+    return defs.get(name, schema) if name else schema
 
 
-def _kind(part: Mapping[str, Any]) -> str:
-    if "anyOf" in part:
-        kinds = [_kind(form) for form in part["anyOf"] if form != _NULL]
+def _json_type(schema: Mapping[str, Any]) -> str:
+    if "anyOf" in schema:
+        kinds = [_json_type(form) for form in schema["anyOf"] if form != _NULL]
         return kinds[0] if len(set(kinds)) == 1 else ""
-    if "enum" in part or "const" in part:
+    if "enum" in schema or "const" in schema:
         return "choice"
-    return "number" if part.get("type") == "integer" else str(part.get("type", ""))
+    return "number" if schema.get("type") == "integer" else str(schema.get("type", ""))
 
 
-def _fits(field: str, kind: str, other: tuple[str, str], by_name: bool) -> bool:
-    name, wanted = other
-    if kind != wanted or kind in ("", "choice"):
+def _value_fits(field: str, json_type: str, parameter: tuple[str, str], by_name: bool) -> bool:
+    name, wanted = parameter
+    if json_type != wanted or json_type in ("", "choice"):
         return False
     # A name of several words, such as customer_id, says what it is; name or text does not.
-    return not by_name or (name.lower() == field.lower() and (kind != "string" or "_" in name))
+    return not by_name or (name.lower() == field.lower() and (json_type != "string" or "_" in name))

@@ -14,44 +14,44 @@ from langgraph.config import get_config
 
 from capgraph.base import CapabilitySpec, ExecutionPlan
 from capgraph.base.errors import MalformedAnswerError
-from capgraph.base.value_context import value_fields
-from capgraph.base.values import json_in
+from capgraph.base.value_context import value_field_names
 from capgraph.configs.settings import PlanMode
-from capgraph.langgraph_compat import lent_saver
-from capgraph.models.calls import structured
+from capgraph.helpers.plain_data import first_json_object
+from capgraph.langgraph_compat import inherited_saver
+from capgraph.models.calls import generate_structured
 from capgraph.models.parameters import ask_for_parameters, is_asked_for
 from capgraph.models.plan_schema import (
-    FEATURES,
-    MAX_STEPS,
-    Parameter,
+    MAX_GRAMMAR_STEPS,
+    PLAN_FEATURES,
+    ParameterKey,
     plan_schema,
+    remove_default_nulls,
     usable_features,
-    without_nulls,
 )
-from capgraph.models.prompt import fields_of, prompt_of, split_last
+from capgraph.models.prompt import build_prompt, request_fields, split_conversation
 from capgraph.models.roles import RoleModel
-from capgraph.models.selection import when_needed
+from capgraph.models.selection import format_selection_hints
 from capgraph.models.signatures import describe_capability
-from capgraph.planning import CLOSING
+from capgraph.planning import TERMINAL_STEPS
 from capgraph.planning.problems import EMPTY, MALFORMED_INPUT, MISSING_INPUT, Problem
-from capgraph.planning.recipes import once_each, recipe_of
+from capgraph.planning.recipes import drop_overlapping, recipe_of
 from capgraph.planning.strategies import PlanRequest
 from capgraph.prompts import PromptBuilder
-from capgraph.prompts.data import plain_text
-from capgraph.prompts.nodes import NO_FUNCTION, LookingPrompt
+from capgraph.prompts.data import sanitize_text
+from capgraph.prompts.nodes import NO_FUNCTION, IterativePlanningPrompt
 from capgraph.registry import Candidate, Registry
 from capgraph.selection import Selection, Selector
-from capgraph.selection.protocols import NOTHING_EXCLUDED
+from capgraph.selection.protocols import NO_EXCLUSIONS
 
-_SHOWN_EXAMPLES = 2
-_OBJECTS = frozenset({"parameters", "when", "for_each"})
-_SCHEMAS_KEPT = 64
-_REFERENCES = (
+_MAX_EXAMPLES = 2
+_OBJECT_FIELDS = frozenset({"parameters", "when", "for_each"})
+_MAX_CACHED_SCHEMAS = 64
+_REFERENCE_RULE = (
     'A parameter may be {"$from": "key.field"}, or "key.0.field" of a list: the result, or a field'
     " of it, of the earlier step with that context_key."
 )
-_MORE = {
-    "references": _REFERENCES,
+_FEATURE_RULES = {
+    "references": _REFERENCE_RULE,
     "for_each": 'A step with for_each {"of": "key.list"} runs for each element; its parameters use'
     ' {"$from": "item"}.',
     "when": 'A step with when {"of": "key.field", "is": OPERATOR, "than": VALUE} runs only if this'
@@ -59,73 +59,73 @@ _MORE = {
     "look_again": "After a step with look_again, you plan again.",
     "wait_until": "wait_until delays a step: a duration, or a moment with offset.",
 }
-_OF_MODE = {
+_MODE_RULES = {
     "look": "You work in rounds: plan only the steps that you can fill in now, and you are asked"
     " again with their results.",
     "auto": "If a step depends on what an earlier result says, plan only up to that result, and"
     " set look to true: you are asked again with the result.",
 }
-_ANSWERS = (
+_ANSWER_RULE = (
     "What the conversation, the instructions, or a result answers needs no step: write the reply in"
     " answer. It may also ask the person for a missing value."
 )
-_RESULTS_BY_NAME = (
+_INPUTS_RULE = (
     "If several earlier results fit, inputs names them: step numbers (from 1) or keys of"
     " stored results."
 )
 
 
-_BY_NUMBER = "list in inputs the number of the earlier step, or the key of a stored result"
+_INPUTS_REMEDY = "list in inputs the number of the earlier step, or the key of a stored result"
 _REMEDIES = {
     EMPTY: "plan a step, or write your reply in answer",
-    MALFORMED_INPUT: _BY_NUMBER,
-    MISSING_INPUT: _BY_NUMBER,
+    MALFORMED_INPUT: _INPUTS_REMEDY,
+    MISSING_INPUT: _INPUTS_REMEDY,
 }
 """Remedies for a model, which writes a smaller form of a plan than a caller does."""
 
 
-class Catalogue:
+class PlannerCatalog:
     """All capabilities as a planner that chooses among them is shown them.
 
     Args:
         registry: The capabilities; read when it is first needed, and complete by then.
-        budget: Up to how many tokens of them, and of what they note, the planner is shown.
+        max_tokens: Up to how many tokens of them, and of what they note, the planner is shown.
         is_brief: True to leave out the types of results that no capability takes.
     """
 
-    def __init__(self, registry: Registry, budget: int, *, is_brief: bool = False) -> None:
+    def __init__(self, registry: Registry, max_tokens: int, *, is_brief: bool = False) -> None:
         self._registry = registry
-        self._budget = budget
+        self._budget = max_tokens
         self.is_brief = is_brief
-        self._cuts: WeakKeyDictionary[Any, Catalogue] = WeakKeyDictionary()
+        self._cuts: WeakKeyDictionary[Any, PlannerCatalog] = WeakKeyDictionary()
 
-    def of(self, catalog: Any) -> Catalogue:
+    def for_caller(self, registry: Any) -> PlannerCatalog:
         """Return the catalogue of what a request may use: all, or what its caller may."""
-        if catalog is self._registry or not isinstance(catalog, Registry):
+        if registry is self._registry or not isinstance(registry, Registry):
             return self
-        if catalog not in self._cuts:
-            self._cuts[catalog] = Catalogue(catalog, self._budget, is_brief=self.is_brief)
-        return self._cuts[catalog]
+        if registry not in self._cuts:
+            self._cuts[registry] = PlannerCatalog(registry, self._budget, is_brief=self.is_brief)
+        return self._cuts[registry]
 
     @cached_property
     def text(self) -> str:
         """What each one does, needs and gives, and when it is wanted, in alphabetical order."""
         # Positive examples repeat what a description says; the others draw a line.
         hints = {
-            c.name: when_needed(replace(c, positives=()), _SHOWN_EXAMPLES)
+            c.name: format_selection_hints(replace(c, positives=()), _MAX_EXAMPLES)
             for c in self._registry.candidates()
         }
         specs = self._registry.capabilities
-        return _listing([specs[name] for name in sorted(specs)], hints, self.is_brief)
+        return _format_catalog([specs[name] for name in sorted(specs)], hints, self.is_brief)
 
     @cached_property
     def has_recipes(self) -> bool:
         """Whether any capability is a recipe."""
         return any(recipe_of(spec) for spec in self._registry.capabilities.values())
 
-    def only_recipe(self, names: Sequence[str]) -> str | None:
+    def single_recipe(self, names: Sequence[str]) -> str | None:
         """Return the recipe that does all that was chosen; ``None`` when no single one does."""
-        left = once_each(names, self._registry)
+        left = drop_overlapping(names, self._registry)
         single = left[0] if len(left) == 1 else ""
         return single if recipe_of(self._registry.capabilities.get(single)) else None
 
@@ -135,14 +135,14 @@ class Catalogue:
         return self._registry.planning_guides(self._registry.capabilities)
 
     @cached_property
-    def room(self) -> int:
+    def remaining_tokens(self) -> int:
         """About how many tokens of the budget are left beside it."""
         return self._budget - (len(self.text) + len(self.guides)) // 4
 
-    def noted(self, notes: Mapping[str, str]) -> dict[str, str]:
+    def trim_notes(self, notes: Mapping[str, str]) -> dict[str, str]:
         """Cut what capabilities note about the state at hand to what the budget leaves."""
-        each = 4 * max(self.room, self._budget // 4) // max(len(notes), 1)
-        return {name: plain_text(text, each) for name, text in notes.items()}
+        each = 4 * max(self.remaining_tokens, self._budget // 4) // max(len(notes), 1)
+        return {name: sanitize_text(text, each) for name, text in notes.items()}
 
 
 @dataclass(eq=False)
@@ -150,13 +150,13 @@ class DeferringSelector:
     """Leaves the choice to the planner while that can be shown every capability.
 
     Args:
-        catalogue: All capabilities.
-        apart: Chooses past its budget.
+        catalog: All capabilities.
+        fallback: Chooses past its budget.
         offline: Tells whether a recipe answered such requests before; ``None`` where it cannot.
     """
 
-    catalogue: Catalogue
-    apart: Selector
+    catalog: PlannerCatalog
+    fallback: Selector
     offline: Selector | None = None
 
     async def select(
@@ -164,16 +164,16 @@ class DeferringSelector:
         task: str,
         candidates: Sequence[Candidate],
         *,
-        excluded: Mapping[str, str] = NOTHING_EXCLUDED,
+        excluded: Mapping[str, str] = NO_EXCLUSIONS,
     ) -> Selection:
         """Return all that may be chosen, what a call of its own chooses, or the one recipe."""
-        if self.offline is not None and self.catalogue.has_recipes:
+        if self.offline is not None and self.catalog.has_recipes:
             found = await self.offline.select(task, candidates, excluded=excluded)
-            if recipe := self.catalogue.only_recipe(found.names):
+            if recipe := self.catalog.single_recipe(found.names):
                 return replace(found, names=(recipe,))
         names = tuple(c.name for c in candidates if c.name not in excluded)
-        if not names or self.catalogue.room < 0:
-            return await self.apart.select(task, candidates, excluded=excluded)
+        if not names or self.catalog.remaining_tokens < 0:
+            return await self.fallback.select(task, candidates, excluded=excluded)
         return Selection(names, reason="Chosen with the plan.", deferred=True)
 
 
@@ -184,12 +184,12 @@ class ModelPlanner:
     Args:
         role: The model.
         prompt: Builder of the prompt.
-        catalogue: All capabilities.
+        catalog: All capabilities.
         features: Features of plans that the model may use, or ``auto`` or ``all``.
         mode: As in the settings.
         max_result_tokens: As in the settings.
         max_stored_results: As in the settings.
-        chooses: True if the selector leaves the choice of capabilities to the planner.
+        chooses_capabilities: True if the selector leaves the choice of capabilities to the planner.
     """
 
     can_correct = True
@@ -197,13 +197,13 @@ class ModelPlanner:
 
     role: RoleModel
     prompt: PromptBuilder
-    catalogue: Catalogue
+    catalog: PlannerCatalog
     features: str | Sequence[str] = "auto"
     mode: PlanMode = "plan"
     max_result_tokens: int = 2000
     max_stored_results: int = 1
-    chooses: bool = False
-    _usable: tuple[Any, Mapping[str, frozenset[Parameter]]] | None = field(
+    chooses_capabilities: bool = False
+    _usable: tuple[Any, Mapping[str, frozenset[ParameterKey]]] | None = field(
         default=None, init=False, repr=False
     )
     _schemas: dict[Any, tuple[dict[str, Any], bool]] = field(
@@ -213,7 +213,9 @@ class ModelPlanner:
     @property
     def reads_conversation(self) -> bool:
         """True if the model gets the earlier messages; a choice before it needs the task alone."""
-        return self.mode != "plan" and self.chooses and self.catalogue.room >= 0
+        return (
+            self.mode != "plan" and self.chooses_capabilities and self.catalog.remaining_tokens >= 0
+        )
 
     @property
     def needs_confirmation(self) -> bool:
@@ -229,13 +231,13 @@ class ModelPlanner:
         Raises:
             ModelError: The call failed or the model refused.
         """
-        specs = self._shown(request)
-        features, referring = self._features(request, specs)
-        schema, is_typed = self._schema(specs, features, referring)
+        specs = self._listed_specs(request)
+        features, referring = self._select_features(request, specs)
+        schema, is_typed = self._cached_schema(specs, features, referring)
         messages = self._messages(request, specs, features)
         is_strict = is_typed and self.role.rendering == "strict"
         try:
-            found = await structured(self.role, schema, messages, strict=is_strict)
+            found = await generate_structured(self.role, schema, messages, strict=is_strict)
         except MalformedAnswerError as exc:
             return cast("ExecutionPlan", exc.text)
         if isinstance(found, dict) and not found.keys() & {"steps", "answer"}:
@@ -243,13 +245,13 @@ class ModelPlanner:
         if isinstance(found, dict) and _says_no_function(found.get("answer")):
             del found["answer"]  # the reply is written by who knows what the agent can do
         if isinstance(found, dict) and isinstance(found.get("steps"), list):
-            if self.role.rendering == "grammar" and len(found["steps"]) > MAX_STEPS:
-                told = f"{len(found['steps'])} steps, and its schema allows {MAX_STEPS}"
+            if self.role.rendering == "grammar" and len(found["steps"]) > MAX_GRAMMAR_STEPS:
+                told = f"{len(found['steps'])} steps, and its schema allows {MAX_GRAMMAR_STEPS}"
                 return cast("ExecutionPlan", f"The plan has {told}.")
             for step in found["steps"]:
                 if isinstance(step, dict):
-                    _read_fields(step)
-                    without_nulls(step, _named(request, step))
+                    _normalize_step(step)
+                    remove_default_nulls(step, _step_spec(request, step))
                     # A step that says nothing of its own is for the whole request.
                     step.setdefault("task_objective", request.task)
         return cast("ExecutionPlan", found)
@@ -264,23 +266,25 @@ class ModelPlanner:
         """Return whether a request asks for an effect; see :func:`is_asked_for`."""
         return await is_asked_for(self.role, task, spec)
 
-    def _shown(self, request: PlanRequest) -> list[CapabilitySpec]:
+    def _listed_specs(self, request: PlanRequest) -> list[CapabilitySpec]:
         """Return the capabilities that schema and prompt list, in alphabetical order."""
         specs = request.catalog.capabilities
         names = request.active if request.chosen else specs
-        return [specs[name] for name in sorted(names) if name in specs and name not in CLOSING]
+        return [
+            specs[name] for name in sorted(names) if name in specs and name not in TERMINAL_STEPS
+        ]
 
-    def _features(
+    def _select_features(
         self, request: PlanRequest, specs: Sequence[CapabilitySpec]
-    ) -> tuple[frozenset[str], frozenset[Parameter] | None]:
+    ) -> tuple[frozenset[str], frozenset[ParameterKey] | None]:
         """Return the features that are shown, and the parameters that may refer to results."""
-        referring: frozenset[Parameter] | None = None
+        referring: frozenset[ParameterKey] | None = None
         if self.features == "all":
-            found = {*FEATURES, "inputs"}
+            found = {*PLAN_FEATURES, "inputs"}
         elif self.features == "auto":
             usable = self._usable_features(specs)
             guides = self._guides(request)
-            told = {name for name in FEATURES if f'"{name}"' in guides}
+            told = {name for name in PLAN_FEATURES if f'"{name}"' in guides}
             found = {*usable, *told}
             if not told & {"references", "for_each"}:  # a guide may refer to what has no type
                 referring = frozenset().union(*usable.values())
@@ -296,7 +300,7 @@ class ModelPlanner:
 
     def _usable_features(
         self, specs: Sequence[CapabilitySpec]
-    ) -> Mapping[str, frozenset[Parameter]]:
+    ) -> Mapping[str, frozenset[ParameterKey]]:
         """Return the features that capabilities can use; the schemas are read once."""
         key = tuple(map(id, specs))
         if self._usable is None or self._usable[0] != key:
@@ -305,27 +309,27 @@ class ModelPlanner:
             self._usable = (key, usable_features(specs, by_name=by_name))
         return self._usable[1]
 
-    def _schema(
+    def _cached_schema(
         self,
         specs: Sequence[CapabilitySpec],
         features: frozenset[str],
-        referring: frozenset[Parameter] | None,
+        reference_parameters: frozenset[ParameterKey] | None,
     ) -> tuple[dict[str, Any], bool]:
         """Return the schema of a plan, the same object for the same capabilities."""
         key = (tuple(map(id, specs)), features, self.role.rendering)
         if key not in self._schemas:
-            if len(self._schemas) >= _SCHEMAS_KEPT:
+            if len(self._schemas) >= _MAX_CACHED_SCHEMAS:
                 del self._schemas[next(iter(self._schemas))]
             schema, is_typed = plan_schema(
-                specs, self.role.rendering, features, referring=referring
+                specs, self.role.rendering, features, reference_parameters=reference_parameters
             )
             if self.mode == "auto":
-                schema = _with_look(schema, self.role.rendering)
+                schema = _with_look_property(schema, self.role.rendering)
             self._schemas[key] = schema, is_typed
         return self._schemas[key]
 
     def _guides(self, request: PlanRequest) -> str:
-        return request.guides if request.chosen else self.catalogue.of(request.catalog).guides
+        return request.guides if request.chosen else self.catalog.for_caller(request.catalog).guides
 
     def _messages(
         self,
@@ -334,18 +338,18 @@ class ModelPlanner:
         features: Collection[str],
     ) -> list[BaseMessage]:
         if request.chosen:
-            shown, notes = _listing(specs, {}, self.catalogue.is_brief), request.notes
+            shown, notes = _format_catalog(specs, {}, self.catalog.is_brief), request.notes
         else:
             # All of them each time, what was excluded too: the beginning stays the same.
-            catalogue = self.catalogue.of(request.catalog)
-            shown, notes = catalogue.text, catalogue.noted(request.notes)
-        rules = [_MORE[name] for name in FEATURES if name in features]
+            catalogue = self.catalog.for_caller(request.catalog)
+            shown, notes = catalogue.text, catalogue.trim_notes(request.notes)
+        rules = [_FEATURE_RULES[name] for name in PLAN_FEATURES if name in features]
         if "inputs" in features:
-            rules.append(_RESULTS_BY_NAME)
+            rules.append(_INPUTS_RULE)
         if self.mode == "auto" or (
-            self.mode == "look" and not isinstance(self.prompt, LookingPrompt)
+            self.mode == "look" and not isinstance(self.prompt, IterativePlanningPrompt)
         ):
-            rules += [_OF_MODE[self.mode], _ANSWERS]
+            rules += [_MODE_RULES[self.mode], _ANSWER_RULE]
         own: dict[str, Any] = {
             "recent": request.recent if self.reads_conversation else (),
             "capabilities": "\n".join([shown, *rules]),
@@ -353,23 +357,23 @@ class ModelPlanner:
             "notes": notes,
             # A function's schema shows a model what a plan is; text needs to be seen once.
             "shows_examples": self.role.method != "function_calling",
-            "problems": [_for_model(problem) for problem in request.problems],
+            "problems": [_with_model_remedy(problem) for problem in request.problems],
             "max_result_tokens": self.max_result_tokens,
             "max_stored_results": self.max_stored_results,
             "types": getattr(request.catalog, "context_types", None),
         }
-        return prompt_of(
+        return build_prompt(
             self.prompt,
-            {**fields_of(request), **own},
+            {**request_fields(request), **own},
             instructions=request.instructions,
             # A plan of a whole request does not need it, and small models copy an earlier answer in
             # place of a step.
-            earlier=split_last(request.messages)[0] if self.reads_conversation else (),
+            history=split_conversation(request.messages)[0] if self.reads_conversation else (),
             messages=request.messages,
         )
 
 
-def _with_look(schema: dict[str, Any], rendering: str) -> dict[str, Any]:
+def _with_look_property(schema: dict[str, Any], rendering: str) -> dict[str, Any]:
     """Return the schema of a plan in which the model may ask to see the results."""
     if rendering != "strict":
         return {**schema, "properties": {**schema["properties"], "look": {"type": "boolean"}}}
@@ -382,7 +386,7 @@ def _says_no_function(answer: object) -> bool:
     return isinstance(answer, str) and answer.strip().rstrip(".") == NO_FUNCTION.rstrip(".")
 
 
-def _for_model(problem: Problem) -> Problem:
+def _with_model_remedy(problem: Problem) -> Problem:
     """Return a problem with a remedy in the form that the model's schema allows."""
     remedy = _REMEDIES.get(problem.code)
     if problem.code == MISSING_INPUT and not problem.remedy.startswith("name one"):
@@ -392,17 +396,17 @@ def _for_model(problem: Problem) -> Problem:
 
 def _has_checkpointer() -> bool:
     try:
-        return lent_saver(get_config()) is not None
+        return inherited_saver(get_config()) is not None
     except RuntimeError:  # outside of a graph
         return False
 
 
-def _named(request: PlanRequest, step: Mapping[str, Any]) -> CapabilitySpec | None:
+def _step_spec(request: PlanRequest, step: Mapping[str, Any]) -> CapabilitySpec | None:
     name = step.get("capability")
     return request.catalog.capabilities.get(name) if isinstance(name, str) else None
 
 
-def _listing(
+def _format_catalog(
     specs: Sequence[CapabilitySpec], hints: Mapping[str, Sequence[str]], is_brief: bool
 ) -> str:
     producers: dict[str, list[str]] = {}
@@ -414,7 +418,9 @@ def _listing(
     for spec in specs:
         if is_brief and len(spec.provides) == 1 and not taken.intersection(spec.provides):
             shown = (
-                spec if any(map(value_fields, spec.context_types)) else replace(spec, provides=())
+                spec
+                if any(map(value_field_names, spec.context_types))
+                else replace(spec, provides=())
             )
         else:
             shown = spec
@@ -422,7 +428,7 @@ def _listing(
     return "\n".join(lines)
 
 
-def _read_fields(step: dict[str, Any]) -> None:
+def _normalize_step(step: dict[str, Any]) -> None:
     """Remove empty fields, and read objects that came as text.
 
     Google's client knows no objects of unknown fields: it has the model write them as text.
@@ -430,5 +436,5 @@ def _read_fields(step: dict[str, Any]) -> None:
     for name, value in list(step.items()):
         if value in ("", None):
             del step[name]
-        elif isinstance(value, str) and name in _OBJECTS:
-            step[name] = json_in(value) or value
+        elif isinstance(value, str) and name in _OBJECT_FIELDS:
+            step[name] = first_json_object(value) or value

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from langchain_core.messages import BaseMessage, SystemMessage
 
-from capgraph.base.classify import diagnose
+from capgraph.base.error_classification import diagnose
 from capgraph.base.errors import MalformedAnswerError, ModelError
 from capgraph.base.ports import Attempt
 from capgraph.models.roles import RoleModel, model_name
@@ -25,8 +25,10 @@ ItemT = TypeVar("ItemT")
 
 PROGRESS_SECONDS = 10.0
 """Seconds between two status events while a model answers."""
-_KEPT_SHARES = (0.5, 0.25, 0.0)  # of the earlier messages, one for each further try
-_OUTAGES = frozenset({"network", "timeout", "rate_limit", "overloaded", "context_too_long"})
+_HISTORY_SHARES = (0.5, 0.25, 0.0)  # of the earlier messages, one for each further try
+_OUTAGE_CATEGORIES = frozenset(
+    {"network", "timeout", "rate_limit", "overloaded", "context_too_long"}
+)
 
 
 class ModelRefusedError(ModelError):
@@ -38,7 +40,7 @@ class TruncatedAnswerError(ModelError):
 
 
 @contextmanager
-def waiting_progress(role: RoleModel) -> Iterator[None]:
+def emit_progress(role: RoleModel) -> Iterator[None]:
     """Emit a status every few seconds until the block ends.
 
     A small local model reads a long prompt for a minute before it writes its first token.
@@ -80,26 +82,28 @@ async def call_with_shorter_prompt(
         inputs = {**attempt.inputs, "messages": [*system, *kept, *last]}
         return await call(replace(attempt, inputs=inputs))
 
-    return await ask_with_fewer(replace(role, model=attempt.inputs["model"]), earlier, ask)
+    return await call_with_fewer_messages(
+        replace(role, model=attempt.inputs["model"]), earlier, ask
+    )
 
 
-async def ask_with_fewer(
-    role: RoleModel, earlier: Sequence[ItemT], ask: Callable[[Sequence[ItemT]], Awaitable[T]]
+async def call_with_fewer_messages(
+    role: RoleModel, history: Sequence[ItemT], call: Callable[[Sequence[ItemT]], Awaitable[T]]
 ) -> T:
     """Ask with all earlier messages, then with fewer while the prompt exceeds the context.
 
     Args:
         role: The model.
-        earlier: Messages of which the oldest may be left out.
-        ask: Asks with some of them.
+        history: Messages of which the oldest may be left out.
+        call: Asks with some of them.
 
     Raises:
         ModelError: The call failed for another reason, or the shortest prompt is too long.
     """
-    sizes = dict.fromkeys([len(earlier), *(int(len(earlier) * share) for share in _KEPT_SHARES)])
+    sizes = dict.fromkeys([len(history), *(int(len(history) * share) for share in _HISTORY_SHARES)])
     for number, size in enumerate(sizes, 1):
         try:
-            return await ask(earlier[len(earlier) - size :])
+            return await call(history[len(history) - size :])
         except ModelError as exc:
             if number == len(sizes) or diagnose(exc).category != "context_too_long":
                 raise
@@ -109,7 +113,7 @@ async def ask_with_fewer(
                 role=role.role,
                 model=role.name,
                 messages_kept=kept,
-                messages_dropped=len(earlier) - kept,
+                messages_dropped=len(history) - kept,
             )
         )
     raise AssertionError("one try returns or raises")
@@ -149,4 +153,4 @@ def fallback_reason(error: ModelError) -> str | None:
     if isinstance(error, (MalformedAnswerError, TruncatedAnswerError)):
         return "malformed"
     category = diagnose(error.__cause__ or error).category
-    return category if category in _OUTAGES else None
+    return category if category in _OUTAGE_CATEGORIES else None

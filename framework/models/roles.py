@@ -17,23 +17,23 @@ from capgraph.base import (
     ModelError,
     require_extra,
 )
-from capgraph.base.clock import Clock
 from capgraph.base.ports import AnyBehavior
-from capgraph.base.values import misfits
-from capgraph.configs.logger import LONGEST_MESSAGE, mask_secrets
+from capgraph.configs.logger import MAX_MESSAGE_CHARS, mask_secrets
 from capgraph.configs.settings import ModelSettings, StructuredMethod
-from capgraph.models.local import is_local, local_settings
+from capgraph.helpers.clock import Clock
+from capgraph.helpers.plain_data import validation_messages
+from capgraph.models.local import is_local_model, resolve_local_model
 
 if TYPE_CHECKING:
     from capgraph.models.plan_schema import Rendering
 
-ROLES = ("extraction", "selection", "planning", "answer", "capability")
+MODEL_ROLES = ("extraction", "selection", "planning", "answer", "capability")
 """What a chat model can be for; ``default`` stands for those that are not named."""
 
-DEFAULT = "default"
+DEFAULT_ROLE = "default"
 _EXTRA = "models"
 _OPENAI_HOST = "api.openai.com"
-_ENVIRONMENT_NAME = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)*_(?:KEY|TOKEN)\b")
+_KEY_VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)*_(?:KEY|TOKEN)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class RoleModel:
     Attributes:
         role: What it is for.
         model: The chat model.
-        limit_seconds: Time limit of one call, beside the model's own; ``None`` for none.
-        around: What stands around each call.
+        timeout_seconds: Time limit of one call, beside the model's own; ``None`` for none.
+        behaviors: What stands around each call.
         clock: The graph's clock; ``None`` for the machine's.
         fallbacks: Models that are asked in order when the model fails, refuses, or answers in
             another form.
@@ -53,8 +53,8 @@ class RoleModel:
 
     role: str
     model: BaseChatModel
-    limit_seconds: float | None = None
-    around: Sequence[AnyBehavior] = ()
+    timeout_seconds: float | None = None
+    behaviors: Sequence[AnyBehavior] = ()
     clock: Clock | None = None
     fallbacks: Sequence[BaseChatModel] = ()
     structured: StructuredMethod = "auto"
@@ -69,7 +69,7 @@ class RoleModel:
         """Rendering of a JSON schema that the model's server honors."""
         if self.method != "json_schema":
             return "open"
-        if serves_grammar(self.model):
+        if is_grammar_server(self.model):
             return "grammar"
         return "strict" if _uses_openai_client(self.model) else "optional"
 
@@ -78,29 +78,29 @@ class RoleModel:
         """Name of the model, for messages and events."""
         return model_name(self.model)
 
-    def failed(
+    def error(
         self,
-        told: str,
+        text: str,
         fix: str | None = None,
         severity: ErrorSeverity | None = None,
-        kind: type[ModelError] = ModelError,
+        error_class: type[ModelError] = ModelError,
         *,
         person_message: str = "",
     ) -> ModelError:
         """Return the error that says what happened to a call; a severity of ``None`` is the cause's."""
-        return kind(
-            f"The model {self.name!r} ({self.role}) {told}",
+        return error_class(
+            f"The model {self.name!r} ({self.role}) {text}",
             fix=fix,
             severity=severity,
             person_message=person_message,
         )
 
 
-PROBED: dict[str, StructuredMethod] = {}
+PROBED_METHODS: dict[str, StructuredMethod] = {}
 """What a probe found for the servers behind an address; see ``capgraph.models.probing``."""
 
 
-def address_of(model: Any) -> str:
+def probe_key(model: Any) -> str:
     """Return the address of a model's server and the model's name there, for the results of probes."""
     return f"{getattr(model, 'openai_api_base', '') or ''} {model_name(model)}"
 
@@ -109,14 +109,14 @@ def _uses_openai_client(model: Any) -> bool:
     return hasattr(model, "openai_api_base")
 
 
-def serves_grammar(model: Any) -> bool:
+def is_grammar_server(model: Any) -> bool:
     """Return True for the plain OpenAI client of another server, such as llama.cpp or vLLM."""
     address = getattr(model, "openai_api_base", None)
     is_elsewhere = isinstance(address, str) and _OPENAI_HOST not in address
     return is_elsewhere and type(model).__name__ == "ChatOpenAI"
 
 
-def can_keep_form(model: Any) -> bool:
+def supports_structured_output(model: Any) -> bool:
     """Return True if a model accepts a form for its answer."""
     if not isinstance(model, BaseChatModel):
         return True
@@ -125,7 +125,7 @@ def can_keep_form(model: Any) -> bool:
     return given != (base.with_structured_output, base.bind_tools)
 
 
-def structured_method(model: Any, wanted: StructuredMethod = "auto") -> StructuredMethod:
+def structured_method(model: Any, setting: StructuredMethod = "auto") -> StructuredMethod:
     """Return how a model is made to keep a form.
 
     ``auto`` means the result of a probe for the OpenAI client of another server, ``json_schema``
@@ -136,12 +136,12 @@ def structured_method(model: Any, wanted: StructuredMethod = "auto") -> Structur
     >>> structured_method(ScriptedModel(responses=[]))
     'function_calling'
     """
-    if wanted != "auto":
-        return wanted
-    if not can_keep_form(model):
+    if setting != "auto":
+        return setting
+    if not supports_structured_output(model):
         return "text"
-    if serves_grammar(model):
-        return PROBED.get(address_of(model), "json_schema")
+    if is_grammar_server(model):
+        return PROBED_METHODS.get(probe_key(model), "json_schema")
     profile = getattr(model, "profile", None) or {}
     knows = (
         _uses_openai_client(model)
@@ -160,7 +160,7 @@ def model_name(model: Any) -> str:
     return type(model).__name__
 
 
-def unstreamed(model: Any, role: str = "") -> Any:
+def without_streaming(model: Any, role: str = "") -> Any:
     """Return a chat model that answers in one piece, for answers that must be whole.
 
     What is asked for the role ``answer`` may come in pieces.
@@ -173,11 +173,11 @@ def unstreamed(model: Any, role: str = "") -> Any:
     return model.model_copy(update={"disable_streaming": True})
 
 
-def chat_models(configured: Any) -> dict[str, BaseChatModel]:
+def chat_models(configuration: Any) -> dict[str, BaseChatModel]:
     """Make the chat models that a description asks for.
 
     Args:
-        configured: ``"provider:name"``, a chat model or ``ModelSettings`` for every role, or a
+        configuration: ``"provider:name"``, a chat model or ``ModelSettings`` for every role, or a
             mapping from role (or ``default``) to one of these, or to ``{"model": …, "behaviors": […]}``.
 
     Returns:
@@ -191,70 +191,74 @@ def chat_models(configured: Any) -> dict[str, BaseChatModel]:
     >>> sorted(chat_models({"answer": ScriptedModel(responses=["Hello."])}))
     ['answer']
     """
-    wanted = configured if isinstance(configured, Mapping) else {DEFAULT: configured}
-    unknown = sorted(str(role) for role in wanted if role not in {*ROLES, DEFAULT})
+    wanted = configuration if isinstance(configuration, Mapping) else {DEFAULT_ROLE: configuration}
+    unknown = sorted(str(role) for role in wanted if role not in {*MODEL_ROLES, DEFAULT_ROLE})
     if unknown:
         raise ConfigurationError(
             f"There is no model role called {', '.join(map(repr, unknown))}.",
-            fix=f"Use {', '.join(ROLES)} or {DEFAULT}.",
+            fix=f"Use {', '.join(MODEL_ROLES)} or {DEFAULT_ROLE}.",
         )
     made: dict[str, BaseChatModel] = {}  # by their settings
-    ready = {role: _made(role, value, made) for role, value in wanted.items() if value is not None}
-    default = ready.pop(DEFAULT, None)
+    ready = {
+        role: _resolve_model(role, value, made)
+        for role, value in wanted.items()
+        if value is not None
+    }
+    default = ready.pop(DEFAULT_ROLE, None)
     if default is not None:
-        ready = {role: ready.get(role, default) for role in ROLES}
+        ready = {role: ready.get(role, default) for role in MODEL_ROLES}
     return ready
 
 
-def role_behaviors(configured: Any) -> dict[str, Sequence[Any]]:
+def role_behaviors(configuration: Any) -> dict[str, Sequence[Any]]:
     """Return what a description of models puts around the calls of each role.
 
     >>> role_behaviors({"default": {"model": "openai:gpt-5", "behaviors": ["x"]}})["planning"]
     ['x']
     """
-    wanted = configured if isinstance(configured, Mapping) else {DEFAULT: configured}
+    wanted = configuration if isinstance(configuration, Mapping) else {DEFAULT_ROLE: configuration}
 
     def of(value: Any) -> Sequence[Any]:
         found = value.get("behaviors") if isinstance(value, Mapping) else None
         return found or getattr(value, "behaviors", None) or ()
 
-    default = of(wanted.get(DEFAULT))
-    return {role: of(wanted[role]) if wanted.get(role) else default for role in ROLES}
+    default = of(wanted.get(DEFAULT_ROLE))
+    return {role: of(wanted[role]) if wanted.get(role) else default for role in MODEL_ROLES}
 
 
-def fallback_models(configured: Any) -> dict[str, list[BaseChatModel]]:
+def fallback_models(configuration: Any) -> dict[str, list[BaseChatModel]]:
     """Make the fallback models of each role, in their order.
 
     Args:
-        configured: As for :func:`chat_models`, with ``fallbacks`` in a role's entry.
+        configuration: As for :func:`chat_models`, with ``fallbacks`` in a role's entry.
 
     >>> from capgraph.testing import ScriptedModel
     >>> role = {"model": ScriptedModel(responses=[]), "fallbacks": [ScriptedModel(responses=[])]}
     >>> {name: len(models) for name, models in fallback_models({"answer": role}).items() if models}
     {'answer': 1}
     """
-    wanted = configured if isinstance(configured, Mapping) else {DEFAULT: configured}
+    wanted = configuration if isinstance(configuration, Mapping) else {DEFAULT_ROLE: configuration}
     made: dict[str, BaseChatModel] = {}
 
     def of(role: str) -> list[BaseChatModel]:
-        value = wanted.get(role) or wanted.get(DEFAULT)
+        value = wanted.get(role) or wanted.get(DEFAULT_ROLE)
         given = value.get("fallbacks") if isinstance(value, Mapping) else None
         given = given or getattr(value, "fallbacks", None) or ()
-        return [_made(role, item, made) for item in given]
+        return [_resolve_model(role, item, made) for item in given]
 
-    return {role: of(role) for role in ROLES}
+    return {role: of(role) for role in MODEL_ROLES}
 
 
-def structured_methods(configured: Any) -> dict[str, StructuredMethod]:
+def structured_methods(configuration: Any) -> dict[str, StructuredMethod]:
     """Return how the model of each role is made to keep a form, as a description says.
 
     >>> structured_methods({"default": {"model": "openai:local", "structured": "text"}})["planning"]
     'text'
     """
-    wanted = configured if isinstance(configured, Mapping) else {DEFAULT: configured}
+    wanted = configuration if isinstance(configuration, Mapping) else {DEFAULT_ROLE: configuration}
 
     def of(role: str) -> StructuredMethod:
-        value = wanted.get(role) or wanted.get(DEFAULT)
+        value = wanted.get(role) or wanted.get(DEFAULT_ROLE)
         found = value.get("structured") if isinstance(value, Mapping) else None
         if found is None and isinstance(value, ModelSettings):
             found = value.structured
@@ -267,45 +271,45 @@ def structured_methods(configured: Any) -> dict[str, StructuredMethod]:
             )
         return found or "auto"
 
-    return {role: of(role) for role in ROLES}
+    return {role: of(role) for role in MODEL_ROLES}
 
 
-def _made(role: str, value: Any, made: dict[str, BaseChatModel]) -> BaseChatModel:
+def _resolve_model(role: str, value: Any, cache: dict[str, BaseChatModel]) -> BaseChatModel:
     if isinstance(value, Mapping) and hasattr(value.get("model"), "with_structured_output"):
         value = value["model"]
     # A model with fallbacks or bound arguments is a Runnable that still has these two.
     if hasattr(value, "with_structured_output") and hasattr(value, "astream"):
         model: BaseChatModel = value
         return model
-    settings = _settings(role, value)
+    settings = _validate_settings(role, value)
     settings = settings.model_copy(update={"behaviors": [], "fallbacks": [], "structured": "auto"})
     key = repr((settings, settings.api_key and settings.api_key.get_secret_value()))
-    if key not in made:
-        made[key] = _initialised(role, settings)
-    return made[key]
+    if key not in cache:
+        cache[key] = _create_model(role, settings)
+    return cache[key]
 
 
-def _settings(role: str, value: Any) -> ModelSettings:
+def _validate_settings(role: str, value: Any) -> ModelSettings:
     try:
         return ModelSettings.model_validate({"model": value} if isinstance(value, str) else value)
     except PydanticValidationError as exc:
-        told = "; ".join(misfits(exc))
+        told = "; ".join(validation_messages(exc))
         raise ConfigurationError(
             f"The model of the role {role!r} is {type(value).__name__} and cannot be used: {told}.",
             fix="Give 'provider:name', a LangChain chat model or the fields of ModelSettings.",
         ) from exc
 
 
-def _initialised(role: str, settings: ModelSettings) -> BaseChatModel:
+def _create_model(role: str, settings: ModelSettings) -> BaseChatModel:
     if ":" not in settings.model and "model_provider" not in settings.options:
         raise ConfigurationError(
             f"The model {settings.model!r} of the role {role!r} names no provider.",
             fix=f"Write 'provider:name', such as 'openai:{settings.model}'.",
         )
-    extra = "local" if is_local(settings.model) else _EXTRA
+    extra = "local" if is_local_model(settings.model) else _EXTRA
     init_chat_model = require_extra("langchain.chat_models", extra).init_chat_model
-    if is_local(settings.model):
-        settings = local_settings(settings)
+    if is_local_model(settings.model):
+        settings = resolve_local_model(settings)
     arguments: dict[str, Any] = {
         # The router owns retries; a client that retries as well would multiply them.
         "max_retries": 0,
@@ -326,12 +330,12 @@ def _initialised(role: str, settings: ModelSettings) -> BaseChatModel:
             fix=_install_command(str(exc)),
         ) from exc
     except Exception as exc:
-        raise _unusable(role, settings, exc) from exc
-    missing = _missing_key(model)
+        raise _creation_error(role, settings, exc) from exc
+    missing = _missing_key_variable(model)
     if missing:
         raise ConfigurationError(
             f"The model {settings.model!r} of the role {role!r} has no API key.",
-            fix=_key_fix(missing, role),
+            fix=_api_key_fix(missing, role),
         )
     return model
 
@@ -341,21 +345,21 @@ def _is_openai(settings: ModelSettings) -> bool:
     return bool(provider == "openai")
 
 
-def _unusable(role: str, settings: ModelSettings, exc: Exception) -> ConfigurationError:
-    told = " ".join(mask_secrets(str(exc), LONGEST_MESSAGE).split())
+def _creation_error(role: str, settings: ModelSettings, exc: Exception) -> ConfigurationError:
+    told = " ".join(mask_secrets(str(exc), MAX_MESSAGE_CHARS).split())
     name = f"The model {settings.model!r} of the role {role!r}"
     lowered = told.lower()
     if "api_key" in lowered or "api key" in lowered or "credentials" in lowered:
-        variables = _ENVIRONMENT_NAME.findall(told)
+        variables = _KEY_VARIABLE.findall(told)
         return ConfigurationError(
-            f"{name} has no API key.", fix=_key_fix(variables[0] if variables else "", role)
+            f"{name} has no API key.", fix=_api_key_fix(variables[0] if variables else "", role)
         )
     return ConfigurationError(
         f"{name} cannot be made: {told[:500]}.", fix="Write 'provider:name', and check the options."
     )
 
 
-def _missing_key(model: BaseChatModel) -> str:
+def _missing_key_variable(model: BaseChatModel) -> str:
     """Return the environment variable of a key that is not there; ``""`` when none is missing.
 
     Some providers make a client without its key and fail at the first call.
@@ -365,7 +369,7 @@ def _missing_key(model: BaseChatModel) -> str:
     return "" if given else next(iter(keys.values()), "")
 
 
-def _key_fix(variable: str, role: str) -> str:
+def _api_key_fix(variable: str, role: str) -> str:
     setting = f"models.{role}.api_key"
     return (
         f"Set the environment variable {variable}, or {setting}." if variable else f"Set {setting}."

@@ -15,13 +15,13 @@ from capgraph.base import CapabilityMatch
 from capgraph.base.errors import MalformedAnswerError
 from capgraph.configs.logger import get_logger
 from capgraph.configs.settings import SelectionSettings
-from capgraph.models.calls import structured
-from capgraph.models.prompt import prompt_of
+from capgraph.models.calls import generate_structured
+from capgraph.models.prompt import build_prompt
 from capgraph.models.roles import RoleModel
 from capgraph.prompts import PromptBuilder
 from capgraph.selection import Candidate, LexicalSelector, Selection
 
-_SHOWN_EXAMPLES = 6
+_MAX_EXAMPLES = 6
 _NONE: Mapping[str, str] = {}
 
 
@@ -70,14 +70,14 @@ def describe_candidates(candidates: Sequence[Candidate]) -> str:
     lines = []
     for candidate in sorted(candidates, key=lambda item: item.name):
         lines.append(f"- {candidate.name}: {' '.join(candidate.description.split())}")
-        lines += when_needed(candidate, _SHOWN_EXAMPLES)
+        lines += format_selection_hints(candidate, _MAX_EXAMPLES)
     return "\n".join(lines)
 
 
-def when_needed(candidate: Candidate, examples: int) -> list[str]:
+def format_selection_hints(candidate: Candidate, max_examples: int) -> list[str]:
     """Write down when a capability is needed, and when not.
 
-    >>> when_needed(Candidate("rain", "Tells about rain.", positives=("Wet?", "Dry?")), 1)
+    >>> format_selection_hints(Candidate("rain", "Tells about rain.", positives=("Wet?", "Dry?")), 1)
     ['  needed for: "Wet?"']
     """
     lines = []
@@ -87,7 +87,7 @@ def when_needed(candidate: Candidate, examples: int) -> list[str]:
         ("needed for", candidate.positives),
         ("not needed for", candidate.negatives),
     ):
-        shown = [json.dumps(query, ensure_ascii=False) for query in queries[:examples]]
+        shown = [json.dumps(query, ensure_ascii=False) for query in queries[:max_examples]]
         if shown:
             lines.append(f"  {title}: {'; '.join(shown)}")
     return lines
@@ -121,7 +121,9 @@ class ModelSelector:
         Raises:
             ModelError: The model failed, refused, or named only capabilities that do not exist.
         """
-        shown = await self.offline.nearest(task, candidates, self.settings.shortlist, excluded)
+        shown = await self.offline.nearest_candidates(
+            task, candidates, self.settings.shortlist, excluded
+        )
         if not shown:
             text = "Every capability was excluded." if candidates else "There are no capabilities."
             return Selection((), reason=text)
@@ -130,12 +132,12 @@ class ModelSelector:
     async def _choose(
         self,
         task: str,
-        shown: Sequence[Candidate],
+        shortlist: Sequence[Candidate],
         excluded: Mapping[str, str],
     ) -> Selection:
-        names = sorted(candidate.name for candidate in shown)
-        found: _Choice = await structured(
-            self.role, choice_schema(names), self._messages(task, shown, excluded)
+        names = sorted(candidate.name for candidate in shortlist)
+        found: _Choice = await generate_structured(
+            self.role, choice_schema(names), self._build_messages(task, shortlist, excluded)
         )
         chosen = list(dict.fromkeys(name for name in found.capabilities if name in names))
         invented = list(dict.fromkeys(n for n in found.capabilities if n not in names))
@@ -152,15 +154,15 @@ class ModelSelector:
         answer = "" if chosen else found.answer.strip()
         return Selection(tuple(chosen), {}, 1.0 if chosen else 0.0, reason, answer)
 
-    def _messages(
-        self, task: str, shown: Sequence[Candidate], excluded: Mapping[str, str]
+    def _build_messages(
+        self, task: str, shortlist: Sequence[Candidate], excluded: Mapping[str, str]
     ) -> list[BaseMessage]:
         context = {
-            "capabilities": describe_candidates(shown),
+            "capabilities": describe_candidates(shortlist),
             "task": task,
             "excluded": excluded,
         }
-        return prompt_of(self.prompt, context)
+        return build_prompt(self.prompt, context)
 
 
 class PerCapabilitySelector(ModelSelector):
@@ -169,23 +171,25 @@ class PerCapabilitySelector(ModelSelector):
     async def _choose(
         self,
         task: str,
-        shown: Sequence[Candidate],
+        shortlist: Sequence[Candidate],
         excluded: Mapping[str, str],
     ) -> Selection:
         gate = asyncio.Semaphore(self.settings.max_concurrency)
 
         async def ask(candidate: Candidate) -> bool:
-            messages = self._messages(task, [candidate], _NONE)
+            messages = self._build_messages(task, [candidate], _NONE)
             async with gate:
-                match: CapabilityMatch = await structured(self.role, CapabilityMatch, messages)
+                match: CapabilityMatch = await generate_structured(
+                    self.role, CapabilityMatch, messages
+                )
             return match.is_match
 
         try:
             async with asyncio.TaskGroup() as group:
-                answers = [group.create_task(ask(candidate)) for candidate in shown]
+                answers = [group.create_task(ask(candidate)) for candidate in shortlist]
         except ExceptionGroup as failed:
             # The first failure speaks for all; the questions still under way were cancelled.
             raise failed.exceptions[0] from failed.exceptions[0].__cause__
-        chosen = [c.name for c, answer in zip(shown, answers, strict=True) if answer.result()]
-        reason = f"The model said yes to {len(chosen)} of {len(shown)} capabilities."
+        chosen = [c.name for c, answer in zip(shortlist, answers, strict=True) if answer.result()]
+        reason = f"The model said yes to {len(chosen)} of {len(shortlist)} capabilities."
         return Selection(tuple(chosen), {}, 1.0 if chosen else 0.0, reason)

@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from capgraph.base import CapabilitySpec
-from capgraph.base.value_context import value_fields
+from capgraph.base.value_context import value_field_names
 
-_PLAIN_KEYS = frozenset(
+_PLAIN_KEYWORDS = frozenset(
     ["type", "title", "default", "description", "examples", "format", "minLength", "maxLength"]
 )
-_SHOWN_FIELDS = 20
+_MAX_FIELDS = 20
 _BOUND_SIGNS = {
     "minimum": ">=",
     "maximum": "<=",
@@ -33,11 +33,11 @@ def describe_capability(
     >>> print(describe_capability(CapabilitySpec("fetch", "Fetches it.", provides=("DATA",))))
     - fetch() -> DATA: Fetches it.
     """
-    provided = ", ".join(_outputs(spec))
-    line = f"- {spec.name}({', '.join(_arguments(spec))})"
+    provided = ", ".join(_describe_outputs(spec))
+    line = f"- {spec.name}({', '.join(_describe_parameters(spec))})"
     line += f" -> {provided}" if provided else ""
     line += f": {' '.join(spec.description.split())}"
-    if needs := [_need(need, producers or {}) for need in spec.requires]:
+    if needs := [_describe_requirement(need, producers or {}) for need in spec.requires]:
         line += f" Needs {', '.join(needs)}."
     if len(spec.provides) > 1:
         line += " Name the wanted one in expected_output."
@@ -46,87 +46,91 @@ def describe_capability(
     return line
 
 
-def _need(need: Any, producers: Mapping[str, Collection[str]]) -> str:
-    found = [] if need.role else sorted(producers.get(need.type, ()))
-    return f"{need} from {' or '.join(found)}" if 0 < len(found) <= 2 else str(need)
+def _describe_requirement(requirement: Any, producers: Mapping[str, Collection[str]]) -> str:
+    found = [] if requirement.role else sorted(producers.get(requirement.type, ()))
+    return f"{requirement} from {' or '.join(found)}" if 0 < len(found) <= 2 else str(requirement)
 
 
-def _outputs(spec: CapabilitySpec) -> list[str]:
+def _describe_outputs(spec: CapabilitySpec) -> list[str]:
     """Name the outputs, and of some their fields, which parameters may refer to."""
-    fields = {kind.CONTEXT_TYPE: value_fields(kind) for kind in spec.context_types}
+    fields = {kind.CONTEXT_TYPE: value_field_names(kind) for kind in spec.context_types}
     shown = {
-        kind: ", ".join([*own[:_SHOWN_FIELDS], *(["…"] if len(own) > _SHOWN_FIELDS else [])])
+        kind: ", ".join([*own[:_MAX_FIELDS], *(["…"] if len(own) > _MAX_FIELDS else [])])
         for kind, own in fields.items()
     }
     return [f"{kind}({shown[kind]})" if shown.get(kind) else kind for kind in spec.provides]
 
 
-def _arguments(spec: CapabilitySpec) -> list[str]:
+def _describe_parameters(spec: CapabilitySpec) -> list[str]:
     if spec.parameters is None:
         return []
     schema = spec.parameters.model_json_schema()
     defs, needed = schema.get("$defs", {}), schema.get("required", ())
     return [
-        _argument(name, part, defs, name in needed)
+        _describe_parameter(name, part, defs, name in needed)
         for name, part in schema.get("properties", {}).items()
     ]
 
 
-def _argument(name: str, part: Mapping[str, Any], defs: Mapping[str, Any], needed: bool) -> str:
-    default = part.get("default")
-    text = f"{name}{'' if needed or default is not None else '?'}: {type_text(part, defs)}"
+def _describe_parameter(
+    name: str, schema: Mapping[str, Any], defs: Mapping[str, Any], is_required: bool
+) -> str:
+    default = schema.get("default")
+    text = f"{name}{'' if is_required or default is not None else '?'}: {format_type(schema, defs)}"
     if default is not None:
         text += f" = {_json(default)}"
-    if described := " ".join(str(part.get("description", "")).split()):
+    if described := " ".join(str(schema.get("description", "")).split()):
         text += f" ({described})"
     return text
 
 
-def type_text(part: Any, defs: Mapping[str, Any], depth: int = 0) -> str:
+def format_type(schema: Any, defs: Mapping[str, Any], depth: int = 0) -> str:
     """Return the type of a JSON schema as a short text; unusual schemas as JSON.
 
-    >>> type_text({"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "null"}]}, {})
+    >>> format_type({"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "null"}]}, {})
     'integer[]'
     """
-    if not isinstance(part, Mapping) or not part or depth > 4:
+    if not isinstance(schema, Mapping) or not schema or depth > 4:
         return "any"
-    if "$ref" in part:
-        name = str(part["$ref"]).rpartition("/")[2]
-        return type_text(defs.get(name, {}), defs, depth + 1)
-    if "enum" in part or "const" in part:
-        return " | ".join(_json(value) for value in part.get("enum", [part.get("const")]))
+    if "$ref" in schema:
+        name = str(schema["$ref"]).rpartition("/")[2]
+        return format_type(defs.get(name, {}), defs, depth + 1)
+    if "enum" in schema or "const" in schema:
+        return " | ".join(_json(value) for value in schema.get("enum", [schema.get("const")]))
     for spelling in ("anyOf", "oneOf"):
-        if spelling in part:
-            forms = [form for form in part[spelling] if form != {"type": "null"}]
-            return " | ".join(dict.fromkeys(type_text(form, defs, depth + 1) for form in forms))
-    kind = part.get("type")
-    if kind == "array" and "prefixItems" in part:
-        return f"[{', '.join(type_text(one, defs, depth + 1) for one in part['prefixItems'])}]"
-    if kind == "array" and not part.keys() - _PLAIN_KEYS - {"items", "minItems", "maxItems"}:
-        item = type_text(part.get("items"), defs, depth + 1)
+        if spelling in schema:
+            forms = [form for form in schema[spelling] if form != {"type": "null"}]
+            return " | ".join(dict.fromkeys(format_type(form, defs, depth + 1) for form in forms))
+    kind = schema.get("type")
+    if kind == "array" and "prefixItems" in schema:
+        return f"[{', '.join(format_type(one, defs, depth + 1) for one in schema['prefixItems'])}]"
+    if kind == "array" and not schema.keys() - _PLAIN_KEYWORDS - {"items", "minItems", "maxItems"}:
+        item = format_type(schema.get("items"), defs, depth + 1)
         return f"({item})[]" if " | " in item else f"{item}[]"
     if kind == "object":
-        return _object_text(part, defs, depth)
-    if isinstance(kind, str) and not (extra := part.keys() - _PLAIN_KEYS):
-        return str(part.get("format", kind))
+        return _format_object(schema, defs, depth)
+    if isinstance(kind, str) and not (extra := schema.keys() - _PLAIN_KEYWORDS):
+        return str(schema.get("format", kind))
     if isinstance(kind, str) and extra == {"minimum", "maximum"}:
-        return f"{kind} {part['minimum']}..{part['maximum']}"
+        return f"{kind} {schema['minimum']}..{schema['maximum']}"
     if isinstance(kind, str) and extra <= _BOUND_SIGNS.keys():
-        return " ".join([kind, *(f"{_BOUND_SIGNS[name]} {part[name]}" for name in sorted(extra))])
-    return _json({k: v for k, v in part.items() if k not in ("title", "description", "default")})
+        return " ".join([kind, *(f"{_BOUND_SIGNS[name]} {schema[name]}" for name in sorted(extra))])
+    return _json({k: v for k, v in schema.items() if k not in ("title", "description", "default")})
 
 
-def _object_text(part: Mapping[str, Any], defs: Mapping[str, Any], depth: int) -> str:
-    fields, needed = part.get("properties", {}), part.get("required", ())
+def _format_object(schema: Mapping[str, Any], defs: Mapping[str, Any], depth: int) -> str:
+    fields, needed = schema.get("properties", {}), schema.get("required", ())
     if fields:
         shown = (
-            f"{name}{'' if name in needed else '?'}: {type_text(one, defs, depth + 1)}"
+            f"{name}{'' if name in needed else '?'}: {format_type(one, defs, depth + 1)}"
             for name, one in fields.items()
         )
         return f"{{{', '.join(shown)}}}"
-    values = part.get("additionalProperties")
+    values = schema.get("additionalProperties")
     return (
-        f"{{name: {type_text(values, defs, depth + 1)}}}" if isinstance(values, dict) else "object"
+        f"{{name: {format_type(values, defs, depth + 1)}}}"
+        if isinstance(values, dict)
+        else "object"
     )
 
 

@@ -8,51 +8,51 @@ from importlib.util import find_spec
 from typing import Any
 
 from capgraph.base import require_extra
-from capgraph.base.clock import Clock
 from capgraph.base.ports import AnyBehavior
 from capgraph.configs.settings import Settings
+from capgraph.helpers.clock import Clock
 from capgraph.models.answering import ModelAnswerer
 from capgraph.models.extraction import ModelExtractor
-from capgraph.models.planning import Catalogue, DeferringSelector, ModelPlanner
+from capgraph.models.planning import DeferringSelector, ModelPlanner, PlannerCatalog
 from capgraph.models.roles import (
     RoleModel,
     chat_models,
     fallback_models,
     structured_methods,
-    unstreamed,
+    without_streaming,
 )
 from capgraph.models.selection import ModelSelector, PerCapabilitySelector
-from capgraph.models.surrounded import surrounded
-from capgraph.pipeline.middlewares import around_models
+from capgraph.models.wrapped_model import wrap_model
+from capgraph.pipeline.middleware import model_middleware
 from capgraph.prompts import PromptProvider, get_framework_prompts
-from capgraph.prompts.nodes import LookingPrompt, OrchestratorPrompt
+from capgraph.prompts.nodes import IterativePlanningPrompt, OrchestratorPrompt
 from capgraph.registry import Registry
 from capgraph.selection import LexicalSelector, Selector
 
 
 def model_strategies(
-    configured: Any,
+    configuration: Any,
     registry: Registry,
     settings: Settings,
     offline_selector: LexicalSelector,
     behaviors: Sequence[AnyBehavior] = (),
     *,
-    own_behaviors: Mapping[str, Sequence[Any]] | None = None,
-    own_planner: bool = False,
+    role_behaviors: Mapping[str, Sequence[Any]] | None = None,
+    has_custom_planner: bool = False,
     clock: Clock | None = None,
 ) -> dict[str, Any]:
     """Return strategies for the roles that have a model.
 
     Args:
-        configured: ``"provider:name"``, a chat model or ``ModelSettings`` for every role, or a
+        configuration: ``"provider:name"``, a chat model or ``ModelSettings`` for every role, or a
             mapping from role (or ``default``) to one of these.
         registry: What the agent is made of.
         settings: All settings.
         offline_selector: Narrows the choice where there are many capabilities.
         behaviors: What the operator puts around attempts; those with a stage stand around model
             calls too.
-        own_behaviors: Role to what stands around its calls besides, inside of those; hooks too.
-        own_planner: Whether the application plans itself, so that nothing is left to the planner.
+        role_behaviors: Role to what stands around its calls besides, inside of those; hooks too.
+        has_custom_planner: Whether the application plans itself, so that nothing is left to the planner.
         clock: The graph's clock; ``None`` for the machine's.
 
     Returns:
@@ -63,26 +63,26 @@ def model_strategies(
         ConfigurationError: A model cannot be made.
         MissingExtraError: A package is not installed.
     """
-    models, fallbacks = chat_models(configured), fallback_models(configured)
+    models, fallbacks = chat_models(configuration), fallback_models(configuration)
     prompts: PromptProvider = get_framework_prompts(getattr(settings, "prompts", None))
     limit = settings.limits.step_timeout_seconds
-    shared = around_models(behaviors)
-    own = own_behaviors or {}
-    methods = structured_methods(configured)
+    shared = model_middleware(behaviors)
+    own = role_behaviors or {}
+    methods = structured_methods(configuration)
     roles = {
         role: RoleModel(
             role,
-            unstreamed(model, role),
+            without_streaming(model, role),
             limit,
             (*shared, *own.get(role, ())),
             clock,
-            [unstreamed(model, role) for model in fallbacks[role]],
+            [without_streaming(model, role) for model in fallbacks[role]],
             methods[role],
         )
         for role, model in models.items()
     }
     around = {
-        role: surrounded(replace(roles[role], model=models[role], fallbacks=fallbacks[role]))
+        role: wrap_model(replace(roles[role], model=models[role], fallbacks=fallbacks[role]))
         for role in models
     }
     chosen: dict[str, Any] = {"chat_model": around.get}
@@ -91,7 +91,7 @@ def model_strategies(
         chosen["extractor"] = ModelExtractor(roles["extraction"], builder)
     wanted = settings.selection
     mode = settings.planning.mode
-    catalogue = Catalogue(registry, wanted.max_catalog_tokens, is_brief=mode != "plan")
+    catalogue = PlannerCatalog(registry, wanted.max_catalog_tokens, is_brief=mode != "plan")
     if "selection" in roles and wanted.strategy != "lexical":
         if len(registry.capabilities) > wanted.shortlist:
             require_extra("numpy", "offline")  # now, not at the first request
@@ -101,7 +101,7 @@ def model_strategies(
             roles["selection"], builder, offline_selector, wanted
         )
         # Who gives the choice a model of its own wants it made by that.
-        one = models.get("planning") is models["selection"] and not own_planner
+        one = models.get("planning") is models["selection"] and not has_custom_planner
         if one and wanted.strategy == "auto":
             taught = offline_selector if find_spec("numpy") else None
             selector = DeferringSelector(catalogue, selector, taught)
@@ -109,7 +109,7 @@ def model_strategies(
     if "planning" in roles:
         builder = prompts.get_orchestrator_prompt_builder()
         if mode == "look" and type(builder) is OrchestratorPrompt:
-            builder = LookingPrompt()
+            builder = IterativePlanningPrompt()
         chosen["planner"] = ModelPlanner(
             roles["planning"],
             builder,

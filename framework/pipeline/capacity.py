@@ -20,21 +20,21 @@ class Slot:
     Attributes:
         capacity: Whose slot it is.
         name: The capability.
-        own: How many of its steps may run at once; ``None`` for no bound of its own.
-        whole: How many steps of the process may run at once; ``None`` for an attempt that runs
+        capability_limit: How many of its steps may run at once; ``None`` for no bound of its own.
+        process_limit: How many steps of the process may run at once; ``None`` for an attempt that runs
             in another one's slot.
         outer: The slot inside which this one is asked for.
-        turn: Done when the slot is there; ``None`` when it was at once.
+        granted: Done when the slot is there; ``None`` when it was at once.
     """
 
     capacity: Capacity
     name: str
-    own: int | None
-    whole: int | None
+    capability_limit: int | None
+    process_limit: int | None
     outer: Slot | None = None
-    turn: asyncio.Future[None] | None = None
+    granted: asyncio.Future[None] | None = None
 
-    def around(self) -> Iterator[Slot]:
+    def enclosing_slots(self) -> Iterator[Slot]:
         """Yield the slots that are held while this one is waited for."""
         outer = self.outer
         while outer is not None:
@@ -52,7 +52,7 @@ class Capacity:
 
     >>> async def main():
     ...     capacity = Capacity()
-    ...     await capacity.take("fetch", own=1, whole=8)
+    ...     await capacity.take("fetch", capability_limit=1, process_limit=8)
     ...     return capacity.running
     >>> asyncio.run(main())
     1
@@ -80,7 +80,7 @@ class Capacity:
         return self._running
 
     @property
-    def held(self) -> dict[str, int]:
+    def held_by_capability(self) -> dict[str, int]:
         """How many slots each capability has."""
         with self._lock:
             return {name: len(slots) for name, slots in self._held.items()}
@@ -102,21 +102,21 @@ class Capacity:
         """
         slot = Slot(self, name, own, whole, outer)
         with self._lock:
-            if self._free(slot):
+            if self._is_free(slot):
                 self._grant(slot)
                 return slot
-            if outer is not None and self._closes_a_circle(slot):
-                raise self._circle(slot)
-            slot.turn = asyncio.get_running_loop().create_future()
+            if outer is not None and self._would_deadlock(slot):
+                raise self._deadlock_error(slot)
+            slot.granted = asyncio.get_running_loop().create_future()
             self._queue(slot).append(slot)
         try:
-            await slot.turn
+            await slot.granted
         except BaseException:
-            self.give_back(slot)
+            self.release(slot)
             raise
         return slot
 
-    def give_back(self, slot: Slot) -> None:
+    def release(self, slot: Slot) -> None:
         """Give a slot back, or stop waiting for it; who waits for one gets it."""
         with self._lock:
             held = self._held.get(slot.name, set())
@@ -125,71 +125,72 @@ class Capacity:
                     self._queue(slot).remove(slot)
                 return
             held.remove(slot)
-            if slot.whole is not None:
+            if slot.process_limit is not None:
                 self._running -= 1
             if not held:
                 del self._held[slot.name]
-            chosen = self._next()
+            chosen = self._grant_waiting()
         for waiter in chosen:
             _wake(waiter)
 
     def _queue(self, slot: Slot) -> deque[Slot]:
-        return self._inside if slot.whole is None else self._waiting
+        return self._inside if slot.process_limit is None else self._waiting
 
-    def _free(self, slot: Slot) -> bool:
-        return (slot.own is None or len(self._held.get(slot.name, ())) < slot.own) and (
-            slot.whole is None or self._running < slot.whole
-        )
+    def _is_free(self, slot: Slot) -> bool:
+        return (
+            slot.capability_limit is None
+            or len(self._held.get(slot.name, ())) < slot.capability_limit
+        ) and (slot.process_limit is None or self._running < slot.process_limit)
 
     def _grant(self, slot: Slot) -> None:
         self._held.setdefault(slot.name, set()).add(slot)
-        if slot.whole is not None:
+        if slot.process_limit is not None:
             self._running += 1
 
-    def _next(self) -> list[Slot]:
+    def _grant_waiting(self) -> list[Slot]:
         """Give free slots to those who wait, in their order; called under the lock."""
         chosen = []
         for queue in (self._inside, self._waiting):
             for slot in list(queue):
-                if slot.whole is not None and self._running >= slot.whole:
+                if slot.process_limit is not None and self._running >= slot.process_limit:
                     break
-                assert slot.turn is not None
-                if slot.turn.get_loop().is_closed():
+                assert slot.granted is not None
+                if slot.granted.get_loop().is_closed():
                     queue.remove(slot)
-                elif self._free(slot):
+                elif self._is_free(slot):
                     queue.remove(slot)
                     self._grant(slot)
                     chosen.append(slot)
         return chosen
 
-    def _closes_a_circle(self, asked: Slot) -> bool:
-        stuck, known, more = {asked}, set[Capacity](), {self}
+    def _would_deadlock(self, requested: Slot) -> bool:
+        stuck, known, more = {requested}, set[Capacity](), {self}
         while more:
             known |= more
             stuck |= {waiter for capacity in more for waiter in capacity._inside}
-            more = {slot.capacity for waiter in stuck for slot in waiter.around()} - known
-        while asked in stuck:
+            more = {slot.capacity for waiter in stuck for slot in waiter.enclosing_slots()} - known
+        while requested in stuck:
             # Whoever holds a slot gives it back when all that is asked for inside it was given.
-            blocked = {slot for waiter in stuck for slot in waiter.around()}
+            blocked = {slot for waiter in stuck for slot in waiter.enclosing_slots()}
             left = {w for w in stuck if w.capacity._held.get(w.name, set()) <= blocked}
             if left == stuck:
                 return True
             stuck = left
         return False
 
-    def _circle(self, asked: Slot) -> CapabilityError:
-        alone = self._held[asked.name] <= set(asked.around())
+    def _deadlock_error(self, requested: Slot) -> CapabilityError:
+        alone = self._held[requested.name] <= set(requested.enclosing_slots())
         by = "the steps around it" if alone else "steps that wait for those around it"
         return CapabilityError(
-            f"{asked.name!r} is asked for inside {asked.outer.name!r}, and all of its"  # type: ignore[union-attr]
-            f" {asked.own} slot(s) are taken by {by}, so the wait would never end.",
+            f"{requested.name!r} is asked for inside {requested.outer.name!r}, and all of its"  # type: ignore[union-attr]
+            f" {requested.capability_limit} slot(s) are taken by {by}, so the wait would never end.",
             fix="Raise max_parallel of the capability, or do the inner work without asking for it.",
             severity=ErrorSeverity.FATAL if alone else ErrorSeverity.CRITICAL,
         )
 
 
 def _wake(slot: Slot) -> None:
-    turn = slot.turn
+    turn = slot.granted
     assert turn is not None
 
     def set_result() -> None:

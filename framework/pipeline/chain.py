@@ -12,145 +12,164 @@ from typing import Any
 
 from langgraph.errors import GraphBubbleUp
 
-from capgraph.base.clock import use_clock
 from capgraph.base.errors import CapabilityError, ErrorSeverity, FatalExecutionError
 from capgraph.base.ports import (
     STAGES,
+    ApprovalRequest,
     Attempt,
     Middleware,
-    Question,
     RetryRule,
     StepRecord,
     TimeLimit,
 )
 from capgraph.base.spec import CapabilitySpec
+from capgraph.helpers.clock import use_clock
 from capgraph.pipeline import (
     acquire,
     authorize,
-    away,
     call,
     finalize,
     hooks,
     idempotency,
     observe,
+    remote_dispatch,
     retry,
     timeout,
     validate,
 )
-from capgraph.pipeline.equipment import Equipment
-from capgraph.pipeline.job import Gate, Inner, Job, Result, standing_in
-from capgraph.pipeline.middlewares import in_order, innermost, is_rule, stage_of
+from capgraph.pipeline.middleware import is_rule, last_of_type, sort_middleware, stage_of
+from capgraph.pipeline.runner_config import RunnerConfig
+from capgraph.pipeline.step_execution import (
+    NextStage,
+    PreStage,
+    StepExecution,
+    StepResult,
+    execution_scope,
+)
 
-_SHIPPED: dict[str, Any] = {
+_STAGE_FUNCTIONS: dict[str, Any] = {
     "observe": observe.observe,
     "acquire": acquire.acquire,
     "idempotency": idempotency.idempotency,
     "timeout": timeout.timeout,
 }
-_INSIDE: dict[str, Any] = {"retry": retry.retry, "finalize": finalize.finalize}
+_WRAPPED_STAGES: dict[str, Any] = {"retry": retry.retry, "finalize": finalize.finalize}
 """Stages whose middlewares stand around them: around all tries, and around the record of one."""
 
-_MAY_CHANGE = ("observe", "validate")
-_SHOWN = ("capability", "key", "inputs", "parameters", "values")
+_MUTABLE_STAGES = ("observe", "validate")
+_APPROVED_FIELDS = ("capability", "key", "inputs", "parameters", "values")
 
 
-def compose(
+def compose_stages(
     spec: CapabilitySpec,
-    around: Sequence[Any],
+    middleware: Sequence[Any],
     *,
-    equipment: Equipment,
+    equipment: RunnerConfig,
     queue: str | None = None,
-) -> tuple[Inner, Inner]:
+) -> tuple[NextStage, NextStage]:
     """Return all stages of a capability, and those inside of ``retry``.
 
     Args:
         spec: The capability.
-        around: Middlewares, rules, and hooks of its steps, outermost first.
+        middleware: Middlewares, rules, and hooks of its steps, outermost first.
         equipment: What the operator decided.
         queue: Queue of the workers that run it; ``None`` if it runs with its turn.
     """
-    asked = [item for item in around if callable(getattr(item, "decide", None))]
+    asked = [item for item in middleware if callable(getattr(item, "decide", None))]
     policies = (*equipment.step_policies, *asked)
     told: dict[str, dict[str, Any]] = {
         "authorize": {"policies": policies},
-        "retry": {"rule": innermost(around, RetryRule)},
-        "timeout": {"instead": innermost(around, TimeLimit)},
+        "retry": {"rule": last_of_type(middleware, RetryRule)},
+        "timeout": {"instead": last_of_type(middleware, TimeLimit)},
     }
     gates: dict[str, Any] = {"validate": validate.validate, "authorize": authorize.authorize}
-    if not authorize.can_ask(spec, equipment.settings, policies):
-        gates["authorize"], told["authorize"] = authorize.authorize_marked, {}
-    inner: Inner = call.call
+    if not authorize.may_need_authorization(spec, equipment.settings, policies):
+        gates["authorize"], told["authorize"] = authorize.authorize_if_flagged, {}
+    inner: NextStage = call.call
     again = inner
     for stage in reversed(STAGES):
-        if stage == "observe" and (own := [item for item in around if not stage_of(item)]):
-            inner = partial(hooks.hooks, inner=inner, behaviors=tuple(own), again=again)
-        inner = _within(stage, spec, around, inner, told.get(stage, {}))
+        if stage == "observe" and (own := [item for item in middleware if not stage_of(item)]):
+            inner = partial(hooks.run_hooks, inner=inner, behaviors=tuple(own), again=again)
+        inner = _wrap_stage(stage, spec, middleware, inner, told.get(stage, {}))
         if stage in gates:
             gate = partial(gates[stage], **told[stage]) if told.get(stage) else gates[stage]
-            inner = _gated(gate, inner, settles=stage == "authorize")
+            inner = _prepend_gate(gate, inner, settles=stage == "authorize")
         if stage == "finalize":
             again = inner
             if queue is not None:
-                inner = partial(away.away, inner=inner, queue=queue)
+                inner = partial(remote_dispatch.dispatch_remote, inner=inner, queue=queue)
     return inner, again
 
 
-def _within(
-    stage: str, spec: CapabilitySpec, around: Sequence[Any], inner: Inner, told: Mapping[str, Any]
-) -> Inner:
+def _wrap_stage(
+    stage: str,
+    spec: CapabilitySpec,
+    candidates: Sequence[Any],
+    inner: NextStage,
+    arguments: Mapping[str, Any],
+) -> NextStage:
     """Return a stage, with whatever stands at it, around ``inner``."""
-    own = in_order(item for item in around if stage_of(item) == stage and not is_rule(item))
+    own = sort_middleware(
+        item for item in candidates if stage_of(item) == stage and not is_rule(item)
+    )
     is_examined = stage == "finalize" and bool(own or spec.gate is not None)
-    if stage in _INSIDE:
-        told = {"leaves": False} if is_examined else told
-        inner = partial(_INSIDE[stage], inner=inner, **told)
+    if stage in _WRAPPED_STAGES:
+        arguments = {"leaves": False} if is_examined else arguments
+        inner = partial(_WRAPPED_STAGES[stage], inner=inner, **arguments)
     # Whoever has to wait for a limit waits without a slot.
     outer = [i for i in own if stage == "acquire" and getattr(i, "order", 1_000) < 1_000]
     if stage == "validate" and own:
         # What leaves the stage is what is shown, agreed to, keyed and run.
-        inner = _gated(validate.leave, inner)
+        inner = _prepend_gate(validate.sync_parameters, inner)
     for middleware in reversed(own[len(outer) :]):
-        inner = partial(_WRAPS[stage], middleware=middleware, inner=inner)
+        inner = partial(_MIDDLEWARE_CALLERS[stage], middleware=middleware, inner=inner)
     if is_examined:
-        inner = partial(finalize.finished, inner=inner)
+        inner = partial(finalize.finish_record, inner=inner)
     if stage == "idempotency" and spec.effect == "none":
-        inner = partial(idempotency.without_effect, inner=inner)
-    elif stage in _SHIPPED:
-        inner = partial(_SHIPPED[stage], inner=inner, **told)
+        inner = partial(idempotency.run_without_effect, inner=inner)
+    elif stage in _STAGE_FUNCTIONS:
+        inner = partial(_STAGE_FUNCTIONS[stage], inner=inner, **arguments)
     for middleware in reversed(outer):
-        inner = partial(_WRAPS[stage], middleware=middleware, inner=inner)
+        inner = partial(_MIDDLEWARE_CALLERS[stage], middleware=middleware, inner=inner)
     return inner
 
 
-def _gated(gate: Gate, inner: Inner, *, settles: bool = False) -> Inner:
+def _prepend_gate(gate: PreStage, inner: NextStage, *, settles: bool = False) -> NextStage:
     """Return a gate in front of ``inner``; several in a row are passed in one function."""
-    if isinstance(inner, partial) and inner.func is _pass_gates:
+    if isinstance(inner, partial) and inner.func is _run_gates:
         more = dict(inner.keywords)
-        return partial(_pass_gates, **{**more, "gates": (gate, *more["gates"])})
-    return partial(_pass_gates, gates=(gate,), inner=inner, settles=settles)
+        return partial(_run_gates, **{**more, "gates": (gate, *more["gates"])})
+    return partial(_run_gates, gates=(gate,), inner=inner, settles=settles)
 
 
-async def _pass_gates(
-    job: Job, attempt: Attempt, *, gates: Sequence[Gate], inner: Inner, settles: bool
-) -> Result:
+async def _run_gates(
+    job: StepExecution,
+    attempt: Attempt,
+    *,
+    gates: Sequence[PreStage],
+    inner: NextStage,
+    settles: bool,
+) -> StepResult:
     for gate in gates:
         found = await gate(job, attempt)
         if not isinstance(found, Attempt):
             return found
         attempt = found
-    result: Result = await inner(job, attempt)
-    if settles and job.agreement is not None and isinstance(result, StepRecord):
-        await authorize.use_agreement(job, result)
+    result: StepResult = await inner(job, attempt)
+    if settles and job.approval is not None and isinstance(result, StepRecord):
+        await authorize.mark_approval_used(job, result)
     return result
 
 
-async def _around(job: Job, attempt: Attempt, *, middleware: Middleware, inner: Inner) -> Any:
+async def _call_middleware(
+    job: StepExecution, attempt: Attempt, *, middleware: Middleware, inner: NextStage
+) -> Any:
     async def call_next(changed: Attempt | None = None) -> Any:
         if changed is not None and changed is not attempt:
             _check_change(middleware, attempt, changed)
         return await inner(job, changed if changed is not None else attempt)
 
-    with standing_in(job), use_clock(job.equipment.clock):
+    with execution_scope(job), use_clock(job.config.clock):
         return await middleware.wrap_step(attempt, call_next)
 
 
@@ -160,7 +179,11 @@ def _check_change(middleware: Middleware, attempt: Attempt, changed: Attempt) ->
     Raises:
         CapabilityError: It would be something else.
     """
-    fixed = ("capability", "key") if middleware.stage in _MAY_CHANGE else (*_SHOWN, "step")
+    fixed = (
+        ("capability", "key")
+        if middleware.stage in _MUTABLE_STAGES
+        else (*_APPROVED_FIELDS, "step")
+    )
     pairs = ((name, getattr(changed, name), getattr(attempt, name)) for name in fixed)
     if told := [name for name, new, old in pairs if new is not old and new != old]:
         raise CapabilityError(
@@ -172,34 +195,34 @@ def _check_change(middleware: Middleware, attempt: Attempt, changed: Attempt) ->
         )
 
 
-async def _around_record(
-    job: Job, attempt: Attempt, *, middleware: Middleware, inner: Inner
-) -> Result:
+async def _call_record_middleware(
+    job: StepExecution, attempt: Attempt, *, middleware: Middleware, inner: NextStage
+) -> StepResult:
     """Run a middleware above the call: what it raises is a failure of the step."""
     put_off, tell = False, middleware.stage != "finalize"
 
-    async def watched(job: Job, attempt: Attempt) -> Result:
+    async def watched(job: StepExecution, attempt: Attempt) -> StepResult:
         nonlocal put_off
-        found: Result = await inner(job, attempt)
+        found: StepResult = await inner(job, attempt)
         put_off = found is None
         return found
 
     try:
-        result = await _around(job, attempt, middleware=middleware, inner=watched)
+        result = await _call_middleware(job, attempt, middleware=middleware, inner=watched)
     except (GraphBubbleUp, FatalExecutionError):
         raise
     except Exception as exc:
-        return await finalize.failed_record(job, attempt, exc, tell=tell)
-    if isinstance(result, (StepRecord, Question)) or (result is None and put_off):
+        return await finalize.failed_record(job, attempt, exc, emits=tell)
+    if isinstance(result, (StepRecord, ApprovalRequest)) or (result is None and put_off):
         return result
     told = CapabilityError(
         f"{middleware!r} (stage {middleware.stage}) gave {result!r:.80} for {attempt.key!r}.",
         fix="Return what 'await call_next(attempt)' gave, or a StepRecord of one's own.",
     )
-    return await finalize.failed_record(job, attempt, told, tell=tell)
+    return await finalize.failed_record(job, attempt, told, emits=tell)
 
 
-_WRAPS: dict[str, Any] = {
-    stage: _around_record if place <= STAGES.index("finalize") else _around
+_MIDDLEWARE_CALLERS: dict[str, Any] = {
+    stage: _call_record_middleware if place <= STAGES.index("finalize") else _call_middleware
     for place, stage in enumerate(STAGES)
 }

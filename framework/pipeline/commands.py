@@ -11,21 +11,21 @@ from langgraph.types import Command
 from capgraph.base.errors import CapabilityError
 from capgraph.base.spec import CapabilitySpec
 from capgraph.base.value_context import ValueContext
-from capgraph.configs.near import closest
+from capgraph.configs.suggestions import suggest_name
 from capgraph.state import STATE_KEYS, ContextTypes
 
 COMMAND_KEY = "__command__"
 """Marks the plain form of a command in a result, which the ledger of effects can keep."""
 
 
-def plain_command(result: Any) -> Any:
+def serialize_command(result: Any) -> Any:
     """Return a result with its commands in plain form; nothing is checked, since the work is done.
 
-    >>> plain_command(Command(update={"seat": "4A"}, goto="pay"))
+    >>> serialize_command(Command(update={"seat": "4A"}, goto="pay"))
     {'__command__': {'update': {'seat': '4A'}, 'more': ['goto'], 'said': []}}
     """
     if isinstance(result, (list, tuple)) and any(isinstance(one, Command) for one in result):
-        return [plain_command(one) for one in result]
+        return [serialize_command(one) for one in result]
     if not isinstance(result, Command):
         return result
     more = [name for name in ("goto", "resume", "graph") if getattr(result, name) not in (None, ())]
@@ -36,11 +36,11 @@ def plain_command(result: Any) -> Any:
     messages = found if isinstance(found, (list, tuple)) else [found]
     if any(isinstance(one, RemoveMessage) for one in messages):
         more.append("a removal of messages")
-    said = [_text_of(one) for one in messages]
+    said = [_message_text(one) for one in messages]
     return {COMMAND_KEY: {"update": update, "more": more, "said": said}}
 
 
-def _text_of(message: Any) -> str:
+def _message_text(message: Any) -> str:
     """Return the text of a message in any of the forms that LangChain takes."""
     if isinstance(message, BaseMessage):
         return str(message.text)
@@ -85,7 +85,7 @@ def read_command(
         if name in STATE_KEYS:
             is_not, fix = "a key of the framework", "Write keys of your own state_schema."
         else:
-            near = closest(name, own)
+            near = suggest_name(name, own)
             fix = f"Write {near!r}." if near else f"Declare {name!r} in the graph's state_schema."
             is_not = "not a key of the state"
         raise CapabilityError(

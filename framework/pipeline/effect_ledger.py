@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 
 from langgraph.errors import GraphBubbleUp
 
-from capgraph.approvals import UNKNOWN
-from capgraph.base.awaiting import awaited
+from capgraph.approvals import UNKNOWN_OUTCOME
 from capgraph.base.context import CapabilityContext
 from capgraph.base.errors import (
     CapgraphError,
@@ -29,12 +28,13 @@ from capgraph.base.errors import (
     ValidationError,
 )
 from capgraph.base.plan import plan_key
-from capgraph.base.ports import Attempt, Question
+from capgraph.base.ports import ApprovalRequest, Attempt
 from capgraph.base.spec import CapabilitySpec
-from capgraph.pipeline.agreements import Agreements
+from capgraph.helpers.async_calls import maybe_await
+from capgraph.pipeline.approval_records import ApprovalRecords
 from capgraph.pipeline.journal import Journal
 from capgraph.state.turn_view import TurnView
-from capgraph.telemetry.audit import may, must
+from capgraph.telemetry.audit import record_now, record_soon
 
 _SAFE = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 
@@ -46,7 +46,7 @@ class UnknownOutcome(GraphBubbleUp):
         question: What a person is asked; ``None`` when one decided to pass the step over.
     """
 
-    def __init__(self, question: Question | None) -> None:
+    def __init__(self, question: ApprovalRequest | None) -> None:
         super().__init__(question)
         self.question = question
 
@@ -60,27 +60,27 @@ class Claim(NamedTuple):
     Attributes:
         name: Name of the record.
         record: What it says; empty for a new one.
-        new: Whether nobody claimed it before.
-        mine: Whether this very step claimed it before: the run was resumed.
+        is_new: Whether nobody claimed it before.
+        is_own: Whether this very step claimed it before: the run was resumed.
     """
 
     name: str
     record: Mapping[str, Any]
-    new: bool
-    mine: bool = False
+    is_new: bool
+    is_own: bool = False
 
 
-def digest_of(content: Any) -> str:
+def compute_digest(content: Any) -> str:
     """Return a short name for plain data.
 
-    >>> digest_of({"a": 1}) == digest_of({"a": 2})
+    >>> compute_digest({"a": 1}) == compute_digest({"a": 2})
     False
     """
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=repr)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def plain_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
+def serialize_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return inputs as plain data."""
 
     def plain(value: Any) -> Any:
@@ -97,8 +97,8 @@ def effect_key(spec: CapabilitySpec, attempt: Attempt) -> str:
     These are the parameters that the author names, else all parameters and the inputs' values.
     """
     if spec.effect_key is not None:
-        return digest_of({name: attempt.values.get(name) for name in spec.effect_key})
-    return digest_of([attempt.values, plain_inputs(attempt.inputs)])
+        return compute_digest({name: attempt.values.get(name) for name in spec.effect_key})
+    return compute_digest([attempt.values, serialize_inputs(attempt.inputs)])
 
 
 class EffectLedger:
@@ -108,13 +108,13 @@ class EffectLedger:
         journal: Durable records of the thread.
         view: The state; what it holds of effects counts where nothing is durable.
         lock: Keeps claims of parallel steps apart.
-        visit: Tells this visit of a node from others, where no plan tells its steps apart.
-        claimed: What whoever sent the step here claimed for it: only one process claims in a turn.
+        visit_id: Tells this visit of a node from others, where no plan tells its steps apart.
+        existing_claim: What whoever sent the step here claimed for it: only one process claims in a turn.
 
     Attributes:
-        agreements: What people agreed to.
-        visit: As given.
-        turn: What the names of its effects begin with.
+        approvals: What people agreed to.
+        visit_id: As given.
+        turn_key: What the names of its effects begin with.
     """
 
     def __init__(
@@ -123,158 +123,166 @@ class EffectLedger:
         view: TurnView,
         lock: asyncio.Lock | None = None,
         *,
-        visit: str = "",
-        claimed: Claim | None = None,
+        visit_id: str = "",
+        existing_claim: Claim | None = None,
     ) -> None:
         self.journal = journal
         self._view = view
-        self._claimed = claimed
+        self._existing_claim = existing_claim
         turn = view.turn_id or str(view.turn_number)
-        safe = turn if _SAFE.fullmatch(turn) else digest_of(turn)
-        self.turn: str = "/".join(part for part in (journal.room, safe) if part)
-        self.visit = visit
+        safe = turn if _SAFE.fullmatch(turn) else compute_digest(turn)
+        self.turn_key: str = "/".join(part for part in (journal.namespace, safe) if part)
+        self.visit_id = visit_id
         # A later plan may have another step under the same key.
-        self._waiting = f"{self.turn}/waits/{visit or view.plan_id}"
-        self._rows: dict[str, dict[str, Any]] = {}
-        self._waits: dict[str, Any] | None = None
+        self._waits_key = f"{self.turn_key}/waits/{visit_id or view.plan_id}"
+        self._cache: dict[str, dict[str, Any]] = {}
+        self._retry_waits: dict[str, Any] | None = None
         self._lock = lock or asyncio.Lock()
-        self.agreements: Agreements = Agreements(
+        self.approvals: ApprovalRecords = ApprovalRecords(
             journal,
-            self.turn,
-            visit or view.plan_id,
-            self._owner,
+            self.turn_key,
+            visit_id or view.plan_id,
+            self._step_owner,
             lock=self._lock,
         )
 
     @property
-    def durable(self) -> bool:
+    def is_durable(self) -> bool:
         """Whether records outlive the process."""
-        return self.journal.durable
+        return self.journal.is_durable
 
-    async def wait_begun(self, key: str) -> dict[str, Any]:
+    async def read_wait(self, key: str) -> dict[str, Any]:
         """Return since when a step waits, and for what; empty when it does not."""
-        return await self._read(f"{self._waiting}/{digest_of(key)}")
+        return await self._read(f"{self._waits_key}/{compute_digest(key)}")
 
-    async def begin_wait(self, key: str, record: dict[str, Any]) -> None:
+    async def record_wait(self, key: str, record: dict[str, Any]) -> None:
         """Keep since when a step waits, and for what."""
-        await self._write(f"{self._waiting}/{digest_of(key)}", record)
+        await self._write(f"{self._waits_key}/{compute_digest(key)}", record)
 
     # --- keys -----------------------------------------------------------------------------
 
-    def key(self, name: str) -> str:
+    def idempotency_key(self, name: str) -> str:
         """Return the idempotency key of an effect, to hand to the outside system."""
         return f"{self.journal.thread_id or 'thread'}/{name}"
 
-    def plain_key(self, attempt: Attempt) -> str:
+    def step_key(self, attempt: Attempt) -> str:
         """Return a stable key for a step without an effect."""
-        return self.key(f"{self.turn}/{attempt.capability}/{self._owner(attempt.key)}")
+        return self.idempotency_key(
+            f"{self.turn_key}/{attempt.capability}/{self._step_owner(attempt.key)}"
+        )
 
-    def _owner(self, key: str) -> str:
-        return f"{self.visit}/{key}" if self.visit else key
+    def _step_owner(self, key: str) -> str:
+        return f"{self.visit_id}/{key}" if self.visit_id else key
 
     # --- effects --------------------------------------------------------------------------
 
-    async def ready(self) -> None:
+    async def wait_until_saved(self) -> None:
         """Wait until a restart would come back to this plan.
 
         Raises:
             PersistenceError: The checkpoint is not saved.
         """
-        await self.journal.ready_for_effects()
+        await self.journal.wait_until_saved()
 
-    async def go_on(self, *, confirm: bool = False) -> None:
+    async def raise_if_stopped(self, *, confirm: bool = False) -> None:
         """Make sure that nobody stopped the run; ``confirm`` before an effect begins.
 
         Raises:
             StoppedError: Somebody did.
         """
-        if self.durable:
-            await self.journal.go_on(self._view.users, confirm=confirm)
+        if self.is_durable:
+            await self.journal.raise_if_stopped(self._view.user_ids, confirm=confirm)
 
     async def claim(
         self,
         spec: CapabilitySpec,
         attempt: Attempt,
-        plan: str,
-        taken: Collection[str],
-        kept: Collection[str] = (),
+        plan_id: str,
+        claimed_records: Collection[str],
+        claimed_steps: Collection[str] = (),
     ) -> Claim:
         """Find the record that a step stands for, or make one.
 
         Args:
             spec: The capability.
             attempt: The step, with inputs and parameters.
-            plan: Which plan, or which run of an agent, the step belongs to.
-            taken: Records that other steps of the plan stand for.
-            kept: Keys of those steps, where their results do not name their records.
+            plan_id: Which plan, or which run of an agent, the step belongs to.
+            claimed_records: Records that other steps of the plan stand for.
+            claimed_steps: Keys of those steps, where their results do not name their records.
         """
-        if (known := self._claimed) is not None:
+        if (known := self._existing_claim) is not None:
             return known._replace(record=await self._read(known.name))
-        base = f"{self.turn}/{spec.name}/{effect_key(spec, attempt)}"
-        number, asks = 0, self._owner(attempt.key)
+        base = f"{self.turn_key}/{spec.name}/{effect_key(spec, attempt)}"
+        number, asks = 0, self._step_owner(attempt.key)
         async with self._lock:
             while True:
                 number += 1
                 name = f"{base}/{number}"
                 record = await self._read(name)
                 claims = record.get("claims") or {}
-                owner = claims.get(plan)
+                owner = claims.get(plan_id)
                 others = {plan_key(step) for step in claims.values()}
-                if owner is None and name not in taken and others.isdisjoint(kept):
-                    fresh = {**record, "claims": {**claims, plan: asks}}
+                if (
+                    owner is None
+                    and name not in claimed_records
+                    and others.isdisjoint(claimed_steps)
+                ):
+                    fresh = {**record, "claims": {**claims, plan_id: asks}}
                     fresh.setdefault("status", "claimed")
                     await self._write(name, fresh)
-                    return Claim(name, fresh, new=not record)
+                    return Claim(name, fresh, is_new=not record)
                 if owner == asks:
-                    return Claim(name, record, new=False, mine=True)
+                    return Claim(name, record, is_new=False, is_own=True)
 
-    def forget(self, name: str) -> None:
+    def evict(self, name: str) -> None:
         """Read the record of an effect anew: another process has written it."""
-        self._rows.pop(name, None)
+        self._cache.pop(name, None)
 
-    def acted_before(self, spec: CapabilitySpec, plan: str, name: str, taken: set[str]) -> bool:
+    def has_earlier_effect(
+        self, spec: CapabilitySpec, plan_id: str, name: str, claimed_records: set[str]
+    ) -> bool:
         """Tell whether the capability acted in an earlier plan of the turn, in another way."""
         return any(
             entry.get("capability") == spec.name
-            and entry.get("plan") != plan
+            and entry.get("plan") != plan_id
             and other != name
-            and other not in taken
+            and other not in claimed_records
             for other, entry in self._view.effects.items()
         )
 
-    async def act_inside(self, key: str) -> None:
+    async def record_nested_effect(self, key: str) -> None:
         """Leave word that an attempt inside a step acted once."""
-        await self._write(f"{self._waiting}/inside/{digest_of(key)}", {"acted": True})
+        await self._write(f"{self._waits_key}/inside/{compute_digest(key)}", {"acted": True})
 
-    async def acted_inside(self, key: str) -> bool:
+    async def has_nested_effect(self, key: str) -> bool:
         """Tell whether an attempt inside a step acted once, in whatever process."""
-        return bool(await self._read(f"{self._waiting}/inside/{digest_of(key)}"))
+        return bool(await self._read(f"{self._waits_key}/inside/{compute_digest(key)}"))
 
-    async def begin(self, name: str) -> int:
+    async def begin_effect(self, name: str) -> int:
         """Leave word that an effect is about to happen; return which run of it this is.
 
         Raises:
             PersistenceError: It cannot be left, or another process has the thread.
         """
         record = await self._read(name)
-        await self.journal.have(ask=True)
+        await self.journal.assert_lease_held(query_database=True)
         run = int(record.get("run", 0)) + 1
         # The audit comes first: an effect that nobody could prove does not begin.
-        await must("effect", effect=name, status="begun", run=run)
+        await record_now("effect", effect=name, status="begun", run=run)
         await self._write(name, {**record, "status": "begun", "run": run})
-        await self.have()
+        await self.assert_lease_held()
         return run
 
-    async def have(self) -> None:
+    async def assert_lease_held(self) -> None:
         """Make sure that this process still has the thread; what follows begins at once.
 
         Raises:
             PersistenceError: Another process has it: who was frozen begins nothing.
         """
-        await self.journal.have()
+        await self.journal.assert_lease_held()
 
-    async def end(self, name: str, status: str, **more: Any) -> None:
-        """Leave word how an effect ended: ``finished``, ``failed``, ``unknown`` or ``asking``.
+    async def end_effect(self, name: str, status: str, **fields: Any) -> None:
+        """Leave word how an effect ended: ``finished``, ``record_failure``, ``unknown`` or ``asking``.
 
         Raises:
             PersistenceError: It cannot be left, or it is not ``finished`` and another process,
@@ -282,22 +290,22 @@ class EffectLedger:
         """
         record, done = await self._read(name), status == "finished"
         if not done:
-            await self.have()
+            await self.assert_lease_held()
         try:
-            await self._write(name, {**record, "status": status, **more}, past_lease=done)
+            await self._write(name, {**record, "status": status, **fields}, allow_lost_lease=done)
         except (PersistenceError, TypeError, ValueError):
-            if "result" not in more:
+            if "result" not in fields:
                 raise
             # What cannot be kept is done all the same; who was cut off and replaced does not say so.
-            await self.have()
+            await self.assert_lease_held()
             await self._write(name, {**record, "status": status, "lost": True})
-        await may("effect", effect=name, status=status)
+        await record_soon("effect", effect=name, status=status)
 
-    async def amend(self, name: str, **more: Any) -> None:
+    async def update_effect(self, name: str, **fields: Any) -> None:
         """Put other words into the record of an effect; what it says of its end stays."""
-        await self._write(name, {**await self._read(name), **more})
+        await self._write(name, {**await self._read(name), **fields})
 
-    def result(self, record: Mapping[str, Any]) -> list[Any]:
+    def stored_result(self, record: Mapping[str, Any]) -> list[Any]:
         """Return what an effect gave when it was done, as it was let out then.
 
         Raises:
@@ -311,7 +319,7 @@ class EffectLedger:
                 severity=ErrorSeverity.CRITICAL,
             )
         if record.get("lost"):
-            raise _lost("The effect")
+            raise _lost_result_error("The effect")
         found = record.get("result")
         if found is not None:
             return list(found)
@@ -323,23 +331,23 @@ class EffectLedger:
             if key in contexts.get(kind, {})
         ]
 
-    async def once(
+    async def run_once(
         self,
         spec: CapabilitySpec,
         attempt: Attempt,
         key: str,
-        call: Callable[[], Any],
+        function: Callable[[], Any],
         *,
         effect: str | None,
         plan_keys: Collection[str],
     ) -> Any:
-        """Run a part of a step at most once; see ``BaseCapability.once``.
+        """Run a part of a step at most once; see ``BaseCapability.run_once``.
 
         Args:
             spec: The step's capability.
             attempt: The step.
             key: Names the part.
-            call: The part.
+            function: The part.
             effect: Name of the step's own effect; ``None`` for none.
             plan_keys: Keys of the plan's steps.
 
@@ -347,28 +355,28 @@ class EffectLedger:
             UnknownOutcome: It began in an earlier process and nobody knows how it ended.
             ValidationError: It was done, and its result could not be kept.
         """
-        if not callable(call):
+        if not callable(function):
             raise ValidationError(
-                f"once({key!r}, …) was given {call!r:.80}, which cannot be called.",
+                f"once({key!r}, …) was given {function!r:.80}, which cannot be called.",
                 fix="Give the function itself: await self.once('sent', send).",
             )
-        name = f"{effect or await self._room(spec, attempt, plan_keys)}/once/{digest_of(key)}"
+        name = f"{effect or await self._once_prefix(spec, attempt, plan_keys)}/once/{compute_digest(key)}"
         record = await self._read(name)
         if record.get("status") == "finished":
             if record.get("lost"):
-                raise _lost(f"The part {key!r} of the step")
+                raise _lost_result_error(f"The part {key!r} of the step")
             return record.get("result")
         if record.get("status") == "begun":
             run = int(record["run"])
-            answer = await self.outcome_of(name, run)
+            answer = await self.read_outcome(name, run)
             if answer.get("decision") == "done":
                 return answer.get("outputs")
             if answer.get("decision") == "skip":
                 raise UnknownOutcome(None)
             if answer.get("decision") != "rerun":
                 raise UnknownOutcome(
-                    Question(
-                        UNKNOWN,
+                    ApprovalRequest(
+                        UNKNOWN_OUTCOME,
                         attempt.capability,
                         f"The part {key!r} of the step had started when its process ended; its"
                         " effect may have happened.",
@@ -376,48 +384,48 @@ class EffectLedger:
                         effect=name,
                     )
                 )
-        await self.go_on(confirm=True)
-        await self.begin(name)
+        await self.raise_if_stopped(confirm=True)
+        await self.begin_effect(name)
         try:
-            result = await awaited(call())
+            result = await maybe_await(function())
         except CapgraphError:
-            await self.end(name, "failed")
+            await self.end_effect(name, "failed")
             raise
         except Exception as exc:
             unknown = isinstance(exc, (TimeoutError, ConnectionError))
-            await self.end(name, "begun" if unknown else "failed")
+            await self.end_effect(name, "begun" if unknown else "failed")
             raise
-        await self.end(name, "finished", result=result)
+        await self.end_effect(name, "finished", result=result)
         return result
 
-    async def _room(
+    async def _once_prefix(
         self, spec: CapabilitySpec, attempt: Attempt, plan_keys: Collection[str]
     ) -> str:
         """Return under what name the parts of a step lie that has no effect as a whole.
 
         They are claimed as effects are: a later plan finds them whatever it calls the step.
         """
-        if self.journal.is_lent:  # claims are made where the turn runs
-            return f"{self.turn}/{attempt.capability}/{self._owner(attempt.key)}"
+        if self.journal.is_remote:  # claims are made where the turn runs
+            return f"{self.turn_key}/{attempt.capability}/{self._step_owner(attempt.key)}"
         others = [key for key in plan_keys if key != plan_key(attempt.key)]
         kept = {key for key in others if (self._view.results.get(key) or {}).get("success")}
         return (await self.claim(spec, attempt, self._view.plan_id, (), kept)).name
 
     # --- decisions ----------------------------------------------------------------------
 
-    async def hold(self, key: str, result: Mapping[str, Any]) -> None:
+    async def hold_result(self, key: str, result: Mapping[str, Any]) -> None:
         """Keep a step's result that a person has to agree to before anything uses it."""
-        await self._write(f"{self.turn}/held/{self._owner(key)}", dict(result))
+        await self._write(f"{self.turn_key}/held/{self._step_owner(key)}", dict(result))
 
-    async def held(self, key: str) -> dict[str, Any]:
+    async def held_result(self, key: str) -> dict[str, Any]:
         """Return the step's result about which a person is asked; empty for none."""
-        return await self._read(f"{self.turn}/held/{self._owner(key)}")
+        return await self._read(f"{self.turn_key}/held/{self._step_owner(key)}")
 
-    async def decide(self, effect: str, run: int, decision: Mapping[str, Any]) -> None:
+    async def record_outcome(self, effect: str, run: int, decision: Mapping[str, Any]) -> None:
         """Leave word what a person decided about an effect of unknown outcome."""
         await self._write(f"{effect}/decided/{run}", dict(decision))
 
-    async def outcome_of(self, effect: str, run: int) -> dict[str, Any]:
+    async def read_outcome(self, effect: str, run: int) -> dict[str, Any]:
         """Return what a person decided about one run of an effect; empty for nothing."""
         return await self._read(f"{effect}/decided/{run}")
 
@@ -425,56 +433,58 @@ class EffectLedger:
 
     async def earlier_failures(self, key: str, now: float) -> tuple[int, float | None]:
         """Return how often a step failed in this turn, and how long to wait before the next try."""
-        if not self.durable:
+        if not self.is_durable:
             return 0, None
-        if self._waits is None:
+        if self._retry_waits is None:
             async with self._lock:
-                if self._waits is None:
-                    self._waits = await self.journal.read(self._waiting)
-        entry = self._waits.get(key)
+                if self._retry_waits is None:
+                    self._retry_waits = await self.journal.read(self._waits_key)
+        entry = self._retry_waits.get(key)
         if entry is None:
             return 0, None
         # A clock that was set back must not make the wait longer than it was.
         return entry["failures"], min(max(0.0, entry["until"] - now), entry["delay"])
 
-    async def failed(self, key: str, failures: int, delay: float, now: float) -> None:
+    async def record_failure(self, key: str, failures: int, delay: float, now: float) -> None:
         """Leave word that a step failed and when it is tried again."""
         entry = {"failures": failures, "until": now + delay, "delay": delay}
         async with self._lock:
-            self._waits = {**(self._waits or {}), key: entry}
-            await self.journal.write(self._waiting, self._waits)
+            self._retry_waits = {**(self._retry_waits or {}), key: entry}
+            await self.journal.write(self._waits_key, self._retry_waits)
 
     # --- rows -----------------------------------------------------------------------------
 
     async def _read(self, name: str) -> dict[str, Any]:
-        known = self._rows.get(name)
+        known = self._cache.get(name)
         if known is not None:
             return known
         found = await self.journal.read(name)
         if not found and name in self._view.effects:
-            found = _from_state(self._view.effects[name])
+            found = _record_from_state(self._view.effects[name])
         if found:
-            self._rows[name] = found
+            self._cache[name] = found
         return found
 
-    async def _write(self, name: str, record: dict[str, Any], *, past_lease: bool = False) -> None:
-        await self.journal.write(name, record, past_lease=past_lease)
-        self._rows[name] = record
+    async def _write(
+        self, name: str, record: dict[str, Any], *, allow_lost_lease: bool = False
+    ) -> None:
+        await self.journal.write(name, record, allow_lost_lease=allow_lost_lease)
+        self._cache[name] = record
 
 
-def _lost(what: str) -> ValidationError:
+def _lost_result_error(subject: str) -> ValidationError:
     return ValidationError(
-        f"{what} was done earlier, and its result could not be kept.",
+        f"{subject} was done earlier, and its result could not be kept.",
         fix="Look at the outside system; return plain data from what acts.",
     )
 
 
-def _from_state(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _record_from_state(entry: Mapping[str, Any]) -> dict[str, Any]:
     claims = {str(entry.get("plan") or ""): entry.get("step")}
     return {"status": "finished", "outputs": entry.get("outputs") or {}, "claims": claims}
 
 
-def encode(result: Any, stored: Sequence[CapabilityContext]) -> list[Any]:
+def encode_result(result: Any, stored: Sequence[CapabilityContext]) -> list[Any]:
     """Return what a capability gave in a form that can be kept and sorted again."""
     values = list(result) if isinstance(result, (list, tuple)) else [result]
     return [_plain(value) for value in [*values, *stored] if value is not None]

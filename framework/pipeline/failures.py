@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from capgraph.base.classify import (
+from capgraph.base.error_classification import (
     ErrorClassification,
     classify_exception,
-    speaks_for_itself,
+    is_self_classified,
 )
 from capgraph.base.errors import (
     AskAgain,
@@ -21,9 +21,9 @@ from capgraph.base.errors import (
     StoppedError,
 )
 from capgraph.base.ports import Failure
-from capgraph.configs.logger import LONGEST_MESSAGE, get_logger, mask_data, mask_secrets
+from capgraph.configs.logger import MAX_MESSAGE_CHARS, get_logger, mask_data, mask_secrets
 from capgraph.pipeline.retry_policy import declared_policy
-from capgraph.telemetry.audit import note_refusal
+from capgraph.telemetry.audit import record_refusal
 
 REFUSED_BY_GUARDS = "CG-GUARDRAIL"
 """Code of the failure of which guards are the reason."""
@@ -38,7 +38,7 @@ _RANK = (
 )
 
 
-def read_failure(
+def classify_failure(
     cls: type[Any],
     exc: Exception,
     context: Mapping[str, Any],
@@ -59,7 +59,7 @@ def read_failure(
         key: The step's context key.
         attempts: Tries so far.
     """
-    note_refusal(exc)
+    record_refusal(exc)
     name = capability or node or cls.__name__
     origin = f"Unhandled error in {name}" if capability else f"Infrastructure error in {name}"
     answer = None
@@ -79,9 +79,9 @@ def read_failure(
     return Failure(
         severity=answer.severity,
         message=mask_secrets(
-            answer.user_message or str(exc) or type(exc).__name__, LONGEST_MESSAGE
+            answer.user_message or str(exc) or type(exc).__name__, MAX_MESSAGE_CHARS
         ),
-        original_error=mask_secrets(f"{type(exc).__name__}: {exc}", LONGEST_MESSAGE),
+        original_error=mask_secrets(f"{type(exc).__name__}: {exc}", MAX_MESSAGE_CHARS),
         metadata=mask_data(answer.to_dict()["metadata"]),
         capability=capability,
         node=node,
@@ -89,14 +89,14 @@ def read_failure(
         retry_policy=declared_policy(cls),
         execution_time=float(context.get("execution_time") or 0.0),
         attempts=attempts,
-        unclassified=answer == default and not speaks_for_itself(exc),
+        unclassified=answer == default and not is_self_classified(exc),
     )
 
 
-def fatal(name: str, failure: Failure) -> FatalExecutionError:
+def fatal_error(name: str, failure: Failure) -> FatalExecutionError:
     """Return what ends the run, for a failure of severity FATAL.
 
-    >>> print(fatal("read", Failure(ErrorSeverity.FATAL, "The disk is gone")))
+    >>> print(fatal_error("read", Failure(ErrorSeverity.FATAL, "The disk is gone")))
     Fatal error in read: The disk is gone. Execution terminated due to system-level failure.
     """
     details = failure.metadata.get("technical_details")
@@ -107,28 +107,28 @@ def fatal(name: str, failure: Failure) -> FatalExecutionError:
     )
 
 
-def refusal(node: str, problem: CapgraphError) -> Failure:
+def refusal_failure(node: str, error: CapgraphError) -> Failure:
     """Return the failure with which a node ends a turn for a reason of the caller's."""
-    note_refusal(problem)
+    record_refusal(error)
     return Failure(
         severity=ErrorSeverity.CRITICAL,
-        message=mask_secrets(str(problem), LONGEST_MESSAGE),
-        original_error=mask_secrets(problem.message, LONGEST_MESSAGE),
-        metadata={"code": problem.code},
+        message=mask_secrets(str(error), MAX_MESSAGE_CHARS),
+        original_error=mask_secrets(error.message, MAX_MESSAGE_CHARS),
+        metadata={"code": error.code},
         node=node,
     )
 
 
-def raise_failure(failures: Sequence[Failure]) -> dict[str, Any]:
+def failure_update(failures: Sequence[Failure]) -> dict[str, Any]:
     """Return the state update that reports failures; the gravest one decides.
 
-    >>> update = raise_failure([Failure(ErrorSeverity.CRITICAL, "It broke.", node="router")])
+    >>> update = failure_update([Failure(ErrorSeverity.CRITICAL, "It broke.", node="router")])
     >>> update["control_has_error"], update["control_error_info"]["user_message"]
     (True, 'It broke.')
     """
     if not failures:
         return {}
-    first = decisive(failures)
+    first = most_severe(failures)
     info = first.to_state()
     others = [failure.to_state() for failure in failures if failure is not first]
     if others:
@@ -141,7 +141,7 @@ def raise_failure(failures: Sequence[Failure]) -> dict[str, Any]:
     }
 
 
-def clear_failure() -> dict[str, Any]:
+def clear_failure_update() -> dict[str, Any]:
     """Return the state update that takes an error back."""
     return {
         "control_has_error": False,
@@ -151,14 +151,14 @@ def clear_failure() -> dict[str, Any]:
     }
 
 
-def killed(exc: Exception) -> dict[str, Any]:
+def stop_update(exc: Exception) -> dict[str, Any]:
     """Return the state update that ends a stopped turn; empty for any other failure."""
     if not isinstance(exc, StoppedError):
         return {}
     return {"control_is_killed": True, "control_kill_reason": mask_secrets(str(exc))}
 
 
-def decisive(failures: Sequence[Failure]) -> Failure:
+def most_severe(failures: Sequence[Failure]) -> Failure:
     """Return the failure that decides when several steps failed: the gravest, then the first.
 
     Among equals one that has no tries left comes before one that was cut short by it.
@@ -166,7 +166,7 @@ def decisive(failures: Sequence[Failure]) -> Failure:
     return min(failures, key=lambda item: (_RANK.index(item.severity), not item.final))
 
 
-def after_effect(failure: Failure) -> Failure:
+def with_effect_done(failure: Failure) -> Failure:
     """Return the failure of a step whose effect happened: nothing may repeat it."""
     if failure.metadata.get("effect_done"):
         return failure

@@ -8,16 +8,21 @@ from typing import Any
 
 from langgraph.errors import GraphBubbleUp
 
-from capgraph.base.awaiting import awaited
 from capgraph.base.errors import CapabilityError, FatalExecutionError, PolicyError
 from capgraph.base.ports import Attempt, Behavior, BehaviorContext, ShortCircuit, StepRecord
+from capgraph.helpers.async_calls import maybe_await
 from capgraph.pipeline.finalize import failed_record
-from capgraph.pipeline.job import Inner, Job, Result, standing_in
+from capgraph.pipeline.step_execution import NextStage, StepExecution, StepResult, execution_scope
 
 
-async def hooks(
-    job: Job, attempt: Attempt, inner: Inner, *, behaviors: Sequence[Behavior], again: Inner
-) -> Result:
+async def run_hooks(
+    job: StepExecution,
+    attempt: Attempt,
+    inner: NextStage,
+    *,
+    behaviors: Sequence[Behavior],
+    again: NextStage,
+) -> StepResult:
     """Run the hooks of behaviours around a step.
 
     Args:
@@ -27,45 +32,47 @@ async def hooks(
         behaviors: The behaviours, the outermost first.
         again: The stage ``finalize`` with what stands around it, for results that hooks give.
     """
-    if attempt.replayed:  # what is handed back is what they made of it
-        replayed: Result = await inner(job, attempt)
+    if attempt.is_replayed:  # what is handed back is what they made of it
+        replayed: StepResult = await inner(job, attempt)
         return replayed
     plan = job.view.plan_id
     context = BehaviorContext(
         agent_id=attempt.capability,
         task=attempt.objective,
-        attempt=job.door.failures + 1,
-        execution_id=f"{plan}/{attempt.key}" if plan else job.door.ledger.plain_key(attempt),
-        last_completed_step=len(job.view.done) - 1,
+        attempt=job.context.failures + 1,
+        execution_id=f"{plan}/{attempt.key}" if plan else job.context.ledger.step_key(attempt),
+        last_completed_step=len(job.view.succeeded_keys) - 1,
     )
 
-    async def settled(record: StepRecord, given: ShortCircuit) -> Result:
-        found = await again(job, replace(attempt, number=record.attempts, given=given))
+    async def settled(record: StepRecord, given: ShortCircuit) -> StepResult:
+        found = await again(job, replace(attempt, number=record.attempts, short_circuit=given))
         return replace(found, effect=record.effect) if isinstance(found, StepRecord) else found
 
     try:
-        with standing_in(job):
-            await before(behaviors, context)
-        record: Result = await inner(job, attempt)
+        with execution_scope(job):
+            await run_before_hooks(behaviors, context)
+        record: StepResult = await inner(job, attempt)
         if isinstance(record, StepRecord):
             context.attempt = record.attempts
             if record.success:
-                result = _returned(job, record)
-                with standing_in(job):
-                    found = await after(behaviors, context, result)
+                result = _hook_result(job, record)
+                with execution_scope(job):
+                    found = await run_after_hooks(behaviors, context, result)
                 if found is not result:
-                    record = await settled(record, ShortCircuit(found, record.source, told=True))
+                    record = await settled(
+                        record, ShortCircuit(found, record.source, is_emitted=True)
+                    )
     except (GraphBubbleUp, FatalExecutionError):
         raise
     except Exception as exc:
         record = await failed_record(job, attempt, exc)
     if not isinstance(record, StepRecord) or record.error is None:
         return record
-    raised = job.current.failure[0] if job.current.failure is not None else None
+    raised = job.attempt_state.failure[0] if job.attempt_state.failure is not None else None
     error = raised if isinstance(raised, Exception) else CapabilityError(record.error.message)
     try:
-        with standing_in(job):
-            found = await instead(behaviors, context, error)
+        with execution_scope(job):
+            found = await recover_with_hooks(behaviors, context, error)
     except (GraphBubbleUp, FatalExecutionError):
         raise
     except Exception as second:
@@ -73,8 +80,8 @@ async def hooks(
     return record if found is None else await settled(record, ShortCircuit(found, "fallback"))
 
 
-async def around(
-    behaviors: Sequence[Behavior], context: BehaviorContext, work: Callable[[], Awaitable[Any]]
+async def call_with_hooks(
+    behaviors: Sequence[Behavior], context: BehaviorContext, call: Callable[[], Awaitable[Any]]
 ) -> Any:
     """Run hooks around work that gives its result as it is: a model call.
 
@@ -82,39 +89,43 @@ async def around(
         Exception: What the work or a hook raised, when no hook gives a result all the same.
     """
     try:
-        await before(behaviors, context)
-        return await after(behaviors, context, await work())
+        await run_before_hooks(behaviors, context)
+        return await run_after_hooks(behaviors, context, await call())
     except (GraphBubbleUp, FatalExecutionError):
         raise
     except Exception as exc:
-        found = await instead(behaviors, context, exc)
+        found = await recover_with_hooks(behaviors, context, exc)
         if found is None:
             raise
         return found
 
 
-async def before(behaviors: Sequence[Behavior], context: BehaviorContext) -> None:
+async def run_before_hooks(behaviors: Sequence[Behavior], context: BehaviorContext) -> None:
     """Run the hooks before something begins."""
     for behavior in behaviors:
-        await awaited(behavior.before_execute(context))
+        await maybe_await(behavior.before_execute(context))
 
 
-async def after(behaviors: Sequence[Behavior], context: BehaviorContext, result: Any) -> Any:
+async def run_after_hooks(
+    behaviors: Sequence[Behavior], context: BehaviorContext, result: Any
+) -> Any:
     """Run the hooks that look at a result, the innermost first; give what it became."""
     for behavior in reversed(behaviors):
-        found = await awaited(behavior.after_execute(context, result))
+        found = await maybe_await(behavior.after_execute(context, result))
         result = result if found is None else found
     return result
 
 
-async def instead(behaviors: Sequence[Behavior], context: BehaviorContext, error: Exception) -> Any:
+async def recover_with_hooks(
+    behaviors: Sequence[Behavior], context: BehaviorContext, error: Exception
+) -> Any:
     """Run the hooks that look at a failure; give the first result that stands in, or ``None``.
 
     Nothing stands in for what a policy, or a person, refused: then they are only told.
     """
     for behavior in behaviors:
         try:
-            found = await awaited(behavior.on_error(context, error))
+            found = await maybe_await(behavior.on_error(context, error))
         except (GraphBubbleUp, FatalExecutionError):
             raise
         except Exception as second:
@@ -125,14 +136,14 @@ async def instead(behaviors: Sequence[Behavior], context: BehaviorContext, error
     return None
 
 
-def _returned(job: Job, record: StepRecord) -> Any:
+def _hook_result(job: StepExecution, record: StepRecord) -> Any:
     """Return what the capability returned; of a result that was there already its data."""
-    if job.current.result is not None and record.source == "run":
-        return job.current.result
-    return plain_result(record)
+    if job.attempt_state.result is not None and record.source == "run":
+        return job.attempt_state.result
+    return result_data(record)
 
 
-def plain_result(record: StepRecord) -> Any:
+def result_data(record: StepRecord) -> Any:
     """Return the data of a record: of the one output, or of each by its type."""
     data = {kind: next(iter(entries.values())) for kind, entries in record.contexts.items()}
     return next(iter(data.values())) if len(data) == 1 else data

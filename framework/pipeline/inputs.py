@@ -9,7 +9,7 @@ from capgraph.base.context import CapabilityContext
 from capgraph.base.errors import ErrorSeverity, ValidationError
 from capgraph.base.plan import PlannedStep
 from capgraph.base.spec import CapabilitySpec
-from capgraph.base.value_context import LISTED, ValueContext, item_types
+from capgraph.base.value_context import LIST_SUFFIX, ValueContext, list_item_types
 from capgraph.state import ContextTypes, load_context
 
 
@@ -18,7 +18,7 @@ def resolve_inputs(
     step: PlannedStep,
     context_data: Mapping[str, Mapping[str, Any]],
     types: ContextTypes,
-    own: Mapping[str, Any] | None = None,
+    own_values: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Read and validate what the step names as inputs.
 
@@ -27,7 +27,7 @@ def resolve_inputs(
         step: The step.
         context_data: The stored results by type and key.
         types: The registered types.
-        own: The element of a list for which the step runs, by its name.
+        own_values: The element of a list for which the step runs, by its name.
 
     Returns:
         Role or context type to object, list of objects (``many``) or ``None`` (an absent
@@ -42,8 +42,8 @@ def resolve_inputs(
     for entry in step.get("inputs") or []:
         for label, key in entry.items():
             named.setdefault(label, []).append(key)
-            if key in (own or {}):
-                kind, value = kinds.get(label, label), (own or {})[key]
+            if key in (own_values or {}):
+                kind, value = kinds.get(label, label), (own_values or {})[key]
                 if issubclass(types.get(kind, CapabilityContext), ValueContext):
                     value = {"value": value}
                 context_data = {**context_data, kind: {**context_data.get(kind, {}), key: value}}
@@ -81,10 +81,10 @@ def _load_many(
     types: ContextTypes,
 ) -> list[Any]:
     """Read one context, or all of a result that is a list of that type."""
-    if key in context_data.get(kind + LISTED, {}):
-        return list(_load(spec, kind + LISTED, key, context_data, types))
+    if key in context_data.get(kind + LIST_SUFFIX, {}):
+        return list(_load(spec, kind + LIST_SUFFIX, key, context_data, types))
     if key not in context_data.get(kind, {}):
-        for listed, item in item_types(types.values()).items():
+        for listed, item in list_item_types(types.values()).items():
             if item == kind and key in context_data.get(listed, {}):
                 return list(_load(spec, listed, key, context_data, types).value)
     return [_load(spec, kind, key, context_data, types)]

@@ -23,16 +23,16 @@ from langgraph.config import get_config
 
 from capgraph.base.errors import PersistenceError
 from capgraph.configs.run_context import run_context
-from capgraph.langgraph_compat import given_to_run, lent_saver, running_checkpoints
+from capgraph.langgraph_compat import inherited_saver, run_input, running_checkpoints
 from capgraph.stores.database import SqlTables
 from capgraph.stores.persistence import Persistence
 from capgraph.stores.records import PAST_LEASE, read_record, write_record
 
-_CHECKPOINT_SECONDS = 10.0
+_CHECKPOINT_TIMEOUT_SECONDS = 10.0
 
 
 @contextmanager
-def _ending_the_run() -> Iterator[None]:
+def _errors_end_run() -> Iterator[None]:
     """Mark what cannot be kept: nothing that the run did could be reported."""
     try:
         yield
@@ -41,7 +41,7 @@ def _ending_the_run() -> Iterator[None]:
         raise
 
 
-class Opening(NamedTuple):
+class RunStart(NamedTuple):
     """With what a run began.
 
     Attributes:
@@ -82,15 +82,15 @@ class Journal:
         self._fence = fence
         self.thread_id = thread_id
         self._checkpoint = checkpoints[-1] if checkpoints else None
-        self._unsure = list(checkpoints)
+        self._unsaved_checkpoints = list(checkpoints)
 
     @property
-    def durable(self) -> bool:
+    def is_durable(self) -> bool:
         """Whether records outlive the process."""
         return self._saver is not None and self.thread_id is not None
 
     @property
-    def is_lent(self) -> bool:
+    def is_remote(self) -> bool:
         """Whether another process runs the turn whose records these are."""
         return self._fence is not None
 
@@ -100,17 +100,17 @@ class Journal:
         return self.persistence.tables if self.persistence is not None else None
 
     @property
-    def room(self) -> str:
+    def namespace(self) -> str:
         """Which graph of the thread these records belong to; empty for the outermost."""
         namespace = self._checkpoint[0] if self._checkpoint else ""
         # The identity of a task changes when its graph starts anew; its node's name does not.
         return "|".join(part.partition(":")[0] for part in namespace.split("|"))
 
-    async def have(self, *, ask: bool = False) -> None:
+    async def assert_lease_held(self, *, query_database: bool = False) -> None:
         """Make sure that this process still has the thread.
 
         Args:
-            ask: Whether to ask the database in any case; else it is asked where the last heartbeat
+            query_database: Whether to ask the database in any case; else it is asked where the last heartbeat
                 is late.
 
         Raises:
@@ -118,13 +118,13 @@ class Journal:
         """
         if self.persistence is None or self.thread_id is None:
             return
-        with _ending_the_run():
+        with _errors_end_run():
             if self._fence is not None:
-                await self._fence(ask)
+                await self._fence(query_database)
             else:
-                await self.persistence.leases.confirm(self.thread_id, ask=ask)
+                await self.persistence.leases.confirm(self.thread_id, force_query=query_database)
 
-    async def ready_for_effects(self) -> None:
+    async def wait_until_saved(self) -> None:
         """Wait until a restart would come back to the plan that is being run.
 
         LangGraph saves checkpoints in the background. An effect that happens before its plan is
@@ -135,13 +135,13 @@ class Journal:
         """
         if self._saver is None or self.thread_id is None:
             return
-        with _ending_the_run():
+        with _errors_end_run():
             # An outer graph that starts anew would start this one anew.
-            for checkpoint in self._unsure:
-                await self._rock(self._saver, *checkpoint)
-            self._unsure = []
+            for checkpoint in self._unsaved_checkpoints:
+                await self._wait_for_checkpoint(self._saver, *checkpoint)
+            self._unsaved_checkpoints = []
 
-    async def _rock(
+    async def _wait_for_checkpoint(
         self, saver: BaseCheckpointSaver[Any], namespace: str, checkpoint_id: str
     ) -> CheckpointTuple:
         """Return the checkpoint on which the superstep builds, as soon as it is saved."""
@@ -153,59 +153,63 @@ class Journal:
             }
         }
         loop = asyncio.get_running_loop()
-        end, delay = loop.time() + _CHECKPOINT_SECONDS, 0.002
+        end, delay = loop.time() + _CHECKPOINT_TIMEOUT_SECONDS, 0.002
         while (found := await saver.aget_tuple(config)) is None:
             if loop.time() > end:
                 raise PersistenceError(
                     f"The plan of thread {self.thread_id!r} was not saved in"
-                    f" {_CHECKPOINT_SECONDS:g} s, so no effect is begun.",
+                    f" {_CHECKPOINT_TIMEOUT_SECONDS:g} s, so no effect is begun.",
                     fix="Look at the database; then run the thread again.",
                 )
             await asyncio.sleep(delay)
             delay = min(delay * 2, 0.1)
         return found
 
-    async def began(self) -> CheckpointTuple | None:
+    async def starting_checkpoint(self) -> CheckpointTuple | None:
         """Return the checkpoint with which the running graph began; ``None`` when none is kept."""
         if self._saver is None or self.thread_id is None or self._checkpoint is None:
             return None
-        found: CheckpointTuple | None = await self._rock(self._saver, *self._checkpoint)
-        while found is not None and found.parent_config and given_to_run(found) is None:
+        found: CheckpointTuple | None = await self._wait_for_checkpoint(
+            self._saver, *self._checkpoint
+        )
+        while found is not None and found.parent_config and run_input(found) is None:
             found = await self._saver.aget_tuple(found.parent_config)
         return found
 
-    async def opening(self, known: dict[str, Opening], *, before: bool = False) -> Opening | None:
+    async def run_start(
+        self, cache: dict[str, RunStart], *, is_resumed: bool = False
+    ) -> RunStart | None:
         """Return with what the run of the outermost graph began; ``None`` when nothing is kept.
 
         Args:
-            known: The same by the checkpoints seen so far; each is read once.
-            before: Whether it began in an earlier run, so that nothing has to be waited for.
+            cache: The same by the checkpoints seen so far; each is read once.
+            is_resumed: Whether it began in an earlier run, so that nothing has to be waited for.
         """
         if self._saver is None or self.thread_id is None or not self.checkpoints:
             return None
         space, moment = self.checkpoints[0]
         place = {"thread_id": self.thread_id, "checkpoint_ns": space}
         passed: list[str] = []
-        while (found := known.get(moment)) is None:
+        while (found := cache.get(moment)) is None:
             here: RunnableConfig = {"configurable": {**place, "checkpoint_id": moment}}
-            if passed or before:
+            if passed or is_resumed:
                 read = await self._saver.aget_tuple(here)
                 if read is None and not passed:
                     read = await self._saver.aget_tuple({"configurable": place})
             else:
-                read = await self._rock(self._saver, space, moment)
+                read = await self._wait_for_checkpoint(self._saver, space, moment)
             if read is None:
                 return None
             passed.append(moment)
-            if given_to_run(read) is not None or not read.parent_config:
-                found = Opening(read.config["configurable"]["checkpoint_id"], read.metadata)
+            if run_input(read) is not None or not read.parent_config:
+                found = RunStart(read.config["configurable"]["checkpoint_id"], read.metadata)
                 break
             moment = read.parent_config["configurable"]["checkpoint_id"]
         for name in passed:
-            known[name] = found
+            cache[name] = found
         return found
 
-    async def go_on(self, users: Collection[str], *, confirm: bool = False) -> None:
+    async def raise_if_stopped(self, users: Collection[str], *, confirm: bool = False) -> None:
         """Make sure that nobody stopped the run.
 
         Args:
@@ -217,23 +221,25 @@ class Journal:
         """
         if self.persistence is None or self.thread_id is None:
             return
-        with _ending_the_run():
-            await self.persistence.stops.go_on(self.thread_id, users, confirm=confirm)
+        with _errors_end_run():
+            await self.persistence.stops.raise_if_stopped(self.thread_id, users, force_read=confirm)
 
     async def read(self, key: str) -> dict[str, Any]:
         """Return the last record under a key; empty when there is none."""
         if self._saver is None or self.thread_id is None:
             return {}
-        with _ending_the_run():
+        with _errors_end_run():
             return await read_record(self._saver, self.thread_id, key)
 
-    async def write(self, key: str, record: dict[str, Any], *, past_lease: bool = False) -> None:
+    async def write(
+        self, key: str, record: dict[str, Any], *, allow_lost_lease: bool = False
+    ) -> None:
         """Put a record under a key; it is durable when this returns.
 
         Args:
             key: Name of the record.
             record: Plain data.
-            past_lease: Whether it is written also where another process has the thread by now.
+            allow_lost_lease: Whether it is written also where another process has the thread by now.
 
         Raises:
             PersistenceError: It cannot be kept, or another process has the thread.
@@ -241,27 +247,29 @@ class Journal:
         if self._saver is None or self.thread_id is None:
             return
         base = self._checkpoint[1] if self._checkpoint else None
-        told: dict[str, Any] = {PAST_LEASE: True} if past_lease else {}
-        with _ending_the_run():
-            await write_record(self._saver, self.thread_id, key, record, builds_on=base, **told)
+        told: dict[str, Any] = {PAST_LEASE: True} if allow_lost_lease else {}
+        with _errors_end_run():
+            await write_record(
+                self._saver, self.thread_id, key, record, parent_checkpoint_id=base, **told
+            )
 
 
-def running_journal(own: Persistence | None = None) -> Journal:
+def running_journal(persistence: Persistence | None = None) -> Journal:
     """Return the journal of the running thread.
 
     Args:
-        own: Where the graph stores its threads; a run may bring another saver.
+        persistence: Where the graph stores its threads; a run may bring another saver.
     """
     lent: Journal | None = run_context().journal
     try:
         config = get_config()
     except RuntimeError:
         return lent or Journal()
-    if lent is not None and lent_saver(config) is None:
+    if lent is not None and inherited_saver(config) is None:
         return lent
     thread = (config.get("configurable") or {}).get("thread_id")
     return Journal(
-        Persistence.of_run(config, own),
+        Persistence.for_run(config, persistence),
         None if thread is None else str(thread),
         checkpoints=running_checkpoints(config),
     )

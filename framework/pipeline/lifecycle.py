@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from capgraph.base.awaiting import to_its_end
+from capgraph.helpers.async_calls import shielded
 
 Phase = Literal["validate", "setup", "execute", "teardown"]
-Work = Callable[[], Awaitable[Any]]
-Tell = Callable[[Phase, Literal["pre", "post"], Any], Awaitable[None]]
+PhaseFunction = Callable[[], Awaitable[Any]]
+PhaseListener = Callable[[Phase, Literal["pre", "post"], Any], Awaitable[None]]
 """Told before and after each phase; after it with what the phase gave."""
 
 
@@ -26,8 +26,8 @@ class Lifecycle:
         validate: Raises when the work should not begin.
         setup: Prepares the work.
         teardown: Cleans up, also after half a ``setup``.
-        tell: Told before and after each phase.
-        executed: Whether the work was done, whatever came afterwards.
+        on_phase: Told before and after each phase.
+        has_executed: Whether the work was done, whatever came afterwards.
         result: What it gave.
 
     >>> import asyncio
@@ -36,12 +36,12 @@ class Lifecycle:
     42
     """
 
-    execute: Work
-    validate: Work | None = None
-    setup: Work | None = None
-    teardown: Work | None = None
-    tell: Tell | None = None
-    executed: bool = False
+    execute: PhaseFunction
+    validate: PhaseFunction | None = None
+    setup: PhaseFunction | None = None
+    teardown: PhaseFunction | None = None
+    on_phase: PhaseListener | None = None
+    has_executed: bool = False
     result: Any = None
 
     async def run(self) -> Any:
@@ -50,20 +50,20 @@ class Lifecycle:
         try:
             await self._phase("setup", self.setup)
             self.result = await self._phase("execute", self.execute)
-            self.executed = True
+            self.has_executed = True
         except BaseException as exc:
             try:
-                await to_its_end(self._phase("teardown", self.teardown))
+                await shielded(self._phase("teardown", self.teardown))
             except Exception as second:
                 exc.add_note(f"teardown failed as well: {second!r}")
             raise
-        await to_its_end(self._phase("teardown", self.teardown))
+        await shielded(self._phase("teardown", self.teardown))
         return self.result
 
-    async def _phase(self, name: Phase, work: Work | None) -> Any:
-        if self.tell is not None:
-            await self.tell(name, "pre", None)
+    async def _phase(self, name: Phase, work: PhaseFunction | None) -> Any:
+        if self.on_phase is not None:
+            await self.on_phase(name, "pre", None)
         result = await work() if work is not None else None
-        if self.tell is not None:
-            await self.tell(name, "post", result)
+        if self.on_phase is not None:
+            await self.on_phase(name, "post", result)
         return result

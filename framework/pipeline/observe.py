@@ -10,13 +10,13 @@ from typing import Any
 from capgraph.base.errors import LimitError, StoppedError
 from capgraph.base.ports import Attempt
 from capgraph.pipeline.finalize import failed_record
-from capgraph.pipeline.job import Inner, Job
-from capgraph.telemetry.sinks import about
+from capgraph.pipeline.step_execution import NextStage, StepExecution
+from capgraph.telemetry.event_dispatcher import event_context
 
 
-def run_limit_reached(job: Job, attempt: Attempt) -> LimitError:
+def deadline_error(job: StepExecution, attempt: Attempt) -> LimitError:
     """Return the error of a step for which the turn, or its plan, has no time left."""
-    deadline, limit = job.view.plan.get("deadline"), job.equipment.limits.run_timeout_seconds
+    deadline, limit = job.view.plan.get("deadline"), job.config.limits.run_timeout_seconds
     if deadline is not None and (limit is None or deadline < limit):
         return LimitError(
             f"The plan's deadline of {deadline:g} s was reached at step {attempt.key!r}"
@@ -29,14 +29,14 @@ def run_limit_reached(job: Job, attempt: Attempt) -> LimitError:
     )
 
 
-async def observe(job: Job, attempt: Attempt, inner: Inner) -> Any:
+async def observe(job: StepExecution, attempt: Attempt, inner: NextStage) -> Any:
     """Begin no step for which the turn has no time left, or of a turn that was stopped."""
-    with about(**job.view.ids, step_id=attempt.key):
-        left = job.door.control.seconds_left()
+    with event_context(**job.view.event_ids, step_id=attempt.key):
+        left = job.context.control.seconds_left()
         if left is not None and left <= 0:
-            return await failed_record(job, attempt, run_limit_reached(job, attempt))
+            return await failed_record(job, attempt, deadline_error(job, attempt))
         try:
-            await job.door.ledger.go_on()
+            await job.context.ledger.raise_if_stopped()
         except StoppedError as exc:
             return await failed_record(job, attempt, exc)
         return await inner(job, attempt)

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import capgraph.telemetry as telemetry
-from capgraph.base.classify import cause_chain
+from capgraph.base.error_classification import iter_causes
 from capgraph.base.errors import ErrorSeverity
-from capgraph.base.numbers import check_number
 from capgraph.base.ports import Failure, RetryRule
-from capgraph.base.values import to_plain
-from capgraph.configs.limits import Limits
 from capgraph.configs.logger import get_logger
+from capgraph.configs.settings_model import Limits
+from capgraph.helpers.number_validation import check_number
+from capgraph.helpers.plain_data import to_plain
 
 JITTER = 0.1
 
@@ -112,7 +112,7 @@ class RetryBehavior:
         max_delay: float = 60,
         exceptions_to_retry: Sequence[type[BaseException] | str] = (Exception,),
     ) -> None:
-        check_number("max_retries", max_retries, whole=True)
+        check_number("max_retries", max_retries, integer=True)
         check_number("base_delay", base_delay)
         check_number("backoff_factor", backoff_factor)
         check_number("max_delay", max_delay)
@@ -151,7 +151,7 @@ class RetryBehavior:
             return passing
         names = {
             name
-            for raised in cause_chain(error)
+            for raised in iter_causes(error)
             for kind in type(raised).__mro__
             for name in (kind, kind.__name__)
         }
@@ -176,7 +176,7 @@ class RetryBehavior:
         }
 
 
-class NextTry(NamedTuple):
+class NextAttempt(NamedTuple):
     """A further try.
 
     Attributes:
@@ -207,12 +207,12 @@ class NextTry(NamedTuple):
         )
 
 
-def declared_attempts(cls: type[Any], limits: Limits) -> int:
+def declared_max_attempts(cls: type[Any], limits: Limits) -> int:
     """Return how many tries a class declares, the first included."""
     return RetryPolicy.from_dict(declared_policy(cls), limits).max_attempts
 
 
-def has_tries_left(failure: Failure, limits: Limits, failures: int | None = None) -> bool:
+def has_attempts_left(failure: Failure, limits: Limits, failures: int | None = None) -> bool:
     """Return whether a failure may pass and its class declares further tries.
 
     Args:
@@ -225,7 +225,7 @@ def has_tries_left(failure: Failure, limits: Limits, failures: int | None = None
     return failure.severity is ErrorSeverity.RETRIABLE and used < bound
 
 
-def is_worth_a_try(failure: Failure, rule: RetryRule | None, error: BaseException | None) -> bool:
+def is_retriable(failure: Failure, rule: RetryRule | None, error: BaseException | None) -> bool:
     """Return whether a failure may pass, by its class or by a rule in place of that.
 
     Args:
@@ -238,25 +238,25 @@ def is_worth_a_try(failure: Failure, rule: RetryRule | None, error: BaseExceptio
     return failure.severity is not ErrorSeverity.FATAL and rule.applies(error, failure)
 
 
-def with_rule(failure: Failure, rule: RetryRule | None, error: Exception) -> Failure:
+def apply_retry_rule(failure: Failure, rule: RetryRule | None, error: Exception) -> Failure:
     """Return a failure of a node with the severity and the policy that a rule gives it."""
     if rule is None or failure.severity is ErrorSeverity.FATAL:
         return failure
     severity = failure.severity
-    if is_worth_a_try(failure, rule, error):
+    if is_retriable(failure, rule, error):
         severity = ErrorSeverity.RETRIABLE
     elif severity is ErrorSeverity.RETRIABLE:
         severity = ErrorSeverity.CRITICAL
     return replace(failure, severity=severity, retry_policy=rule.policy())
 
 
-def next_try(
+def next_attempt(
     failure: Failure,
     failures: int,
     limits: Limits | None = None,
     rule: RetryRule | None = None,
     max_attempts: int | None = None,
-) -> NextTry | None:
+) -> NextAttempt | None:
     """Return the next try after a failure that may pass; ``None`` when there is none.
 
     Args:
@@ -275,8 +275,8 @@ def next_try(
         return None
     asked = failure.metadata.get("retry_after_seconds")
     jitter = JITTER if rule is None else 0.0
-    delay = wait_seconds(policy, failures, bounds, retry_after=asked, jitter=jitter)
-    return NextTry(failures + 1, most, delay)
+    delay = retry_delay_seconds(policy, failures, bounds, retry_after=asked, jitter=jitter)
+    return NextAttempt(failures + 1, most, delay)
 
 
 _JITTERS = ("none", "full", "equal", "decorrelated")
@@ -328,7 +328,7 @@ def backoff_delay(
     return uniform(0, whole) if name == "full" else whole / 2 + uniform(0, whole / 2)
 
 
-def wait_seconds(
+def retry_delay_seconds(
     policy: RetryPolicy | RetryRule,
     failures: int,
     limits: Limits,
@@ -342,7 +342,7 @@ def wait_seconds(
     What the other side asked for (``Retry-After``) is a lower bound; the setting
     ``max_retry_delay_seconds`` is the upper one. Jitter spreads clients that failed together.
 
-    >>> wait_seconds(RetryPolicy(3, 100.0, 1.0), 1, Limits(max_retry_delay_seconds=2.0))
+    >>> retry_delay_seconds(RetryPolicy(3, 100.0, 1.0), 1, Limits(max_retry_delay_seconds=2.0))
     2.0
     """
     source = rng.random if rng is not None else random.random

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from capgraph.base.clock import use_clock
 from capgraph.base.errors import (
     ConfigurationError,
 )
@@ -17,33 +16,34 @@ from capgraph.base.ports import (
     StepRecord,
     TurnGuardrail,
 )
-from capgraph.base.spec import QUEUE, CapabilitySpec
+from capgraph.base.spec import QUEUE_PATTERN, CapabilitySpec
 from capgraph.base.undo import Undo
+from capgraph.helpers.clock import use_clock
 from capgraph.pipeline import (
     authorize,
     observe,
     validate,
 )
-from capgraph.pipeline.chain import compose
-from capgraph.pipeline.equipment import Equipment
-from capgraph.pipeline.job import (
-    Door,
-    Inner,
-    Job,
-    Result,
-    current_hearing,
-    hear,
-    outer_job,
-)
-from capgraph.pipeline.middlewares import (
-    around_models,
-    check_middlewares,
+from capgraph.pipeline.chain import compose_stages
+from capgraph.pipeline.middleware import (
+    applicable,
+    check_middleware,
     check_node_behaviors,
-    fitting,
-    in_parts,
-    kind_of,
+    flatten_behaviors,
+    model_middleware,
+    target_kind,
 )
-from capgraph.pipeline.state_update import told_outside, with_inside
+from capgraph.pipeline.runner_config import RunnerConfig
+from capgraph.pipeline.state_update import effects_for_parent, with_nested_effects
+from capgraph.pipeline.step_execution import (
+    AttemptContext,
+    NextStage,
+    StepExecution,
+    StepResult,
+    current_label_scope,
+    enclosing_execution,
+    propagate_labels,
+)
 
 if TYPE_CHECKING:
     from capgraph.configs.settings import Settings
@@ -53,41 +53,45 @@ class StepRunner:
     """Runs attempts through the stages that an operator's decisions make.
 
     Args:
-        equipment: What an operator gave.
+        config: What an operator gave.
         behaviors: What stands around each attempt, besides what a capability brings itself.
         own_behaviors: Name of a capability to what stands around it besides.
-        where_bounded: What stands around each attempt besides where something is bounded: always,
-            if ``bounded``; else where the plan brings a budget, or the step around is so.
-        bounded: Whether the operator has budgets.
+        budget_behaviors: What stands around each attempt besides where something is bounded: always,
+            if ``has_budgets``; else where the plan brings a budget, or the step around is so.
+        has_budgets: Whether the operator has budgets.
 
     Attributes:
         queues: Name of a capability to the queue of the workers that run its steps.
-        around_models: What of it stands around every model call.
-        counts_people: Whether anything of it counts for each person or tenant.
+        model_middleware: What of it stands around every model call.
+        has_per_user_limits: Whether anything of it counts for each person or tenant.
     """
 
     def __init__(
         self,
-        equipment: Equipment,
+        config: RunnerConfig,
         *,
         behaviors: Sequence[AnyBehavior] = (),
         own_behaviors: Mapping[str, Sequence[Any]] | None = None,
-        where_bounded: Sequence[AnyBehavior] = (),
-        bounded: bool = False,
+        budget_behaviors: Sequence[AnyBehavior] = (),
+        has_budgets: bool = False,
     ) -> None:
-        self.equipment = equipment
-        registry = equipment.registry
+        self.config = config
+        registry = config.registry
         self._behaviors = tuple(behaviors)
-        self.around_models: tuple[AnyBehavior, ...] = around_models(self._behaviors)
-        check_middlewares(in_parts(self._behaviors), "behaviors")
-        self._own = own_behaviors or {}
-        self._where_bounded, self._bounded = tuple(where_bounded), bounded
+        self.model_middleware: tuple[AnyBehavior, ...] = model_middleware(self._behaviors)
+        check_middleware(flatten_behaviors(self._behaviors), "behaviors")
+        self._own_behaviors = own_behaviors or {}
+        self._budget_behaviors, self._has_budgets = tuple(budget_behaviors), has_budgets
         for spec in registry.capabilities.values():
-            check_middlewares(in_parts(self._owned(spec)), f"{spec.name}.behaviors", kind_of(spec))
+            check_middleware(
+                flatten_behaviors(self._own_behaviors_of(spec)),
+                f"{spec.name}.behaviors",
+                target_kind(spec),
+            )
         for node in registry.infrastructure.values():
             check_node_behaviors(node)
         known = registry.capabilities
-        self._reach = [
+        self._availability_providers = [
             *(
                 (item, [*known])
                 for item in self._behaviors
@@ -96,28 +100,28 @@ class StepRunner:
             *(
                 (i, [name])
                 for name in known
-                for i in self._owned(known[name])
+                for i in self._own_behaviors_of(known[name])
                 if isinstance(i, AvailabilityProvider)
             ),
         ]
-        owned = [item for spec in known.values() for item in self._owned(spec)]
-        self.counts_people: bool = any(
+        owned = [item for spec in known.values() for item in self._own_behaviors_of(spec)]
+        self.has_per_user_limits: bool = any(
             {"user", "tenant"}.intersection(getattr(item, "per", ()))
             for item in (*self._behaviors, *owned)
         )
-        self._chains: dict[tuple[str, bool], tuple[Inner, Inner]] = {}
+        self._chains: dict[tuple[str, bool], tuple[NextStage, NextStage]] = {}
         self.queues: dict[str, str] = {
             name: queue
             for name, spec in known.items()
-            if (queue := queue_of(spec, equipment.settings)) is not None
+            if (queue := capability_queue(spec, config.settings)) is not None
         }
 
-    async def run(self, attempt: Attempt, door: Door) -> Result:
+    async def run(self, attempt: Attempt, context: AttemptContext) -> StepResult:
         """Run one step through all stages.
 
         Args:
             attempt: What is asked for.
-            door: What the asker brings.
+            context: What the asker brings.
 
         Returns:
             What the step left behind; a question that a person has to answer first; or ``None``
@@ -127,98 +131,100 @@ class StepRunner:
             FatalExecutionError: A failure was classified FATAL; the cause is chained.
             GraphBubbleUp: An interrupt of the capability's own, or another signal of LangGraph.
         """
-        spec = self.equipment.registry.capabilities[attempt.capability]
-        outer = outer_job()
+        spec = self.config.registry.capabilities[attempt.capability]
+        outer = enclosing_execution()
         around = outer is not None and outer.bounded
-        bounded = self._bounded or around or bool(door.view.plan.get("budget"))
-        hearing = current_hearing()
+        bounded = self._has_budgets or around or bool(context.view.plan.get("budget"))
+        hearing = current_label_scope()
         heard = hearing.labels if hearing is not None else {}
-        flow = self.equipment.flow or (outer.flow if outer else None)
-        flow = hearing.flow() if flow is None and hearing is not None and heard else flow
+        flow = self.config.flow or (outer.flow if outer else None)
+        flow = hearing.make_flow() if flow is None and hearing is not None and heard else flow
         labels: Mapping[str, str] = {}
         if flow is not None:
-            given = flow.labels_for_step(spec, authorize.step_of(attempt), door.view)
+            given = flow.labels_for_step(spec, authorize.planned_step(attempt), context.view)
             heard |= outer.labels if outer is not None else {}
-            labels = {**heard, **door.labels, **given}
+            labels = {**heard, **context.labels, **given}
         about: Any = {"flow": flow, "bounded": bounded, "labels": labels}
-        job = Job(spec, self.equipment, door, outer, attempt.key, **about)
-        result: Result = await self._stages(spec, bounded=bounded)[0](job, attempt)
+        job = StepExecution(spec, self.config, context, outer, attempt.key, **about)
+        result: StepResult = await self._stages(spec, has_budget=bounded)[0](job, attempt)
         if not isinstance(result, StepRecord):
             return result
-        record = with_inside(result, job.inside)
+        record = with_nested_effects(result, job.nested_effects)
         if job.flow is not None:
-            record = job.flow.labelled(record, spec, job.labels, door.view)
+            record = job.flow.label_record(record, spec, job.labels, context.view)
         if outer is not None:
-            outer.inside |= told_outside(record, outer.key, Undo.of(spec.undo))
+            outer.nested_effects |= effects_for_parent(record, outer.key, Undo.of(spec.undo))
         for labels in record.labels.values():
-            hear(labels)
+            propagate_labels(labels)
         return record
 
-    def inside(self, spec: CapabilitySpec, *, bounded: bool) -> Inner:
+    def attempt_stages(self, spec: CapabilitySpec, *, has_budget: bool) -> NextStage:
         """Return one try of a capability: the stages inside of ``retry``.
 
         Args:
             spec: The capability.
-            bounded: Whether a budget is asked.
+            has_budget: Whether a budget is asked.
         """
-        return self._stages(spec, bounded=bounded)[1]
+        return self._stages(spec, has_budget=has_budget)[1]
 
-    def _stages(self, spec: CapabilitySpec, *, bounded: bool) -> tuple[Inner, Inner]:
-        chain = self._chains.get((spec.name, bounded))
+    def _stages(self, spec: CapabilitySpec, *, has_budget: bool) -> tuple[NextStage, NextStage]:
+        chain = self._chains.get((spec.name, has_budget))
         if chain is None:
-            chain = compose(
+            chain = compose_stages(
                 spec,
-                self._around(spec, self._where_bounded if bounded else ()),
-                equipment=self.equipment,
+                self._behaviors_for(spec, self._budget_behaviors if has_budget else ()),
+                equipment=self.config,
                 queue=self.queues.get(spec.name),
             )
-            self._chains[spec.name, bounded] = chain
+            self._chains[spec.name, has_budget] = chain
         return chain
 
-    async def elements(self, attempt: Attempt, door: Door) -> list[Any] | StepRecord:
+    async def list_elements(
+        self, attempt: Attempt, context: AttemptContext
+    ) -> list[Any] | StepRecord:
         """Return for what a step with ``for_each`` runs; or its record, where it cannot run.
 
         Args:
             attempt: The step; for each element an attempt of its own goes through all stages.
-            door: What the asker brings.
+            context: What the asker brings.
         """
-        spec = self.equipment.registry.capabilities[attempt.capability]
-        job = Job(spec, self.equipment, door, outer_job(), attempt.key)
-        found: list[Any] | StepRecord = await observe.observe(job, attempt, validate.elements)
+        spec = self.config.registry.capabilities[attempt.capability]
+        job = StepExecution(spec, self.config, context, enclosing_execution(), attempt.key)
+        found: list[Any] | StepRecord = await observe.observe(job, attempt, validate.list_elements)
         return found
 
     async def unavailable_capabilities(self) -> dict[str, str]:
         """Return the capabilities that cannot be called now, each with why and until when."""
         found: dict[str, str] = {}
-        with use_clock(self.equipment.clock):
-            for item, names in self._reach:
+        with use_clock(self.config.clock):
+            for item, names in self._availability_providers:
                 found |= await item.unavailable_capabilities(names)
         return found
 
-    def behaviors_of(self, spec: CapabilitySpec) -> list[Any]:
+    def behaviors_for(self, spec: CapabilitySpec) -> list[Any]:
         """Return the behaviors that wrap a step of a capability, outermost first."""
-        return self._around(spec, ())
+        return self._behaviors_for(spec, ())
 
-    def _owned(self, spec: CapabilitySpec) -> list[Any]:
-        return [*spec.behaviors, *self._own.get(spec.name, ())]
+    def _own_behaviors_of(self, spec: CapabilitySpec) -> list[Any]:
+        return [*spec.behaviors, *self._own_behaviors.get(spec.name, ())]
 
-    def _around(self, spec: CapabilitySpec, more: Sequence[Any]) -> list[Any]:
-        around = [*self._behaviors, *more, *self._owned(spec)]
+    def _behaviors_for(self, spec: CapabilitySpec, budget_behaviors: Sequence[Any]) -> list[Any]:
+        around = [*self._behaviors, *budget_behaviors, *self._own_behaviors_of(spec)]
         guards = [item for item in around if isinstance(item, TurnGuardrail)]
         if len(guards) > 1:  # as one, so that all of them are asked and named
             others = [item for item in around if not isinstance(item, TurnGuardrail)]
             around = [guards[0].merged_with(guards[1:]), *others]
-        return fitting(in_parts(around), kind_of(spec))
+        return applicable(flatten_behaviors(around), target_kind(spec))
 
 
-def queue_of(spec: CapabilitySpec, settings: Settings) -> str | None:
+def capability_queue(spec: CapabilitySpec, settings: Settings) -> str | None:
     """Return the queue of a capability: what the settings say, else what it declares itself.
 
     Raises:
         ConfigurationError: The settings name none that there could be.
     """
     found = settings.capabilities.get(spec.name, {}).get("queue", spec.queue)
-    if found is None or (isinstance(found, str) and re.match(QUEUE, found)):
+    if found is None or (isinstance(found, str) and re.match(QUEUE_PATTERN, found)):
         return found
     raise ConfigurationError(
         f"capabilities.{spec.name}.queue is {found!r}, which names no queue.",

@@ -12,13 +12,13 @@ from langgraph.types import Overwrite
 from capgraph.base.errors import ValidationError
 from capgraph.base.ports import Failure, StepRecord
 from capgraph.base.undo import Undo
-from capgraph.state import AgentState, StateSchema, fold_context
+from capgraph.state import AgentState, StateSchema, merge_context_data
 
-_COMBINED = frozenset(
+_MERGED_BY_KEY = frozenset(
     {"execution_step_results", "control_attempts", "control_labels", "execution_effects"}
 )
-_BY_TYPE = frozenset({"capability_context_data", "capability_context_labels"})
-_OF_AGENT = StateSchema.of(AgentState)
+_MERGED_BY_TYPE = frozenset({"capability_context_data", "capability_context_labels"})
+_AGENT_SCHEMA = StateSchema.of(AgentState)
 Writes = list[tuple[str, Any]]
 
 
@@ -44,15 +44,15 @@ def to_state(record: StepRecord, plan: str = "") -> dict[str, Any]:
         }
         update |= {"capability_context_labels": known} if known else {}
         update["control_labels"] = {k: v for own in record.labels.values() for k, v in own.items()}
-    update["execution_step_results"] = {record.key: record.entry()}
+    update["execution_step_results"] = {record.key: record.to_state_entry()}
     if record.error is not None:
         update["control_attempts"] = {record.key: record.error.attempts}
-    if effects := effects_of(record, plan):
+    if effects := step_effects(record, plan):
         update["execution_effects"] = effects
     return update
 
 
-def effects_of(record: StepRecord, plan: str = "") -> dict[str, dict[str, Any]]:
+def step_effects(record: StepRecord, plan: str = "") -> dict[str, dict[str, Any]]:
     """Return the effects that a step stands for, those that were done inside of it first.
 
     Args:
@@ -72,27 +72,29 @@ def effects_of(record: StepRecord, plan: str = "") -> dict[str, dict[str, Any]]:
     return found
 
 
-def with_inside(record: StepRecord, inside: Mapping[str, Any]) -> StepRecord:
+def with_nested_effects(record: StepRecord, effects: Mapping[str, Any]) -> StepRecord:
     """Return a record that knows of the effects that attempts inside of it had."""
-    if not inside:
+    if not effects:
         return record
-    return replace(record, updates={**record.updates, "execution_effects": dict(inside)})
+    return replace(record, updates={**record.updates, "execution_effects": dict(effects)})
 
 
-def told_outside(record: StepRecord, outer: str, undo: Undo | None) -> dict[str, dict[str, Any]]:
+def effects_for_parent(
+    record: StepRecord, parent_key: str, undo: Undo | None
+) -> dict[str, dict[str, Any]]:
     """Return a step's effects for the step around it: their outputs stay in no state.
 
     Args:
         record: What it left behind.
-        outer: Key of the step around it.
+        parent_key: Key of the step around it.
         undo: What takes its effect back; a graph around need not know its capability.
     """
-    found = effects_of(record)
+    found = step_effects(record)
     if record.effect in found:
         made = {kind: data[key] for kind, data in record.contexts.items() for key in data}
         found[record.effect] |= {"outputs": {}, "data": made}
         found[record.effect] |= {"undo": undo.name} if undo is not None else {}
-    return {name: {**one, "step": f"{outer}_{one['step']}"} for name, one in found.items()}
+    return {name: {**one, "step": f"{parent_key}_{one['step']}"} for name, one in found.items()}
 
 
 def last_result(entry: Mapping[str, Any], failure: Failure | None) -> dict[str, Any]:
@@ -109,7 +111,7 @@ def last_result(entry: Mapping[str, Any], failure: Failure | None) -> dict[str, 
     return found
 
 
-def combined(writes: Iterable[tuple[str, Any]], schema: StateSchema = _OF_AGENT) -> Writes:
+def merge_writes(writes: Iterable[tuple[str, Any]], schema: StateSchema = _AGENT_SCHEMA) -> Writes:
     """Bring writes together, as few as say the same.
 
     Keys with a reducer keep what every write says, in their order; of any other key the last
@@ -122,23 +124,25 @@ def combined(writes: Iterable[tuple[str, Any]], schema: StateSchema = _OF_AGENT)
         if isinstance(value, Overwrite):
             many = [entry for entry in many if entry[0] != name]
             single[name] = value
-        elif name not in schema.reduced:
+        elif name not in schema.reduced_keys:
             single[name] = value
         elif isinstance(before, Overwrite):
-            single[name] = Overwrite(applied({name: before.value}, [(name, value)], schema)[name])
-        elif name in _BY_TYPE:
+            single[name] = Overwrite(
+                apply_writes({name: before.value}, [(name, value)], schema)[name]
+            )
+        elif name in _MERGED_BY_TYPE:
             contexts = single.setdefault(name, {})
             for kind, entries in value.items():
                 contexts.setdefault(kind, {}).update(entries)
-        elif name in _COMBINED:
+        elif name in _MERGED_BY_KEY:
             single.setdefault(name, {}).update(value)
         else:
             many.append((name, value))
     return [*many, *single.items()]
 
 
-def applied(
-    state: Mapping[str, Any], writes: Writes, schema: StateSchema = _OF_AGENT
+def apply_writes(
+    state: Mapping[str, Any], writes: Writes, schema: StateSchema = _AGENT_SCHEMA
 ) -> dict[str, Any]:
     """Apply writes as the graph's reducers will, so that routing can go on before the superstep."""
     view = dict(state)
@@ -148,7 +152,7 @@ def applied(
         if isinstance(value, Overwrite):
             view[name] = value.value
         elif name == "capability_context_data":
-            view[name] = fold_context(view.get(name), [value])
+            view[name] = merge_context_data(view.get(name), [value])
         elif isinstance(reducer, DeltaChannel):
             view[name] = reducer.reducer(view.get(name) or [], [value])
         elif reducer is not None and view.get(name) is not None:

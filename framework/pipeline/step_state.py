@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from capgraph.base.errors import CapabilityError
-from capgraph.base.values import copied
+from capgraph.helpers.plain_data import copy_plain
 
 _CONTEXT_LEVELS = 2
 
@@ -21,7 +21,7 @@ class StepState(Mapping[str, Any]):
         state: The state when the step began.
         levels: How many levels below are opened key by key as well; context data has two (type
             and key).
-        absent: Keys that stayed with the turn, which runs on another worker.
+        missing_keys: Keys that stayed with the turn, which runs on another worker.
 
     >>> state = {"ui_captured_figures": ["a.png"]}
     >>> StepState(state)["ui_captured_figures"].append("b.png")
@@ -32,10 +32,10 @@ class StepState(Mapping[str, Any]):
     __slots__ = ("_absent", "_copies", "_levels", "_state")
 
     def __init__(
-        self, state: Mapping[str, Any], levels: int = 0, absent: Collection[str] = ()
+        self, state: Mapping[str, Any], levels: int = 0, missing_keys: Collection[str] = ()
     ) -> None:
         self._state = state
-        self._absent = absent
+        self._absent = missing_keys
         self._levels = levels
         self._copies: dict[str, Any] = {}
 
@@ -52,7 +52,7 @@ class StepState(Mapping[str, Any]):
                 # Reading one entry must not cost a copy of all that earlier steps left.
                 self._copies[key] = StepState(value, levels - 1)
             else:
-                self._copies[key] = copied(value)
+                self._copies[key] = copy_plain(value)
         return self._copies[key]
 
     def __iter__(self) -> Iterator[str]:

@@ -6,12 +6,12 @@ import asyncio
 from typing import Any
 
 from capgraph.base.ports import Attempt, TimeLimit
-from capgraph.pipeline.job import Inner, Job
-from capgraph.pipeline.observe import run_limit_reached
+from capgraph.pipeline.observe import deadline_error
+from capgraph.pipeline.step_execution import NextStage, StepExecution
 
 
 async def timeout(
-    job: Job, attempt: Attempt, inner: Inner, instead: TimeLimit | None = None
+    job: StepExecution, attempt: Attempt, inner: NextStage, instead: TimeLimit | None = None
 ) -> Any:
     """Stop what takes longer than the capability, or the turn, may.
 
@@ -29,8 +29,8 @@ async def timeout(
     own = instead.time_limit if instead is not None else job.spec.timeout_seconds
     if planned is not None:
         own = planned if instead is None else min(planned, instead.time_limit)
-    limit = own or job.equipment.limits.step_timeout_seconds
-    left = job.door.control.seconds_left()
+    limit = own or job.config.limits.step_timeout_seconds
+    left = job.context.control.seconds_left()
     by_turn = left is not None and (limit is None or left < limit)
     timer = asyncio.timeout(left if by_turn else limit)
     try:
@@ -39,9 +39,9 @@ async def timeout(
     except TimeoutError as exc:
         if not timer.expired():
             raise
-        job.current.cut_off = True
+        job.attempt_state.timed_out = True
         if by_turn:
-            raise run_limit_reached(job, attempt) from exc
+            raise deadline_error(job, attempt) from exc
         what = "timeout_seconds" if instead is None else repr(instead)
         what = "the step's timeout, or that" if planned is not None else what
         raise TimeoutError(

@@ -13,55 +13,57 @@ from langgraph.errors import GraphBubbleUp
 from pydantic import BaseModel
 
 from capgraph.base.errors import ErrorSeverity, ValidationError
-from capgraph.base.ports import Attempt, Question, StepRecord
+from capgraph.base.ports import ApprovalRequest, Attempt, StepRecord
 from capgraph.base.spec import CapabilitySpec
-from capgraph.pipeline.finalize import Skipped, failed_record, passed_over
+from capgraph.pipeline.finalize import SkippedStep, failed_record, skipped_record
 from capgraph.pipeline.inputs import resolve_inputs
-from capgraph.pipeline.job import Job, Result
-from capgraph.pipeline.needed import needed
-from capgraph.pipeline.waiting import waited
+from capgraph.pipeline.step_conditions import resolve_condition
+from capgraph.pipeline.step_execution import StepExecution, StepResult
+from capgraph.pipeline.step_waits import check_wait
 from capgraph.planning.parameters import validated_parameters
-from capgraph.planning.references import references_of, resolve_references, value_at
+from capgraph.planning.references import iter_references, resolve_reference, resolve_references
 from capgraph.state import ContextTypes, TurnView
 
 
-async def validate(job: Job, attempt: Attempt) -> Attempt | Result:
+async def validate(job: StepExecution, attempt: Attempt) -> Attempt | StepResult:
     """Give the attempt its inputs and parameters, or fail it; where it has to wait, say so."""
     try:
-        found = await _resolved(job, attempt)
+        found = await _resolve_step(job, attempt)
     except GraphBubbleUp:
         raise
     except Exception as exc:
         return await failed_record(job, attempt, exc)
-    return passed_over(job, attempt, found) if isinstance(found, Skipped) else found
+    return skipped_record(job, attempt, found) if isinstance(found, SkippedStep) else found
 
 
-async def leave(job: Job, attempt: Attempt) -> Attempt | Result:
+async def sync_parameters(job: StepExecution, attempt: Attempt) -> Attempt | StepResult:
     """Bring parameters and their plain form together after a middleware changed one of them."""
     try:
-        return _agreeing(job, attempt)
+        return _sync_values(job, attempt)
     except Exception as exc:
         return await failed_record(job, attempt, exc)
 
 
-async def _resolved(job: Job, attempt: Attempt) -> Attempt | Skipped | Question:
-    types = job.equipment.registry.context_types
-    step = needed(job.spec, attempt.step, job.view, types)
-    if isinstance(step, Skipped):
+async def _resolve_step(
+    job: StepExecution, attempt: Attempt
+) -> Attempt | SkippedStep | ApprovalRequest:
+    types = job.config.registry.context_types
+    step = resolve_condition(job.spec, attempt.step, job.view, types)
+    if isinstance(step, SkippedStep):
         return step
-    given = await waited(job, attempt, step)
-    if isinstance(given, Question):
+    given = await check_wait(job, attempt, step)
+    if isinstance(given, ApprovalRequest):
         return given
     found = attempt if step is attempt.step else replace(attempt, step=step)
-    return resolved(found, job.spec, job.view, types, given)
+    return resolve_attempt(found, job.spec, job.view, types, given)
 
 
-def resolved(
+def resolve_attempt(
     attempt: Attempt,
     spec: CapabilitySpec,
     view: TurnView,
     types: ContextTypes,
-    own: Mapping[str, Any] | None = None,
+    own_values: Mapping[str, Any] | None = None,
 ) -> Attempt:
     """Return an attempt with its inputs and parameters, validated, defaults filled in.
 
@@ -70,31 +72,31 @@ def resolved(
         spec: Its capability.
         view: The turn.
         types: The registered types.
-        own: What only this step can refer to, by name.
+        own_values: What only this step can refer to, by name.
 
     Raises:
         ValidationError: They are not there, or do not fit.
     """
     contexts, step = view.contexts, attempt.step
-    inputs = resolve_inputs(spec, step, contexts, types, attempt.own)
+    inputs = resolve_inputs(spec, step, contexts, types, attempt.element_values)
     given = step.get("parameters") or {}
-    if any(references_of(given)):
-        own = {**attempt.own, **(own or {})}
-        given = resolve_references(given, contexts, types, own)
+    if any(iter_references(given)):
+        own_values = {**attempt.element_values, **(own_values or {})}
+        given = resolve_references(given, contexts, types, own_values)
         step = {**step, "parameters": given}
     parameters, values = validated_parameters(spec, given)
     return replace(attempt, step=step, inputs=inputs, parameters=parameters, values=values)
 
 
-async def elements(job: Job, attempt: Attempt) -> list[Any] | StepRecord:
+async def list_elements(job: StepExecution, attempt: Attempt) -> list[Any] | StepRecord:
     """Return for what a step runs, each by itself; or its record, where it cannot run."""
-    types = job.equipment.registry.context_types
-    of, bound = (attempt.step.get("for_each") or {})["of"], job.equipment.limits.max_elements
+    types = job.config.registry.context_types
+    of, bound = (attempt.step.get("for_each") or {})["of"], job.config.limits.max_elements
     try:
-        step = needed(job.spec, attempt.step, job.view, types)
-        if isinstance(step, Skipped):
-            return passed_over(job, attempt, step)
-        found = value_at(of, job.view.contexts, types)
+        step = resolve_condition(job.spec, attempt.step, job.view, types)
+        if isinstance(step, SkippedStep):
+            return skipped_record(job, attempt, step)
+        found = resolve_reference(of, job.view.contexts, types)
         if isinstance(found, list) and len(found) <= bound:
             return found
         cause = (
@@ -109,7 +111,7 @@ async def elements(job: Job, attempt: Attempt) -> list[Any] | StepRecord:
         return await failed_record(job, attempt, exc)
 
 
-def _agreeing(job: Job, attempt: Attempt) -> Attempt:
+def _sync_values(job: StepExecution, attempt: Attempt) -> Attempt:
     values, changed = dict(attempt.values), attempt.parameters
     if isinstance(changed, BaseModel):
         changed = changed.model_dump(mode="json")

@@ -14,12 +14,12 @@ Everything here is pure: plain data in, plain data out, no I/O and no graph engi
 
 from typing import TYPE_CHECKING
 
-from capgraph.configs.lazy import lazy_exports
+from capgraph.configs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from capgraph.planning.catalog import CLARIFY as CLARIFY
-    from capgraph.planning.catalog import CLOSING as CLOSING
     from capgraph.planning.catalog import RESPOND as RESPOND
+    from capgraph.planning.catalog import TERMINAL_STEPS as TERMINAL_STEPS
     from capgraph.planning.catalog import Available as Available
     from capgraph.planning.catalog import Catalog as Catalog
     from capgraph.planning.catalog import StaticCatalog as StaticCatalog
@@ -52,7 +52,7 @@ __getattr__, __dir__ = lazy_exports(
         "capgraph.planning.catalog": (
             "Available",
             "CLARIFY",
-            "CLOSING",
+            "TERMINAL_STEPS",
             "Catalog",
             "RESPOND",
             "StaticCatalog",

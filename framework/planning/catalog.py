@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from capgraph.base import CapabilitySpec, Requirement
-from capgraph.base.value_context import LISTED, item_types
+from capgraph.base.value_context import LIST_SUFFIX, list_item_types
 from capgraph.planning.parameters import required_parameters
 
 RESPOND = "respond"
 CLARIFY = "clarify"
-CLOSING = frozenset({RESPOND, CLARIFY})
+TERMINAL_STEPS = frozenset({RESPOND, CLARIFY})
 """Infrastructure nodes that a plan may name, once, as its last step."""
 
 Available = Mapping[str, Collection[str]]
@@ -54,7 +54,7 @@ class StaticCatalog:
     """
 
     capabilities: Mapping[str, CapabilitySpec]
-    infrastructure: Collection[str] = field(default=CLOSING)
+    infrastructure: Collection[str] = field(default=TERMINAL_STEPS)
     provided_types: Collection[str] = ()
 
     @classmethod
@@ -62,7 +62,7 @@ class StaticCatalog:
         cls,
         *specs: CapabilitySpec,
         provided_types: Iterable[str] = (),
-        infrastructure: Iterable[str] = CLOSING,
+        infrastructure: Iterable[str] = TERMINAL_STEPS,
     ) -> StaticCatalog:
         """Build a catalog from descriptions, kept in the order given."""
         return cls(
@@ -72,49 +72,53 @@ class StaticCatalog:
         )
 
 
-MANY = "*"
+MANY_SUFFIX = "*"
 """Marks a need of many of a type, which a list of that type meets as well as single ones."""
 
 
-def wanted(need: Requirement) -> str:
+def required_need(need: Requirement) -> str:
     """Name what an input needs, as :func:`supplied` names what there is.
 
-    >>> wanted(Requirement("READING", "many"))
+    >>> required_need(Requirement("READING", "many"))
     'READING*'
     """
-    return need.type + MANY if need.cardinality == "many" else need.type
+    return need.type + MANY_SUFFIX if need.cardinality == "many" else need.type
 
 
-def supplied(types: Iterable[str], items: Mapping[str, str]) -> list[str]:
+def provided_needs(types: Iterable[str], list_item_types: Mapping[str, str]) -> list[str]:
     """Name every need that results of some types can meet.
 
     Args:
         types: The context types of the results.
-        items: The types of the items of those that are lists of contexts.
+        list_item_types: The types of the items of those that are lists of contexts.
 
-    >>> supplied(["READINGS"], {"READINGS": "READING"})
+    >>> provided_needs(["READINGS"], {"READINGS": "READING"})
     ['READINGS', 'READINGS*', 'READING*']
-    >>> supplied(["READING[]"], {})
+    >>> provided_needs(["READING[]"], {})
     ['READING[]', 'READING[]*', 'READING*']
     """
     found = []
     for kind in types:
-        item = kind.removesuffix(LISTED) if kind.endswith(LISTED) else items.get(kind)
-        found += [kind, kind + MANY, *([] if item is None else [item + MANY])]
+        item = (
+            kind.removesuffix(LIST_SUFFIX)
+            if kind.endswith(LIST_SUFFIX)
+            else list_item_types.get(kind)
+        )
+        found += [kind, kind + MANY_SUFFIX, *([] if item is None else [item + MANY_SUFFIX])]
     return found
 
 
-def gives(spec: CapabilitySpec) -> list[str]:
+def needs_provided_by(spec: CapabilitySpec) -> list[str]:
     """Name every need that a capability can meet."""
-    return supplied(spec.provides, item_types(spec.context_types))
+    return provided_needs(spec.provides, list_item_types(spec.context_types))
 
 
-def at_hand(available: Available, catalog: Catalog) -> dict[str, list[str]]:
+def available_contexts(available: Available, catalog: Catalog) -> dict[str, list[str]]:
     """Return the keys of the stored contexts by the needs that they meet."""
-    items = item_types(kind for s in catalog.capabilities.values() for kind in s.context_types)
+    items = list_item_types(kind for s in catalog.capabilities.values() for kind in s.context_types)
     found: dict[str, list[str]] = {}
     for kind, keys in available.items():
-        for need in supplied([kind], items) if keys else ():
+        for need in provided_needs([kind], items) if keys else ():
             found.setdefault(need, []).extend(keys)
     return found
 
@@ -124,7 +128,7 @@ def is_active(name: str, spec: CapabilitySpec, active: Collection[str] | None) -
     return active is None or name in active or spec.always_active
 
 
-def may_pull_in(spec: CapabilitySpec) -> bool:
+def may_auto_include(spec: CapabilitySpec) -> bool:
     """Tell whether a capability may be planned although nobody asked for it.
 
     One that changes the world is only planned by whoever selected it, unless a person must

@@ -7,22 +7,22 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from capgraph.base import CapabilitySpec, ExecutionPlan, PlanError, PlannedStep, Requirement
-from capgraph.configs.near import use_known
+from capgraph.configs.suggestions import suggest_fix
 from capgraph.planning.catalog import (
-    CLOSING,
-    MANY,
+    MANY_SUFFIX,
+    TERMINAL_STEPS,
     Available,
     Catalog,
-    at_hand,
-    gives,
-    supplied,
-    wanted,
+    available_contexts,
+    needs_provided_by,
+    provided_needs,
+    required_need,
 )
-from capgraph.planning.closing import closing_step, planned_step
-from capgraph.planning.graphs import reachable_from
-from capgraph.planning.reading import is_key, make_key, steps_of
+from capgraph.planning.graph_algorithms import reachable_from
+from capgraph.planning.plan_access import is_context_key, make_context_key, plan_steps
+from capgraph.planning.plan_view import PlanView, join_names
 from capgraph.planning.request_values import RequestValues
-from capgraph.planning.view import PlanView, listing
+from capgraph.planning.step_builders import build_respond_step, build_step
 
 
 def chain_plan(
@@ -67,9 +67,9 @@ def chain_plan(
     >>> [(step["context_key"], step["inputs"]) for step in plan["steps"]]
     [('data', []), ('mean', [{'DATA': 'data'}]), ('user_response', [{'MEAN': 'mean'}])]
     """
-    stored = at_hand(available or {}, catalog)
+    stored = available_contexts(available or {}, catalog)
     values = RequestValues(catalog, task)
-    market = _Market(values.without_defaults(_known(selected, catalog)), catalog, values)
+    market = _Market(values.prefer_request_readers(_known(selected, catalog)), catalog, values)
     said = {name: values.read(name) for name in market.names}
     usable, chosen = market.choose(stored)
     if (missing := market.missing(chosen, usable)) is not None:
@@ -111,11 +111,11 @@ def requires_closure(
     ('average', 'fetch')
     """
     names = [name for name in dict.fromkeys(selected) if name in catalog.capabilities]
-    stored = at_hand(
+    stored = available_contexts(
         {kind: ["given"] for kind in catalog.provided_types} | dict(available or {}), catalog
     )
     values = RequestValues(catalog, task)
-    market = _Market(values.without_defaults(names), catalog, values)
+    market = _Market(values.prefer_request_readers(names), catalog, values)
     usable, chosen = market.choose(stored)
     return tuple(market.prune(chosen, usable))
 
@@ -125,24 +125,26 @@ def _known(selected: Sequence[str], catalog: Catalog) -> list[str]:
     for name in dict.fromkeys(selected):
         if name in catalog.capabilities:
             names.append(name)
-        elif name not in CLOSING:
+        elif name not in TERMINAL_STEPS:
             raise PlanError(
                 f"The selected capability {name!r} is not registered.",
-                fix=use_known(name, known=catalog.capabilities),
+                fix=suggest_fix(name, known=catalog.capabilities),
             )
     return names
 
 
 def _unsupplied(reader: str, need: str, catalog: Catalog, values: RequestValues) -> PlanError:
-    context_type = need.removesuffix(MANY)
+    context_type = need.removesuffix(MANY_SUFFIX)
     if context_type in catalog.provided_types:
         return PlanError(
             f"{reader!r} needs {context_type}, which the caller supplies, and none was given.",
             fix=f"Give {context_type} together with the request.",
         )
-    makers = [name for name, spec in catalog.capabilities.items() if need in gives(spec)]
-    effects = [name for name in makers if not values.can_pull_in(name)]
-    unread = [problem for name in makers if (problem := values.problem(name)) is not None]
+    makers = [
+        name for name, spec in catalog.capabilities.items() if need in needs_provided_by(spec)
+    ]
+    effects = [name for name in makers if not values.can_auto_include(name)]
+    unread = [problem for name in makers if (problem := values.read_error(name)) is not None]
     if unread and len(unread) == len(makers):
         return unread[0]
     if not makers:
@@ -153,12 +155,12 @@ def _unsupplied(reader: str, need: str, catalog: Catalog, values: RequestValues)
         )
     if effects == makers:
         return PlanError(
-            f"{reader!r} needs {context_type}, which only {listing(makers)} provides; it has"
+            f"{reader!r} needs {context_type}, which only {join_names(makers)} provides; it has"
             " effects or parameters and was not asked for.",
             fix="Ask for it in the request, or set requires_approval so that a person decides.",
         )
     return PlanError(
-        f"{reader!r} needs {context_type}; {listing(makers)} would provide it, but cannot be"
+        f"{reader!r} needs {context_type}; {join_names(makers)} would provide it, but cannot be"
         " supplied with what it needs itself.",
         fix=f"Give {context_type} or what its producer needs with the request.",
     )
@@ -177,10 +179,10 @@ class _Market:
         self.names = names
         self.values = values
         self.specs = catalog.capabilities
-        self.given = set(supplied(catalog.provided_types, {}))
-        self.gives = {name: gives(spec) for name, spec in self.specs.items()}
+        self.given = set(provided_needs(catalog.provided_types, {}))
+        self.gives = {name: needs_provided_by(spec) for name, spec in self.specs.items()}
         self.needs = {
-            name: {wanted(need) for need in spec.requires if need.cardinality != "optional"}
+            name: {required_need(need) for need in spec.requires if need.cardinality != "optional"}
             for name, spec in self.specs.items()
         }
 
@@ -206,12 +208,12 @@ class _Market:
         readers: dict[str, list[str]] = {}
         for name, spec in self.specs.items():
             for need in spec.requires:
-                readers.setdefault(wanted(need), []).extend(self.gives[name])
+                readers.setdefault(required_need(need), []).extend(self.gives[name])
         return reachable_from(made, readers) - made
 
     def unmade(self) -> set[str]:
         """Name the needs that nothing here meets without being asked for."""
-        makers = {name for name in self.specs if self.values.can_pull_in(name)}
+        makers = {name for name in self.specs if self.values.can_auto_include(name)}
         made = {need for name in makers | {*self.names} for need in self.gives[name]}
         return {need for name in self.specs for need in self.needs[name]} - (made - self.given)
 
@@ -219,15 +221,15 @@ class _Market:
         """Add, to the selected, the cheapest producers until no more is needed or can be had."""
         # One that reads nothing is the last resort where another one reads the request.
         able = {
-            name: len(self.specs) + 1 if self.values.is_passed_over(name) else 1
+            name: len(self.specs) + 1 if self.values.has_better_producers(name) else 1
             for name in self.specs
-            if self.values.can_pull_in(name) and not self.values.is_hidden(name)
+            if self.values.can_auto_include(name) and not self.values.defaults_hide_request(name)
         }
         best = self.supply(able | dict.fromkeys(self.names, 0), stored)[0]
         chosen = list(self.names)
         for name in chosen:  # it grows on the way
             makers = (
-                best.get(wanted(need))
+                best.get(required_need(need))
                 for need in self.specs[name].requires
                 if need.cardinality != "optional"
             )
@@ -304,7 +306,7 @@ class _Market:
         had, left, done = set(stored), list(chosen), []
 
         def awaited(name: str) -> tuple[int, int]:
-            wishes = {wanted(need) for need in self.specs[name].requires}
+            wishes = {required_need(need) for need in self.specs[name].requires}
             others = [other for other in left if other != name]
             needed = [o for o in others if not self.needs[name].isdisjoint(self.gives[o])]
             wished = [o for o in others if not wishes.isdisjoint(self.gives[o])]
@@ -329,8 +331,8 @@ def _write(
 ) -> ExecutionPlan:
     old = {
         step.get("capability"): step.get("context_key")
-        for step in steps_of(previous)
-        if isinstance(step, dict) and is_key(step.get("context_key"))
+        for step in plan_steps(previous)
+        if isinstance(step, dict) and is_context_key(step.get("context_key"))
     }
     reused = {name: key for name in order if isinstance(key := old.get(name), str)}
     taken = {key for keys in stored.values() for key in keys} | set(reused.values())
@@ -345,15 +347,15 @@ def _write(
             for key in _sources(need, spec, makers, filtered, usable, catalog)
         ]
         output = spec.provides[0] if spec.provides else None
-        key = reused.get(name) or make_key(output or name, taken)
+        key = reused.get(name) or make_context_key(output or name, taken)
         taken.add(key)
-        steps.append(planned_step(key, name, output, task, inputs, said.get(name) or None))
-        for need in gives(spec):
+        steps.append(build_step(key, name, output, task, inputs, said.get(name) or None))
+        for need in needs_provided_by(spec):
             makers.setdefault(need, []).append(key)
-            if any(wanted(read) == need for read in spec.requires):
+            if any(required_need(read) == need for read in spec.requires):
                 filtered.add(need)
     view = PlanView(list(steps), catalog, {}, None)
-    steps.append(closing_step(view, taken, task))
+    steps.append(build_respond_step(view, taken, task))
     return ExecutionPlan(steps=steps)
 
 
@@ -366,7 +368,7 @@ def _sources(
     catalog: Catalog,
 ) -> list[str]:
     """Name the contexts that one requirement reads."""
-    want = wanted(need)
+    want = required_need(need)
     made = makers.get(want, [])
     if need.role is not None and need.cardinality != "many":
         return _of_roles(need, spec, [*stored.get(want, ()), *made])
@@ -384,7 +386,7 @@ def _sources(
 
 def _of_roles(need: Requirement, spec: CapabilitySpec, there: list[str]) -> list[str]:
     """Choose for one of several inputs of a type, in the order in which results come about."""
-    peers = [other for other in spec.requires if wanted(other) == need.type]
+    peers = [other for other in spec.requires if required_need(other) == need.type]
     if len(there) < len(peers):
         peers = [other for other in peers if other.cardinality == "one"]
     if need not in peers:

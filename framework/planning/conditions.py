@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from capgraph.base import ErrorSeverity, ValidationError
+from capgraph.planning.plan_access import is_too_deep
 from capgraph.planning.problems import Path, preview
-from capgraph.planning.reading import is_too_deep
 
 OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
@@ -36,10 +36,10 @@ _IN_ORDER = frozenset({"number", "text"})
 _SETS = ("and", "or")
 
 
-def comparisons(condition: object) -> Iterator[tuple[Path, dict[str, Any]]]:
+def iter_comparisons(condition: object) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield the comparisons of a condition, each with where it stands.
 
-    >>> [path for path, _ in comparisons({"not": {"of": "a", "is": ">", "than": 1}})]
+    >>> [path for path, _ in iter_comparisons({"not": {"of": "a", "is": ">", "than": 1}})]
     [('not',)]
     """
     if not is_too_deep(condition, MAX_DEPTH):
@@ -58,15 +58,15 @@ def _comparisons(condition: object, path: Path) -> Iterator[tuple[Path, dict[str
             yield from _comparisons(part, (*path, name, number))
 
 
-def condition_faults(condition: object) -> Iterator[tuple[Path, Any, str]]:
+def condition_errors(condition: object) -> Iterator[tuple[Path, Any, str]]:
     """Yield what is wrong with the form of a condition: where, the value, and why.
 
-    >>> [cause for _, _, cause in condition_faults({"of": "a", "is": "about", "than": 1})]
+    >>> [cause for _, _, cause in condition_errors({"of": "a", "is": "about", "than": 1})]
     ['is no comparison; there are >, >=, <, <=, ==, !=']
     """
     if is_too_deep(condition, MAX_DEPTH):
         yield (), condition, f"nests deeper than {MAX_DEPTH} levels"
-    elif sum(1 for _ in comparisons(condition)) > MAX_COMPARISONS:
+    elif sum(1 for _ in iter_comparisons(condition)) > MAX_COMPARISONS:
         yield (), condition, f"has more than {MAX_COMPARISONS} comparisons"
     else:
         yield from _faults(condition, ())
@@ -92,14 +92,16 @@ def _faults(condition: object, path: Path) -> Iterator[tuple[Path, Any, str]]:
         if not isinstance(sign, str) or sign not in OPERATORS:
             cause = f"is no comparison; there are {', '.join(OPERATORS)}"
             yield (*path, "is"), sign, cause
-        elif kind_of(than) in ("list", "object") or than in (math.inf, -math.inf) or than != than:
+        elif (
+            value_kind(than) in ("list", "object") or than in (math.inf, -math.inf) or than != than
+        ):
             cause = "is not text, a finite number, true, false or null"
             yield (*path, "than"), than, cause
-        elif sign not in ("==", "!=") and kind_of(than) not in _IN_ORDER:
+        elif sign not in ("==", "!=") and value_kind(than) not in _IN_ORDER:
             yield (*path, "than"), than, f"has no order, which {sign} needs"
 
 
-def kind_of(value: object) -> str:
+def value_kind(value: object) -> str:
     """Name what a plain value is, as far as comparing it goes."""
     if value is None or isinstance(value, bool):
         return "nothing" if value is None else "boolean"
@@ -110,7 +112,7 @@ def kind_of(value: object) -> str:
     return "list" if isinstance(value, list) else "object"
 
 
-def holds(condition: Mapping[str, Any], value_of: Callable[[str], Any]) -> bool | None:
+def evaluate_condition(condition: Mapping[str, Any], value_of: Callable[[str], Any]) -> bool | None:
     """Tell whether a condition that checks clean holds; ``None`` where nobody can know.
 
     Args:
@@ -121,17 +123,17 @@ def holds(condition: Mapping[str, Any], value_of: Callable[[str], Any]) -> bool 
         ValidationError: Two values cannot be compared; the severity is REPLANNING.
 
     >>> rule = {"or": [{"of": "a", "is": ">", "than": 3}, {"of": "b", "is": "==", "than": "x"}]}
-    >>> holds(rule, {"a": 4, "b": "y"}.get), holds(rule, {"a": 1, "b": MISSING}.get)
+    >>> evaluate_condition(rule, {"a": 4, "b": "y"}.get), evaluate_condition(rule, {"a": 1, "b": MISSING}.get)
     (True, None)
     """
     if "not" in condition:
-        inner = holds(condition["not"], value_of)
+        inner = evaluate_condition(condition["not"], value_of)
         return None if inner is None else not inner
     for name, decided in zip(_SETS, (False, True), strict=True):
         if name in condition:
             unknown = False
             for part in condition[name]:
-                found = holds(part, value_of)
+                found = evaluate_condition(part, value_of)
                 if found is decided:
                     return decided
                 unknown = unknown or found is None
@@ -141,32 +143,35 @@ def holds(condition: Mapping[str, Any], value_of: Callable[[str], Any]) -> bool 
         return None
     if sign in ("==", "!="):
         # In Python, true is 1.
-        equal = kind_of(value) == kind_of(than) and value == than
+        equal = value_kind(value) == value_kind(than) and value == than
         return equal is (sign == "==")
-    if kind_of(value) != kind_of(than):
+    if value_kind(value) != value_kind(than):
         raise ValidationError(
-            f"{condition['of']} is {preview(value)}, which {told(condition)!r} cannot compare.",
+            f"{condition['of']} is {preview(value)}, which {describe_condition(condition)!r} cannot compare.",
             fix="Compare numbers with numbers and text with text.",
             severity=ErrorSeverity.REPLANNING,
         )
     return OPERATORS[sign](value, than)
 
 
-def told(condition: object) -> str:
+def describe_condition(condition: object) -> str:
     """Write a condition as a person would; anything else as what it is.
 
-    >>> told({"and": [{"of": "a", "is": ">", "than": 1}, {"not": {"of": "b", "is": "==", "than": "x"}}]})
+    >>> describe_condition({"and": [{"of": "a", "is": ">", "than": 1}, {"not": {"of": "b", "is": "==", "than": "x"}}]})
     'a > 1 and not (b == "x")'
     """
     if is_too_deep(condition, MAX_DEPTH) or not isinstance(condition, dict):
         return preview(condition)
     if "not" in condition:
-        return f"not ({told(condition['not'])})"
+        return f"not ({describe_condition(condition['not'])})"
     for name in _SETS:
         parts = condition.get(name)
         if isinstance(parts, list):
             several = (isinstance(p, dict) and p.keys() & set(_SETS) for p in parts)
-            words = (f"({told(p)})" if s else told(p) for p, s in zip(parts, several, strict=True))
+            words = (
+                f"({describe_condition(p)})" if s else describe_condition(p)
+                for p, s in zip(parts, several, strict=True)
+            )
             return f" {name} ".join(words)
     than = json.dumps(condition.get("than"), default=preview)
     return f"{condition.get('of')} {condition.get('is')} {than}"

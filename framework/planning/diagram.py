@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from capgraph.planning.catalog import CLOSING
-from capgraph.planning.conditions import told
+from capgraph.planning.catalog import TERMINAL_STEPS
+from capgraph.planning.conditions import describe_condition
+from capgraph.planning.plan_access import plan_steps, step_capability, step_key
 from capgraph.planning.problems import preview
-from capgraph.planning.reading import capability_of, step_key, steps_of
-from capgraph.planning.references import Read, reads_of
-from capgraph.planning.waits import WAITS
+from capgraph.planning.references import StepRead, step_reads
+from capgraph.planning.waits import WAIT_FIELDS
 
 StepStatus = Literal["pending", "running", "done", "failed", "skipped", "not needed"]
 
@@ -43,23 +43,23 @@ def plan_mermaid(plan: Mapping[str, Any], status: Mapping[str, str] | None = Non
         class s0 done
         classDef done fill:#dff2e1,stroke:#2e7d32,color:#222
     """
-    steps = [step if isinstance(step, dict) else {} for step in steps_of(plan)]
+    steps = [step if isinstance(step, dict) else {} for step in plan_steps(plan)]
     keys = [step_key(step, index) for index, step in enumerate(steps)]
     nodes: list[str] = []
     arrows: list[str] = []
     states: list[str] = []
-    stored: dict[Read, str] = {}
+    stored: dict[StepRead, str] = {}
     read: set[int] = set()
     for index, step in enumerate(steps):
-        name, state = capability_of(step), (status or {}).get(keys[index], "pending")
+        name, state = step_capability(step), (status or {}).get(keys[index], "pending")
         states.append(state if state in _STYLES else "pending")
         sign = _SIGNS.get(state, "")
         lines = [f"{sign}{escape_label(keys[index])}", escape_label(name or "?")]
         label = "<br/>".join([*lines, *map(escape_label, step_notes(step))])
-        left, right = ('(["', '"])') if name in CLOSING else ('["', '"]')
+        left, right = ('(["', '"])') if name in TERMINAL_STEPS else ('["', '"]')
         nodes += [f"    s{index}{left}{label}{right}"]
         nodes += [f"    class s{index} {_class(states[-1])}"]
-        for one in reads_of(step, keys):
+        for one in step_reads(step, keys):
             before = [place for place in range(index) if keys[place] == one.key]
             read.update(before[-1:])
             place = (
@@ -68,7 +68,7 @@ def plan_mermaid(plan: Mapping[str, Any], status: Mapping[str, str] | None = Non
             source = f"s{before[-1]}" if before else place
             label = one.label if one.path[0] in ("inputs", "parameters") else str(one.path[0])
             arrows.append(f'    {source} -->|"{escape_label(label)}"| s{index}')
-        if name in CLOSING:
+        if name in TERMINAL_STEPS:
             arrows += [f"    s{place} -.-> s{index}" for place in range(index) if place not in read]
     cylinders = [f'    {node}[("{escape_label(one.key)}")]' for one, node in stored.items()]
     styles = [f"    classDef {_class(s)} {_STYLES[s]}" for s in _STYLES if s in states]
@@ -87,10 +87,12 @@ def step_notes(step: Mapping[str, Any]) -> list[str]:
     """
     found = []
     if step.get("when") is not None:
-        found.append(f"if {told(step['when'])}")
+        found.append(f"if {describe_condition(step['when'])}")
     if isinstance(each := step.get("for_each"), dict):
         found.append(f"for each of {each.get('of')}")
-    found += [f"{name.replace('_', ' ')} {preview(step[name])}" for name in WAITS if step.get(name)]
+    found += [
+        f"{name.replace('_', ' ')} {preview(step[name])}" for name in WAIT_FIELDS if step.get(name)
+    ]
     words = {"optional": "optional", "look_again": "looked at again"}
     return [*found, *(text for name, text in words.items() if step.get(name) is True)]
 

@@ -17,8 +17,8 @@ from capgraph.planning.problems import (
     preview,
     render_path,
 )
-from capgraph.planning.references import FROM, Read, paths_of
-from capgraph.planning.waits import WAITS
+from capgraph.planning.references import FROM, StepRead, iter_path_reads
+from capgraph.planning.waits import WAIT_FIELDS
 
 _SAME_VALUE = (MALFORMED_INPUT, PARAMETER)
 """Repairs that write the same value in another form."""
@@ -78,7 +78,7 @@ class RepairedPlan:
 
 
 @dataclass
-class Draft:
+class PlanDraft:
     """The steps being repaired; they are the draft's own copies.
 
     With ``additions_only``, names, keys, and inputs that the author wrote are never replaced. With
@@ -94,14 +94,14 @@ class Draft:
     repairs: list[Repair] = field(default_factory=list)
     inserted: list[str] = field(default_factory=list)
 
-    def keys(self) -> set[str]:
+    def used_keys(self) -> set[str]:
         """Return every context key that a new step must not take."""
         taken = {key for step in self.steps if isinstance(key := step.get("context_key"), str)}
         for stored in self.available.values():
             taken.update(stored)
         return taken
 
-    def note(
+    def record(
         self, code: str, step: int | None, path: Path, before: object, after: object, reason: str
     ) -> None:
         """Record one change."""
@@ -117,7 +117,7 @@ class Draft:
             )
         )
 
-    def put(self, code: str, step: int, path: Path, value: object, reason: str) -> bool:
+    def replace_value(self, code: str, step: int, path: Path, value: object, reason: str) -> bool:
         """Replace one value of a step and record it; ``False`` when it is there already."""
         before: Any = self.steps[step]
         for part in path:
@@ -127,17 +127,17 @@ class Draft:
         if self.additions_only and before not in (None, "") and code not in _SAME_VALUE:
             return False
         self.steps[step] = replace_at(self.steps[step], path, value)
-        self.note(code, step, path, before, value, reason)
+        self.record(code, step, path, before, value, reason)
         return True
 
-    def rename(self, reads: Iterable[tuple[int, Read]], key: str) -> None:
+    def rename_reads(self, reads: Iterable[tuple[int, StepRead]], key: str) -> None:
         """Have some inputs, references and conditions name another key."""
         for index, read in reads:
             step = self.steps[index]
             value: Any = key
             if read.label == FROM:
-                text = next(text for path, text in paths_of(step) if path == read.path)
+                text = next(text for path, text in iter_path_reads(step) if path == read.path)
                 value = key + text[len(read.key) :]
-            if read.path[0] in ("parameters", *WAITS):
+            if read.path[0] in ("parameters", *WAIT_FIELDS):
                 value = {FROM: value}
             self.steps[index] = replace_at(step, read.path, value)

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from capgraph.base import CapabilitySpec
 from capgraph.planning.problems import Path, render_path
-from capgraph.planning.references import references_of
-from capgraph.planning.schemas import Shape
+from capgraph.planning.references import iter_references
+from capgraph.planning.schema_shapes import Shape
 
 _LONGEST = 100_000  # characters of conversation and results that are compared
 _MONTHS = "january february march april may june july august september october november december"
@@ -90,7 +90,7 @@ _CLOCK = re.compile(r"(?:\b|(?<=t))(\d{1,2}):(\d{2})(?::\d{2}(?:\.\d+)?)?(?:z|[+
 _IN_DAYS = re.compile(r"\bin (\w+) (day|week)s?\b")
 
 
-class Ungrounded(NamedTuple):
+class UngroundedValue(NamedTuple):
     """A parameter value that nothing supports.
 
     Attributes:
@@ -103,7 +103,7 @@ class Ungrounded(NamedTuple):
 
 
 @dataclass
-class Grounds:
+class GroundingSources:
     """Everything that a value may rest on, in normalized form.
 
     Args:
@@ -111,8 +111,8 @@ class Grounds:
         results: Plain data of the results that the step refers to.
         today: Dates that "today" may mean.
 
-    >>> grounds = Grounds(["Pay Ada 1,200 euros tomorrow"], today=[date(2026, 3, 4)])
-    >>> [grounds.holds(value) for value in (1200, "2026-03-05", "ada", 1300, "Grace")]
+    >>> grounds = GroundingSources(["Pay Ada 1,200 euros tomorrow"], today=[date(2026, 3, 4)])
+    >>> [grounds.supports(value) for value in (1200, "2026-03-05", "ada", 1300, "Grace")]
     [True, True, True, False, False]
     """
 
@@ -136,7 +136,7 @@ class Grounds:
                 self._found.times.add(time(hour))
                 self._found.times |= {time(hour + 12)} if 1 <= hour < 12 else set()
 
-    def holds(self, value: object) -> bool:
+    def supports(self, value: object) -> bool:
         """Return True if a scalar value stands here in some form."""
         if value is None or isinstance(value, bool):
             return True
@@ -192,35 +192,35 @@ class _Parts:
     is_compound: bool
 
 
-def ungrounded_values(
+def find_ungrounded_values(
     spec: CapabilitySpec,
     values: Mapping[str, Any],
-    planned: Mapping[str, Any],
-    grounds: Grounds,
-    declared: Sequence[Any] = (),
-) -> list[Ungrounded]:
+    planned_parameters: Mapping[str, Any],
+    sources: GroundingSources,
+    declared_values: Sequence[Any] = (),
+) -> list[UngroundedValue]:
     """Return the parameter values of a step that stand in nothing that the model was given.
 
     Args:
         spec: The capability.
         values: The validated parameters, as plain data.
-        planned: The parameters as planned; what is a reference there comes from a result.
-        grounds: The conversation, and the results that the step refers to.
-        declared: Values that the author of a recipe wrote for this capability.
+        planned_parameters: The parameters as planned; what is a reference there comes from a result.
+        sources: The conversation, and the results that the step refers to.
+        declared_values: Values that the author of a recipe wrote for this capability.
     """
-    shape = Shape.of(spec.parameters, "validation") if spec.parameters is not None else None
+    shape = Shape.from_model(spec.parameters, "validation") if spec.parameters is not None else None
     fields = shape.schema.get("properties", {}) if shape is not None else {}
-    references = [path for path, _ in references_of(planned)]
+    references = [path for path, _ in iter_references(planned_parameters)]
     found = []
     for name, whole in values.items():
         if "default" in fields.get(name, {}) and _equal(fields[name]["default"], whole):
             continue
         for path, value in _leaves(whole, (name,)):
             referred = any(path[: len(one)] == one for one in references)
-            chosen = shape is not None and _is_choice(shape.at(path), value)
-            written = any(_equal(value, one) for one in declared)
-            if not (referred or chosen or written or grounds.holds(value)):
-                found.append(Ungrounded(render_path(path), value))
+            chosen = shape is not None and _is_choice(shape.at_path(path), value)
+            written = any(_equal(value, one) for one in declared_values)
+            if not (referred or chosen or written or sources.supports(value)):
+                found.append(UngroundedValue(render_path(path), value))
     return found
 
 
@@ -239,7 +239,7 @@ def _leaves(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
 
 def _is_choice(shape: Shape | None, value: object) -> bool:
     """Return True if a value is one of those that its declaration lists."""
-    for form in shape.forms() if shape is not None else ():
+    for form in shape.alternatives() if shape is not None else ():
         listed = [*form.schema.get("enum", ())]
         listed += [form.schema["const"]] if "const" in form.schema else []
         if any(_equal(value, one) for one in listed):

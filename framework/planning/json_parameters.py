@@ -20,10 +20,10 @@ from pydantic import ValidationError as PydanticError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from capgraph.base.errors import ConfigurationError, ValidationError, require_extra
-from capgraph.configs.linear_pattern import LinearPattern
+from capgraph.configs.linear_regex import LinearTimeRegex
 from capgraph.configs.logger import get_logger
 from capgraph.planning.problems import Path, preview
-from capgraph.planning.schemas import Shape
+from capgraph.planning.schema_shapes import Shape
 
 _JSON_TYPES = {
     "array": "array arraylist list queue set stack tuple",
@@ -54,8 +54,8 @@ class JsonParameters(BaseModel):
     Attributes:
         json_schema: The schema, in the words of JSON schema.
         defaults: What stands for what is left out.
-        checker: Knows the schema.
-        plainly: Name of each parameter of which only a type is said, to what may stand there;
+        schema_validator: Knows the schema.
+        plain_types: Name of each parameter of which only a type is said, to what may stand there;
             most calls have no other, and need no more than a look.
     """
 
@@ -65,8 +65,8 @@ class JsonParameters(BaseModel):
 
     json_schema: ClassVar[dict[str, Any]] = {}
     defaults: ClassVar[dict[str, Any]] = {}
-    checker: ClassVar[Any] = None
-    plainly: ClassVar[dict[str, tuple[type, ...]]] = {}
+    schema_validator: ClassVar[Any] = None
+    plain_types: ClassVar[dict[str, tuple[type, ...]]] = {}
 
     @classmethod
     def model_json_schema(cls, *_: Any, **__: Any) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class JsonParameters(BaseModel):
     def _checked(cls, given: Any, handler: Any) -> Any:
         if not isinstance(given, dict):
             return handler(given)
-        known = cls.plainly
+        known = cls.plain_types
         plain = all(name in given for name in cls.json_schema.get("required", ()))
         plain = plain and all(type(value) in known.get(name, ()) for name, value in given.items())
         if not plain and (faults := list(_faults(cls, given))):
@@ -148,19 +148,19 @@ def json_parameters(name: str, schema: Mapping[str, Any]) -> type[JsonParameters
     )
     made.json_schema = plain
     if plain.keys() <= _SAYS_LITTLE:
-        made.plainly = {
+        made.plain_types = {
             own: _PLAIN[said["type"]]
             for own, said in properties.items()
             if isinstance(said, dict) and said.keys() <= _SAYS_LITTLE and _is_plain(said)
         }
     # Nothing is fetched: a reference to another document is none that can be followed.
-    made.checker = kind(plain, registry=require_extra("referencing", "tools").Registry())
+    made.schema_validator = kind(plain, registry=require_extra("referencing", "tools").Registry())
     made.defaults = {
         own: said["default"]
         for own, said in properties.items()
         if isinstance(said, dict)
         and "default" in said
-        and made.checker.evolve(schema=said).is_valid(said["default"])
+        and made.schema_validator.evolve(schema=said).is_valid(said["default"])
     }
     return cast("type[JsonParameters]", made)
 
@@ -211,7 +211,7 @@ def _is_plain(said: Mapping[str, Any]) -> bool:
 
 
 def _faults(model: type[JsonParameters], given: dict[str, Any]) -> Iterator[InitErrorDetails]:
-    for error in model.checker.iter_errors(given):
+    for error in model.schema_validator.iter_errors(given):
         path = tuple(error.absolute_path)
         if "default" in error.schema and _same(error.instance, error.schema["default"]):
             continue  # whoever writes a default that does not fit takes it all the same
@@ -222,7 +222,7 @@ def _faults(model: type[JsonParameters], given: dict[str, Any]) -> Iterator[Init
         elif error.validator not in ("additionalProperties", "unevaluatedProperties"):
             said = PydanticCustomError("json_schema", "{said}", {"said": error.message[:_SAID]})
             yield {"type": said, "loc": path, "input": error.instance}
-    for path, value in _strangers(Shape.of(model, "validation"), given, ()):
+    for path, value in _strangers(Shape.from_model(model, "validation"), given, ()):
         yield {"type": "extra_forbidden", "loc": path, "input": value}
 
 
@@ -230,7 +230,7 @@ def _faults(model: type[JsonParameters], given: dict[str, Any]) -> Iterator[Init
 def _matcher(pattern: str) -> Callable[[str], bool]:
     """Return what searches for a pattern in linear time, whoever wrote it."""
     try:
-        return LinearPattern(pattern).found
+        return LinearTimeRegex(pattern).search
     except ConfigurationError:
         get_logger("framework", "parameters").warning(
             "The pattern %r cannot be checked in bounded time: any text passes", pattern
@@ -260,7 +260,7 @@ def _strangers(shape: Shape, value: Any, path: Path) -> Iterator[tuple[Path, Any
     """Find what a schema does not declare: it would be dropped, or taken for something else."""
     inside = value.items() if isinstance(value, dict) else enumerate(value)
     for part, item in inside:
-        found = shape.at((part,))
+        found = shape.at_path((part,))
         if found is None and isinstance(value, dict):
             yield (*path, part), item
         elif found is not None and isinstance(item, (dict, list)):

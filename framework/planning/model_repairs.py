@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from capgraph.base import CapabilitySpec
-from capgraph.base.values import json_values_in
+from capgraph.helpers.plain_data import json_values
 from capgraph.planning import problems as codes
 from capgraph.planning.catalog import Catalog
 from capgraph.planning.draft import Repair
-from capgraph.planning.names import closest_name, plain_name
-from capgraph.planning.reading import is_too_deep
-from capgraph.planning.schemas import Shape
+from capgraph.planning.name_matching import closest_name, plain_name
+from capgraph.planning.plan_access import is_too_deep
+from capgraph.planning.schema_shapes import Shape
 
 _MAX_ROUNDS = 40  # above the depth that a plan may have
 _MAX_STEPS_READ = 1000
@@ -31,14 +31,14 @@ class ModelRepair(NamedTuple):
 
     Attributes:
         name: Name under which the event counts the repair.
-        written: A form that models write.
-        read_as: The form that the plan has after the repair.
+        original_form: A form that models write.
+        repaired_form: The form that the plan has after the repair.
         codes: Problem codes whose repair it is; empty when it is applied before the check.
     """
 
     name: str
-    written: str
-    read_as: str
+    original_form: str
+    repaired_form: str
     codes: tuple[str, ...] = ()
 
 
@@ -150,7 +150,7 @@ _OF_SCHEMAS = frozenset(
 )
 
 
-class ReadPlan(NamedTuple):
+class ParsedPlan(NamedTuple):
     """A model's reply after the repairs.
 
     Attributes:
@@ -171,7 +171,7 @@ def count_repairs(repairs: Iterable[Repair]) -> Counter[str]:
     return Counter(_BY_CODE[repair.code] for repair in repairs if repair.code in _BY_CODE)
 
 
-def read_model_plan(reply: object, catalog: Catalog) -> ReadPlan:
+def parse_model_plan(reply: object, catalog: Catalog) -> ParsedPlan:
     """Read a plan out of a model's reply; a plan in the right form comes back unchanged.
 
     The argument is not changed. Half a reply is never completed: it would run half a plan.
@@ -182,8 +182,8 @@ def read_model_plan(reply: object, catalog: Catalog) -> ReadPlan:
 
     >>> from capgraph.base import CapabilitySpec
     >>> from capgraph.planning import StaticCatalog
-    >>> catalog = StaticCatalog.of(CapabilitySpec("weather", "Tell the weather."))
-    >>> found = read_model_plan(
+    >>> catalog = StaticCatalog.from_model(CapabilitySpec("weather", "Tell the weather."))
+    >>> found = parse_model_plan(
     ...     '{"name": "ExecutionPlan", "arguments": {"steps": [{"capability": "weather", "when": {}}]}}',
     ...     catalog,
     ... )
@@ -195,7 +195,7 @@ def read_model_plan(reply: object, catalog: Catalog) -> ReadPlan:
     reader = _Reader(catalog)
     plan: Any = reader.read_text(reply) if isinstance(reply, str) else reply
     if plan is None or is_too_deep(plan):
-        return ReadPlan(reply, {})
+        return ParsedPlan(reply, {})
     for _ in range(_MAX_ROUNDS):
         before = reader.repairs.total()
         plan = reader.read_plan(plan)
@@ -205,10 +205,10 @@ def read_model_plan(reply: object, catalog: Catalog) -> ReadPlan:
     if not isinstance(steps, list):
         # A reply that is no plan after all is shown to the model as it was written.
         keeps = isinstance(plan, dict) and "answer" in plan
-        return ReadPlan(plan if keeps else reply, {})
+        return ParsedPlan(plan if keeps else reply, {})
     written = [*map(reader.read_whole_step, steps[:_MAX_STEPS_READ]), *steps[_MAX_STEPS_READ:]]
     changed = any(new is not old for new, old in zip(written, steps, strict=True))
-    return ReadPlan({**plan, "steps": written} if changed else plan, reader.repairs)
+    return ParsedPlan({**plan, "steps": written} if changed else plan, reader.repairs)
 
 
 @dataclass
@@ -220,7 +220,7 @@ class _Reader:
 
     def read_text(self, reply: str) -> Any:
         """Return the JSON of a text: one value, or several calls as a list of steps."""
-        values = json_values_in(reply)
+        values = json_values(reply)
         calls = [value for value in values if self._as_step(value) is not None]
         if not values or (len(values) > 1 and len(calls) < len(values)):
             return None  # two plans, and no telling which is meant
@@ -251,7 +251,7 @@ class _Reader:
     def _read_steps(self, plan: dict[str, Any]) -> dict[str, Any]:
         steps = plan["steps"]
         if isinstance(steps, str):
-            values = json_values_in(steps)
+            values = json_values(steps)
             if len(values) == 1 and steps.strip()[:1] in ("[", "{"):
                 self.repairs["text_as_json"] += 1
                 return {**plan, "steps": values[0]}
@@ -324,7 +324,7 @@ class _Reader:
     def _object(self, value: Any) -> Any:
         """Return the object that stands in a text or alone in a list."""
         if isinstance(value, str) and value.lstrip().startswith("{"):
-            values = json_values_in(value)
+            values = json_values(value)
             if len(values) == 1 and isinstance(values[0], dict):
                 self.repairs["text_as_json"] += 1
                 value = values[0]
@@ -340,12 +340,12 @@ class _Reader:
         model = spec.parameters if spec is not None else None
         if model is None:
             return values
-        shape = Shape.of(model, "validation")
+        shape = Shape.from_model(model, "validation")
         inner = values.get("properties")
         if (
             isinstance(inner, dict)
             and values.keys() <= _OF_SCHEMAS
-            and shape.at(("properties",)) is None
+            and shape.at_path(("properties",)) is None
         ):
             self.repairs["schema_wrapper"] += 1
             values = dict(inner)
@@ -369,9 +369,9 @@ class _Reader:
         named: dict[str, Any] = {}
         for key, value in values.items():
             plain = plain_name(str(key))
-            known = [name for name in shape.fields if plain_name(name) == plain]
+            known = [name for name in shape.field_names if plain_name(name) == plain]
             free = len(known) == 1 and known[0] not in values and known[0] not in named
-            if free and plain and shape.at((key,)) is None:
+            if free and plain and shape.at_path((key,)) is None:
                 self.repairs["parameter_name"] += 1
                 key = known[0]
             named[key] = value
@@ -380,8 +380,8 @@ class _Reader:
 
 def _choice(shape: Shape, name: str, value: Any) -> str | None:
     """Return the one declared choice that a text means in other case or with other separators."""
-    found = shape.at((name,)) if isinstance(value, str) and plain_name(value) else None
-    forms = found.forms() if found is not None else []
+    found = shape.at_path((name,)) if isinstance(value, str) and plain_name(value) else None
+    forms = found.alternatives() if found is not None else []
     if not forms or any(not {"enum", "const"} & form.schema.keys() for form in forms):
         return None
     choices = [c for f in forms for c in [*f.schema.get("enum", ()), f.schema.get("const")]]
@@ -401,7 +401,7 @@ def _unwrapped(plan: dict[str, Any]) -> dict[str, Any] | None:
     else:
         return None
     if isinstance(inner, str):
-        values = json_values_in(inner)
+        values = json_values(inner)
         inner = values[0] if len(values) == 1 else None
     is_plan = isinstance(inner, dict) and isinstance(inner.get("steps"), (list, dict))
     return inner if is_plan else None
@@ -423,17 +423,19 @@ def _is_schema(value: Any) -> bool:
 
 
 def _takes_objects(shape: Shape, name: str) -> bool:
-    found = shape.at((name,))
-    return found is not None and any(form.kind in ("object", None) for form in found.forms())
+    found = shape.at_path((name,))
+    return found is not None and any(
+        form.json_type in ("object", None) for form in found.alternatives()
+    )
 
 
 def _is_needless_null(model: type[BaseModel], shape: Shape, name: str) -> bool:
     """Return True if a parameter has a default and its type does not include null."""
     for own, info in model.model_fields.items():
         if name in (own, info.alias, info.validation_alias):
-            found = shape.at((name,)) or shape.at((own,))
-            forms = [] if found is None else list(found.forms())
-            kinds = {form.kind for form in forms}
+            found = shape.at_path((name,)) or shape.at_path((own,))
+            forms = [] if found is None else list(found.alternatives())
+            kinds = {form.json_type for form in forms}
             return not info.is_required() and bool(kinds) and kinds.isdisjoint({"null", None})
     return False
 

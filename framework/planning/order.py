@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from capgraph.base import ExecutionPlan
-from capgraph.planning.reading import step_key, steps_of
+from capgraph.planning.plan_access import plan_steps, step_key
 from capgraph.planning.schedule import dependencies
 
 
@@ -27,7 +27,7 @@ def by_depth(plan: ExecutionPlan) -> ExecutionPlan:
     depth: dict[str, int] = {}
     for key, needed in dependencies(plan).items():
         depth[key] = 1 + max((depth[name] for name in needed), default=0)
-    steps = list(enumerate(steps_of(plan)))
+    steps = list(enumerate(plan_steps(plan)))
     steps.sort(key=lambda item: depth[step_key(item[1], item[0])])
     ordered = [step for _, step in steps]
     return ExecutionPlan(**{**plan, "steps": ordered})

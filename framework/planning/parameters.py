@@ -15,20 +15,20 @@ from pydantic import ValidationError as PydanticError
 
 from capgraph.base import CapabilitySpec, ErrorSeverity, ValidationError
 from capgraph.base.spec import parameter_names
-from capgraph.planning.names import closest_name
+from capgraph.planning.name_matching import closest_name
+from capgraph.planning.plan_access import is_too_deep
 from capgraph.planning.problems import (
+    NO_CORRECTION,
     NOT_PLAIN,
     PARAMETER,
-    UNSURE,
     Path,
     Problem,
     make_problem,
     preview,
     render_path,
 )
-from capgraph.planning.reading import is_too_deep
-from capgraph.planning.references import references_of
-from capgraph.planning.schemas import Shape
+from capgraph.planning.references import iter_references
+from capgraph.planning.schema_shapes import Shape
 
 _MAX_UNKNOWN = 20
 _PLAIN = "use finite numbers, text and flat lists"
@@ -42,12 +42,12 @@ def _fault(
     remedy: str,
     *,
     code: str = PARAMETER,
-    mended: Any = UNSURE,
+    mended: Any = NO_CORRECTION,
 ) -> Problem:
     return make_problem(code, None, None, value, cause, remedy, ("parameters", *path), mended)
 
 
-def parameter_faults(
+def parameter_errors(
     model: type[BaseModel] | None, parameters: object, capability: str
 ) -> list[Problem]:
     """Find everything that is wrong with a step's parameters.
@@ -69,7 +69,7 @@ def parameter_faults(
         held = isinstance(decoded, dict)
         cause = "is text that holds an object" if held else "is not an object"
         remedy = "write parameters as an object of names and values"
-        return [_fault((), parameters, cause, remedy, mended=decoded if held else UNSURE)]
+        return [_fault((), parameters, cause, remedy, mended=decoded if held else NO_CORRECTION)]
     if not parameters and model is None:
         return []
     if model is None:
@@ -83,7 +83,7 @@ def parameter_faults(
             return [_fault((), parameters, f"is not plain JSON ({exc})", _PLAIN, code=NOT_PLAIN)]
         found = _model_faults(model, parameters, text, capability)
     # What a reference stands for is checked where the plan is known, and when the step runs.
-    named = [path for path, _ in references_of(parameters)] if found else []
+    named = [path for path, _ in iter_references(parameters)] if found else []
     return [fault for fault in found if not any(_touch(fault.path[1:], one) for one in named)]
 
 
@@ -92,20 +92,20 @@ def _touch(path: Path, other: Path) -> bool:
     return all(a == b for a, b in zip(path, other, strict=False))
 
 
-def mended_parameters(spec: CapabilitySpec, given: object) -> tuple[Any, list[Problem]]:
+def repair_parameters(spec: CapabilitySpec, parameters: object) -> tuple[Any, list[Problem]]:
     """Give parameters the one exact form that they may be meant to have; returns what is left wrong.
 
     Args:
         spec: The capability.
-        given: The step's ``parameters``.
+        parameters: The step's ``parameters``.
     """
-    faults = parameter_faults(spec.parameters, given, spec.name)
-    for fault in (fault for fault in faults if fault.mended is not UNSURE):
-        given = replace_at(given, fault.path[1:], fault.mended)
-    return given, parameter_faults(spec.parameters, given, spec.name) if faults else []
+    faults = parameter_errors(spec.parameters, parameters, spec.name)
+    for fault in (fault for fault in faults if fault.corrected_value is not NO_CORRECTION):
+        parameters = replace_at(parameters, fault.path[1:], fault.corrected_value)
+    return parameters, parameter_errors(spec.parameters, parameters, spec.name) if faults else []
 
 
-def validated_parameters(spec: CapabilitySpec, given: object) -> tuple[Any, dict[str, Any]]:
+def validated_parameters(spec: CapabilitySpec, parameters: object) -> tuple[Any, dict[str, Any]]:
     """Read a step's parameters: what runs, and the same as plain data with defaults filled in.
 
     The plain data is what is shown to a person, agreed to, kept and compared; reading it again
@@ -114,7 +114,7 @@ def validated_parameters(spec: CapabilitySpec, given: object) -> tuple[Any, dict
 
     Args:
         spec: The capability.
-        given: The step's ``parameters``.
+        parameters: The step's ``parameters``.
 
     Returns:
         An instance of the capability's ``Parameters`` (the dictionary itself where it declares
@@ -131,7 +131,7 @@ def validated_parameters(spec: CapabilitySpec, given: object) -> tuple[Any, dict
     >>> validated_parameters(spec, {"amount": 5})
     (Options(amount=5, currency='EUR'), {'amount': 5, 'currency': 'EUR'})
     """
-    given, faults = mended_parameters(spec, given)
+    parameters, faults = repair_parameters(spec, parameters)
     if faults:
         listed = "; ".join(
             f"{render_path(fault.path[1:]) or 'parameters'} {fault.value!r}: {fault.cause}"
@@ -143,8 +143,8 @@ def validated_parameters(spec: CapabilitySpec, given: object) -> tuple[Any, dict
             fix="Correct the step's parameters.",
             severity=ErrorSeverity.REPLANNING,
         )
-    values: dict[str, Any] = dict(given) if isinstance(given, dict) else {}
-    if open_ends := [text for _, text in references_of(values)]:
+    values: dict[str, Any] = dict(parameters) if isinstance(parameters, dict) else {}
+    if open_ends := [text for _, text in iter_references(values)]:
         raise ValidationError(
             f"The parameters of {spec.name!r} still refer to {', '.join(open_ends)}.",
             fix="Give the values; only a plan that is to run may refer to results.",
@@ -249,9 +249,9 @@ def _model_faults(
             fault = _fault(error["loc"], None, message, remedy)
         else:
             mended = _exact_form(model, parameters, path, value)
-            if mended is UNSURE and error["loc"] not in told:
+            if mended is NO_CORRECTION and error["loc"] not in told:
                 continue  # only the strict reading minds
-            known = mended is not UNSURE
+            known = mended is not NO_CORRECTION
             remedy = f"write {preview(mended)}" if known else "give the value in the declared form"
             fault = _fault(path, value, message, remedy, mended=mended)
         # A union reports one error for each of its members: one value, one problem.
@@ -262,8 +262,8 @@ def _model_faults(
 def _stranger(
     model: type[BaseModel], parameters: dict[str, Any], path: Path, capability: str
 ) -> Problem:
-    owner = Shape.of(model, "validation").at(path[:-1])
-    known = owner.fields if owner is not None else []
+    owner = Shape.from_model(model, "validation").at_path(path[:-1])
+    known = owner.field_names if owner is not None else []
     near = closest_name(str(path[-1]), known)
     remedy = f"use only: {', '.join(sorted(known))}" if known else "leave it out"
     if near is not None:
@@ -281,8 +281,8 @@ def _errors(
     if not unknown:
         return found
     # Forbidding holds for every model inside, those that take anything included.
-    whole = Shape.of(model, "validation")
-    strangers = (e for e in unknown if whole.at(_deepest(parameters, e["loc"])[0]) is None)
+    whole = Shape.from_model(model, "validation")
+    strangers = (e for e in unknown if whole.at_path(_deepest(parameters, e["loc"])[0]) is None)
     others = _validate(model, text, strict=strict, extra=None)
     # What is refused anyhow need not be told whole.
     return [
@@ -315,7 +315,7 @@ def _exact_form(
     """Return the one other spelling of a value that fits and says exactly the same."""
     forms = _lossless_forms(value) if path else ()
     fitting = [form for form in forms if not _breaks(model, parameters, path, form)]
-    return fitting[0] if fitting and all(form == fitting[0] for form in fitting) else UNSURE
+    return fitting[0] if fitting and all(form == fitting[0] for form in fitting) else NO_CORRECTION
 
 
 def _breaks(model: type[BaseModel], parameters: dict[str, Any], path: Path, value: object) -> bool:

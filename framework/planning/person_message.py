@@ -18,8 +18,8 @@ _PROBLEM_CODE = re.compile(r"\[CG-P\d+\]\s*")
 _OBJECT = re.compile(r"\{[^{}]*\}")
 _PREFIX = re.compile(r"\A(?:Unhandled error|Infrastructure error) in [^:]*:\s*")
 
-PLAN = "I could not work out a plan for this."
-FORM = "The model's reply did not have the expected form."
+PLAN_FAILED = "I could not work out a plan for this."
+MALFORMED_REPLY = "The model's reply did not have the expected form."
 _LATER = "Please try again later."
 _BY_CATEGORY = {
     "network": f"The model or a service that is needed cannot be reached. {_LATER}",
@@ -30,7 +30,7 @@ _BY_CATEGORY = {
     "context_too_long": "The request or the conversation is too long for the model.",
 }
 _BY_CODE = {
-    "CG-PLAN": PLAN,
+    "CG-PLAN": PLAN_FAILED,
     "CG-MODEL": "The model could not do its part.",
     "CG-EXTRA": "A part of the agent is not installed.",
     "CG-CONFIGURATION": "The agent is not set up correctly.",
@@ -40,11 +40,11 @@ _BY_CODE = {
 _BY_NODE = {
     "task_extraction": "I could not work out what you asked for.",
     "classifier": "I could not work out what can do this.",
-    "orchestrator": PLAN,
+    "orchestrator": PLAN_FAILED,
     "respond": "I could not write the answer.",
     "clarify": "I could not write my question.",
 }
-GENERIC = "Something went wrong, and I could not finish this."
+GENERIC_FAILURE = "Something went wrong, and I could not finish this."
 
 
 def describe_failure(info: Mapping[str, Any], objective: str = "") -> str:
@@ -72,50 +72,50 @@ def describe_failure(info: Mapping[str, Any], objective: str = "") -> str:
     code, category = metadata.get("code"), metadata.get("category")
     text = str(info.get("user_message") or "")
     if info.get("capability_name"):
-        if _PREFIX.match(text) is None and is_for_people(text):
+        if _PREFIX.match(text) is None and is_readable(text):
             return text
-        said = "" if category == "programming_error" else readable(text)
+        said = "" if category == "programming_error" else readable_text(text)
         return f"{_of_step(objective)} ({said})" if said else _of_step(objective)
     known = _BY_CODE.get(str(code)) or _BY_CATEGORY.get(str(category))
     if code == "CG-PLAN":
-        return PLAN
+        return PLAN_FAILED
     if known and category != "declared":
         return known
     if known is not None:
         node = _BY_NODE.get(str(info.get("node_name")))
         return f"{node} {known}" if node and node != known else known
     if category in ("programming_error", "unknown", "bad_input"):
-        return _BY_NODE.get(str(info.get("node_name")), GENERIC)
-    return readable(text) or _BY_NODE.get(str(info.get("node_name")), GENERIC)
+        return _BY_NODE.get(str(info.get("node_name")), GENERIC_FAILURE)
+    return readable_text(text) or _BY_NODE.get(str(info.get("node_name")), GENERIC_FAILURE)
 
 
-def readable(text: str) -> str:
+def readable_text(text: str) -> str:
     r"""Return a text without its fix and its prefix, or nothing if a person cannot read it.
 
-    >>> readable("The turn reached its budget. Fix: Raise limits.max_cost.")
+    >>> readable_text("The turn reached its budget. Fix: Raise limits.max_cost.")
     'The turn reached its budget.'
-    >>> readable("The model answered '{\"steps\": []}'.")
+    >>> readable_text("The model answered '{\"steps\": []}'.")
     ''
     """
     told = _PREFIX.sub("", _FIX.sub("", text)).strip()
-    return told if told and is_for_people(told) else ""
+    return told if told and is_readable(told) else ""
 
 
-def for_author(problems: Sequence[Any]) -> str:
+def describe_plan_problems(problems: Sequence[Any]) -> str:
     """Return what is wrong with a plan, for the person who wrote it.
 
-    >>> for_author(["[CG-P04] step 1 'a': no capability of this name is registered."])
+    >>> describe_plan_problems(["[CG-P04] step 1 'a': no capability of this name is registered."])
     "The plan cannot be run: step 1 'a': no capability of this name is registered."
     """
     found = [_OBJECT.sub("…", _PROBLEM_CODE.sub("", str(problem))) for problem in problems]
-    told = "; ".join(text for text in found if is_for_people(text))
+    told = "; ".join(text for text in found if is_readable(text))
     return f"The plan cannot be run: {told}" if told else "The plan cannot be run."
 
 
-def is_for_people(text: str) -> bool:
+def is_readable(text: str) -> bool:
     """Return True if a text holds no code, no data, and no markup."""
     return bool(text) and _INTERNAL.search(text) is None
 
 
 def _of_step(objective: str) -> str:
-    return f"This could not be done: {objective}" if is_for_people(objective) else GENERIC
+    return f"This could not be done: {objective}" if is_readable(objective) else GENERIC_FAILURE

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from capgraph.base.checked import checked
 from capgraph.base.errors import PlanError
-from capgraph.base.plan import ExecutionPlan, bounds_of
-from capgraph.planning.reading import make_key
+from capgraph.base.plan import ExecutionPlan, plan_limits
+from capgraph.helpers.argument_validation import validate_arguments
+from capgraph.planning.plan_access import make_context_key
 
 
 class Plan(dict[str, Any]):
@@ -33,14 +33,14 @@ class Plan(dict[str, Any]):
     {'of': 'tanks.names', 'as': 'item', 'on_failure': 'stop'}
     """
 
-    @checked
+    @validate_arguments
     def __init__(
         self, *, deadline: float | None = None, budget: Mapping[str, float] | None = None
     ) -> None:
-        bounds = bounds_of({"deadline": deadline, "budget": dict(budget or {})})
+        bounds = plan_limits({"deadline": deadline, "budget": dict(budget or {})})
         super().__init__(steps=[], **bounds)
 
-    @checked
+    @validate_arguments
     def step(
         self,
         capability: Any,
@@ -74,7 +74,7 @@ class Plan(dict[str, Any]):
         )
         taken = [step["context_key"] for step in self["steps"]]
         found: dict[str, Any] = {
-            "context_key": make_key(name, taken) if key is None else key,
+            "context_key": make_context_key(name, taken) if key is None else key,
             "capability": name,
             "parameters": None if parameters is None else dict(parameters),
             "inputs": None if given is None else [dict(entry) for entry in given],
@@ -82,7 +82,7 @@ class Plan(dict[str, Any]):
         self["steps"].append({k: v for k, v in {**found, **more}.items() if v is not None})
         return self
 
-    @checked
+    @validate_arguments
     def for_each(self, of: str, *, name: str = "item", on_failure: str = "stop") -> Plan:
         """Run the last step once for each element of a list.
 
@@ -93,7 +93,7 @@ class Plan(dict[str, Any]):
         """
         return self._last(for_each={"of": of, "as": name, "on_failure": on_failure})
 
-    @checked
+    @validate_arguments
     def when(self, condition: Mapping[str, Any]) -> Plan:
         """Have the last step run only where a condition holds."""
         return self._last(when=dict(condition))

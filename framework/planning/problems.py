@@ -71,7 +71,7 @@ def render_path(path: Path) -> str:
     return text
 
 
-UNSURE: Any = object()
+NO_CORRECTION: Any = object()
 """Stands for the right value where a problem does not have exactly one."""
 
 
@@ -87,7 +87,7 @@ class Problem:
         value: The offending value; a short text when it is large or not plain.
         cause: What is wrong with it.
         remedy: What to do about it.
-        mended: The one value that is right there; ``UNSURE`` where there is not just one.
+        corrected_value: The one value that is right there; ``NO_CORRECTION`` where there is not just one.
 
     >>> print(Problem("CG-P04", 0, "a", ("capability",), "fetsh", "is unknown", "use 'fetch'"))
     [CG-P04] step 1 'a', capability 'fetsh': is unknown. Fix: use 'fetch'.
@@ -100,7 +100,7 @@ class Problem:
     value: Any
     cause: str
     remedy: str
-    mended: Any = dataclasses.field(default=UNSURE, repr=False, compare=False)
+    corrected_value: Any = dataclasses.field(default=NO_CORRECTION, repr=False, compare=False)
 
     @property
     def field(self) -> str:
@@ -121,8 +121,8 @@ TOO_LONG = "CG-P03"
 UNKNOWN_CAPABILITY = "CG-P04"
 INACTIVE_CAPABILITY = "CG-P05"
 INFRASTRUCTURE_STEP = "CG-P06"
-CLOSING_NOT_LAST = "CG-P07"
-NO_CLOSING = "CG-P08"
+TERMINAL_STEP_NOT_LAST = "CG-P07"
+NO_TERMINAL_STEP = "CG-P08"
 MISSING_KEY = "CG-P09"
 MALFORMED_KEY = "CG-P10"
 DUPLICATE_KEY = "CG-P11"
@@ -140,7 +140,7 @@ CONDITION = "CG-P22"
 FOR_EACH = "CG-P23"
 
 
-class Kind(NamedTuple):
+class ProblemKind(NamedTuple):
     """What all problems of one kind have in common.
 
     Attributes:
@@ -160,48 +160,56 @@ _INPUT = "write inputs as a list of objects such as {'TYPE': 'context_key'}, eac
 _SELECT = "use one of the selected capabilities, or have the request classified again"
 
 PROBLEM_KINDS = {
-    SHAPE: Kind("Wrong shape", ""),
-    EMPTY: Kind("Empty plan", "steps", "plan at least the closing step 'respond'"),
-    TOO_LONG: Kind("Plan too long", "steps", "merge or drop steps, or raise the limit"),
-    UNKNOWN_CAPABILITY: Kind(
+    SHAPE: ProblemKind("Wrong shape", ""),
+    EMPTY: ProblemKind("Empty plan", "steps", "plan at least the closing step 'respond'"),
+    TOO_LONG: ProblemKind("Plan too long", "steps", "merge or drop steps, or raise the limit"),
+    UNKNOWN_CAPABILITY: ProblemKind(
         "Unknown capability",
         "capability",
         "use a registered capability",
         "the only registered name that is near",
     ),
-    INACTIVE_CAPABILITY: Kind("Inactive capability", "capability", _SELECT),
-    INFRASTRUCTURE_STEP: Kind("Infrastructure node as a step", "capability", "remove the step"),
-    CLOSING_NOT_LAST: Kind(
+    INACTIVE_CAPABILITY: ProblemKind("Inactive capability", "capability", _SELECT),
+    INFRASTRUCTURE_STEP: ProblemKind(
+        "Infrastructure node as a step", "capability", "remove the step"
+    ),
+    TERMINAL_STEP_NOT_LAST: ProblemKind(
         "Closing step is not last",
         "capability",
         "move it to the end and keep only one closing step",
     ),
-    NO_CLOSING: Kind("No closing step", "steps", "end the plan with 'respond'"),
-    MISSING_KEY: Kind("Missing context_key", "context_key", "give it one that no other step has"),
-    MALFORMED_KEY: Kind("MalformedAnswerError context_key", "context_key", "rename the step"),
-    DUPLICATE_KEY: Kind(
+    NO_TERMINAL_STEP: ProblemKind("No closing step", "steps", "end the plan with 'respond'"),
+    MISSING_KEY: ProblemKind(
+        "Missing context_key", "context_key", "give it one that no other step has"
+    ),
+    MALFORMED_KEY: ProblemKind(
+        "MalformedAnswerError context_key", "context_key", "rename the step"
+    ),
+    DUPLICATE_KEY: ProblemKind(
         "Duplicate context_key", "context_key", "rename one of them and the inputs that mean it"
     ),
-    MALFORMED_INPUT: Kind("MalformedAnswerError input", "inputs", _INPUT),
-    NO_SUPPLIER: Kind("Input without supplier", "inputs"),
-    LATER_STEP: Kind("Input from a later step", "inputs"),
-    TYPE_MISMATCH: Kind("Type mismatch", "inputs"),
-    MISSING_INPUT: Kind("Required input missing", "inputs"),
-    TOO_MANY_INPUTS: Kind("Too many inputs", "inputs", "keep one of them"),
-    CYCLE: Kind("Cycle", "inputs", "remove one of the inputs that close the circle"),
-    PARAMETER: Kind("Wrong parameter", "parameters", reason="the same value in the declared form"),
-    UNDECLARED_OUTPUT: Kind(
+    MALFORMED_INPUT: ProblemKind("MalformedAnswerError input", "inputs", _INPUT),
+    NO_SUPPLIER: ProblemKind("Input without supplier", "inputs"),
+    LATER_STEP: ProblemKind("Input from a later step", "inputs"),
+    TYPE_MISMATCH: ProblemKind("Type mismatch", "inputs"),
+    MISSING_INPUT: ProblemKind("Required input missing", "inputs"),
+    TOO_MANY_INPUTS: ProblemKind("Too many inputs", "inputs", "keep one of them"),
+    CYCLE: ProblemKind("Cycle", "inputs", "remove one of the inputs that close the circle"),
+    PARAMETER: ProblemKind(
+        "Wrong parameter", "parameters", reason="the same value in the declared form"
+    ),
+    UNDECLARED_OUTPUT: ProblemKind(
         "Undeclared output",
         "expected_output",
         reason="the only type that it provides and that is asked for",
     ),
-    NOT_PLAIN: Kind("Not plain data", "parameters"),
-    CONDITION: Kind(
+    NOT_PLAIN: ProblemKind("Not plain data", "parameters"),
+    CONDITION: ProblemKind(
         "Wrong condition",
         "when",
         "write {'of': 'context_key.field', 'is': '>', 'than': 12}, or 'and', 'or', 'not' of such",
     ),
-    FOR_EACH: Kind(
+    FOR_EACH: ProblemKind(
         "Wrong for_each",
         "for_each",
         "write {'of': 'context_key.field', 'as': 'item'} with a list of an earlier step",
@@ -218,7 +226,7 @@ def make_problem(
     cause: str,
     remedy: str = "",
     path: Path | None = None,
-    mended: Any = UNSURE,
+    corrected_value: Any = NO_CORRECTION,
 ) -> Problem:
     """Build a problem whose value is safe to print and to store.
 
@@ -230,14 +238,16 @@ def make_problem(
         cause: What is wrong with it.
         remedy: What to do about it, where the kind does not say it.
         path: Where it sits, where the kind's field is not all.
-        mended: The one value that is right there.
+        corrected_value: The one value that is right there.
     """
     kind = PROBLEM_KINDS[code]
     place = (kind.field,) if path is None else path
     told = remedy or kind.remedy
-    return Problem(code, step, shown_key(context_key), place, _plain(value), cause, told, mended)
+    return Problem(
+        code, step, preview_key(context_key), place, _plain(value), cause, told, corrected_value
+    )
 
 
-def shown_key(key: str | None) -> str | None:
+def preview_key(key: str | None) -> str | None:
     """Return a context key as a problem shows it."""
     return key if key is None or len(key) <= 200 else preview(key)

@@ -27,21 +27,27 @@ from capgraph.base import (
     Requirement,
     capability_node,
 )
-from capgraph.base.checked import checked
 from capgraph.base.guides import ClassifierExample, TaskClassifierGuide
-from capgraph.configs.near import use_known
-from capgraph.planning.catalog import CLOSING, Catalog
+from capgraph.configs.suggestions import suggest_fix
+from capgraph.helpers.argument_validation import validate_arguments
+from capgraph.planning.catalog import TERMINAL_STEPS, Catalog
 from capgraph.planning.check import DEFAULT_MAX_STEPS, check_plan
-from capgraph.planning.lifting import (
+from capgraph.planning.parameterize import (
     PARAMETERS,
-    named_in,
-    pattern_of,
-    plain,
-    values_of_turn,
-    with_places,
+    extract_parameters,
+    normalize_request,
+    request_pattern,
+    substitute_names,
+    substitute_parameters,
 )
-from capgraph.planning.references import FROM, is_reference, key_in, reads_of, references_of
-from capgraph.planning.waits import WAITS, references_in
+from capgraph.planning.references import (
+    FROM,
+    is_reference,
+    iter_references,
+    reference_key,
+    step_reads,
+)
+from capgraph.planning.waits import WAIT_FIELDS, wait_references
 from capgraph.state import TurnView
 
 _DEEPEST = 10
@@ -111,8 +117,8 @@ class Recipe(_Part):
     ...     parameters={"place": {"type": "string"}},
     ...     steps=[{"context_key": "news", "capability": "fetch",
     ...             "parameters": {"q": {"$from": "parameters.place"}}}],
-    ...     examples=[{"request": "Report on Oslo", "parameters": {"place": "Oslo"}}])
-    >>> recipe.read("report on Rome!")
+    ...     examples=[{"request_text": "Report on Oslo", "parameters": {"place": "Oslo"}}])
+    >>> recipe.match_request("report on Rome!")
     {'place': 'Rome'}
     """
 
@@ -128,7 +134,7 @@ class Recipe(_Part):
     uses: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
     @classmethod
-    @checked
+    @validate_arguments
     def from_turn(
         cls,
         values: Mapping[str, Any],
@@ -156,7 +162,7 @@ class Recipe(_Part):
         view = TurnView(values)
         status = (values.get("execution_outcome") or {}).get("status")
         works: list[dict[str, Any]] = [
-            dict(step) for step in view.steps if step["capability"] not in CLOSING
+            dict(step) for step in view.steps if step["capability"] not in TERMINAL_STEPS
         ]
         if status != "completed" or not works:
             raise PlanError(
@@ -164,7 +170,7 @@ class Recipe(_Part):
                 " recipe.",
                 fix="Choose a thread whose last turn was completed by a plan.",
             )
-        said = values_of_turn(works, view.request, parameters)
+        said = extract_parameters(works, view.request_text, parameters)
         lifted = {place: found for found, (_, places) in said.items() for place in places}
         values_of = {found: value for found, (value, _) in said.items()}
         steps, inputs = [], dict[str, str]()
@@ -183,23 +189,25 @@ class Recipe(_Part):
 
             kept = _rewritten(step, keys | stored.keys(), named)
             key = step["context_key"]
-            kept["parameters"] = with_places(kept.get("parameters"), lifted, (key,), values_of)
+            kept["parameters"] = substitute_parameters(
+                kept.get("parameters"), lifted, (key,), values_of
+            )
             text = step.get("task_objective") or ""
-            same = plain(text) == plain(view.request)
-            kept["task_objective"] = "" if same else named_in(text, values_of)
+            same = normalize_request(text) == normalize_request(view.request_text)
+            kept["task_objective"] = "" if same else substitute_names(text, values_of)
             kept.pop("success_criteria", None)
             steps.append({part: value for part, value in kept.items() if value})
         return cls(
             name=name,
             version=version,
-            description=description or f"Does what was asked by: {view.request or name}",
+            description=description or f"Does what was asked by: {view.request_text or name}",
             parameters={
                 n: RecipeParameter(type=_NAMES.get(type(value))) for n, value in values_of.items()
             },
             inputs=inputs,
             steps=steps,
-            examples=[RecipeExample(request=view.request, parameters=values_of)]
-            if view.request
+            examples=[RecipeExample(request=view.request_text, parameters=values_of)]
+            if view.request_text
             else [],
             uses={
                 step["capability"]: _declared(catalog.capabilities[step["capability"]])
@@ -212,7 +220,7 @@ class Recipe(_Part):
         said = self.model_dump(exclude_unset=True)
         return {"recipe": self.recipe} | {part: value for part, value in said.items() if value}
 
-    def read(self, request: str) -> dict[str, Any] | None:
+    def match_request(self, request: str) -> dict[str, Any] | None:
         """Read the parameters from a request that is worded like one of the examples.
 
         Returns:
@@ -221,7 +229,9 @@ class Recipe(_Part):
         """
         for example in self.examples:
             found = re.fullmatch(
-                pattern_of(example.request, example.parameters), plain(request), re.IGNORECASE
+                request_pattern(example.request, example.parameters),
+                normalize_request(request),
+                re.IGNORECASE,
             )
             if found is not None:
                 return found.groupdict()
@@ -236,13 +246,13 @@ class Recipe(_Part):
         """
         fix = "Correct the recipe's file, or save it again from a turn."
         others = [found for s in catalog.capabilities.values() if (found := recipe_of(s))]
-        in_order([*others, self])
+        order_by_use([*others, self])
         wrong = []
         for name in sorted({*self.uses, *(str(s.get("capability")) for s in self.steps)}):
             spec = catalog.capabilities.get(name)
             if spec is None:
                 wrong.append(f"the capability {name!r} is unknown")
-                fix = use_known(name, known=catalog.capabilities)
+                fix = suggest_fix(name, known=catalog.capabilities)
             elif name in self.uses and (now := _declared(spec)) != self.uses[name]:
                 then = self.uses[name]
                 parts = [p for p in {**now, **then} if now.get(p) != then.get(p)]
@@ -288,7 +298,7 @@ class Recipe(_Part):
         model = self._parameters_model(catalog)
 
         def parameters_from(task: str) -> dict[str, Any]:
-            found = dict(self._read_by_steps(task, catalog), **(self.read(task) or {}))
+            found = dict(self._read_by_steps(task, catalog), **(self.match_request(task) or {}))
             return _fitting(model, found)
 
         body = {
@@ -309,7 +319,7 @@ class Recipe(_Part):
             "sends_externally": any(s.sends_externally for s in specs),
             "requires_approval": any(s.requires_approval for s in specs),
             "execute": staticmethod(_never),
-            "matches_task": staticmethod(lambda task: self.read(task) is not None or None),
+            "matches_task": staticmethod(lambda task: self.match_request(task) is not None or None),
             "parameters_from": staticmethod(parameters_from),
             "_create_orchestrator_guide": lambda _: None,
             "_create_classifier_guide": lambda _: TaskClassifierGuide(
@@ -334,7 +344,7 @@ class Recipe(_Part):
         places = {
             text.partition(".")[2]: (step["capability"], path)
             for step in self.steps
-            for path, text in references_of(step.get("parameters"))
+            for path, text in iter_references(step.get("parameters"))
             if text.startswith(f"{PARAMETERS}.")
         }
         fields: dict[str, Any] = {}
@@ -355,13 +365,13 @@ class Recipe(_Part):
         for step in self.steps:
             reader = getattr(catalog.capabilities[step["capability"]].cls, "parameters_from", None)
             read = dict(reader(task) or {}) if reader is not None else {}
-            for path, text in references_of(step.get("parameters")):
+            for path, text in iter_references(step.get("parameters")):
                 key, _, name = text.partition(".")
                 if key == PARAMETERS and len(path) == 1 and path[0] in read:
                     found[name] = read[path[0]]
         return found
 
-    def steps_for(self, step: Mapping[str, Any], catalog: Catalog, depth: int = 0) -> list[Any]:
+    def expand_step(self, step: Mapping[str, Any], catalog: Catalog, depth: int = 0) -> list[Any]:
         """Return the steps that stand for one step of a plan.
 
         Args:
@@ -394,8 +404,8 @@ class Recipe(_Part):
             when = {"and": conditions} if len(conditions) > 1 else next(iter(conditions), None)
             more = {part: step[part] for part in ("optional", "timeout") if step.get(part)}
             more |= {"when": when} if when else {}
-            if not any(read.key in own for read in reads_of(one, own)):
-                more |= {name: step[name] for name in WAITS if step.get(name)}
+            if not any(read.key in own for read in step_reads(one, own)):
+                more |= {name: step[name] for name in WAIT_FIELDS if step.get(name)}
             found.append({**more, **renamed, "context_key": key, "task_objective": said})
         if step.get("for_each"):
             if len(found) > 1:
@@ -449,7 +459,7 @@ def expand_recipes(
             continue
         if depth > _DEEPEST:
             raise PlanError(f"The recipe {recipe.name!r} stands in {depth} others.")
-        inner = recipe.steps_for(read, catalog, depth)
+        inner = recipe.expand_step(read, catalog, depth)
         outputs = _outputs(inner, catalog)
         kind = step.get("expected_output")
         every = outputs.get(kind, []) if kind else [k for keys in outputs.values() for k in keys]
@@ -464,28 +474,30 @@ def expand_recipes(
     return (ExecutionPlan(**{**plan, "steps": steps}), told) if told else (plan, told)
 
 
-def work_of(name: str, catalog: Catalog) -> list[str]:
+def underlying_capabilities(name: str, catalog: Catalog) -> list[str]:
     """Name the capabilities that work where a plan names one: itself, or those of a recipe."""
     recipe = recipe_of(catalog.capabilities.get(name))
     if recipe is None:
         return [name]
-    return [one for step in recipe.steps for one in work_of(step["capability"], catalog)]
+    return [
+        one for step in recipe.steps for one in underlying_capabilities(step["capability"], catalog)
+    ]
 
 
-def once_each(names: Iterable[str], catalog: Catalog) -> tuple[str, ...]:
+def drop_overlapping(names: Iterable[str], catalog: Catalog) -> tuple[str, ...]:
     """Leave out of a choice, best first, what a recipe does that stands before it, and the reverse.
 
     A recipe whose work somebody before it does in part is left out: less was asked for.
     """
     kept: dict[str, set[str]] = {}
     for name in names:
-        does = set(work_of(name, catalog))
+        does = set(underlying_capabilities(name, catalog))
         if not any(does & others for others in kept.values()):
             kept[name] = does
     return tuple(kept)
 
 
-def in_order(recipes: Iterable[Recipe]) -> list[Recipe]:
+def order_by_use(recipes: Iterable[Recipe]) -> list[Recipe]:
     """Return recipes so that each comes after those that it uses.
 
     Raises:
@@ -523,7 +535,7 @@ def _rewritten(step: Mapping[str, Any], known: Iterable[str], named: _Names) -> 
     keys = set(known)
 
     def path(text: str) -> str:
-        key = key_in(text, keys)
+        key = reference_key(text, keys)
         new = named(FROM, key)
         return f"{new[0]}{text[len(key) :]}" if len(new) == 1 else text
 
@@ -605,7 +617,7 @@ def _written(text: str, given: Mapping[str, Any], *, whole: bool = True) -> str:
 
 def _used(step: Mapping[str, Any]) -> set[str]:
     """Name the parameters of the recipe that a step's own and its waits refer to."""
-    read = (*references_of(step.get("parameters")), *references_in(step))
+    read = (*iter_references(step.get("parameters")), *wait_references(step))
     refers = [text.partition(".") for _, text in read]
     return {name for key, _, name in refers if key == PARAMETERS}
 
@@ -613,7 +625,7 @@ def _used(step: Mapping[str, Any]) -> set[str]:
 def _outputs(steps: Sequence[Mapping[str, Any]], catalog: Catalog) -> dict[str, list[str]]:
     """Return what those steps give that no other one reads: context type to their keys."""
     keys = {step["context_key"] for step in steps}
-    read = {one.key for step in steps for one in reads_of(step, keys)}
+    read = {one.key for step in steps for one in step_reads(step, keys)}
     found: dict[str, list[str]] = {}
     for step in steps:
         provides = catalog.capabilities[step["capability"]].provides

@@ -11,19 +11,19 @@ from collections.abc import Container, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from capgraph.base import CapabilityContext, ErrorSeverity, ValidationError
-from capgraph.base.value_context import LISTED, plain_data
-from capgraph.planning.conditions import comparisons
+from capgraph.base.value_context import LIST_SUFFIX, unwrap_value
+from capgraph.planning.conditions import iter_comparisons
+from capgraph.planning.plan_access import is_too_deep
 from capgraph.planning.problems import Path
-from capgraph.planning.reading import is_too_deep
-from capgraph.planning.waits import SIGNAL, WAITS, references_in
+from capgraph.planning.waits import SIGNAL, WAIT_FIELDS, wait_references
 
 FROM = "$from"
-_BY_PATH = frozenset({"parameters", "when", "for_each", *WAITS})
+_BY_PATH = frozenset({"parameters", "when", "for_each", *WAIT_FIELDS})
 
 ContextTypes = Mapping[str, type[CapabilityContext]]
 
 
-class Read(NamedTuple):
+class StepRead(NamedTuple):
     """One result that a step reads.
 
     Attributes:
@@ -42,7 +42,7 @@ def is_reference(value: object) -> bool:
     return isinstance(value, dict) and FROM in value
 
 
-def references_of(parameters: object) -> Iterator[tuple[Path, str]]:
+def iter_references(parameters: object) -> Iterator[tuple[Path, str]]:
     """Yield where in parameters a reference stands, and its text."""
     if not is_too_deep(parameters):
         yield from _references(parameters, ())
@@ -58,36 +58,36 @@ def _references(value: object, path: Path) -> Iterator[tuple[Path, str]]:
             yield from _references(item, (*path, part if isinstance(part, int) else str(part)))
 
 
-def key_in(text: str, known: Container[str]) -> str:
+def reference_key(text: str, known_keys: Container[str]) -> str:
     """Return the context key that a reference begins with; keys may hold dots themselves.
 
-    >>> key_in("seattle.daily.maximum", {"seattle.daily"})
+    >>> reference_key("seattle.daily.maximum", {"seattle.daily"})
     'seattle.daily'
-    >>> key_in("stats.maximum", {})
+    >>> reference_key("stats.maximum", {})
     'stats'
     """
     key = text
-    while key not in known and "." in key:
+    while key not in known_keys and "." in key:
         key = key.rpartition(".")[0]
     return key
 
 
-def fields_of(text: str, key: str) -> Path:
+def reference_fields(text: str, key: str) -> Path:
     """Return what follows the context key in a reference.
 
-    >>> fields_of("week.days.1", "week")
+    >>> reference_fields("week.days.1", "week")
     ('days', 1)
     """
     parts = text[len(key) :].split(".")[1:]
     return tuple(int(part) if part.isdecimal() else part for part in parts)
 
 
-def reads_of(step: object, known: Container[str] = ()) -> list[Read]:
+def step_reads(step: object, known_keys: Container[str] = ()) -> list[StepRead]:
     """Return what a step reads, in its order.
 
     Args:
         step: The step.
-        known: The context keys of the plan.
+        known_keys: The context keys of the plan.
     """
     if not isinstance(step, dict):
         return []
@@ -97,48 +97,51 @@ def reads_of(step: object, known: Container[str] = ()) -> list[Read]:
     for number, entry in enumerate(inputs if isinstance(inputs, list) else ()):
         for label, key in entry.items() if isinstance(entry, dict) else ():
             if isinstance(label, str) and isinstance(key, str) and key != alias:
-                found.append(Read(("inputs", number, label), label, key))
+                found.append(StepRead(("inputs", number, label), label, key))
     if not _BY_PATH.isdisjoint(step):
-        found += [Read(path, FROM, key_in(text, known)) for path, text in paths_of(step)]
+        found += [
+            StepRead(path, FROM, reference_key(text, known_keys))
+            for path, text in iter_path_reads(step)
+        ]
     return found
 
 
-def paths_of(step: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+def iter_path_reads(step: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
     """Yield what a step reads by a path, as the path says it, each with where it stands."""
     alias = element_name(step)
     if step.get("parameters"):
         own = {alias, SIGNAL if step.get("wait_for") else None} - {None}
-        for path, text in references_of(step["parameters"]):
-            if not any(is_of_element(text, name) for name in own if name):
+        for path, text in iter_references(step["parameters"]):
+            if not any(refers_to(text, name) for name in own if name):
                 yield ("parameters", *path), text
-    for path, text in references_in(step):
-        if alias is None or not is_of_element(text, alias):
+    for path, text in wait_references(step):
+        if alias is None or not refers_to(text, alias):
             yield path, text
     if step.get("when") is not None:
-        for path, comparison in comparisons(step["when"]):
+        for path, comparison in iter_comparisons(step["when"]):
             yield ("when", *path, "of"), comparison["of"]
     each = step.get("for_each")
     if isinstance(each, dict) and isinstance(each.get("of"), str):
         yield ("for_each", "of"), each["of"]
 
 
-def takes_signal(step: Mapping[str, Any]) -> bool:
+def uses_signal(step: Mapping[str, Any]) -> bool:
     """Tell whether the parameters of a step take what comes with the event that it waits for."""
-    given = references_of(step.get("parameters")) if step.get("wait_for") else ()
-    return any(is_of_element(text, SIGNAL) for _, text in given)
+    given = iter_references(step.get("parameters")) if step.get("wait_for") else ()
+    return any(refers_to(text, SIGNAL) for _, text in given)
 
 
-def takes_element(step: Mapping[str, Any]) -> bool:
+def uses_element(step: Mapping[str, Any]) -> bool:
     """Tell whether anything in a step means the element of the list over which it runs."""
     alias = element_name(step) or ""
-    read = (*references_of(step.get("parameters")), *references_in(step))
+    read = (*iter_references(step.get("parameters")), *wait_references(step))
     pairs = [
         pair
         for entry in step.get("inputs") or ()
         if isinstance(entry, dict)
         for pair in entry.items()
     ]
-    return any(is_of_element(text, alias) for _, text in (*read, *pairs) if isinstance(text, str))
+    return any(refers_to(text, alias) for _, text in (*read, *pairs) if isinstance(text, str))
 
 
 def element_name(step: Mapping[str, Any]) -> str | None:
@@ -148,13 +151,13 @@ def element_name(step: Mapping[str, Any]) -> str | None:
     return alias if isinstance(alias, str) else None
 
 
-def is_of_element(text: str, alias: str) -> bool:
+def refers_to(text: str, name: str) -> bool:
     """Tell whether a reference means the element, or a part of it.
 
-    >>> is_of_element("item.name", "item"), is_of_element("items", "item")
+    >>> refers_to("item.name", "item"), refers_to("items", "item")
     (True, False)
     """
-    return text == alias or text.startswith(f"{alias}.")
+    return text == name or text.startswith(f"{name}.")
 
 
 def resolve_references(
@@ -178,10 +181,10 @@ def resolve_references(
     {'top': 4}
     """
     if is_reference(parameters):
-        text = next(references_of(parameters), ((), ""))[1]
-        if any(is_of_element(text, alias) for alias in element or ()):
-            return value_at(text, {"": element or {}}, types)
-        return value_at(text, contexts, types)
+        text = next(iter_references(parameters), ((), ""))[1]
+        if any(refers_to(text, alias) for alias in element or ()):
+            return resolve_reference(text, {"": element or {}}, types)
+        return resolve_reference(text, contexts, types)
     if isinstance(parameters, dict):
         given = parameters.items()
         return {k: resolve_references(v, contexts, types, element) for k, v in given}
@@ -190,13 +193,15 @@ def resolve_references(
     return parameters
 
 
-def value_at(text: str, contexts: Mapping[str, Mapping[str, Any]], types: ContextTypes) -> Any:
+def resolve_reference(
+    text: str, contexts: Mapping[str, Mapping[str, Any]], types: ContextTypes
+) -> Any:
     """Return what stands at the path of a reference.
 
     Raises:
         ValidationError: Nothing does; the severity is REPLANNING.
     """
-    key = key_in(text, Keys(contexts))
+    key = reference_key(text, StoredKeys(contexts))
     parts = text[len(key) :].split(".")[1:]
     found = []
     for kind, stored in contexts.items():
@@ -220,7 +225,7 @@ def value_at(text: str, contexts: Mapping[str, Mapping[str, Any]], types: Contex
     )
 
 
-class Keys:
+class StoredKeys:
     """The keys of stored results; looked up and never listed, since a thread may hold many."""
 
     def __init__(self, contexts: Mapping[str, Mapping[str, Any]]) -> None:
@@ -233,10 +238,10 @@ class Keys:
 def _readings(kind: str, data: Any, types: ContextTypes) -> Iterator[Any]:
     """Yield stored data as a path reads it; ``kind`` is empty for the element of a list."""
     cls = types.get(kind)
-    if kind.endswith(LISTED) and isinstance(data, list):
-        cls = types.get(kind.removesuffix(LISTED))
-        yield [plain_data(item, cls) for item in data]
+    if kind.endswith(LIST_SUFFIX) and isinstance(data, list):
+        cls = types.get(kind.removesuffix(LIST_SUFFIX))
+        yield [unwrap_value(item, cls) for item in data]
     elif kind:
-        yield plain_data(data, cls)
+        yield unwrap_value(data, cls)
     if cls is None:
         yield data  # older plans name the field of a tool's value: "hotels.value.0.id"

@@ -7,19 +7,32 @@ from typing import Any, cast
 
 from capgraph.base import ExecutionPlan
 from capgraph.planning import problems as codes
-from capgraph.planning.catalog import CLARIFY, CLOSING, MANY, RESPOND, Available, Catalog
-from capgraph.planning.check import DEFAULT_MAX_STEPS, check_plan, read_plan
-from capgraph.planning.closing import closing_step
-from capgraph.planning.draft import Draft, RepairedPlan
-from capgraph.planning.problems import PROBLEM_KINDS, UNSURE, Problem
-from capgraph.planning.reading import as_text, capability_of, is_key, is_too_deep, make_key
-from capgraph.planning.references import FROM, Read, reads_of
-from capgraph.planning.repair_links import insert_producer, mend_links, mend_order
-from capgraph.planning.view import PlanView
+from capgraph.planning.catalog import (
+    CLARIFY,
+    MANY_SUFFIX,
+    RESPOND,
+    TERMINAL_STEPS,
+    Available,
+    Catalog,
+)
+from capgraph.planning.check import DEFAULT_MAX_STEPS, analyze_plan, check_plan
+from capgraph.planning.draft import PlanDraft, RepairedPlan
+from capgraph.planning.plan_access import (
+    is_context_key,
+    is_too_deep,
+    make_context_key,
+    scalar_text,
+    step_capability,
+)
+from capgraph.planning.plan_view import PlanView
+from capgraph.planning.problems import NO_CORRECTION, PROBLEM_KINDS, Problem
+from capgraph.planning.references import FROM, StepRead, step_reads
+from capgraph.planning.repair_links import insert_producer, repair_links, repair_order
+from capgraph.planning.step_builders import build_respond_step
 
 _MAX_ROUNDS = 100
 
-Fixer = Callable[[Draft, PlanView, list[Problem]], bool]
+Fixer = Callable[[PlanDraft, PlanView, list[Problem]], bool]
 
 
 def repair_plan(
@@ -55,10 +68,10 @@ def repair_plan(
     ...     CapabilitySpec("average", "Average them.", provides=("MEAN",),
     ...                    requires=(Requirement("DATA"),)),
     ... )
-    >>> mended = repair_plan([{"context_key": "mean", "capability": "Average"}], catalog)
-    >>> [step["capability"] for step in mended.plan["steps"]], mended.ok
+    >>> corrected_value = repair_plan([{"context_key": "mean", "capability": "Average"}], catalog)
+    >>> [step["capability"] for step in corrected_value.plan["steps"]], corrected_value.ok
     (['fetch', 'average', 'respond'], True)
-    >>> [repair.code for repair in mended.repairs]
+    >>> [repair.code for repair in corrected_value.repairs]
     ['CG-P01', 'CG-P04', 'CG-P16', 'CG-P08']
     """
     wrapped = {"steps": plan} if isinstance(plan, list) else plan
@@ -68,7 +81,7 @@ def repair_plan(
         problems = check_plan(plan, catalog, available, active=active, max_steps=max_steps)
         kept = plan if isinstance(plan, dict) else {"steps": []}
         return RepairedPlan(cast("ExecutionPlan", kept), (), problems)
-    draft = Draft(
+    draft = PlanDraft(
         [dict(step) for step in steps],
         catalog,
         available or {},
@@ -77,14 +90,14 @@ def repair_plan(
         open_suppliers,
     )
     if wrapped is not plan:
-        draft.note(codes.SHAPE, None, ("steps",), "a list", "a plan", "its items are steps")
+        draft.record(codes.SHAPE, None, ("steps",), "a list", "a plan", "its items are steps")
     for _ in range(_MAX_ROUNDS):
         mended = {**(wrapped if isinstance(wrapped, dict) else {}), "steps": draft.steps}
-        view, problems = read_plan(mended, catalog, draft.available, active, max_steps)
+        view, problems = analyze_plan(mended, catalog, draft.available, active, max_steps)
         # After each kind of repair the plan is read afresh: one repair may settle another.
         if not any(fixer(draft, view, problems) for fixer in _FIXERS):
             break
-        if [p.code for p in problems] == [codes.NO_CLOSING] and len(draft.steps) <= max_steps:
+        if [p.code for p in problems] == [codes.NO_TERMINAL_STEP] and len(draft.steps) <= max_steps:
             problems = []  # an answer after steps without a problem has none
             break
     else:
@@ -98,7 +111,7 @@ def _steps(problems: list[Problem], *wanted: str) -> list[int]:
     return sorted({p.step for p in problems if p.code in wanted and p.step is not None})
 
 
-def _mend_inputs(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
+def _mend_inputs(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
     """Rewrite inputs that say the same in another form, or name only a step or a stored result."""
     code, reason = codes.MALFORMED_INPUT, "the same inputs, written as asked"
     changed = False
@@ -108,21 +121,21 @@ def _mend_inputs(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
         written: list[Any] = []
         for entry in entries:
             written += _written(view, index, entry, written)
-        changed |= draft.put(code, index, ("inputs",), written, reason)
+        changed |= draft.replace_value(code, index, ("inputs",), written, reason)
     return changed
 
 
 def _written(view: PlanView, index: int, entry: object, before: list[Any]) -> Iterator[Any]:
     """Write out one entry of inputs, leaving out what stands before it."""
     if entry is not None and not isinstance(entry, dict):
-        entry = _labelled(view, index, as_text(entry), before) or entry
+        entry = _labelled(view, index, scalar_text(entry), before) or entry
     if not isinstance(entry, dict):
         yield from () if entry is None else (entry,)
         return
     seen = []
     for label, value in entry.items():
         for key in value if isinstance(value, list) else [value]:
-            name = as_text(key)
+            name = scalar_text(key)
             link = {label: key if name is None or not isinstance(label, str) else name}
             if link not in before and link not in seen:
                 seen.append(link)
@@ -137,39 +150,43 @@ def _labelled(view: PlanView, index: int, name: str | None, before: list[Any]) -
     contract = view.contracts[index]
     if name is None or contract is None:
         return None
-    places = view.places.get(name, [])
-    stored = view.stored_as(name)
+    places = view.positions.get(name, [])
+    stored = view.stored_types(name)
     if not places and not stored and name.isdecimal() and 1 <= int(name) <= index:
         places = [int(name) - 1]
     key = view.keys[places[0]] if places else name
     taken = {label for entry in before if isinstance(entry, dict) for label in entry}
     fitting = [
         label
-        for label, need in contract.wants.items()
-        if (any(view.supplies[p] is not None and view.fits(p, need) for p in places))
+        for label, need in contract.need_by_label.items()
+        if (any(view.provided_needs[p] is not None and view.step_provides(p, need) for p in places))
         or (not places and view.is_stored(need, name))
     ]
-    if key is None or len(places) > 1 or len({contract.needs[f].type for f in fitting}) != 1:
+    if key is None or len(places) > 1 or len({contract.requirements[f].type for f in fitting}) != 1:
         return None
     open_ones = [
         label
         for label in fitting
-        if len(fitting) == 1 or label not in taken or contract.needs[label].cardinality == "many"
+        if len(fitting) == 1
+        or label not in taken
+        or contract.requirements[label].cardinality == "many"
     ]
     return {open_ones[0]: key} if open_ones else None
 
 
-def _mend_values(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
+def _mend_values(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
     """Put in what the check says is the one right value."""
     changed = False
     for problem in problems:
-        if problem.mended is not UNSURE and problem.step is not None:
+        if problem.corrected_value is not NO_CORRECTION and problem.step is not None:
             reason = PROBLEM_KINDS[problem.code].reason
-            changed |= draft.put(problem.code, problem.step, problem.path, problem.mended, reason)
+            changed |= draft.replace_value(
+                problem.code, problem.step, problem.path, problem.corrected_value, reason
+            )
     return changed
 
 
-def _mend_copies(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
+def _mend_copies(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
     """Drop steps that repeat another one exactly, context key included."""
     code, reason = codes.DUPLICATE_KEY, "an exact copy of a step before"
     if draft.additions_only:
@@ -177,16 +194,16 @@ def _mend_copies(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
     dropped = []
     for index in _steps(problems, code):
         step = draft.steps[index]
-        before = [place for place in view.places[step["context_key"]] if place < index]
+        before = [place for place in view.positions[step["context_key"]] if place < index]
         if not is_too_deep(step) and any(step == draft.steps[place] for place in before):
-            draft.note(code, index, (), step, "nothing", reason)
+            draft.record(code, index, (), step, "nothing", reason)
             dropped.append(index)
     for index in reversed(dropped):
         del draft.steps[index]
     return bool(dropped)
 
 
-def _mend_keys(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
+def _mend_keys(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
     """Name steps that have no usable key, and tell apart those that share one."""
     changed = False
     for index in _steps(problems, codes.MISSING_KEY, codes.MALFORMED_KEY, codes.DUPLICATE_KEY):
@@ -195,34 +212,34 @@ def _mend_keys(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
         old = draft.steps[index].get("context_key")
         if draft.additions_only and old not in (None, ""):
             continue
-        places = view.places.get(old, []) if isinstance(old, str) else []
+        places = view.positions.get(old, []) if isinstance(old, str) else []
         shared = len(places) > 1
-        if (shared and places[0] == index) or (not shared and is_key(old)):
+        if (shared and places[0] == index) or (not shared and is_context_key(old)):
             continue
         meant = _meant(view, old) if isinstance(old, str) else {}
         if meant is None:
             continue
         name = _natural_name(draft, index)
-        new = make_key(as_text(old) or name, draft.keys(), name)
+        new = make_context_key(scalar_text(old) or name, draft.used_keys(), name)
         code, reason = (
             (codes.DUPLICATE_KEY, "no input can mean the other step of this name")
             if shared
             else (codes.MALFORMED_KEY if old else codes.MISSING_KEY, "named after what it supplies")
         )
-        changed |= draft.put(code, index, ("context_key",), new, reason)
-        draft.rename([reader for reader, place in meant.items() if place == index], new)
+        changed |= draft.replace_value(code, index, ("context_key",), new, reason)
+        draft.rename_reads([reader for reader, place in meant.items() if place == index], new)
     return changed
 
 
-def _meant(view: PlanView, key: str) -> dict[tuple[int, Read], int] | None:
+def _meant(view: PlanView, key: str) -> dict[tuple[int, StepRead], int] | None:
     """Tell which step each reader of a key means; ``None`` when that is not certain of all."""
-    meant: dict[tuple[int, Read], int] = {}
-    places = view.places.get(key, [])
+    meant: dict[tuple[int, StepRead], int] = {}
+    places = view.positions.get(key, [])
     for reader, read in [
         (n, r) for n, reads in enumerate(view.reads) for r in reads if r.key == key
     ]:
-        need = view.wants(reader, read.label)
-        fitting = [p for p in places if p != reader and view.fits(p, need)]
+        need = view.need_of(reader, read.label)
+        fitting = [p for p in places if p != reader and view.step_provides(p, need)]
         before = [place for place in fitting if place < reader]
         choice = before if before or view.is_stored(need, key) else fitting
         if len(choice) > 1:
@@ -232,9 +249,9 @@ def _meant(view: PlanView, key: str) -> dict[tuple[int, Read], int] | None:
     return meant
 
 
-def _natural_name(draft: Draft, index: int) -> str:
+def _natural_name(draft: PlanDraft, index: int) -> str:
     step = draft.steps[index]
-    name = capability_of(step)
+    name = step_capability(step)
     if name == RESPOND:
         return "user_response"
     if name and any(read.key == name for read in _by_path(draft)):
@@ -248,17 +265,17 @@ def _natural_name(draft: Draft, index: int) -> str:
     return name or "step"
 
 
-def _by_path(draft: Draft) -> Iterator[Read]:
+def _by_path(draft: PlanDraft) -> Iterator[StepRead]:
     """Yield what the steps read by a path; a key that no step has is its first part."""
-    return (read for step in draft.steps for read in reads_of(step) if read.label == FROM)
+    return (read for step in draft.steps for read in step_reads(step) if read.label == FROM)
 
 
-def _mend_outputs(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
+def _mend_outputs(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
     """Name the only output of several that is asked for."""
     code, changed = codes.UNDECLARED_OUTPUT, False
     for index in _steps(problems, code):
         asked = {
-            view.wants(reader, read.label).removesuffix(MANY)
+            view.need_of(reader, read.label).removesuffix(MANY_SUFFIX)
             for reader, reads in enumerate(view.reads)
             for read in reads
             if read.key == view.keys[index] and reader != index
@@ -267,32 +284,34 @@ def _mend_outputs(draft: Draft, view: PlanView, problems: list[Problem]) -> bool
         choice = asked.intersection(contract.spec.provides) if contract is not None else ()
         for only in choice if len(choice) == 1 else ():
             reason = PROBLEM_KINDS[code].reason
-            changed |= draft.put(code, index, ("expected_output",), only, reason)
+            changed |= draft.replace_value(code, index, ("expected_output",), only, reason)
     return changed
 
 
-def _mend_closing_place(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
+def _mend_closing_place(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
     """Move the one closing step behind all others."""
-    misplaced = _steps(problems, codes.CLOSING_NOT_LAST)
-    names = [capability_of(step) for step in draft.steps]
+    misplaced = _steps(problems, codes.TERMINAL_STEP_NOT_LAST)
+    names = [step_capability(step) for step in draft.steps]
     if not misplaced or names.count(RESPOND) != 1 or CLARIFY in names:
         return False
     index = misplaced[0]
     was, is_now, reason = index + 1, len(names), "the answer comes after everything else"
-    draft.note(codes.CLOSING_NOT_LAST, index, ("steps",), f"step {was}", f"step {is_now}", reason)
+    draft.record(
+        codes.TERMINAL_STEP_NOT_LAST, index, ("steps",), f"step {was}", f"step {is_now}", reason
+    )
     draft.steps.append(draft.steps.pop(index))
     return True
 
 
-def _mend_missing_closing(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
+def _mend_missing_closing(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
     """End the plan with an answer."""
-    missing = [p.code for p in problems if p.code in (codes.EMPTY, codes.NO_CLOSING)]
-    if not missing or any(capability_of(step) in CLOSING for step in draft.steps):
+    missing = [p.code for p in problems if p.code in (codes.EMPTY, codes.NO_TERMINAL_STEP)]
+    if not missing or any(step_capability(step) in TERMINAL_STEPS for step in draft.steps):
         return False
-    step = closing_step(view, draft.keys())
+    step = build_respond_step(view, draft.used_keys())
     draft.steps.append(dict(step))
     place, reason = len(draft.steps) - 1, "every request gets an answer"
-    draft.note(missing[0], place, ("steps",), "no closing step", RESPOND, reason)
+    draft.record(missing[0], place, ("steps",), "no closing step", RESPOND, reason)
     return True
 
 
@@ -303,8 +322,8 @@ _FIXERS: tuple[Fixer, ...] = (
     _mend_keys,
     _mend_outputs,
     _mend_closing_place,
-    mend_links,
+    repair_links,
     insert_producer,
-    mend_order,
+    repair_order,
     _mend_missing_closing,
 )

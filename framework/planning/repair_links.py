@@ -6,23 +6,30 @@ from collections.abc import Callable
 from typing import Any
 
 from capgraph.base import CapabilitySpec
-from capgraph.base.value_context import item_types
+from capgraph.base.value_context import list_item_types
 from capgraph.planning import problems as codes
-from capgraph.planning.catalog import CLOSING, MANY, is_harmless, may_pull_in, supplied, wanted
-from capgraph.planning.closing import planned_step
-from capgraph.planning.draft import Draft
-from capgraph.planning.graphs import stable_order
-from capgraph.planning.names import closest_name
+from capgraph.planning.catalog import (
+    MANY_SUFFIX,
+    TERMINAL_STEPS,
+    is_harmless,
+    may_auto_include,
+    provided_needs,
+    required_need,
+)
+from capgraph.planning.draft import PlanDraft
+from capgraph.planning.graph_algorithms import stable_topological_order
+from capgraph.planning.name_matching import closest_name
+from capgraph.planning.plan_access import is_context_key, make_context_key, step_capability
+from capgraph.planning.plan_view import PlanView
 from capgraph.planning.problems import Path, Problem
-from capgraph.planning.reading import capability_of, is_key, make_key
-from capgraph.planning.references import Read, element_name
-from capgraph.planning.view import PlanView
+from capgraph.planning.references import StepRead, element_name
+from capgraph.planning.step_builders import build_step
 
 _MAX_DEPTH = 20  # of producers that need producers
 _OPEN = (codes.NO_SUPPLIER, codes.TYPE_MISMATCH, codes.MISSING_INPUT)
 
 
-def _open_inputs(draft: Draft, problems: list[Problem]) -> list[tuple[Problem, int, str]]:
+def _open_inputs(draft: PlanDraft, problems: list[Problem]) -> list[tuple[Problem, int, str]]:
     """Return the problems of inputs that may be changed, with step and label."""
     may_change = (codes.MISSING_INPUT,) if draft.additions_only else _OPEN
     return [
@@ -32,7 +39,7 @@ def _open_inputs(draft: Draft, problems: list[Problem]) -> list[tuple[Problem, i
     ]
 
 
-def mend_links(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
+def repair_links(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
     """Correct or add inputs that can only mean one supplier."""
     changed = set()
     for problem, index, label in _open_inputs(draft, problems):
@@ -44,20 +51,22 @@ def mend_links(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
         elif label in dict(present):
             continue  # a repair of this round supplied it already
         else:
-            new_label, new_key = label, view.only_input(index, label)
+            new_label, new_key = label, view.unique_input(index, label)
             reason = "the only supplier of the type"
-            if new_key is None and (new_key := view.unused_element(index, label)) is not None:
+            if new_key is None and (new_key := view.unused_element_name(index, label)) is not None:
                 reason = "the element of its list is one, and nothing else of the step takes it"
         if (new_label, new_key) == (label, key) or (new_label, new_key) in present:
             continue
         if new_key is not None and new_key != element_name(draft.steps[index]):
-            read = Read((), new_label, new_key)
-            place = view.resolve(index, read)
+            read = StepRead((), new_label, new_key)
+            place = view.source_of(index, read)
             if place is not None:
                 view.readers.setdefault(place, []).append(index)
             view.reads[index].append(read)
         path = _put_input(draft, problem, index, label, {new_label: new_key} if new_key else {})
-        draft.note(problem.code, index, path, _told(label, key), _told(new_label, new_key), reason)
+        draft.record(
+            problem.code, index, path, _told(label, key), _told(new_label, new_key), reason
+        )
         changed.add(index)
     for index in changed:
         kept = [entry for entry in draft.steps[index]["inputs"] if entry != {}]
@@ -65,7 +74,9 @@ def mend_links(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
     return bool(changed)
 
 
-def _put_input(draft: Draft, problem: Problem, index: int, label: str, new: dict[str, str]) -> Path:
+def _put_input(
+    draft: PlanDraft, problem: Problem, index: int, label: str, new: dict[str, str]
+) -> Path:
     """Replace the input that a problem is about, or add one; return its place."""
     inputs = list(draft.steps[index].get("inputs") or ())
     number = int(problem.path[1]) if len(problem.path) > 1 else len(inputs)
@@ -82,26 +93,26 @@ def _told(label: str, key: object) -> str:
 def _meant(view: PlanView, index: int, label: str, key: str) -> tuple[str, str | None, str]:
     """Decide what a wrong input can only mean; unchanged when that is not certain."""
     contract = view.contracts[index]
-    if contract is None and capability_of(view.steps[index]) not in CLOSING:
+    if contract is None and step_capability(view.steps[index]) not in TERMINAL_STEPS:
         return label, key, ""  # nobody knows what an unknown capability takes
-    needed = contract is not None and label in contract.needs
+    needed = contract is not None and label in contract.requirements
     if not needed:
         labels = _labels_of(view, index, key)
         if len(labels) == 1:
             return labels.pop(), key, "the only type of this context that fits"
-    need = view.wants(index, label)
+    need = view.need_of(index, label)
     if needed or contract is None:
-        places = view.suppliers(index, need)
-        names = [k for p in places if (k := view.keys[p])] + view.stored.get(need, [])
-        exists = key in view.places or view.stored_as(key)
+        places = view.possible_suppliers(index, need)
+        names = [k for p in places if (k := view.keys[p])] + view.stored_by_need.get(need, [])
+        exists = key in view.positions or view.stored_types(key)
         if not exists and (near := closest_name(key, names)) is not None:
             return label, near, "the only supplier of the type with a near name"
-        if (only := view.only_input(index, label)) is not None:
+        if (only := view.unique_input(index, label)) is not None:
             return label, only, "the only supplier of the type"
-    there = (view.makers, view.by_need, view.stored)
+    there = (view.capabilities_by_need, view.steps_by_need, view.stored_by_need)
     known = (
         any(need in place for place in there)
-        or need.removesuffix(MANY) in view.catalog.provided_types
+        or need.removesuffix(MANY_SUFFIX) in view.catalog.provided_types
     )
     if not needed and not known:
         return label, None, "the capability does not need it and nothing here supplies it"
@@ -110,43 +121,50 @@ def _meant(view: PlanView, index: int, label: str, key: str) -> tuple[str, str |
 
 def _labels_of(view: PlanView, index: int, key: str) -> set[str]:
     """Name the labels under which a step could read a key."""
-    contract, places = view.contracts[index], [p for p in view.places.get(key, ()) if p != index]
+    contract, places = view.contracts[index], [p for p in view.positions.get(key, ()) if p != index]
     if contract is None:
-        kinds = set(view.stored_as(key)) if not places else set()
+        kinds = set(view.stored_types(key)) if not places else set()
         for place in places:
             expected = view.steps[place].get("expected_output")
-            given = {need for need in view.supplies[place] or () if not need.endswith(MANY)}
+            given = {
+                need for need in view.provided_needs[place] or () if not need.endswith(MANY_SUFFIX)
+            }
             kinds |= {expected} if expected in given else given
         return kinds
     present = {read.label for read in view.reads[index]}
     return {
         label
-        for label, need in contract.wants.items()
+        for label, need in contract.need_by_label.items()
         if label not in present
-        if any(view.supplies[place] is not None and view.fits(place, need) for place in places)
+        if any(
+            view.provided_needs[place] is not None and view.step_provides(place, need)
+            for place in places
+        )
         or (not places and view.is_stored(need, key))
     }
 
 
-def insert_producer(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
+def insert_producer(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
     """Plan the one capability that can supply what an input needs; one at a time.
 
     The plan is read again after each, for others may need the same.
     """
     found = _open_inputs(draft, problems)
     for problem, index, label in found:
-        contract, need = view.contracts[index], view.wants(index, label)
-        if contract is None and capability_of(draft.steps[index]) not in CLOSING:
+        contract, need = view.contracts[index], view.need_of(index, label)
+        if contract is None and step_capability(draft.steps[index]) not in TERMINAL_STEPS:
             continue
-        if contract is not None and (label not in contract.needs or view.roles(index, label)):
+        if contract is not None and (
+            label not in contract.requirements or view.sibling_inputs(index, label)
+        ):
             continue
-        if view.by_need.get(need) or view.stored.get(need):
+        if view.steps_by_need.get(need) or view.stored_by_need.get(need):
             continue
-        taken = draft.keys()
-        named = problem.code == codes.NO_SUPPLIER and is_key(problem.value)
+        taken = draft.used_keys()
+        named = problem.code == codes.NO_SUPPLIER and is_context_key(problem.value)
         key = str(problem.value) if named and problem.value not in taken else None
         new: dict[str, dict[str, Any]] = {}
-        allowed = is_harmless if draft.open_suppliers else may_pull_in
+        allowed = is_harmless if draft.open_suppliers else may_auto_include
         if not _supply(view, index, need, key, taken, new, (), allowed):
             continue
         if len(draft.steps) + len(new) > draft.max_steps:
@@ -155,7 +173,7 @@ def insert_producer(draft: Draft, view: PlanView, problems: list[Problem]) -> bo
         _put_input(draft, problem, index, label, {label: key})
         names = ", ".join(step["capability"] for step in new.values())
         after, reason = f"{label}: {key}, from {names}", "the only capability that supplies it"
-        draft.note(problem.code, index, ("inputs",), f"no {label}", after, reason)
+        draft.record(problem.code, index, ("inputs",), f"no {label}", after, reason)
         draft.steps[index:index] = new.values()
         draft.inserted += [step["context_key"] for step in new.values()]
         return True
@@ -173,26 +191,26 @@ def _supply(
     allowed: Callable[[CapabilitySpec], bool],
 ) -> bool:
     """Add the steps that meet a need, by need; ``False`` when that is not certain or possible."""
-    asker = capability_of(view.steps[index])
-    makers = [name for name in view.makers.get(need, ()) if name != asker]
+    asker = step_capability(view.steps[index])
+    makers = [name for name in view.capabilities_by_need.get(need, ()) if name != asker]
     if len(makers) != 1 or makers[0] in above or len(above) > _MAX_DEPTH:
         return False
     spec = view.catalog.capabilities[makers[0]]
     if not allowed(spec) or len({n.type for n in spec.requires}) < len(spec.requires):
         return False
-    items = item_types(spec.context_types)
-    output = next(kind for kind in spec.provides if need in supplied([kind], items))
-    key = key or make_key(output, taken)
+    items = list_item_types(spec.context_types)
+    output = next(kind for kind in spec.provides if need in provided_needs([kind], items))
+    key = key or make_context_key(output, taken)
     taken.add(key)
     inputs = []
     for other in spec.requires:
-        wants = wanted(other)
+        wants = required_need(other)
         optional = other.cardinality == "optional"
         source = new[wants]["context_key"] if wants in new else None
         if source is None and (
-            view.by_need.get(wants) or (view.stored.get(wants) and not optional)
+            view.steps_by_need.get(wants) or (view.stored_by_need.get(wants) and not optional)
         ):
-            source = view.only_supplier(index, wants)
+            source = view.unique_supplier(index, wants)
         elif source is None and not optional:
             if not _supply(view, index, wants, None, taken, new, (*above, spec.name), allowed):
                 return False
@@ -203,30 +221,30 @@ def _supply(
             return False
     objective = view.steps[index].get("task_objective")
     told = objective if isinstance(objective, str) and objective else f"Provide {output}."
-    new[need] = dict(planned_step(key, spec.name, output, told, inputs))
+    new[need] = dict(build_step(key, spec.name, output, told, inputs))
     return True
 
 
-def mend_order(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
+def repair_order(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
     """Put suppliers before their readers, leaving everything else where it is."""
     found = {problem.code for problem in problems}
     if codes.LATER_STEP not in found or codes.CYCLE in found:
         return False
-    before = {index: set(places) for index, places in enumerate(view.waits)}
+    before = {index: set(places) for index, places in enumerate(view.sources)}
     for index, step in enumerate(draft.steps):
         for read in view.reads[index]:
             # What reads the stored context must do so before a step of that name replaces it.
-            if view.resolve(index, read) is None:
-                for later in view.places.get(read.key, ()):
+            if view.source_of(index, read) is None:
+                for later in view.positions.get(read.key, ()):
                     if later > index:
                         before[later].add(index)
-        if capability_of(step) in CLOSING:
+        if step_capability(step) in TERMINAL_STEPS:
             before[index].update(set(before) - {index})
-    order = stable_order(before)
+    order = stable_topological_order(before)
     if order is None or order == list(range(len(order))):
         return False
     names = [str(key) for key in view.keys]
     draft.steps[:] = [draft.steps[place] for place in order]
     old, new = " > ".join(names), " > ".join(names[place] for place in order)
-    draft.note(codes.LATER_STEP, None, ("steps",), old, new, "suppliers come first")
+    draft.record(codes.LATER_STEP, None, ("steps",), old, new, "suppliers come first")
     return True

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, NotRequired
 from typing_extensions import TypedDict
 
 from capgraph.base import ExecutionPlan, PlanError
-from capgraph.planning.catalog import CLOSING
-from capgraph.planning.reading import capability_of, step_key, steps_of
-from capgraph.planning.references import Read, element_name, reads_of
+from capgraph.planning.catalog import TERMINAL_STEPS
+from capgraph.planning.plan_access import plan_steps, step_capability, step_key
+from capgraph.planning.references import StepRead, element_name, step_reads
 
 
 def fingerprints(plan: ExecutionPlan) -> dict[str, str]:
@@ -73,7 +73,7 @@ def _content(step: Mapping[str, Any]) -> list[Any]:
     if alias is not None:
         pairs = (pair for entry in step.get("inputs") or () for pair in entry.items())
         more += [label for label, key in pairs if key == alias]
-    return [capability_of(step), parameters, step.get("expected_output"), objective, *more]
+    return [step_capability(step), parameters, step.get("expected_output"), objective, *more]
 
 
 def _digest(content: object, step: Mapping[str, Any]) -> str:
@@ -156,8 +156,8 @@ def carry_over(
     old_own = {key: _digest(_content(step), step) for key, step in finished.items()}
     kept: dict[str, str] = {}
     for key, step in planned.items():
-        fed = all(r.key in kept or r.key not in planned for r in reads_of(step, planned))
-        if not fed or capability_of(step) in CLOSING:
+        fed = all(r.key in kept or r.key not in planned for r in step_reads(step, planned))
+        if not fed or step_capability(step) in TERMINAL_STEPS:
             continue
         work = _digest([*_content(step), _read(step, planned, kept)], step)
         candidates = doers.get(work, [])
@@ -180,9 +180,9 @@ def _read(
     return sorted([read.label, kept.get(read.key, read.key)] for read in _work(step, steps))
 
 
-def _work(step: Mapping[str, Any], steps: Collection[str]) -> list[Read]:
+def _work(step: Mapping[str, Any], steps: Collection[str]) -> list[StepRead]:
     """Return what a step reads for its work; whether it was needed does not change that."""
-    return [read for read in reads_of(step, steps) if read.path[0] != "when"]
+    return [read for read in step_reads(step, steps) if read.path[0] != "when"]
 
 
 def _finished(record: object) -> bool:
@@ -219,4 +219,4 @@ class PlanVersion(TypedDict):
 
 
 def _by_key(plan: ExecutionPlan | None) -> dict[str, dict[str, Any]]:
-    return {step_key(step, index): step for index, step in enumerate(steps_of(plan))}
+    return {step_key(step, index): step for index, step in enumerate(plan_steps(plan))}

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from capgraph.base import BaseCapability, CapabilitySpec, PlanError
 from capgraph.planning.catalog import Catalog, is_harmless
 from capgraph.planning.parameters import required_parameters
-from capgraph.planning.schemas import Shape
+from capgraph.planning.schema_shapes import Shape
 
 _IDENTIFIER = re.compile(r"(?<![A-Za-z])([A-Za-z]+[-_]?)\d+")
 _QUOTED = r"\"([^\"]+)\"|'([^']+)'|“([^”]+)”|‘([^’]+)’"
@@ -51,7 +51,7 @@ class RequestValues:
             raise found
         return found
 
-    def problem(self, name: str) -> PlanError | None:
+    def read_error(self, name: str) -> PlanError | None:
         """Return why a harmless capability lacks a value, or ``None``."""
         if not is_harmless(self.specs[name]):
             return None
@@ -61,23 +61,23 @@ class RequestValues:
             return exc
         return None
 
-    def can_pull_in(self, name: str) -> bool:
+    def can_auto_include(self, name: str) -> bool:
         """Return whether a capability may be planned although the request did not select it."""
-        return is_harmless(self.specs[name]) and self.problem(name) is None
+        return is_harmless(self.specs[name]) and self.read_error(name) is None
 
-    def is_hidden(self, name: str) -> bool:
+    def defaults_hide_request(self, name: str) -> bool:
         """Return whether a capability's defaults would hide a value that the request names.
 
         True if it reads nothing from the request, and other producers of each of its types do.
         """
-        return _has_defaults(self.specs[name]) and self.is_passed_over(name)
+        return _has_defaults(self.specs[name]) and self.has_better_producers(name)
 
-    def is_passed_over(self, name: str) -> bool:
+    def has_better_producers(self, name: str) -> bool:
         """Return whether a capability reads nothing, and other producers of its types do."""
         spec = self.specs[name]
         if spec.effect != "none" or not spec.provides:
             return False
-        if self.problem(name) is not None or self.read(name):
+        if self.read_error(name) is not None or self.read(name):
             return False
         return all(self._readers(kind, name) for kind in spec.provides)
 
@@ -86,16 +86,16 @@ class RequestValues:
         if self._by_type is None:
             self._by_type = {}
             for other, spec in self.specs.items():
-                if self.can_pull_in(other) and self.read(other):
+                if self.can_auto_include(other) and self.read(other):
                     for provided in spec.provides:
                         self._by_type.setdefault(provided, []).append(other)
         return [other for other in self._by_type.get(kind, ()) if other != name]
 
-    def without_defaults(self, names: list[str]) -> list[str]:
+    def prefer_request_readers(self, names: list[str]) -> list[str]:
         """Replace selected capabilities whose defaults would hide a value of the request."""
         found: list[str] = []
         for name in names:
-            kinds = self.specs[name].provides if self.is_hidden(name) else ()
+            kinds = self.specs[name].provides if self.defaults_hide_request(name) else ()
             instead = [self._readers(kind, name)[0] for kind in kinds]
             found += instead or [name]
         return list(dict.fromkeys(found))
@@ -106,7 +106,7 @@ def _has_defaults(spec: CapabilitySpec) -> bool:
 
 
 def read_parameters(
-    spec: CapabilitySpec, task: str, known: Mapping[str, Any] | None = None
+    spec: CapabilitySpec, task: str, known_values: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Return the parameters that a request gives a capability where no model chooses them.
 
@@ -116,7 +116,7 @@ def read_parameters(
     Args:
         spec: What the capability declares.
         task: The request.
-        known: Values by parameter, which need not be in the request.
+        known_values: Values by parameter, which need not be in the request.
 
     Raises:
         PlanError: A required parameter is not in the request, the request names several values
@@ -128,8 +128,8 @@ def read_parameters(
     elif spec.effect == "once" or spec.parameters is None:
         found = {}
     else:
-        found = named_values(spec.parameters, task, spec.name)
-    found |= known or {}
+        found = extract_named_values(spec.parameters, task, spec.name)
+    found |= known_values or {}
     missing = [name for name in required_parameters(spec.parameters) if name not in found]
     if missing:
         raise PlanError(
@@ -151,7 +151,7 @@ def _read_by_author(spec: CapabilitySpec, reader: Any, task: str) -> dict[str, A
         ) from exc
 
 
-def named_values(model: type[BaseModel], task: str, capability: str = "") -> dict[str, Any]:
+def extract_named_values(model: type[BaseModel], task: str, capability: str = "") -> dict[str, Any]:
     """Return the values that a request names for parameters without ``None`` as their default.
 
     Only these forms are certain enough:
@@ -172,7 +172,7 @@ def named_values(model: type[BaseModel], task: str, capability: str = "") -> dic
     >>> class Options(BaseModel):
     ...     tank: str = "T1"
     ...     year: int = 2015
-    >>> named_values(Options, "How full was t2 in the year 2014?")
+    >>> extract_named_values(Options, "How full was t2 in the year 2014?")
     {'tank': 'T2', 'year': 2014}
     """
     found = {name: values for name, values in _candidates(model, task) if values}
@@ -192,16 +192,16 @@ def named_values(model: type[BaseModel], task: str, capability: str = "") -> dic
 
 def _candidates(model: type[BaseModel], task: str) -> Iterator[tuple[str, list[Any]]]:
     """Yield each parameter and the values that the request may mean by it."""
-    whole = Shape.of(model, "validation")
+    whole = Shape.from_model(model, "validation")
     for name, info in model.model_fields.items():
         default = info.get_default()
         if default is None:  # the author's code chooses where nobody gives a value
             continue
         spelled = info.validation_alias if isinstance(info.validation_alias, str) else name
-        shape = whole.at((spelled,))
+        shape = whole.at_path((spelled,))
         if choices := _choices(info.annotation):
             yield spelled, _chosen(choices, name, task)
-        elif shape is not None and shape.kind == "integer" and not isinstance(default, bool):
+        elif shape is not None and shape.json_type == "integer" and not isinstance(default, bool):
             numbers = re.findall(rf"{_behind(name)}(\d+)\b", task, re.IGNORECASE)
             yield spelled, list(dict.fromkeys(map(int, numbers)))
         elif info.annotation is str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from capgraph.base import ExecutionPlan, PlanError
-from capgraph.planning.catalog import CLOSING
-from capgraph.planning.reading import capability_of, step_key, steps_of
-from capgraph.planning.references import reads_of
+from capgraph.planning.catalog import TERMINAL_STEPS
+from capgraph.planning.plan_access import plan_steps, step_capability, step_key
+from capgraph.planning.references import step_reads
 
 Dependencies = Mapping[str, Collection[str]]
 
@@ -40,8 +40,8 @@ def dependencies(plan: ExecutionPlan) -> dict[str, set[str]]:
     readers: dict[str, set[str]] = {}
     stamp = plan.get("stamp") if isinstance(plan, Mapping) else None
     one_by_one = isinstance(stamp, Mapping) and stamp.get("one_by_one") is True
-    steps = {step_key(step, index): step for index, step in enumerate(steps_of(plan))}
-    for index, step in enumerate(steps_of(plan)):
+    steps = {step_key(step, index): step for index, step in enumerate(plan_steps(plan))}
+    for index, step in enumerate(plan_steps(plan)):
         key = step_key(step, index)
         if key in found:
             raise PlanError(
@@ -49,12 +49,12 @@ def dependencies(plan: ExecutionPlan) -> dict[str, set[str]]:
                 fix="Run check_plan before the plan is scheduled.",
             )
         waits: set[str] = set(readers.pop(key, ()))
-        for read in reads_of(step, steps):
+        for read in step_reads(step, steps):
             if read.key in found:
                 waits.add(read.key)
             elif read.key != key:
                 readers.setdefault(read.key, set()).add(key)
-        found[key] = set(found) if one_by_one or capability_of(step) in CLOSING else waits
+        found[key] = set(found) if one_by_one or step_capability(step) in TERMINAL_STEPS else waits
     return found
 
 
@@ -63,7 +63,7 @@ def ready_steps(
     done: Collection[str],
     started: Collection[str] = (),
     *,
-    depends: Dependencies | None = None,
+    known_dependencies: Dependencies | None = None,
 ) -> list[str]:
     """Name the steps that can start now, in plan order.
 
@@ -71,7 +71,7 @@ def ready_steps(
         plan: A plan that checks clean.
         done: Keys of the finished steps.
         started: Keys of the steps that are running or have failed.
-        depends: What :func:`dependencies` returned for this plan, to save the work.
+        known_dependencies: What :func:`dependencies` returned for this plan, to save the work.
 
     >>> ready_steps({"steps": [
     ...     {"context_key": "a", "capability": "fetch"},
@@ -80,7 +80,7 @@ def ready_steps(
     ... ]}, done=["a"], started=["b"])
     ['c']
     """
-    waits = dependencies(plan) if depends is None else depends
+    waits = dependencies(plan) if known_dependencies is None else known_dependencies
     finished = set(done)
     begun = finished.union(started)
     return [

@@ -146,7 +146,7 @@ class AnswerRequest:
         messages: The conversation.
         question: What is unclear, when ``purpose`` is ``clarify``.
         instructions: What the application, and system messages of the input, say besides.
-        form: The form that the answer has to have; ``None`` for text.
+        response_format: The form that the answer has to have; ``None`` for text.
         problem: What was wrong with the answer before, which was refused.
     """
 
@@ -158,7 +158,7 @@ class AnswerRequest:
     messages: Sequence[AnyMessage] = ()
     question: str = ""
     instructions: str = ""
-    form: type[BaseModel] | None = None
+    response_format: type[BaseModel] | None = None
     problem: str = ""
 
 
@@ -173,11 +173,11 @@ class Answerer(Protocol):
         """
 
 
-def attached(messages: Sequence[BaseMessage]) -> list[Any]:
+def attachments(messages: Sequence[BaseMessage]) -> list[Any]:
     """Return the images, files and other blocks of the person's last message that has some.
 
     >>> image = {"type": "image", "url": "https://example.org/tank.png"}
-    >>> attached([HumanMessage([{"type": "text", "text": "How full?"}, image])]) == [image]
+    >>> attachments([HumanMessage([{"type": "text", "text": "How full?"}, image])]) == [image]
     True
     """
     for message in reversed(messages):
@@ -195,13 +195,13 @@ def system_text(messages: Sequence[AnyMessage]) -> str:
     )
 
 
-def words_of(message: BaseMessage) -> str:
+def message_text(message: BaseMessage) -> str:
     """Return what a message says; one that is an image or a file alone says that.
 
-    >>> words_of(HumanMessage([{"type": "image", "url": "https://example.org/tank.png"}]))
+    >>> message_text(HumanMessage([{"type": "image", "url": "https://example.org/tank.png"}]))
     'See what is attached.'
     """
-    return str(message.text).strip() or ("See what is attached." if attached([message]) else "")
+    return str(message.text).strip() or ("See what is attached." if attachments([message]) else "")
 
 
 def last_request(messages: Sequence[AnyMessage]) -> str:
@@ -211,7 +211,7 @@ def last_request(messages: Sequence[AnyMessage]) -> str:
         ValidationError: There is none, or it is empty.
     """
     last = next((m for m in reversed(messages) if isinstance(m, HumanMessage)), None)
-    if last is not None and (text := words_of(last)):
+    if last is not None and (text := message_text(last)):
         return text
     raise ValidationError(
         "The message is empty, so there is nothing to do.", fix="Write what you want to know."

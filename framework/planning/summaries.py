@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from capgraph.base.context import CapabilityContext
 from capgraph.base.errors import ValidationError
-from capgraph.base.value_context import LISTED
-from capgraph.planning import CLOSING
-from capgraph.planning.person_message import is_for_people, readable
-from capgraph.planning.references import FROM, reads_of
-from capgraph.state import ContextTypes, summarize
+from capgraph.base.value_context import LIST_SUFFIX
+from capgraph.planning import TERMINAL_STEPS
+from capgraph.planning.person_message import is_readable, readable_text
+from capgraph.planning.references import FROM, step_reads
+from capgraph.state import ContextTypes, summarize_context
 
 if TYPE_CHECKING:
     from capgraph.planning.strategies import StepSummary
@@ -33,18 +33,18 @@ def step_summaries(state: Mapping[str, Any], types: ContextTypes) -> tuple[StepS
         # A role does not say of which type the result is that it takes.
         (read.label if read.label in data else FROM, read.key)
         for step in steps
-        if step["capability"] not in CLOSING
-        for read in reads_of(step, keys)
+        if step["capability"] not in TERMINAL_STEPS
+        for read in step_reads(step, keys)
     }
     found = []
     for step in steps:
         key = step.get("context_key", "")
         record = results.get(key) or {}
-        if step["capability"] in CLOSING or not record.get("success"):
+        if step["capability"] in TERMINAL_STEPS or not record.get("success"):
             continue
         for kind, stored in (record.get("outputs") or {}).items():
             entry = data.get(kind, {}).get(stored)
-            said = summary_of(kind, stored, entry, types)
+            said = summarize_entry(kind, stored, entry, types)
             if record.get("source") == "ledger":
                 said = f"{said} (This was already done earlier in this turn.)"
             found.append(
@@ -54,7 +54,7 @@ def step_summaries(state: Mapping[str, Any], types: ContextTypes) -> tuple[StepS
                     kind=kind,
                     summary=said,
                     terminal=used.isdisjoint(
-                        {(kind, stored), (kind.removesuffix(LISTED), stored), (FROM, stored)}
+                        {(kind, stored), (kind.removesuffix(LIST_SUFFIX), stored), (FROM, stored)}
                     )
                     or _category(kind, types) == ANSWER,
                 )
@@ -66,17 +66,17 @@ def _category(kind: str, types: ContextTypes) -> str:
     return types.get(kind, CapabilityContext).CONTEXT_CATEGORY
 
 
-def summary_of(kind: str, key: str, entry: Any, types: ContextTypes) -> str:
+def summarize_entry(kind: str, key: str, entry: Any, types: ContextTypes) -> str:
     """Say what a stored entry holds, or why that cannot be said."""
     try:
-        return summarize(kind, key, entry, types)
+        return summarize_context(kind, key, entry, types)
     except ValidationError as exc:
         return str(exc)
     except Exception as exc:  # get_summary is foreign code, and the turn must end with a message
         return f"{kind}.{key} is there but cannot be put into words: {type(exc).__name__}: {exc}"
 
 
-def missing_steps(state: Mapping[str, Any]) -> tuple[str, ...]:
+def describe_missing_steps(state: Mapping[str, Any]) -> tuple[str, ...]:
     """Say for each step that was planned and not done what is missing.
 
     Where no step is left to plan, it is what refused the task.
@@ -84,14 +84,14 @@ def missing_steps(state: Mapping[str, Any]) -> tuple[str, ...]:
     steps = (state.get("planning_execution_plan") or {}).get("steps") or []
     results = state.get("execution_step_results") or {}
     missing = []
-    if all(step["capability"] in CLOSING for step in steps):
+    if all(step["capability"] in TERMINAL_STEPS for step in steps):
         missing += [
             _missing_line(name.replace("_", " "), why)
             for name, why in (state.get("planning_excluded") or {}).items()
         ]
     for step in steps:
         record = results.get(step.get("context_key", "")) or {}
-        if step["capability"] in CLOSING:
+        if step["capability"] in TERMINAL_STEPS:
             continue
         for copy in (record.get("missing") or ())[:_MAX_COPIES]:
             why = results[copy].get("error")
@@ -109,10 +109,10 @@ def missing_steps(state: Mapping[str, Any]) -> tuple[str, ...]:
 def _named(step: Mapping[str, Any], copy: str = "") -> str:
     """Return the name of a step for a person: what it is for, else its capability in words."""
     objective = str(step.get("task_objective") or "")
-    name = objective if is_for_people(objective) else step["capability"].replace("_", " ")
+    name = objective if is_readable(objective) else step["capability"].replace("_", " ")
     number = copy.removeprefix(str(step.get("context_key", ""))).strip("[]#")
     return f"{name.rstrip('.')}{f' ({number})' if number else ''}"
 
 
 def _missing_line(name: str, reason: Any) -> str:
-    return f"{name}: {readable(str(reason)) or 'it failed.'}"
+    return f"{name}: {readable_text(str(reason)) or 'it failed.'}"

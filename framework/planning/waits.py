@@ -15,50 +15,50 @@ from typing import Any
 
 from capgraph.planning.problems import Path
 
-WAITS = ("wait_until", "wait_for")
+WAIT_FIELDS = ("wait_until", "wait_for")
 SIGNAL = "signal"
 """By which name the parameters of a step mean what came with the event that it waited for."""
-WAIT = "wait"
+WAIT_TYPE = "wait"
 """Kind of what a step leaves that waits, and type of the interrupt by which its thread does."""
-MAX_KEY = 200
+MAX_EVENT_KEY_LENGTH = 200
 
 _FROM = "$from"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
-def seconds_of(given: object) -> float | None:
+def parse_duration(value: object) -> float | None:
     """Return a length of time in seconds; ``None`` for what is none.
 
-    >>> seconds_of("2h"), seconds_of(90), seconds_of("soon")
+    >>> parse_duration("2h"), parse_duration(90), parse_duration("soon")
     (7200.0, 90.0, None)
     """
-    if isinstance(given, (int, float)) and not isinstance(given, bool):
-        return float(given) if 0 <= given < 1e12 else None
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value) if 0 <= value < 1e12 else None
     found = (
-        re.fullmatch(r"\+?(\d{1,9}(?:\.\d+)?) ?([smhdw])", given)
-        if isinstance(given, str)
+        re.fullmatch(r"\+?(\d{1,9}(?:\.\d+)?) ?([smhdw])", value)
+        if isinstance(value, str)
         else None
     )
     return float(found[1]) * _UNITS[found[2]] if found else None
 
 
-def moment_of(given: object, now: float) -> float:
+def parse_moment(value: object, now: float) -> float:
     """Return the moment that is meant, in seconds since the epoch.
 
     Args:
-        given: A moment, or a time from now.
+        value: A moment, or a time from now.
         now: The present one.
 
     Raises:
         ValueError: It is neither; says why.
 
-    >>> moment_of("1970-01-01T01:00:00+00:00", 0.0), moment_of("10m", 5.0)
+    >>> parse_moment("1970-01-01T01:00:00+00:00", 0.0), parse_moment("10m", 5.0)
     (3600.0, 605.0)
     """
-    if (seconds := seconds_of(given)) is not None:
+    if (seconds := parse_duration(value)) is not None:
         return now + seconds
     try:
-        found = datetime.fromisoformat(given) if isinstance(given, str) else None
+        found = datetime.fromisoformat(value) if isinstance(value, str) else None
     except ValueError:
         found = None
     if found is None:
@@ -68,7 +68,7 @@ def moment_of(given: object, now: float) -> float:
     return found.timestamp()
 
 
-def event_of(step: Mapping[str, Any]) -> tuple[Any, Any]:
+def awaited_event(step: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return the key of the event that a step waits for, or what refers to it, and for how long."""
     given = step.get("wait_for")
     if isinstance(given, Mapping) and _FROM not in given:
@@ -76,43 +76,43 @@ def event_of(step: Mapping[str, Any]) -> tuple[Any, Any]:
     return given, None
 
 
-def wait_faults(name: str, given: Any) -> Iterator[tuple[Path, Any, str]]:
+def wait_errors(field_name: str, value: Any) -> Iterator[tuple[Path, Any, str]]:
     """Yield what is wrong with what a step waits for: where, the value, and why.
 
     References are checked where the plan is known.
 
-    >>> [cause for _, _, cause in wait_faults("wait_until", "2026-12-24T08:00:00")]
+    >>> [cause for _, _, cause in wait_errors("wait_until", "2026-12-24T08:00:00")]
     ['says no offset from UTC; end it with Z, or with one such as +01:00']
     """
-    if isinstance(given, Mapping) and _FROM in given:
+    if isinstance(value, Mapping) and _FROM in value:
         return
-    if name == "wait_until":
+    if field_name == "wait_until":
         try:
-            moment_of(given, 0.0)
+            parse_moment(value, 0.0)
         except ValueError as exc:
-            yield (), given, str(exc)
+            yield (), value, str(exc)
         return
-    parts = given if isinstance(given, Mapping) else {"key": given}
+    parts = value if isinstance(value, Mapping) else {"key": value}
     key, within = parts.get("key"), parts.get("within")
     if parts.keys() - {"key", "within"}:
-        yield (), given, "is no event; write its key, or {'key': ..., 'within': '2d'}"
-    elif not (isinstance(key, Mapping) and _FROM in key) and not is_event(key):
-        cause = f"is no key of an event: text of 1 to {MAX_KEY} printable characters"
-        yield ("key",) if isinstance(given, Mapping) else (), key, cause
-    elif within is not None and not seconds_of(within):
+        yield (), value, "is no event; write its key, or {'key': ..., 'within': '2d'}"
+    elif not (isinstance(key, Mapping) and _FROM in key) and not is_event_key(key):
+        cause = f"is no key of an event: text of 1 to {MAX_EVENT_KEY_LENGTH} printable characters"
+        yield ("key",) if isinstance(value, Mapping) else (), key, cause
+    elif within is not None and not parse_duration(within):
         yield ("within",), within, "is no length of time, such as 2d"
 
 
-def is_event(key: object) -> bool:
+def is_event_key(key: object) -> bool:
     """Tell whether something can be the key of an event."""
-    if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY:
+    if not isinstance(key, str) or not 0 < len(key) <= MAX_EVENT_KEY_LENGTH:
         return False
     return key == key.strip() and key.isprintable()
 
 
-def references_in(step: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+def wait_references(step: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
     """Yield the references of what a step waits for, each with where it stands."""
-    for name in WAITS:
+    for name in WAIT_FIELDS:
         given = step.get(name)
         if given is None:  # hardly any step waits, and every step is read often
             continue
@@ -122,27 +122,27 @@ def references_in(step: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
                 yield path, value[_FROM]
 
 
-def is_wait(value: object) -> bool:
+def is_wait_interrupt(value: object) -> bool:
     """Tell whether an interrupt only waits, and asks nobody."""
-    return isinstance(value, Mapping) and value.get("type") == WAIT
+    return isinstance(value, Mapping) and value.get("type") == WAIT_TYPE
 
 
-def told_wait(shown: Mapping[str, Any]) -> str:
+def describe_wait(wait: Mapping[str, Any]) -> str:
     """Say what a step waits for.
 
-    >>> told_wait({"for": "paid", "latest": "2026-12-26T08:00:00+00:00"})
+    >>> describe_wait({"for": "paid", "latest": "2026-12-26T08:00:00+00:00"})
     "for 'paid', at the latest until 2026-12-26T08:00:00+00:00"
     """
-    parts = [f"until {shown['until']}"] if shown.get("until") else []
-    if shown.get("for"):
-        parts.append(f"for {shown['for']!r}, at the latest until {shown['latest']}")
+    parts = [f"until {wait['until']}"] if wait.get("until") else []
+    if wait.get("for"):
+        parts.append(f"for {wait['for']!r}, at the latest until {wait['latest']}")
     return " and ".join(parts)
 
 
-def iso(moment: float) -> str:
+def format_moment(moment: float) -> str:
     """Write a moment down.
 
-    >>> iso(0)
+    >>> format_moment(0)
     '1970-01-01T00:00:00+00:00'
     """
     return datetime.fromtimestamp(moment, UTC).isoformat()

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from capgraph.base import ErrorClassification
-from capgraph.planning import CLOSING
+from capgraph.planning import TERMINAL_STEPS
 from capgraph.prompts.builder import PromptBuilder
-from capgraph.prompts.data import DATA_RULE, as_data, as_request, plain_text
-from capgraph.prompts.results import ShownResults, finished_steps
+from capgraph.prompts.data import DATA_RULE, as_data, as_request, sanitize_text
+from capgraph.prompts.results import ResultPreviews, format_finished_steps
 from capgraph.state import ContextTypes
 
 _MAX_ABILITIES = 8_000
@@ -157,9 +157,9 @@ class OrchestratorPrompt(PromptBuilder):
         **_: Any,
     ) -> str:
         """Show the request, what is there already, and what went wrong before."""
-        results = ShownResults(available or {}, max_result_tokens, types)
-        texts = results.whole(_latest_first(finished or {}, look_again))
-        before = results.whole(pair for pair in recent if pair not in texts)
+        results = ResultPreviews(available or {}, max_result_tokens, types)
+        texts = results.full_texts(_latest_first(finished or {}, look_again))
+        before = results.full_texts(pair for pair in recent if pair not in texts)
         parts = [as_request(task)]
         if budget_left:
             left = ", ".join(f"{name} {value:g}" for name, value in budget_left.items())
@@ -174,7 +174,7 @@ class OrchestratorPrompt(PromptBuilder):
                 "These cannot be called now. Plan without them; if nothing else will do, say so in"
                 f" answer, with the moment:\n{as_data('out of reach', away)}"
             )
-        if stored := results.stored(max_stored_results, before, but=texts):
+        if stored := results.stored_lines(max_stored_results, before, excluded=texts):
             parts.append(f"Stored results, usable as inputs:\n{as_data('stored results', stored)}")
         for name, text in (notes or {}).items():
             parts.append(f"What {name} has at hand:\n{as_data(name, text)}")
@@ -193,7 +193,7 @@ class OrchestratorPrompt(PromptBuilder):
         planned = (previous or {}).get("steps") or []
         if finished:
             kept = _DONE if not look_again else _SEEN if looks_left > 0 else _SEEN_LAST
-            parts.append(f"{kept}\n{finished_steps(finished, planned, texts, task)}")
+            parts.append(f"{kept}\n{format_finished_steps(finished, planned, texts, task)}")
         if look_again and (following := _open_steps(planned, finished or {}, look_again)):
             steps = json.dumps(following, ensure_ascii=False, default=str)
             parts.append(
@@ -215,7 +215,7 @@ class OrchestratorPrompt(PromptBuilder):
         return "\n\n".join(parts)
 
 
-class LookingPrompt(OrchestratorPrompt):
+class IterativePlanningPrompt(OrchestratorPrompt):
     """Writes the steps of one round, or the answer; the context is that of the planner's prompt."""
 
     role = "You answer requests, with the functions below where they help."
@@ -246,7 +246,7 @@ def _open_steps(
     """Return the steps of a plan that have not ended."""
     ended = {*finished, *looks}
     open_steps = [step for step in planned if step.get("context_key") not in ended]
-    return [step for step in open_steps if step.get("capability") not in CLOSING]
+    return [step for step in open_steps if step.get("capability") not in TERMINAL_STEPS]
 
 
 class ResponseGenerationPrompt(PromptBuilder):
@@ -282,7 +282,7 @@ class ResponseGenerationPrompt(PromptBuilder):
             f"\n\nYour last answer was refused:\n{as_data('problem', problem)}" if problem else ""
         )
         if purpose == "conversation":
-            able = f"What the agent can do:\n{plain_text(abilities, _MAX_ABILITIES)}"
+            able = f"What the agent can do:\n{sanitize_text(abilities, _MAX_ABILITIES)}"
             told = (
                 "There are no results. If the conversation answers the request, answer from it;"
                 " else say kindly that the agent cannot do this, and what it can do instead."

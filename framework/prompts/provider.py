@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from capgraph.base import ConfigurationError
 from capgraph.base.errors import RegistryError
-from capgraph.configs.run_context import run_context, using
+from capgraph.configs.run_context import override_run_context, run_context
 from capgraph.prompts.builder import PromptBuilder
 from capgraph.registry.discovery import import_object, load_entry_points
 
@@ -48,12 +48,12 @@ class PromptProvider:
             # It is there and failed in its own way: let it say so.
             return cast("Callable[[], PromptBuilder]", object.__getattribute__(self, attribute))
         from capgraph.configs.settings import (
-            packaged_defaults,
+            load_packaged_defaults,
         )  # reads a file; nothing of it at import
 
         name = attribute.removeprefix("get_").removesuffix("_prompt_builder")
         builders: dict[str, PromptBuilder] = self.__dict__.get("_builders", {})
-        brought: dict[str, str] = packaged_defaults()["prompt_builders"]
+        brought: dict[str, str] = load_packaged_defaults()["prompt_builders"]
         if attribute == f"get_{name}_prompt_builder":
             if name not in builders and name in brought:
                 builders[name] = import_object(brought[name])()
@@ -73,7 +73,7 @@ def use_prompts(provider: PromptProvider) -> Iterator[PromptProvider]:
     ...     get_framework_prompts() is mine
     True
     """
-    with using(prompts=provider):
+    with override_run_context(prompts=provider):
         yield provider
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from capgraph.base.context import CapabilityContext
-from capgraph.base.value_context import ValueContext, plain_data
-from capgraph.planning.summaries import summary_of
-from capgraph.prompts.data import as_data, plain_text
+from capgraph.base.value_context import ValueContext, unwrap_value
+from capgraph.planning.summaries import summarize_entry
+from capgraph.prompts.data import as_data, sanitize_text
 from capgraph.state import ContextTypes
 
 _PREVIEW = 200  # characters of a result that is not shown whole
@@ -20,15 +20,15 @@ _LEAST = 40  # characters of a part that is cut
 _ID_FIELDS = frozenset({"id", "key", "uuid", "code", "number"})
 
 
-def preview(value: Any, limit: int) -> str:
+def preview_json(value: Any, limit: int) -> str:
     """Return plain data as JSON of about so many characters, cut between whole elements.
 
     An object keeps its keys. A list keeps its first elements, and the IDs of the others as far as
     they fit.
 
-    >>> preview([{"id": "a1", "stars": 3}, {"id": "b2", "stars": 4}, {"id": "c3", "stars": 5}], 50)
+    >>> preview_json([{"id": "a1", "stars": 3}, {"id": "b2", "stars": 4}, {"id": "c3", "stars": 5}], 50)
     '[{"id":"a1","stars":3},"… 2 more: b2, c3"]'
-    >>> preview("x" * 100, 50)
+    >>> preview_json("x" * 100, 50)
     '"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx … (60 more characters)"'
     """
     return _json(_cut(value, max(limit, _LEAST)))
@@ -46,7 +46,7 @@ def _cut(value: Any, limit: int) -> Any:
         return _cut_list(value, limit)
     if isinstance(value, dict):
         return _cut_object(value, limit)
-    return plain_text(value if isinstance(value, str) else text, limit - 10)
+    return sanitize_text(value if isinstance(value, str) else text, limit - 10)
 
 
 def _cut_list(items: list[Any], limit: int) -> list[Any]:
@@ -104,7 +104,7 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, (str, int)) and 0 < len(str(value)) <= _LEAST
 
 
-class ShownResults:
+class ResultPreviews:
     """Results that share the budget of one prompt.
 
     Args:
@@ -123,7 +123,7 @@ class ShownResults:
         self._left = max_tokens * _CHARACTERS_PER_TOKEN
         self._types: ContextTypes = types or {}
 
-    def whole(self, outputs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    def full_texts(self, outputs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
         """Return the texts of results, whole while the budget lasts, and charge it."""
         found = {}
         for kind, key in outputs:
@@ -132,46 +132,46 @@ class ShownResults:
                 continue
             text = _json(self._plain(kind, content))
             if len(text) > self._left:
-                text = preview(self._plain(kind, content), max(self._left, _PREVIEW))
+                text = preview_json(self._plain(kind, content), max(self._left, _PREVIEW))
             self._left = max(self._left - len(text), 0)
             found[kind, key] = text
         return found
 
-    def brief(self, kind: str, key: str, limit: int = _PREVIEW) -> str:
+    def short_text(self, kind: str, key: str, limit: int = _PREVIEW) -> str:
         """Return a short text of a result: its author's summary, or a preview."""
         content = self._available[kind][key]
         known = self._types.get(kind, CapabilityContext)
         if known.get_summary not in (CapabilityContext.get_summary, ValueContext.get_summary):
-            return plain_text(summary_of(kind, key, content, self._types), limit)
-        return preview(self._plain(kind, content), limit)
+            return sanitize_text(summarize_entry(kind, key, content, self._types), limit)
+        return preview_json(self._plain(kind, content), limit)
 
-    def stored(
+    def stored_lines(
         self,
-        latest: int,
-        whole: Mapping[tuple[str, str], str],
-        but: Iterable[tuple[str, str]] = (),
+        max_latest: int,
+        full_texts: Mapping[tuple[str, str], str],
+        excluded: Iterable[tuple[str, str]] = (),
     ) -> str:
         """Return lines for the stored results: recent and latest ones, and the keys of others.
 
         Args:
-            latest: How many results of each type are shown with their content.
-            whole: Texts of the results that are shown whole, by type and key.
-            but: Results that are shown elsewhere, by type and key.
+            max_latest: How many results of each type are shown with their content.
+            full_texts: Texts of the results that are shown whole, by type and key.
+            excluded: Results that are shown elsewhere, by type and key.
         """
-        elsewhere = set(but)
+        elsewhere = set(excluded)
         found = {
             kind: [key for key in self._available[kind] if (kind, key) not in elsewhere]
             for kind in sorted(self._available)
         }
-        shown = sum(min(len(keys), latest) for keys in found.values())
+        shown = sum(min(len(keys), max_latest) for keys in found.values())
         limit = min(_PREVIEW, max(_STORED // max(shown, 1), 2 * _LEAST))
         lines = []
         for kind, keys in found.items():
-            place = max(len(keys) - latest, 0)
-            older = [key for key in keys[:place] if (kind, key) not in whole]
+            place = max(len(keys) - max_latest, 0)
+            older = [key for key in keys[:place] if (kind, key) not in full_texts]
             for key in keys:
                 if key not in older:
-                    text = whole.get((kind, key)) or self.brief(kind, key, limit)
+                    text = full_texts.get((kind, key)) or self.short_text(kind, key, limit)
                     lines.append(f"{kind} {key}: {text}")
             if older:
                 names = ", ".join(older[-_MAX_KEYS:])
@@ -181,24 +181,24 @@ class ShownResults:
 
     def _plain(self, kind: str, content: Any) -> Any:
         """Return what a path reads: of a plain value the value itself."""
-        return plain_data(content, self._types.get(kind))
+        return unwrap_value(content, self._types.get(kind))
 
 
-def finished_steps(
+def format_finished_steps(
     finished: Mapping[str, Mapping[str, Any]],
-    planned: Sequence[Mapping[str, Any]],
-    shown: Mapping[tuple[str, str], str],
+    planned_steps: Sequence[Mapping[str, Any]],
+    result_texts: Mapping[tuple[str, str], str],
     task: str,
 ) -> str:
     """Return a line for each step that has ended: its key, its call, and its result.
 
     Args:
         finished: Records by context key.
-        planned: The steps of the plan in force, which hold the parameters.
-        shown: Texts of the results, by type and key.
+        planned_steps: The steps of the plan in force, which hold the parameters.
+        result_texts: Texts of the results, by type and key.
         task: The request; a step that is for all of it does not repeat it.
     """
-    parameters = {step.get("context_key"): step.get("parameters") for step in planned}
+    parameters = {step.get("context_key"): step.get("parameters") for step in planned_steps}
     lines = []
     for key, record in finished.items():
         objective = str(record.get("task_objective") or "")
@@ -207,7 +207,7 @@ def finished_steps(
         outputs = (record.get("outputs") or {}).items()
         for kind, name in outputs:
             where = kind if name == key else f"{kind} {name}"
-            line += f"\n  -> {where}: {shown.get((kind, name), '')}"
+            line += f"\n  -> {where}: {result_texts.get((kind, name), '')}"
         if record.get("observed"):
             line += f"\n  -> failed: {record.get('error') or 'no reason was given'}"
         lines.append(line if outputs or record.get("observed") else f"{line}\n  -> no output")

@@ -13,7 +13,7 @@ from capgraph.base.errors import RegistryError
 ENTRY_POINT_GROUP = "capgraph.capabilities"
 
 
-def walk(package: str, failures: list[str]) -> Iterator[ModuleType]:
+def import_modules(package: str, failures: list[str]) -> Iterator[ModuleType]:
     """Import a module and, for a package, all that it holds, in alphabetical order.
 
     Modules whose name begins with an underscore are left to those that import them.
@@ -36,7 +36,7 @@ def walk(package: str, failures: list[str]) -> Iterator[ModuleType]:
     ):
         if info.name.rsplit(".", 1)[-1].startswith("_"):
             continue
-        yield from walk(info.name, failures)
+        yield from import_modules(info.name, failures)
 
 
 def import_object(reference: str) -> Any:

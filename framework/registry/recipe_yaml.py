@@ -11,8 +11,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from capgraph.base.errors import ConfigurationError
-from capgraph.base.files import write_whole
-from capgraph.configs.yaml_files import explained, read_yaml
+from capgraph.configs.yaml_files import format_validation_errors, read_yaml
+from capgraph.helpers.files import write_atomic
 from capgraph.planning.recipes import Recipe, RecipeExample, RecipeParameter
 
 _ENDINGS = (".yml", ".yaml")
@@ -25,9 +25,11 @@ def load_recipe(path: str | os.PathLike[str]) -> Recipe:
         ConfigurationError: The file cannot be read, or has not the form; lists every problem.
     """
     try:
-        return Recipe.model_validate(read_yaml(path, variables=False))
+        return Recipe.model_validate(read_yaml(path, expand_variables=False))
     except ValidationError as exc:
-        lines = [line.strip(" .") for line in explained(exc, _known_keys).splitlines()]
+        lines = [
+            line.strip(" .") for line in format_validation_errors(exc, _known_keys).splitlines()
+        ]
         wrong = "; ".join(lines).replace(". Fix: ", ", ")
         raise ConfigurationError(
             f"The recipe {os.fspath(path)!r} cannot be used: {wrong}.",
@@ -45,10 +47,10 @@ def _known_keys(place: tuple[Any, ...]) -> Iterable[str]:
 def save_recipe(recipe: Recipe, path: str | os.PathLike[str]) -> None:
     """Write a recipe to its file, whole or not at all."""
     text = yaml.safe_dump(recipe.to_dict(), sort_keys=False, allow_unicode=True, width=100)
-    write_whole(Path(path), text)
+    write_atomic(Path(path), text)
 
 
-def recipe_files(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
+def find_recipe_files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
     """Return the files of recipes that some files and folders stand for.
 
     A folder that does not exist yet is empty: the first saved recipe makes it.
@@ -56,11 +58,11 @@ def recipe_files(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
     Raises:
         ConfigurationError: A file does not exist.
 
-    >>> recipe_files(["no/such/folder"])
+    >>> find_recipe_files(["no/such/folder"])
     []
     """
     found: list[Path] = []
-    for place in map(Path, places):
+    for place in map(Path, paths):
         if place.is_dir():
             found += sorted(file for file in place.iterdir() if file.suffix in _ENDINGS)
         elif place.is_file():

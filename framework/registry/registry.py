@@ -9,28 +9,28 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from capgraph.base.checked import checked
 from capgraph.base.context import CapabilityContext
 from capgraph.base.errors import CapgraphError, RegistryError
 from capgraph.base.guides import OrchestratorExample
 from capgraph.base.spec import CapabilitySpec, InfrastructureSpec
-from capgraph.configs.near import use_known
+from capgraph.configs.suggestions import suggest_fix
+from capgraph.helpers.argument_validation import validate_arguments
 from capgraph.registry.candidate import Candidate, parameter_texts
 from capgraph.registry.discovery import (
     ENTRY_POINT_GROUP,
+    import_modules,
     import_object,
     load_entry_points,
-    walk,
 )
-from capgraph.registry.membership import (
-    adapted_capabilities,
+from capgraph.registry.registration import (
+    check_insertion_point,
     check_name,
-    check_place,
-    decorator_of,
+    find_adapted_capabilities,
     lacks_decorator,
-    origin_of,
-    refusal_of,
-    registered_name,
+    qualified_name,
+    registration_error,
+    registration_name,
+    required_decorator,
 )
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Registry:
     True
     """
 
-    @checked
+    @validate_arguments
     def __init__(
         self,
         infrastructure: Iterable[str] = DEFAULT_INFRASTRUCTURE,
@@ -98,7 +98,7 @@ class Registry:
         """Context types that the caller supplies."""
         return frozenset(self._provided_types)
 
-    @checked
+    @validate_arguments
     def capability(self, name: str) -> Any:
         """Return the one instance that holds a capability's guides.
 
@@ -164,7 +164,7 @@ class Registry:
         names: Iterable[str],
         state: Mapping[str, Any],
         settings: Settings,
-        place: str | None = None,
+        storage_key: str | None = None,
     ) -> dict[str, str]:
         """Return what capabilities tell a planner about the state at hand, by their names.
 
@@ -172,12 +172,16 @@ class Registry:
             names: Of which capabilities.
             state: The state.
             settings: All settings.
-            place: Name of the folder of who asks.
+            storage_key: Name of the folder of who asks.
         """
         found = {}
         for name in sorted(set(names) & set(self._capabilities)):
             notes = getattr(self._capabilities[name].cls, "planning_notes", None)
-            text = await notes(state, settings.section(name, place)) if notes is not None else ""
+            text = (
+                await notes(state, settings.capability_settings(name, storage_key))
+                if notes is not None
+                else ""
+            )
             if text:
                 found[name] = text
         return found
@@ -190,7 +194,7 @@ class Registry:
 
     # --- as a value -----------------------------------------------------------------------
 
-    def frozen(self) -> Registry:
+    def freeze(self) -> Registry:
         """Close it for registrations and return it; what a graph is built of never changes."""
         for spec in self._capabilities.values():
             # What it uses may have been taken out or replaced since it was registered.
@@ -200,7 +204,7 @@ class Registry:
         self._frozen = True
         return self
 
-    @checked
+    @validate_arguments
     def with_(self, *items: Any, without: Iterable[str] = ()) -> Registry:
         """Return another registry; this one stays as it is.
 
@@ -218,7 +222,7 @@ class Registry:
         ...     description = "Says hello"
         ...     async def execute(self):
         ...         return {}
-        >>> registry = Registry().frozen()
+        >>> registry = Registry().freeze()
         >>> list(registry.with_(Hello).capabilities), list(registry.capabilities)
         (['hello'], [])
         """
@@ -243,7 +247,7 @@ class Registry:
             )
 
     def _unknown(self, name: str) -> RegistryError:
-        fix = use_known(name, known=self._capabilities)
+        fix = suggest_fix(name, known=self._capabilities)
         return RegistryError(f"No capability is called {name!r}.", fix=fix)
 
     # --- writing --------------------------------------------------------------------------
@@ -281,12 +285,12 @@ class Registry:
         node = getattr(item, "infrastructure_spec", None)
         if isinstance(node, InfrastructureSpec) and node.cls is item:
             check_name("infrastructure node", node.name)
-            check_place(node)
+            check_insertion_point(node)
             self._add(self._infrastructure, node.name, node, "infrastructure node", override)
             return item
-        raise refusal_of(item, inherits=bool(spec or node))
+        raise registration_error(item, inherits=bool(spec or node))
 
-    @checked
+    @validate_arguments
     def unregister(self, name: str) -> None:
         """Remove a capability.
 
@@ -313,7 +317,7 @@ class Registry:
                 )
             self._provided_types.add(name)
 
-    @checked
+    @validate_arguments
     def discover(self, package: str, *, override: bool = False) -> list[str]:
         """Import a module, or every module of a package, and register what it defines.
 
@@ -335,24 +339,26 @@ class Registry:
         problems: list[str] = []
         found: list[str] = []
         recipes: list[Any] = []
-        for module in walk(package, problems):
+        for module in import_modules(package, problems):
             for value in list(vars(module).values()):
                 if _is_recipe(value):
                     recipes.append(value)
-                for item in adapted_capabilities(value):
+                for item in find_adapted_capabilities(value):
                     self.register(item, override=override)
                     found.append(item.capability_spec.name)
                 if not isinstance(value, type) or value.__module__ != module.__name__:
                     continue
-                if (name := registered_name(value)) is not None:
+                if (name := registration_name(value)) is not None:
                     self.register(value, override=override)
                     found.append(name)
                 elif lacks_decorator(value):
-                    problems.append(f"{origin_of(value)} is not decorated ({decorator_of(value)})")
+                    problems.append(
+                        f"{qualified_name(value)} is not decorated ({required_decorator(value)})"
+                    )
         if recipes and not problems:
-            from capgraph.planning.recipes import in_order
+            from capgraph.planning.recipes import order_by_use
 
-            for recipe in in_order(recipes):
+            for recipe in order_by_use(recipes):
                 self.register(recipe, override=override)
                 found.append(recipe.name)
         if problems:
@@ -378,7 +384,7 @@ class Registry:
                 found.append(name)
         return found
 
-    @checked
+    @validate_arguments
     def configure(
         self,
         *,
@@ -425,7 +431,7 @@ class Registry:
         """Build the registry that settings describe.
 
         Settings with ``tools``, ``graphs``, ``agents`` or ``mcp`` need
-        :func:`~capgraph.adapters.configured.open_registry`, which opens and closes them.
+        :func:`~capgraph.adapters.settings_registry.open_registry`, which opens and closes them.
 
         Args:
             settings: ``capgraph.configs.settings.Settings``.
@@ -466,17 +472,17 @@ class Registry:
 
     def _load_recipes(self, places: Sequence[str]) -> None:
         if places:
-            from capgraph.planning.recipes import in_order
-            from capgraph.registry.recipe_yaml import load_recipe, recipe_files
+            from capgraph.planning.recipes import order_by_use
+            from capgraph.registry.recipe_yaml import find_recipe_files, load_recipe
 
-            for recipe in in_order(load_recipe(file) for file in recipe_files(places)):
+            for recipe in order_by_use(load_recipe(file) for file in find_recipe_files(places)):
                 self.register(recipe)
 
     def _add(self, table: dict[str, Any], name: str, value: Any, kind: str, override: bool) -> None:
         known = table.get(name)
         if known is not None and known is not value and not override:
             raise RegistryError(
-                f"The {kind} {name!r} is registered twice: {origin_of(known)} and {origin_of(value)}.",
+                f"The {kind} {name!r} is registered twice: {qualified_name(known)} and {qualified_name(value)}.",
                 fix="Rename one of them, or pass override=True to replace the first.",
             )
         table[name] = value

@@ -22,28 +22,28 @@ from capgraph.base.errors import (
 )
 from capgraph.base.ports import Caller
 from capgraph.configs.logger import get_logger
-from capgraph.engine.entry import admitted
-from capgraph.engine.thread_lease import lend
+from capgraph.engine.graph_input import validate_input
+from capgraph.engine.thread_lease import share_lease
 from capgraph.graph.signals import signal as send_signal
-from capgraph.langgraph_compat import answers_tried
-from capgraph.pipeline.run_config import configurable_of
-from capgraph.scale.advance import Runner, given_of, stopped
+from capgraph.langgraph_compat import count_resume_values
+from capgraph.pipeline.run_config import configurable_for
 from capgraph.scale.engine import Engine
-from capgraph.scale.order import TurnOrder
+from capgraph.scale.jobs import TurnJob
+from capgraph.scale.run_executor import RunExecutor, graph_input, mark_stopped
 from capgraph.stores.database import open_saver, parse_url
 from capgraph.stores.persistence import Persistence
-from capgraph.stores.reading import as_text, from_text
 from capgraph.stores.records import thread_config
-from capgraph.stores.run_log import ENDS, STOPPING, LoggedRun, RunLog
+from capgraph.stores.run_log import STOPPING, TERMINAL_EVENTS, LoggedRun, RunLog
+from capgraph.stores.serialization import deserialize_text, serialize_to_text
 from capgraph.stores.threads import open_questions, thread_summary
-from capgraph.stores.waits import Due, open_waits
+from capgraph.stores.waits import SuspendedThread, open_waits
 
 _ENGINES = {
     "postgres": ("procrastinate", "workers", "PostgresEngine"),
     "temporal": ("temporalio", "temporal", "TemporalEngine"),
 }
 """Name of an engine to the library, the extra and the class."""
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 """How often whoever stops a thread looks whether it is."""
 
 
@@ -125,17 +125,19 @@ class Client:
         given = {"message": message, "plan": plan and dict(plan), "context": context}
         request = {name: value for name, value in given.items() if value is not None}
         # What the graph would refuse is refused before anything is kept of it.
-        admitted(given_of(request), thread_config(thread), self.graph.services, saved=True)
+        validate_input(
+            graph_input(request), thread_config(thread), self.graph.services, has_saver=True
+        )
         run_id = run_id or str(uuid.uuid4())
-        await self._ask(thread, run_id, request, _who(caller))
+        await self._enqueue(thread, run_id, request, _as_caller(caller))
         return run_id
 
-    async def _ask(
+    async def _enqueue(
         self, thread: str, run_id: str, request: Mapping[str, Any], caller: Caller
     ) -> bool:
         owner = thread.partition("/")[0] + "/" if thread.startswith("@") else ""
         run = LoggedRun(run_id, thread, owner, request={**request, "caller": asdict(caller)})
-        new = await self.log.open(run, here=False)
+        new = await self.log.create(run, is_local=False)
         known = None if new else await self.log.get(run_id)
         if known is not None and known.thread_id != thread:
             raise ValidationError(
@@ -144,9 +146,9 @@ class Client:
             )
         # Also for one that is known: whoever opened it may have ended before it was handed over.
         try:
-            await self.engine.submit(TurnOrder(thread, run_id))
+            await self.engine.submit(TurnJob(thread, run_id))
         except ValidationError:
-            await self.log.end(run_id, "failed")  # nobody could ever run it
+            await self.log.finish(run_id, "failed")  # nobody could ever run it
             raise
         except PersistenceError as exc:
             # It is kept all the same: a worker hands it over when the engine is there again.
@@ -172,10 +174,10 @@ class Client:
         if found is None or question_id not in open_questions(found):
             return False
         # The same question is asked again when an answer did not fit; what is saved tells which.
-        tried = answers_tried(found.pending_writes)
+        tried = count_resume_values(found.pending_writes)
         asked = [found.checkpoint["id"], question_id, tried]
         request = {"answers": {question_id: answer}}
-        return await self._ask(thread, _named(thread, asked), request, _who(caller))
+        return await self._enqueue(thread, _stable_id(thread, asked), request, _as_caller(caller))
 
     async def signal(
         self, thread: str, key: str, value: Any = None, caller: Caller | str | None = None
@@ -187,32 +189,32 @@ class Client:
         Raises:
             ValidationError: Key or value cannot be used.
         """
-        sender: Any = {"configurable": configurable_of(_who(caller))}
-        early = bool(await self.log.open_of(thread))
+        sender: Any = {"configurable": configurable_for(_as_caller(caller))}
+        early = bool(await self.log.open_runs(thread))
         if not early and await self._saver.aget_tuple(thread_config(thread)) is None:
             return False
         if not await send_signal(
             self.graph, thread, key, value, config=sender, run=False, early=early
         ):
             return False
-        if (known := await self._persistence.waits.of(thread)) is not None:
+        if (known := await self._persistence.waits.get(thread)) is not None:
             await self.wake(known)
         return True
 
-    async def wake(self, due: Due) -> None:
+    async def wake(self, due: SuspendedThread) -> None:
         """Let a thread that waits for a time or an event look whether it can go on."""
-        runs = await self.log.of_thread(due.thread_id)
+        runs = await self.log.thread_runs(due.thread_id)
         if any(run.is_open and not run.is_new_turn for run in runs):
             return
         last = max(
-            (run for run in runs if not run.is_open), key=lambda run: run.ended, default=None
+            (run for run in runs if not run.is_open), key=lambda run: run.ended_at, default=None
         )
         # Whoever looks at the same moment gives it the same name.
-        name = _named(due.thread_id, ["wake", last.run_id if last else ""])
-        await self._ask(due.thread_id, name, {}, due.caller)
+        name = _stable_id(due.thread_id, ["wake", last.run_id if last else ""])
+        await self._enqueue(due.thread_id, name, {}, due.caller)
 
     async def stop(self, thread: str) -> None:
-        """Cancel what runs of a thread, wherever it does, and what waits or is asked; it is ``stopped``.
+        """Cancel what runs of a thread, wherever it does, and what waits or is asked; it is ``mark_stopped``.
 
         Returns when that is so, also where its worker is dead: within twice ``scale.lease_seconds``.
         A step that goes on all the same, as it blocks its worker, is waited for no longer. A further
@@ -222,31 +224,31 @@ class Client:
             PersistenceError: There is no such thread.
         """
         await self.status(thread)
-        await self.log.stop(thread)
+        await self.log.request_stop(thread)
         await self._persistence.step_results.cancel_thread(thread)
         lease_seconds = self.graph.services.settings.scale.lease_seconds
         until = time.monotonic() + 2 * lease_seconds
-        while await self._is_stopping(thread):
+        while await self._finish_stopping(thread):
             if time.monotonic() > until:
                 break
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
 
-    async def _is_stopping(self, thread: str) -> bool:
+    async def _finish_stopping(self, thread: str) -> bool:
         """End what nobody runs; tells whether a worker has something to end."""
         leases = self._persistence.leases
-        runner = Runner(self.graph, self.log)
-        stopping = [run for run in await self.log.open_of(thread) if run.status == STOPPING]
+        runner = RunExecutor(self.graph, self.log)
+        stopping = [run for run in await self.log.open_runs(thread) if run.status == STOPPING]
         try:
             for run in stopping:
-                await runner.run(run, await leases.take(thread))
-            lease = await leases.take(thread)
+                await runner.run(run, await leases.acquire(thread))
+            lease = await leases.acquire(thread)
         except ThreadBusyError:
             return bool(stopping)
         try:
             found = await self._saver.aget_tuple(thread_config(thread))
             if found is not None and (open_questions(found) or open_waits(found)):
-                with lend(lease):
-                    await stopped(self.graph, thread)
+                with share_lease(lease):
+                    await mark_stopped(self.graph, thread)
         finally:
             await leases.release(lease)
         return False
@@ -257,7 +259,7 @@ class Client:
         Raises:
             PersistenceError: There is no such thread.
         """
-        runs = await self.log.open_of(thread)
+        runs = await self.log.open_runs(thread)
         summary = await thread_summary(self._saver, thread)
         if any(run.status != "queued" for run in runs):
             return ThreadStatus("running")
@@ -293,7 +295,7 @@ class Client:
             async for page in pages:
                 for seq, run_id, text in page:
                     event = {"threadId": thread, "runId": run_id, **json.loads(text), "seq": seq}
-                    if event["type"] in ENDS:
+                    if event["type"] in TERMINAL_EVENTS:
                         # Who hears of the end may ask at once how the run ended.
                         async with aclosing(self.log.follow(run_id, seq)) as rest:  # type: ignore[type-var]
                             async for _ in rest:
@@ -371,7 +373,7 @@ def check_engine(url: str, name: str) -> None:
 async def connect(
     url: str,
     saver: Any,
-    scale: Any,
+    scale_settings: Any,
     *,
     engine: str | None = None,
     temporal: str | None = None,
@@ -381,7 +383,7 @@ async def connect(
     Args:
         url: The database of the threads.
         saver: An open saver of it.
-        scale: The settings' section ``scale``.
+        scale_settings: The settings' section ``scale_settings``.
         engine: Its name; the settings' one when not given.
         temporal: Address of Temporal; the settings' one when not given.
 
@@ -390,17 +392,17 @@ async def connect(
         MissingExtraError: Its extra is not installed.
         PersistenceError: It cannot be reached, or was written with another encryption key.
     """
-    name = engine or scale.engine
+    name = engine or scale_settings.engine
     check_engine(url, name)
     opened = getattr(importlib.import_module(f"capgraph.scale.{name}"), _ENGINES[name][2])
-    more, database = {"lease_seconds": scale.lease_seconds}, await _database(saver)
+    more, database = {"lease_seconds": scale_settings.lease_seconds}, await _database_id(saver)
     if name == "temporal":
-        url, more["database"] = temporal or scale.temporal, database
+        url, more["database"] = temporal or scale_settings.temporal, database
     found: Engine = await opened.open(url, **more)
     return found
 
 
-async def _database(saver: Any) -> str:
+async def _database_id(saver: Any) -> str:
     """Return what tells this database from others, also when it has moved to another server.
 
     Who has another encryption key than those before is told so here, before any turn fails by it.
@@ -410,20 +412,20 @@ async def _database(saver: Any) -> str:
     await rows.run(
         "INSERT INTO capgraph_database (one, id, proof) VALUES (1, ?, ?)"
         " ON CONFLICT (one) DO NOTHING",
-        (made, as_text(saver.serde, made)),
+        (made, serialize_to_text(saver.serde, made)),
     )
     found, proof = (await rows.run("SELECT id, proof FROM capgraph_database"))[1][0]
-    from_text(saver.serde, proof, "in this database")
+    deserialize_text(saver.serde, proof, "in this database")
     return str(found)
 
 
-def _who(caller: Caller | str | None) -> Caller:
+def _as_caller(caller: Caller | str | None) -> Caller:
     if not isinstance(caller, Caller | str | None):
         raise ValidationError(f"{caller!r:.80} is nobody.", fix="Give a name, or a Caller.")
     return caller if isinstance(caller, Caller) else Caller(caller)
 
 
-def _named(thread: str, parts: Any) -> str:
+def _stable_id(thread: str, parts: Any) -> str:
     """Return a name that is the same for whoever asks for the same."""
     text = json.dumps([thread, parts], default=str)
     return str(uuid.UUID(bytes=hashlib.sha256(text.encode()).digest()[:16]))

@@ -6,22 +6,22 @@ import asyncio
 from collections.abc import Collection, Mapping
 from typing import Protocol, runtime_checkable
 
-from capgraph.scale.order import StepOrder, TurnOrder
+from capgraph.scale.jobs import StepJob, TurnJob
 
-TURNS = "turns"
+TURN_QUEUE = "turns"
 """The queue of turns, and of steps that name none."""
 
 
-class Handler(Protocol):
+class JobHandler(Protocol):
     """What a worker does with orders; each may be called again for the same order at any point."""
 
-    async def turn(self, order: TurnOrder) -> None:
+    async def run_turn(self, job: TurnJob) -> None:
         """Run what the thread has to do, until nothing is left that can go on."""
 
-    async def step(self, order: StepOrder) -> None:
+    async def run_step(self, job: StepJob) -> None:
         """Run a step, unless its result is there already."""
 
-    async def scheduled(self, schedule: str, moment: float) -> None:
+    async def start_scheduled(self, schedule: str, moment: float) -> None:
         """Begin the turn of a schedule; the same moment begins it once."""
 
 
@@ -32,24 +32,24 @@ class Engine(Protocol):
     An engine keeps no result and is never the truth about a thread: that is its database.
     """
 
-    async def submit(self, order: TurnOrder, *, again: bool = False) -> None:
+    async def submit(self, job: TurnJob, *, is_resubmission: bool = False) -> None:
         """Hand a thread to a worker of the queue ``turns``; one at a time works on a thread.
 
         Args:
-            order: The thread, and the run to begin with.
-            again: Whether the run was handed over before; then a thread that still has an order is
+            job: The thread, and the run to begin with.
+            is_resubmission: Whether the run was handed over before; then a thread that still has an order is
                 left alone.
         """
 
-    async def run_step(self, order: StepOrder) -> None:
+    async def enqueue_step(self, job: StepJob) -> None:
         """Hand a step to a worker of its queue; returns when the order is kept."""
 
     async def serve(
         self,
-        handler: Handler,
+        handler: JobHandler,
         queues: Collection[str],
         *,
-        worker: str,
+        worker_id: str,
         concurrency: int,
         draining: asyncio.Event,
         ready: asyncio.Event,
@@ -59,13 +59,13 @@ class Engine(Protocol):
         Args:
             handler: Does the work.
             queues: Orders of these are taken.
-            worker: Name of the worker.
+            worker_id: Name of the worker.
             concurrency: Most orders at a time.
             draining: When set, no further order is taken.
             ready: Set here when orders are taken.
         """
 
-    async def waiting(self) -> Mapping[str, int]:
+    async def count_waiting(self) -> Mapping[str, int]:
         """Count the orders that nobody has taken, by queue."""
 
     async def schedule(self, name: str, cron: str, *, after: float = 0.0) -> None:

@@ -12,7 +12,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from capgraph.base.errors import PersistenceError, ValidationError
 from capgraph.scale.engine import Engine
 from capgraph.stores.persistence import Persistence
-from capgraph.stores.reading import as_text, from_text
+from capgraph.stores.serialization import deserialize_text, serialize_to_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Schedules:
     """
 
     def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
-        self._rows, self._serde = Persistence.of(saver).tables, saver.serde
+        self._tables, self._serde = Persistence.of(saver).tables, saver.serde
 
     async def add(self, schedule: Schedule, engine: Engine) -> None:
         """Keep a schedule, and have an engine tell workers its moments.
@@ -68,7 +68,7 @@ class Schedules:
                 f"{schedule.cron!r:.80} says no time that ever comes.",
                 fix="Write the five fields of cron: '0 7 * * *' is every day at seven, UTC.",
             )
-        request = as_text(self._serde, [schedule.message, schedule.thread])
+        request = serialize_to_text(self._serde, [schedule.message, schedule.thread])
         await self._run(
             "INSERT INTO capgraph_schedules (id, cron, request) VALUES (?, ?, ?)",
             (schedule.id, schedule.cron, request),
@@ -76,10 +76,10 @@ class Schedules:
         try:
             await engine.schedule(schedule.id, schedule.cron)
         except BaseException:
-            await asyncio.shield(self._drop(schedule.id))
+            await asyncio.shield(self._delete(schedule.id))
             raise
 
-    async def all(self) -> Sequence[Schedule]:
+    async def list_all(self) -> Sequence[Schedule]:
         """Return the schedules, by id."""
         return await self._find("")
 
@@ -95,21 +95,21 @@ class Schedules:
 
     def _read(self, name: str, cron: str, request: str) -> Schedule:
         try:
-            message, thread = from_text(self._serde, request, "of the schedules")
+            message, thread = deserialize_text(self._serde, request, "of the schedules")
         except PersistenceError as exc:
             return Schedule(name, cron, "", unreadable=str(exc))  # it hides no other one
         return Schedule(name, cron, message, thread)
 
     async def remove(self, schedule_id: str, engine: Engine) -> bool:
         """Forget a schedule; tells whether there was one."""
-        known = await self._drop(schedule_id)
+        known = await self._delete(schedule_id)
         await engine.unschedule(schedule_id)
         return known
 
-    async def _drop(self, schedule_id: str) -> bool:
+    async def _delete(self, schedule_id: str) -> bool:
         statement = "DELETE FROM capgraph_schedules WHERE id = ? RETURNING id"
         return bool(await self._run(statement, (schedule_id,)))
 
     async def _run(self, statement: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        assert self._rows is not None
-        return (await self._rows.run(statement, values))[1]
+        assert self._tables is not None
+        return (await self._tables.run(statement, values))[1]

@@ -65,30 +65,30 @@ from capgraph.base.errors import (
     ValidationError,
 )
 from capgraph.configs.logger import get_logger
-from capgraph.scale.engine import TURNS, Handler
-from capgraph.scale.order import StepOrder, TurnOrder
-from capgraph.scale.turn_workflow import (
-    AT_HAND,
-    Begin,
-    Order,
+from capgraph.scale.engine import TURN_QUEUE, JobHandler
+from capgraph.scale.jobs import StepJob, TurnJob
+from capgraph.scale.temporal_workflows import (
+    LOCAL_ACTIVITY_TIMEOUT,
+    ScheduledStart,
     ScheduleWorkflow,
+    ThreadJob,
     ThreadWorkflow,
-    patience,
+    activity_options,
 )
 
 _NAMESPACE = "default"
-_PREFIX = "capgraph/"
-_CONNECT = timedelta(seconds=5)
+_ID_PREFIX = "capgraph/"
+_CONNECT_TIMEOUT = timedelta(seconds=5)
 # A worker waits for a server that is away; whoever asks for something does so by itself.
-_RETRY = RetryConfig(max_interval_millis=2000, max_elapsed_time_millis=90_000, max_retries=0)
-_SECOND = 2
-_AT_ONCE = timedelta(milliseconds=1)
-_SOON = timedelta(milliseconds=100)
-_LONG = timedelta(days=1)
+_WORKER_RETRY = RetryConfig(max_interval_millis=2000, max_elapsed_time_millis=90_000, max_retries=0)
+_SECOND_ATTEMPT = 2
+_IMMEDIATELY = timedelta(milliseconds=1)
+_SHORT_DELAY = timedelta(milliseconds=100)
+_GRACEFUL_SHUTDOWN = timedelta(days=1)
 _WORKFLOW_TASKS = 4
 
 _log = get_logger("scale", "temporal")
-_Work: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
+_JobFunction: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 
 class TemporalEngine:
@@ -107,7 +107,9 @@ class TemporalEngine:
         self._client = client
         self._address = address
         self._lease_seconds = lease_seconds
-        self._at, self._of = (f"@{database}", f"{database}/") if database else ("", "")
+        self._queue_suffix, self._id_prefix = (
+            (f"@{database}", f"{database}/") if database else ("", "")
+        )
 
     @classmethod
     async def open(
@@ -130,32 +132,32 @@ class TemporalEngine:
             )
         return cls(await _connect(address, RetryConfig()), address, lease_seconds, database)
 
-    async def submit(self, order: TurnOrder, *, again: bool = False) -> None:
+    async def submit(self, job: TurnJob, *, is_resubmission: bool = False) -> None:
         """Hand a thread to a worker; its workflow is begun, or told.
 
         Args:
-            order: The thread and its run.
-            again: Whether it was handed over before; then a workflow that is there is not told, for
+            job: The thread and its run.
+            is_resubmission: Whether it was handed over before; then a workflow that is there is not told, for
                 what it is told it keeps as long as it lives.
 
         Raises:
             PersistenceError: The server cannot be reached.
         """
-        queue, name = TURNS + self._at, _PREFIX + order.thread
-        at = queue if self._at else ""
-        kept = Order(order.thread, order.run, self._lease_seconds, at, at_hand=True)
-        timeout = patience(self._lease_seconds)["heartbeat_timeout"]
-        with _reached(self._address):
+        queue, name = TURN_QUEUE + self._queue_suffix, _ID_PREFIX + job.thread
+        at = queue if self._queue_suffix else ""
+        kept = ThreadJob(job.thread, job.run, self._lease_seconds, at, at_hand=True)
+        timeout = activity_options(self._lease_seconds)["heartbeat_timeout"]
+        with _translate_errors(self._address):
             try:
                 # Most threads have no workflow at the moment, and to be begun costs the server less.
                 await self._client.start_workflow(
                     ThreadWorkflow.run, [kept], id=name, task_queue=queue, task_timeout=timeout
                 )
             except WorkflowAlreadyStartedError:
-                if await self._queue_of(name) not in {queue, None}:
+                if await self._workflow_queue(name) not in {queue, None}:
                     # Another database has a thread of this name, whose workflow leaves ours alone.
-                    await self._start("advance", [order.thread, order.run], name, queue)
-                elif not again:
+                    await self._start_activity("advance", [job.thread, job.run], name, queue)
+                elif not is_resubmission:
                     await self._client.start_workflow(
                         ThreadWorkflow.run,
                         [],
@@ -166,42 +168,46 @@ class TemporalEngine:
                         start_signal_args=[kept],
                     )
 
-    async def _queue_of(self, name: str) -> str | None:
+    async def _workflow_queue(self, workflow_id: str) -> str | None:
         try:
-            return (await self._client.get_workflow_handle(name).describe()).task_queue
+            return (await self._client.get_workflow_handle(workflow_id).describe()).task_queue
         except RPCError as exc:
             if exc.status != RPCStatusCode.NOT_FOUND:
                 raise
             return None  # it has ended meanwhile
 
-    async def _start(self, activity_name: str, args: list[Any], name: str, queue: str) -> None:
+    async def _start_activity(
+        self, activity_name: str, args: list[Any], name: str, queue: str
+    ) -> None:
         await self._client.start_activity(
             activity_name,
             args=args,
-            id=self._of + name,
+            id=self._id_prefix + name,
             task_queue=queue,
             id_conflict_policy=ActivityIDConflictPolicy.USE_EXISTING,
-            **patience(self._lease_seconds),
+            **activity_options(self._lease_seconds),
         )
 
-    async def run_step(self, order: StepOrder) -> None:
+    async def enqueue_step(self, job: StepJob) -> None:
         """Hand a step to a worker of its queue; one that is under way is not begun again.
 
         Args:
-            order: The step.
+            job: The step.
 
         Raises:
             PersistenceError: The server cannot be reached.
         """
-        with _reached(self._address):
-            await self._start("step", [asdict(order)], order.id, order.queue + self._at)
+        with _translate_errors(self._address):
+            await self._start_activity(
+                "step", [asdict(job)], job.id, job.queue + self._queue_suffix
+            )
 
     async def serve(
         self,
-        handler: Handler,
+        handler: JobHandler,
         queues: Collection[str],
         *,
-        worker: str,
+        worker_id: str,
         concurrency: int,
         draining: asyncio.Event,
         ready: asyncio.Event,
@@ -214,12 +220,12 @@ class TemporalEngine:
         Args:
             handler: Does the work.
             queues: Orders of these are taken.
-            worker: Name of the worker.
+            worker_id: Name of the worker.
             concurrency: Most orders at a time.
             draining: When set, no further order is taken.
             ready: Set here when orders are taken.
         """
-        desk = _Desk(handler, concurrency, draining, len({*queues} - {TURNS}))
+        desk = _JobRunner(handler, concurrency, draining, len({*queues} - {TURN_QUEUE}))
         stop = asyncio.Event()
         home = asyncio.get_running_loop()
         loop = asyncio.new_event_loop()
@@ -227,8 +233,8 @@ class TemporalEngine:
         thread.start()
         work = asyncio.wrap_future(
             asyncio.run_coroutine_threadsafe(
-                self._work(
-                    desk, queues, worker, stop, lambda: home.call_soon_threadsafe(ready.set)
+                self._run_workers(
+                    desk, queues, worker_id, stop, lambda: home.call_soon_threadsafe(ready.set)
                 ),
                 loop,
             )
@@ -241,49 +247,51 @@ class TemporalEngine:
             await asyncio.wait({work})
         finally:
             drained.cancel()
-            desk.give_up()
+            desk.cancel_all()
             loop.call_soon_threadsafe(stop.set)
-            await asyncio.wait({work}, timeout=_CONNECT.total_seconds())
+            await asyncio.wait({work}, timeout=_CONNECT_TIMEOUT.total_seconds())
             loop.call_soon_threadsafe(loop.stop)
             await asyncio.to_thread(thread.join)
             loop.close()
         work.result()
 
-    async def _work(
+    async def _run_workers(
         self,
-        desk: _Desk,
+        runner: _JobRunner,
         queues: Collection[str],
         worker: str,
         stop: asyncio.Event,
-        ready: Callable[[], object],
+        on_ready: Callable[[], object],
     ) -> None:
         """Run a worker for each queue, in the event loop of the engine's own thread."""
-        desk.begin(asyncio.get_running_loop())
+        runner.attach(asyncio.get_running_loop())
         # One connection has one worker for a queue.
-        client = await _connect(self._address, _RETRY)
+        client = await _connect(self._address, _WORKER_RETRY)
         with ThreadPoolExecutor(_WORKFLOW_TASKS, "capgraph-workflow") as threads:
             workers = [
-                _worker(client, desk, queue, self._at, worker, threads)
+                _build_worker(client, runner, queue, self._queue_suffix, worker, threads)
                 for queue in sorted(set(queues))
             ]
             runs = [asyncio.create_task(one.run()) for one in workers]
-            ready()
+            on_ready()
             await asyncio.wait(
                 [*runs, asyncio.create_task(stop.wait())], return_when=asyncio.FIRST_COMPLETED
             )
             stop.set()
             await asyncio.gather(*(one.shutdown() for one in workers))
-            await desk.ended()
-            with _reached(self._address):
+            await runner.wait_idle()
+            with _translate_errors(self._address):
                 await asyncio.gather(*runs)
 
-    async def waiting(self) -> Mapping[str, int]:
+    async def count_waiting(self) -> Mapping[str, int]:
         """Count the orders that nobody has taken, by queue."""
-        with _reached(self._address):
+        with _translate_errors(self._address):
             steps = self._client.list_activities('ExecutionStatus = "Running"')
             found = {one.task_queue async for one in steps}
-            queues = {TURNS} | {
-                queue.removesuffix(self._at) for queue in found if queue.endswith(self._at)
+            queues = {TURN_QUEUE} | {
+                queue.removesuffix(self._queue_suffix)
+                for queue in found
+                if queue.endswith(self._queue_suffix)
             }
             counts = {queue: await self._backlog(queue) for queue in sorted(queues)}
         return {queue: count for queue, count in counts.items() if count}
@@ -292,14 +300,14 @@ class TemporalEngine:
         kinds = [
             TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
             # A thread whose workflow nobody has looked at.
-            *([TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW] if queue == TURNS else []),
+            *([TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW] if queue == TURN_QUEUE else []),
         ]
         count = 0
         for kind in kinds:
             found = await self._client.workflow_service.describe_task_queue(
                 DescribeTaskQueueRequest(
                     namespace=_NAMESPACE,
-                    task_queue=TaskQueue(name=queue + self._at),
+                    task_queue=TaskQueue(name=queue + self._queue_suffix),
                     task_queue_type=kind,
                     report_stats=True,
                 ),
@@ -322,16 +330,17 @@ class TemporalEngine:
         """
         action = ScheduleActionStartWorkflow(
             ScheduleWorkflow.run,
-            Begin(name, self._lease_seconds),
-            id=f"{_PREFIX}schedule/{self._of}{name}",
-            task_queue=TURNS + self._at,
+            ScheduledStart(name, self._lease_seconds),
+            id=f"{_ID_PREFIX}schedule/{self._id_prefix}{name}",
+            task_queue=TURN_QUEUE + self._queue_suffix,
         )
         # Moments at which no worker lived are not all made up for when one does.
         policy = SchedulePolicy(overlap=ScheduleOverlapPolicy.BUFFER_ONE)
-        spec = ScheduleSpec(cron_expressions=_alike(cron))
-        with _reached(self._address), suppress(ScheduleAlreadyRunningError):
+        spec = ScheduleSpec(cron_expressions=_to_temporal_cron(cron))
+        with _translate_errors(self._address), suppress(ScheduleAlreadyRunningError):
             await self._client.create_schedule(
-                _PREFIX + self._of + name, Schedule(action=action, spec=spec, policy=policy)
+                _ID_PREFIX + self._id_prefix + name,
+                Schedule(action=action, spec=spec, policy=policy),
             )
 
     async def unschedule(self, name: str) -> None:
@@ -343,9 +352,9 @@ class TemporalEngine:
         Raises:
             PersistenceError: The server cannot be reached.
         """
-        with _reached(self._address):
+        with _translate_errors(self._address):
             try:
-                await self._client.get_schedule_handle(_PREFIX + self._of + name).delete()
+                await self._client.get_schedule_handle(_ID_PREFIX + self._id_prefix + name).delete()
             except RPCError as exc:
                 if exc.status != RPCStatusCode.NOT_FOUND:
                     raise
@@ -354,61 +363,63 @@ class TemporalEngine:
         """Do nothing: the connection goes with the engine."""
 
 
-class _Desk:
+class _JobRunner:
     """The activities of a worker, and how many of them are under way.
 
     They are begun in the loop of the engine's thread and do their work in the one of the worker.
     """
 
     def __init__(
-        self, handler: Handler, concurrency: int, draining: asyncio.Event, step_queues: int
+        self, handler: JobHandler, concurrency: int, draining: asyncio.Event, step_queues: int
     ) -> None:
         self._handler = handler
         self._draining = draining
-        self._home = asyncio.get_running_loop()
-        self._loop = self._home
-        self._under_way: dict[Hashable, asyncio.Future[None]] = {}
+        self._worker_loop = asyncio.get_running_loop()
+        self._engine_loop = self._worker_loop
+        self._running: dict[Hashable, asyncio.Future[None]] = {}
         self.concurrency, self.step_queues = concurrency, step_queues
         self.changed = asyncio.Event()
 
-    def begin(self, loop: asyncio.AbstractEventLoop) -> None:
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Note the loop of the engine's thread."""
-        self._loop = loop
+        self._engine_loop = loop
 
     def is_full(self, steps: bool) -> bool:
         """Tell whether no other step, or turn, can be begun."""
         # A turn waits for its steps on other workers, so steps have places of their own.
-        same = sum(isinstance(order, StepOrder) is steps for order in tuple(self._under_way))
+        same = sum(isinstance(order, StepJob) is steps for order in tuple(self._running))
         return same >= self.concurrency
 
     @activity.defn
     async def advance(self, thread: str, run: str) -> None:
-        order = TurnOrder(thread, run)
-        await self._do(order, lambda: self._handler.turn(order))
+        order = TurnJob(thread, run)
+        await self._run_job(order, lambda: self._handler.run_turn(order))
 
     @activity.defn
     async def at_hand(self, thread: str, run: str) -> str:
         """Do an order where it is looked at; tells why it has to be handed on, if it has."""
-        order = TurnOrder(thread, run)
+        order = TurnJob(thread, run)
         if self._draining.is_set():
             return "draining"
-        future = self._begin(order, lambda: self._handler.turn(order))
+        future = self._start(order, lambda: self._handler.run_turn(order))
         if future is None:
             return "no place"
-        await asyncio.wait({future}, timeout=AT_HAND.total_seconds())
+        await asyncio.wait({future}, timeout=LOCAL_ACTIVITY_TIMEOUT.total_seconds())
         failed = _failure(future) if future.done() else TimeoutError()
         return "" if failed is None else type(failed).__name__
 
     @activity.defn
     async def step(self, fields: dict[str, str]) -> None:
-        order = StepOrder(**fields)
-        await self._do(order, lambda: self._handler.step(order))
+        order = StepJob(**fields)
+        await self._run_job(order, lambda: self._handler.run_step(order))
 
     @activity.defn
     async def scheduled(self, schedule: str, moment: float) -> None:
-        await self._do((schedule, moment), lambda: self._handler.scheduled(schedule, moment))
+        await self._run_job(
+            (schedule, moment), lambda: self._handler.start_scheduled(schedule, moment)
+        )
 
-    async def _do(self, order: Hashable, work: _Work) -> None:
+    async def _run_job(self, order: Hashable, work: _JobFunction) -> None:
         """Have the worker's loop do the work to its end, and let the server know of it meanwhile.
 
         What the server gives up goes on, for the lease says who has the thread. Where the server
@@ -418,30 +429,32 @@ class _Desk:
         assert info.heartbeat_timeout is not None
         patience = info.heartbeat_timeout.total_seconds()
         # Whoever comes after one that is not heard of meets the lease that it left.
-        second = info.attempt == _SECOND
-        future = self._begin(
-            order, lambda: self._after_a_lease(work, patience) if second else work()
+        second = info.attempt == _SECOND_ATTEMPT
+        future = self._start(
+            order, lambda: self._retry_while_busy(work, patience) if second else work()
         )
         if future is None:
-            raise _given_back("NoPlaceError", _SOON)
+            raise _retry_error("NoPlaceError", _SHORT_DELAY)
         while not (await asyncio.wait({future}, timeout=patience / 4))[0]:
             activity.heartbeat()
         if (failed := _failure(future)) is not None:
             at_once = self._draining.is_set() or future.cancelled()
-            raise _given_back(type(failed).__name__, _AT_ONCE if at_once else None)
+            raise _retry_error(type(failed).__name__, _IMMEDIATELY if at_once else None)
 
-    def _begin(self, order: Hashable, work: _Work) -> asyncio.Future[None] | None:
+    def _start(self, order: Hashable, work: _JobFunction) -> asyncio.Future[None] | None:
         """Have the worker's loop do the work, unless it does; nothing where there is no place."""
-        if (future := self._under_way.get(order)) is None:
+        if (future := self._running.get(order)) is None:
             # Of several queues that were asked, more than one may have had an order.
-            if self.is_full(isinstance(order, StepOrder)):
+            if self.is_full(isinstance(order, StepJob)):
                 return None
-            future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._home))
-            self._under_way[order] = future
-            future.add_done_callback(lambda ended: self._end(order, ended))
+            future = asyncio.wrap_future(
+                asyncio.run_coroutine_threadsafe(work(), self._worker_loop)
+            )
+            self._running[order] = future
+            future.add_done_callback(lambda ended: self._finish(order, ended))
         return future
 
-    async def _after_a_lease(self, work: _Work, seconds: float) -> None:
+    async def _retry_while_busy(self, work: _JobFunction, seconds: float) -> None:
         """Do the work as soon as the thread is free; the server's own pauses are longer."""
         until = time.monotonic() + seconds
         while True:
@@ -452,50 +465,50 @@ class _Desk:
                     raise
             await asyncio.sleep(seconds / 10)
 
-    def _end(self, order: Hashable, future: asyncio.Future[None]) -> None:
+    def _finish(self, order: Hashable, future: asyncio.Future[None]) -> None:
         if (failed := _failure(future)) is not None:
             _log.warning("The order %r is given back: %r", order, failed)
-        del self._under_way[order]
+        del self._running[order]
         self._wake()
 
-    async def ended(self) -> None:
+    async def wait_idle(self) -> None:
         """Wait until nothing is under way."""
-        while self._under_way:
-            await asyncio.wait(self._under_way.values())
+        while self._running:
+            await asyncio.wait(self._running.values())
 
     def notify(self) -> None:
         """Let whoever waits for a place look again; runs in any thread."""
-        self._loop.call_soon_threadsafe(self._wake)
+        self._engine_loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
         self.changed.set()
         self.changed = asyncio.Event()
 
-    def give_up(self) -> None:
+    def cancel_all(self) -> None:
         """Cancel what is under way."""
-        for future in tuple(self._under_way.values()):
-            self._loop.call_soon_threadsafe(future.cancel)
+        for future in tuple(self._running.values()):
+            self._engine_loop.call_soon_threadsafe(future.cancel)
 
 
-class _Slots(CustomSlotSupplier):
+class _SharedSlotSupplier(CustomSlotSupplier):
     """The places of a queue of steps beside others: none while those fill them."""
 
-    def __init__(self, desk: _Desk) -> None:
-        self._desk = desk
-        self._given = 0
+    def __init__(self, desk: _JobRunner) -> None:
+        self._runner = desk
+        self._reserved = 0
         self._lock = threading.Lock()
 
     async def reserve_slot(self, ctx: SlotReserveContext) -> SlotPermit:
         while (permit := self.try_reserve_slot(ctx)) is None:
-            await self._desk.changed.wait()
+            await self._runner.changed.wait()
         return permit
 
     def try_reserve_slot(self, ctx: SlotReserveContext) -> SlotPermit | None:
         # Places are given back, and some are asked for, by the SDK's own threads.
         with self._lock:
-            if self._desk.is_full(steps=True) or self._given >= self._desk.concurrency:
+            if self._runner.is_full(steps=True) or self._reserved >= self._runner.concurrency:
                 return None
-            self._given += 1
+            self._reserved += 1
         return SlotPermit()
 
     def mark_slot_used(self, ctx: SlotMarkUsedContext) -> None:
@@ -503,38 +516,45 @@ class _Slots(CustomSlotSupplier):
 
     def release_slot(self, ctx: SlotReleaseContext) -> None:
         with self._lock:
-            self._given -= 1
-        self._desk.notify()
+            self._reserved -= 1
+        self._runner.notify()
 
 
-def _worker(
-    client: Client, desk: _Desk, queue: str, at: str, name: str, threads: ThreadPoolExecutor
+def _build_worker(
+    client: Client,
+    runner: _JobRunner,
+    queue: str,
+    queue_suffix: str,
+    name: str,
+    threads: ThreadPoolExecutor,
 ) -> Worker:
     # Whoever looks at an order does it at the same time.
-    fixed = FixedSizeSlotSupplier(max(_WORKFLOW_TASKS, desk.concurrency))
-    turns = queue == TURNS
+    fixed = FixedSizeSlotSupplier(max(_WORKFLOW_TASKS, runner.concurrency))
+    turns = queue == TURN_QUEUE
     # Places that queues share are asked for in Python, which costs as much as a small activity.
-    shared = not turns and desk.step_queues > 1
+    shared = not turns and runner.step_queues > 1
     return Worker(
         client,
-        task_queue=queue + at,
+        task_queue=queue + queue_suffix,
         identity=name,
         workflows=[ThreadWorkflow, ScheduleWorkflow] if turns else [],
-        activities=[desk.advance, desk.at_hand, desk.scheduled, desk.step]
+        activities=[runner.advance, runner.at_hand, runner.scheduled, runner.step]
         if turns
-        else [desk.step],
+        else [runner.step],
         # What it holds is of ours and imports nothing, so nothing has to be kept from it.
         workflow_runner=UnsandboxedWorkflowRunner(),
         workflow_task_executor=threads,
         tuner=WorkerTuner.create_composite(
             workflow_supplier=fixed,
-            activity_supplier=_Slots(desk) if shared else FixedSizeSlotSupplier(desk.concurrency),
+            activity_supplier=_SharedSlotSupplier(runner)
+            if shared
+            else FixedSizeSlotSupplier(runner.concurrency),
             local_activity_supplier=fixed,
             nexus_supplier=fixed,
         ),
         workflow_task_poller_behavior=PollerBehaviorSimpleMaximum(2),
         activity_task_poller_behavior=PollerBehaviorSimpleMaximum(1),
-        graceful_shutdown_timeout=_LONG,
+        graceful_shutdown_timeout=_GRACEFUL_SHUTDOWN,
     )
 
 
@@ -542,15 +562,17 @@ def _failure(future: asyncio.Future[None]) -> BaseException | None:
     return asyncio.CancelledError() if future.cancelled() else future.exception()
 
 
-def _given_back(why: str, delay: timedelta | None) -> ApplicationError:
+def _retry_error(error_name: str, delay: timedelta | None) -> ApplicationError:
     """Return what makes the server give an order to somebody again.
 
     It is told no text of an error: that may hold what a thread is about.
     """
-    return ApplicationError(why, category=ApplicationErrorCategory.BENIGN, next_retry_delay=delay)
+    return ApplicationError(
+        error_name, category=ApplicationErrorCategory.BENIGN, next_retry_delay=delay
+    )
 
 
-def _alike(cron: str) -> list[str]:
+def _to_temporal_cron(cron: str) -> list[str]:
     """Return what means the same to Temporal as to cron."""
     if "#" in cron:
         raise ValidationError(
@@ -569,15 +591,15 @@ async def _connect(address: str, retry: RetryConfig) -> Client:
     forwarding = LogForwardingConfig(_log.logger, append_target_to_name=False)
     logging = LoggingConfig(TelemetryFilter(core_level="WARN", other_level="ERROR"), forwarding)
     runtime = Runtime(telemetry=TelemetryConfig(logging=logging))
-    until = time.monotonic() + _CONNECT.total_seconds()
+    until = time.monotonic() + _CONNECT_TIMEOUT.total_seconds()
     while True:
         try:
-            with _reached(address):
+            with _translate_errors(address):
                 return await Client.connect(
                     address,
                     namespace=_NAMESPACE,
                     retry_config=retry,
-                    connect_timeout=_CONNECT,
+                    connect_timeout=_CONNECT_TIMEOUT,
                     runtime=runtime,
                 )
         except PersistenceError:
@@ -588,7 +610,7 @@ async def _connect(address: str, retry: RetryConfig) -> Client:
 
 
 @contextmanager
-def _reached(address: str) -> Iterator[None]:
+def _translate_errors(address: str) -> Iterator[None]:
     """Say in the project's words what a server refuses, or that it cannot be reached."""
     try:
         yield

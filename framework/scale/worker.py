@@ -15,22 +15,22 @@ from datetime import UTC, datetime
 
 from capgraph.base.errors import CapgraphError, PersistenceError
 from capgraph.configs.logger import get_logger
-from capgraph.graph.turns import DRAIN_SECONDS
-from capgraph.scale.advance import Runner
+from capgraph.graph.turn_runner import DRAIN_SECONDS
 from capgraph.scale.client import Client
-from capgraph.scale.engine import TURNS
-from capgraph.scale.order import StepOrder, TurnOrder
-from capgraph.scale.remote import Steps
+from capgraph.scale.engine import TURN_QUEUE
+from capgraph.scale.jobs import StepJob, TurnJob
+from capgraph.scale.remote import RemoteSteps
+from capgraph.scale.run_executor import RunExecutor
 from capgraph.scale.schedules import Schedules
 from capgraph.stores.database import SqlTables
-from capgraph.stores.threads import due
+from capgraph.stores.threads import list_suspended_threads
 
-_PUT = (
+_UPSERT_WORKER = (
     "INSERT INTO capgraph_workers (id, queues, running, gone) VALUES (?, ?, ?, {now} + ?)"
     " ON CONFLICT (id) DO UPDATE SET running = excluded.running, gone = excluded.gone"
 )
-_LOOK_SECONDS = 1.0
-_HOUR = 3600.0
+_POLL_SECONDS = 1.0
+_PRUNE_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +48,13 @@ class WorkerInfo:
     running: int
 
 
-async def list_workers(rows: SqlTables) -> list[WorkerInfo]:
+async def list_workers(tables: SqlTables) -> list[WorkerInfo]:
     """Return the workers that live, by id; a dead one is left out after twice its lease.
 
     Args:
-        rows: Rows beside the threads.
+        tables: Rows beside the threads.
     """
-    _, found = await rows.run(
+    _, found = await tables.run(
         "SELECT id, queues, running FROM capgraph_workers WHERE gone > {now} ORDER BY id"
     )
     return [WorkerInfo(name, json.loads(queues), running) for name, queues, running in found]
@@ -83,24 +83,24 @@ class Worker:
         self.id: str = new_worker_id()
         self.ready: asyncio.Event = asyncio.Event()
         self._client, self._queues, self._concurrency = client, tuple(queues), concurrency
-        self._runner = Runner(client.graph, client.log)
+        self._executor = RunExecutor(client.graph, client.log)
         self._scale = client.graph.services.settings.scale
-        self._rows = client.graph.persistence.tables
+        self._tables = client.graph.persistence.tables
         self._draining = asyncio.Event()
-        self._steps = Steps(
+        self._remote_steps = RemoteSteps(
             client.graph, client.engine, queues=self._queues, draining=self._draining
         )
         self._running: set[asyncio.Task[None] | None] = set()
         self._next_recovery = self._next_pruning = 0.0
-        self._told = (-1, 0.0)
+        self._announced = (-1, 0.0)
 
     def drain(self, seconds: float = DRAIN_SECONDS) -> None:
         """Take no other order; what runs comes to a point from which another worker goes on."""
         self._draining.set()
-        self._runner.drain(seconds)
-        asyncio.get_running_loop().call_later(seconds, self._end_steps)
+        self._executor.drain(seconds)
+        asyncio.get_running_loop().call_later(seconds, self._cancel_steps)
 
-    def _end_steps(self) -> None:
+    def _cancel_steps(self) -> None:
         for task in self._running:
             if task is not None:
                 task.cancel()
@@ -108,12 +108,12 @@ class Worker:
     async def run(self) -> None:
         """Work until it is drained."""
         await self._client.graph.warm_up()
-        looking = asyncio.create_task(self._look())
+        looking = asyncio.create_task(self._maintain())
         try:
             await self._client.engine.serve(
                 self,
                 self._queues,
-                worker=self.id,
+                worker_id=self.id,
                 concurrency=self._concurrency,
                 draining=self._draining,
                 ready=self.ready,
@@ -122,34 +122,34 @@ class Worker:
             looking.cancel()
             await asyncio.wait([looking])
             await self._client.log.flush()
-            await self._tell(0.0)
+            await self._announce(0.0)
 
     # --- orders ---------------------------------------------------------------------------
 
-    async def turn(self, order: TurnOrder) -> None:
+    async def run_turn(self, job: TurnJob) -> None:
         """Run what a thread has to do.
 
         Raises:
             ThreadBusyError: Somebody else runs it.
             PersistenceError: The database is away, or this worker ends: another one has to go on.
         """
-        with self._working():
-            report = await self._runner.advance(order)
-        if report.left:
+        with self._track_task():
+            report = await self._executor.advance(job)
+        if report.has_more:
             raise PersistenceError("The worker ends.", fix="Another one goes on with the thread.")
 
-    async def step(self, order: StepOrder) -> None:
+    async def run_step(self, job: StepJob) -> None:
         """Run a step, unless its result is there.
 
         Raises:
             ThreadBusyError: Another worker runs it.
             PersistenceError: What came of it cannot be kept.
         """
-        with self._working():
-            await self._steps.run(order)
+        with self._track_task():
+            await self._remote_steps.run(job)
 
     @contextmanager
-    def _working(self) -> Iterator[None]:
+    def _track_task(self) -> Iterator[None]:
         task: asyncio.Task[None] | None = asyncio.current_task()
         self._running.add(task)
         try:
@@ -157,7 +157,7 @@ class Worker:
         finally:
             self._running.discard(task)
 
-    async def scheduled(self, schedule: str, moment: float) -> None:
+    async def start_scheduled(self, schedule: str, moment: float) -> None:
         """Begin the turn of a schedule, unless it is gone; the same moment begins it once."""
         found = await Schedules(self._client.graph.checkpointer).get(schedule)
         if found is None:
@@ -174,49 +174,51 @@ class Worker:
 
     # --- what nobody else looks after -----------------------------------------------------
 
-    async def _look(self) -> None:
-        pause = min(self._scale.beat, _LOOK_SECONDS)
+    async def _maintain(self) -> None:
+        pause = min(self._scale.beat, _POLL_SECONDS)
         while True:
             try:
-                await self._runner.look()
-                await self._tell(2 * self._scale.lease_seconds)
-                if TURNS in self._queues and not self._draining.is_set():
-                    await self._wake()
+                await self._executor.apply_stop_requests()
+                await self._announce(2 * self._scale.lease_seconds)
+                if TURN_QUEUE in self._queues and not self._draining.is_set():
+                    await self._wake_due_threads()
             except CapgraphError as exc:
                 get_logger("scale", "worker").warning("Nothing was looked after: %s", exc)
             except Exception:  # a worker that looks after nothing any more would be taken for dead
                 get_logger("scale", "worker").exception("Nothing was looked after.")
             await asyncio.sleep(pause)
 
-    async def _tell(self, seconds: float) -> None:
+    async def _announce(self, seconds: float) -> None:
         """Say that this worker lives, and for how long it is to be believed."""
-        assert self._rows is not None
+        assert self._tables is not None
         if seconds:
             running, now = len(self._running), time.monotonic()
-            if running == self._told[0] and now < self._told[1]:
+            if running == self._announced[0] and now < self._announced[1]:
                 return  # it was said not long ago
-            await self._rows.run(_PUT, (self.id, json.dumps(self._queues), running, seconds))
-            self._told = running, now + seconds / 4
+            await self._tables.run(
+                _UPSERT_WORKER, (self.id, json.dumps(self._queues), running, seconds)
+            )
+            self._announced = running, now + seconds / 4
         else:
-            await self._rows.run("DELETE FROM capgraph_workers WHERE id = ?", (self.id,))
+            await self._tables.run("DELETE FROM capgraph_workers WHERE id = ?", (self.id,))
 
-    async def _wake(self) -> None:
+    async def _wake_due_threads(self) -> None:
         """Wake threads whose moment has come, and hand over what its engine has lost."""
         client, now = self._client, time.monotonic()
-        for one in await due(client.graph.checkpointer, now=time.time()):
+        for one in await list_suspended_threads(client.graph.checkpointer, now=time.time()):
             await client.wake(one)
         if now >= self._next_recovery:
             self._next_recovery = now + self._scale.lease_seconds
             # An order that waits already is the same one.
             before = time.time() - self._scale.lease_seconds
-            lost = [run for run in await client.log.unfinished() if run.opened < before]
+            lost = [run for run in await client.log.unfinished_runs() if run.created_at < before]
             for run in reversed(lost):
-                await client.engine.submit(TurnOrder(run.thread_id, run.run_id), again=True)
-            for schedule in await Schedules(client.graph.checkpointer).all():
+                await client.engine.submit(TurnJob(run.thread_id, run.run_id), is_resubmission=True)
+            for schedule in await Schedules(client.graph.checkpointer).list_all():
                 await client.engine.schedule(schedule.id, schedule.cron)
         if now >= self._next_pruning:
-            self._next_pruning = now + _HOUR
-            assert self._rows is not None
-            await self._rows.run("DELETE FROM capgraph_workers WHERE gone < {now}")
+            self._next_pruning = now + _PRUNE_SECONDS
+            assert self._tables is not None
+            await self._tables.run("DELETE FROM capgraph_workers WHERE gone < {now}")
             keep = client.graph.services.settings.serve.keep_runs_days
             await client.log.prune(keep * 86_400)

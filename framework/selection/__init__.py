@@ -7,7 +7,7 @@ Every strategy that chooses capabilities follows :class:`Selector`. The default,
 
 from typing import TYPE_CHECKING
 
-from capgraph.configs.lazy import lazy_exports
+from capgraph.configs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from capgraph.registry import Candidate as Candidate

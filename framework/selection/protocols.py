@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from capgraph.registry import Candidate
 
-NOTHING_EXCLUDED: Mapping[str, str] = MappingProxyType({})
+NO_EXCLUSIONS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Selector(Protocol):
         task: str,
         candidates: Sequence[Candidate],
         *,
-        excluded: Mapping[str, str] = NOTHING_EXCLUDED,
+        excluded: Mapping[str, str] = NO_EXCLUSIONS,
     ) -> Selection:
         """Choose the capabilities that the task needs.
 

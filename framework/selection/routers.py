@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, Field
 from pydantic import ValidationError as PydanticValidationError
 
-from capgraph.base.awaiting import awaited
-from capgraph.base.checked import checked, fits
 from capgraph.base.errors import (
     ConfigurationError,
     MalformedAnswerError,
     ModelError,
     ValidationError,
 )
-from capgraph.base.numbers import check_number
-from capgraph.base.values import json_in, short_text
 from capgraph.configs.logger import get_logger
+from capgraph.helpers.argument_validation import matches_annotation, validate_arguments
+from capgraph.helpers.async_calls import maybe_await
+from capgraph.helpers.number_validation import check_number
+from capgraph.helpers.plain_data import first_json_object, short_text
 from capgraph.selection.texts import MAX_CHARACTERS
 
 if TYPE_CHECKING:  # chat models cost more to import than all of this room
@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # chat models cost more to import than all of this room
     from capgraph.base.ports import ModelCaller
 
 
-@checked
+@validate_arguments
 @dataclass
 class RoutingRequest:
     """Who asks, and who could take it.
@@ -86,26 +86,26 @@ class BaseRouter(ABC):
     'sales'
     """
 
-    @checked
+    @validate_arguments
     def __init__(self, fallback_target: str | None = None) -> None:
         self.fallback_target = fallback_target
 
     @abstractmethod
-    @checked
+    @validate_arguments
     async def route(self, request: RoutingRequest) -> RoutingDecision:
         """Choose one of ``request.available_agents``."""
 
-    def fallback(self, request: RoutingRequest, why: str, **metadata: Any) -> RoutingDecision:
+    def fallback(self, request: RoutingRequest, reason: str, **metadata: Any) -> RoutingDecision:
         """Return the decision where nobody was found: the fallback, as far as it is available.
 
         Args:
             request: What is asked for.
-            why: Why nobody was found.
+            reason: Why nobody was found.
             **metadata: What else there is to tell.
         """
         available = request.available_agents
         if not available:
-            return RoutingDecision("", 0.0, f"{why} Nobody is available.", metadata)
+            return RoutingDecision("", 0.0, f"{reason} Nobody is available.", metadata)
         target = self.fallback_target
         if target is None:
             target, told = available[0], "the first one takes it"
@@ -113,8 +113,8 @@ class BaseRouter(ABC):
             told = "it falls back"
         else:
             target, told = available[0], f"the fallback {target!r} is not available"
-        get_logger("framework", "router").info("%s Goes to %r: %s.", why, target, told)
-        return RoutingDecision(target, 0.0, f"{why} Goes to {target!r}: {told}.", metadata)
+        get_logger("framework", "router").info("%s Goes to %r: %s.", reason, target, told)
+        return RoutingDecision(target, 0.0, f"{reason} Goes to {target!r}: {told}.", metadata)
 
 
 Condition = Callable[[RoutingRequest], bool | Awaitable[bool]]
@@ -133,7 +133,7 @@ class RuleBasedRouter(BaseRouter):
     'accounts'
     """
 
-    @checked
+    @validate_arguments
     def __init__(
         self,
         rules: Iterable[tuple[Condition, str]] | None = None,
@@ -142,16 +142,16 @@ class RuleBasedRouter(BaseRouter):
         super().__init__(fallback_target)
         self._rules = list(rules or ())
 
-    @checked
+    @validate_arguments
     def add_rule(self, condition: Condition, target: str) -> None:
         """Add a rule behind those there are."""
         self._rules.append((condition, target))
 
-    @checked
+    @validate_arguments
     async def route(self, request: RoutingRequest) -> RoutingDecision:
         """Choose by the first rule that fits; what a condition raises is raised."""
         for number, (condition, target) in enumerate(self._rules):
-            if target in request.available_agents and await awaited(condition(request)):
+            if target in request.available_agents and await maybe_await(condition(request)):
                 return RoutingDecision(target, 1.0, f"Rule {number} fits.")
         return self.fallback(request, "No rule fits.")
 
@@ -176,7 +176,7 @@ class SemanticRouter(BaseRouter):
     'office'
     """
 
-    @checked
+    @validate_arguments
     def __init__(
         self,
         embed_fn: Embeddings | Callable[[str], Any],
@@ -191,12 +191,12 @@ class SemanticRouter(BaseRouter):
         self._threshold = similarity_threshold
         self._routes: dict[str, tuple[list[float], str]] = {}
 
-    @checked
+    @validate_arguments
     async def add_route(self, name: str, description: str) -> None:
         """Say what an agent is for; said again, it takes the place of what was said before."""
         of_documents = getattr(self._embed, "aembed_documents", None)
         made = of_documents([description]) if of_documents else [await self._vector(description)]
-        vector = _unit((await awaited(made))[0])
+        vector = _unit((await maybe_await(made))[0])
         if self._routes and len(vector) != (known := len(next(iter(self._routes.values()))[0])):
             raise ModelError(
                 f"The vector of {name!r} has {len(vector)} numbers, those before have {known}.",
@@ -204,7 +204,7 @@ class SemanticRouter(BaseRouter):
             )
         self._routes[name] = (vector, description)
 
-    @checked
+    @validate_arguments
     async def route(self, request: RoutingRequest) -> RoutingDecision:
         """Choose the nearest of those that are available and have a route."""
         known = [name for name in request.available_agents if name in self._routes]
@@ -226,7 +226,7 @@ class SemanticRouter(BaseRouter):
 
     async def _vector(self, text: str) -> Sequence[float]:
         of_query = getattr(self._embed, "aembed_query", None) or self._embed
-        vector: Sequence[float] = await awaited(of_query(text))
+        vector: Sequence[float] = await maybe_await(of_query(text))
         return vector
 
 
@@ -263,7 +263,7 @@ class LoadBalancingRouter(BaseRouter):
     'small'
     """
 
-    @checked
+    @validate_arguments
     def __init__(
         self,
         agent_weights: Mapping[str, float] | None = None,
@@ -277,7 +277,7 @@ class LoadBalancingRouter(BaseRouter):
         self._credit: dict[str, float] = {}
         self._lock = threading.Lock()
 
-    @checked
+    @validate_arguments
     async def route(self, request: RoutingRequest) -> RoutingDecision:
         """Choose one of those that are available and have a weight."""
         names = [name for name in request.available_agents if self._weights.get(name, 1)]
@@ -286,8 +286,8 @@ class LoadBalancingRouter(BaseRouter):
         loads: dict[str, float] = {}
         if self._load is not None:
             for name in names:
-                loads[name] = await awaited(self._load(name))
-                if not fits(loads[name], float) or math.isnan(loads[name]):
+                loads[name] = await maybe_await(self._load(name))
+                if not matches_annotation(loads[name], float) or math.isnan(loads[name]):
                     raise ValidationError(
                         f"The load of {name!r} is {loads[name]!r:.80}.",
                         fix="Give a number, or infinity.",
@@ -335,7 +335,7 @@ class LLMRouter(BaseRouter):
     'sales'
     """
 
-    @checked
+    @validate_arguments
     def __init__(
         self,
         model: BaseChatModel | ModelCaller,
@@ -348,7 +348,7 @@ class LLMRouter(BaseRouter):
         self.agent_descriptions: dict[str, str] = dict(agent_descriptions or {})
         self._model = model
 
-    @checked
+    @validate_arguments
     async def route(self, request: RoutingRequest) -> RoutingDecision:
         """Ask the model; what it raises is raised, what it says amiss goes to the fallback."""
         from langchain_core.messages import HumanMessage, SystemMessage
@@ -391,6 +391,6 @@ class LLMRouter(BaseRouter):
             return parsed
         # From models that ignore the form the JSON comes as it was written.
         try:
-            return _Choice.model_validate(json_in(str(found["raw"].text)))
+            return _Choice.model_validate(first_json_object(str(found["raw"].text)))
         except PydanticValidationError:
             return None

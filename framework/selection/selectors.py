@@ -13,15 +13,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from capgraph.base import ValidationError, require_extra
-from capgraph.configs.latest import Latest
+from capgraph.configs.bounded_dict import BoundedDict
 from capgraph.registry import Candidate
-from capgraph.selection.protocols import NOTHING_EXCLUDED, Selection
-from capgraph.selection.texts import MAX_CHARACTERS, clauses
+from capgraph.selection.protocols import NO_EXCLUSIONS, Selection
+from capgraph.selection.texts import MAX_CHARACTERS, split_clauses
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
 
-    from capgraph.selection.fit import Fit
+    from capgraph.selection.text_classifier import TextClassifier
 
 _KEPT_FITS = 4
 _SHOWN = 3
@@ -64,7 +64,7 @@ class LexicalSelector:
                 )
         self._margin = margin
         self._threshold = threshold
-        self._fits: Latest[tuple[Candidate, ...], Fit] = Latest(_KEPT_FITS)
+        self._fits: BoundedDict[tuple[Candidate, ...], TextClassifier] = BoundedDict(_KEPT_FITS)
         # A lock of asyncio belongs to one event loop; an instance may serve several.
         self._locks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
             weakref.WeakKeyDictionary()
@@ -81,12 +81,12 @@ class LexicalSelector:
         _, _, rows = await self._evidence(task, tuple(candidates))
         return _scores(rows, candidates)
 
-    async def nearest(
+    async def nearest_candidates(
         self,
         task: str,
         candidates: Sequence[Candidate],
         limit: int,
-        excluded: Mapping[str, str] = NOTHING_EXCLUDED,
+        excluded: Mapping[str, str] = NO_EXCLUSIONS,
     ) -> tuple[Candidate, ...]:
         """Return the candidates that come nearest to a task, so that prompts stay short.
 
@@ -108,7 +108,7 @@ class LexicalSelector:
         task: str,
         candidates: Sequence[Candidate],
         *,
-        excluded: Mapping[str, str] = NOTHING_EXCLUDED,
+        excluded: Mapping[str, str] = NO_EXCLUSIONS,
     ) -> Selection:
         """Choose the capabilities that the task needs; see :class:`Selector`."""
         if not task.strip():
@@ -126,13 +126,15 @@ class LexicalSelector:
 
         def decide() -> set[str]:
             # Capabilities' own code too, which may be slow or read a file: not on the event loop.
-            from capgraph.selection.decide import needed
+            from capgraph.selection.candidate_choice import choose_candidates
 
             rows[:, [c.name in excluded for c in candidates]] = 0.0
             least = self._threshold / (1 - self._threshold)
-            unexplained = fitted.unexplained(texts[0]) if self._embeddings is None else None
+            unexplained = (
+                fitted.unexplained_evidence(texts[0]) if self._embeddings is None else None
+            )
             taught = [bool(c.positives) for c in candidates]
-            chosen = needed(rows, taught, unexplained, self._margin, least)
+            chosen = choose_candidates(rows, taught, unexplained, self._margin, least)
             sure = [c.matches_task(texts[0]) if c.matches_task else None for c in candidates]
             pairs = zip(candidates, chosen, sure, strict=True)
             return {c.name for c, by_text, known in pairs if known or (known is None and by_text)}
@@ -143,25 +145,25 @@ class LexicalSelector:
 
     async def _evidence(
         self, task: str, candidates: tuple[Candidate, ...]
-    ) -> tuple[Fit, list[str], Any]:
+    ) -> tuple[TextClassifier, list[str], Any]:
         """Return the fit, the task with its clauses, and what each says for the candidates."""
         fitted = await self._fitted(candidates)
         task = task.strip()[:MAX_CHARACTERS]
-        texts = [task, *clauses(task)]
+        texts = [task, *split_clauses(task)]
         vectors = None
         if self._embeddings is not None:
             # Some models treat queries and documents differently, so not aembed_documents.
             vectors = await asyncio.gather(*map(self._embeddings.aembed_query, texts))
         return fitted, texts, await asyncio.to_thread(fitted.evidence, texts, vectors)
 
-    async def _fitted(self, candidates: tuple[Candidate, ...]) -> Fit:
+    async def _fitted(self, candidates: tuple[Candidate, ...]) -> TextClassifier:
         lock = self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
         async with lock:
             found = self._fits.get(candidates) or await self._fit(candidates)
             self._fits[candidates] = found  # the last one used is the last to go
             return found
 
-    async def _fit(self, candidates: tuple[Candidate, ...]) -> Fit:
+    async def _fit(self, candidates: tuple[Candidate, ...]) -> TextClassifier:
         rows = await asyncio.to_thread(_rows, candidates)
         vectors = None
         if self._embeddings is not None:
@@ -201,22 +203,22 @@ class EmbeddingSelector(LexicalSelector):
 
 def _rows(candidates: tuple[Candidate, ...]) -> Any:
     require_extra("numpy", "offline")
-    from capgraph.selection.head import training_rows
+    from capgraph.selection.similarity_classifier import collect_training_data
 
-    return training_rows(candidates)
+    return collect_training_data(candidates)
 
 
-def _fit(rows: Any, vectors: list[list[float]] | None) -> Fit:
-    from capgraph.selection.fit import Fit
+def _fit(rows: Any, vectors: list[list[float]] | None) -> TextClassifier:
+    from capgraph.selection.text_classifier import TextClassifier
 
-    return Fit(rows, vectors)
+    return TextClassifier(rows, vectors)
 
 
 def _scores(rows: Any, candidates: Sequence[Candidate]) -> dict[str, float]:
     """Map evidence to 0..1, so that evidence at its threshold gives 0.5; best first."""
-    from capgraph.selection.decide import strongest
+    from capgraph.selection.candidate_choice import max_evidence
 
-    pairs = zip(candidates, map(float, strongest(rows)), strict=True)
+    pairs = zip(candidates, map(float, max_evidence(rows)), strict=True)
     ranked = sorted(pairs, key=lambda pair: -pair[1])
     return {candidate.name: value / (value + 1.0) for candidate, value in ranked}
 

@@ -22,38 +22,38 @@ _CLAUSE = re.compile(
 )
 
 
-def readable(name: str) -> str:
+def identifier_words(name: str) -> str:
     """Write an identifier as words.
 
-    >>> readable("time_range_parsing"), readable("NewsTool")
+    >>> identifier_words("time_range_parsing"), identifier_words("NewsTool")
     ('time range parsing', 'news tool')
     """
     return _SEPARATORS.sub(" ", _CAMEL.sub(" ", name)).strip().lower()
 
 
-def normalise(text: str) -> str:
+def normalize(text: str) -> str:
     """Lower the case and give all numbers of one length the same form.
 
-    >>> normalise("Sales in 2015, week 31")
+    >>> normalize("Sales in 2015, week 31")
     'sales in 0000, week 00'
     """
     return _DIGIT.sub("0", text.lower())
 
 
-def describe(candidate: Candidate) -> str:
+def candidate_text(candidate: Candidate) -> str:
     """Join a candidate's name, description and instructions into one text.
 
-    >>> describe(Candidate("sum_up", "Adds numbers.", "Choose it for totals."))
+    >>> candidate_text(Candidate("sum_up", "Adds numbers.", "Choose it for totals."))
     'sum up. Adds numbers. Choose it for totals.'
     """
-    parts = (readable(candidate.name) + ".", candidate.description, candidate.instructions)
+    parts = (identifier_words(candidate.name) + ".", candidate.description, candidate.instructions)
     return " ".join(part.strip() for part in parts if part.strip())
 
 
-def pieces(candidate: Candidate) -> list[str]:
+def description_parts(candidate: Candidate) -> list[str]:
     """Split a candidate's description and instructions at punctuation.
 
-    >>> pieces(Candidate("statistics", "Computes figures: mean, median, trend."))
+    >>> description_parts(Candidate("statistics", "Computes figures: mean, median, trend."))
     ['Computes figures', 'mean', 'median', 'trend']
     """
     text = f"{candidate.description} {candidate.instructions}"
@@ -62,12 +62,12 @@ def pieces(candidate: Candidate) -> list[str]:
     return parts if len(parts) > 1 else []
 
 
-def clauses(task: str) -> list[str]:
+def split_clauses(task: str) -> list[str]:
     """Split a compound request; a simple one gives an empty list.
 
-    >>> clauses("Find the hottest day and plot the daily highs")
+    >>> split_clauses("Find the hottest day and plot the daily highs")
     ['Find the hottest day', 'plot the daily highs']
-    >>> clauses("Find the hottest day")
+    >>> split_clauses("Find the hottest day")
     []
     """
     parts = [part.strip() for part in _CLAUSE.split(task)]
@@ -88,12 +88,12 @@ FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 
 
 @cache
-def unrelated() -> tuple[str, ...]:
+def unrelated_texts() -> tuple[str, ...]:
     """Return what people say to any assistant: texts that stand for "no capability fits".
 
     Each is left out where a registry does serve something like it.
 
-    >>> "hello" in unrelated()
+    >>> "hello" in unrelated_texts()
     True
     """
     text = files("capgraph.selection").joinpath("unrelated.txt").read_text("utf-8")

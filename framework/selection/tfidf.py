@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capgraph.selection.texts import FUNCTION_WORDS, normalise
+from capgraph.selection.texts import FUNCTION_WORDS, normalize
 
 _WORD = re.compile(r"\w+")
 _LENGTHS = (2, 3, 4)  # of character sequences
@@ -95,7 +95,7 @@ class TextIndex:
         """Return the similarity of each given text to every text of the index."""
         return np.stack([self._compare(self._vector(_plain(text))) for text in texts])
 
-    def unexplained(self, text: str, rows: Array) -> Array:
+    def unexplained_similarities(self, text: str, rows: Array) -> Array:
         """Return the similarities of what a text has and none of some texts of the index has."""
         columns, weights = self._vector(_plain(text))
         known = np.concatenate([self._vectors[row][0] for row in rows])
@@ -119,7 +119,7 @@ class TextIndex:
 
 
 def _plain(text: str) -> str:
-    text = normalise(text)
+    text = normalize(text)
     if text.isascii():
         return text
     parts = unicodedata.normalize("NFKD", text)

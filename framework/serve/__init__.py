@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from capgraph.base.errors import require_extra
-from capgraph.configs.lazy import lazy_exports
+from capgraph.configs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from capgraph.serve.app import create_app as create_app

@@ -25,15 +25,15 @@ from capgraph.base.errors import (
     require_extra,
 )
 from capgraph.configs.logger import get_logger
-from capgraph.serve.files import MadeFiles, Uploads
-from capgraph.serve.identity import Identity, Logins
-from capgraph.serve.ledger import Ledger
-from capgraph.serve.observed import Observed
-from capgraph.serve.problems import problem, problem_of
-from capgraph.serve.routes import agui, api, console, files, health, ledger, login, oidc, openai
+from capgraph.serve.access_log import AccessLogMiddleware
+from capgraph.serve.activity import ActivityReader
+from capgraph.serve.files import Artifacts, Uploads
+from capgraph.serve.identity import Authenticator, Identity
+from capgraph.serve.problems import error_response, problem_response
+from capgraph.serve.routes import activity, agui, api, console, files, health, login, oidc, openai
 from capgraph.serve.runs import Runs
-from capgraph.serve.shield import Shield, settings_of
-from capgraph.serve.standing import Standing
+from capgraph.serve.security import SecurityMiddleware, serve_settings
+from capgraph.serve.status import StatusReader
 from capgraph.serve.threads import Threads
 from capgraph.serve.tokens import TokenFile
 from capgraph.serve.webhook import Webhook
@@ -81,19 +81,19 @@ def create_app(
             "Only a graph of build_graph that keeps its threads can be served.",
             fix="Give build_graph a checkpointer; InMemorySaver() is enough to try.",
         )
-    serve = settings_of(settings or services.settings)
+    serve = serve_settings(settings or services.settings)
     log = graph.persistence.open_run_log()
-    threads = Threads(graph, log, shared=auth is None and not serve.has_logins)
+    threads = Threads(graph, log, is_shared=auth is None and not serve.authenticates_users)
     runs = Runs(graph, threads, log, serve, engine)
     identity: Identity
     if auth is None or isinstance(auth, (str, Path)):
         tokens = TokenFile(Path(auth)) if auth is not None else None
-        identity = Logins(serve, tokens, serve.base_url or "", graph.persistence.values)
+        identity = Authenticator(serve, tokens, serve.base_url or "", graph.persistence.values)
     else:
         identity = auth
-    by_provider = serve.oidc is not None and isinstance(identity, Logins)
+    by_provider = serve.oidc is not None and isinstance(identity, Authenticator)
     entries: list[BaseRoute] = []
-    if isinstance(identity, Logins):
+    if isinstance(identity, Authenticator):
         entries += login.routes(identity, oidc=by_provider)
         if serve.oidc is not None:
             entries += oidc.routes(identity, serve.oidc, serve)
@@ -101,17 +101,17 @@ def create_app(
     uploads = None
     if serve.uploads is not None:
         uploads = Uploads(serve.uploads, services.registry)
-        if auth is not None or serve.has_logins:
-            uploads.check(services.settings.data_folders)
-    made = MadeFiles(graph, threads, serve.downloads)
+        if auth is not None or serve.authenticates_users:
+            uploads.check_isolation(services.settings.data_folders)
+    made = Artifacts(graph, threads, serve.downloads)
     protocols, entered = protocol_routes(graph, runs, threads, serve)
     if serve.webhook is not None:
-        entered.append(Webhook(graph, threads, log, serve).running)
+        entered.append(Webhook(graph, threads, log, serve).run)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         await graph.warm_up()
-        looking = asyncio.create_task(runs.serve())
+        looking = asyncio.create_task(runs.maintain())
         ready, ending = asyncio.Event(), asyncio.Event()
 
         async def live() -> None:
@@ -138,14 +138,14 @@ def create_app(
             ending.set()
             await living
 
-    handlers: dict[Any, Any] = dict.fromkeys((CapgraphError, Exception), _told)
+    handlers: dict[Any, Any] = dict.fromkeys((CapgraphError, Exception), _handle_error)
     registry = CollectorRegistry()
-    kept = Ledger(graph, threads, serve.admin_roles)
+    kept = ActivityReader(graph, threads, serve.admin_roles)
     app = Starlette(
         routes=[
             *files.routes(uploads, made),
             *api.routes(runs, threads, uploads),
-            *ledger.routes(kept, Standing(graph, threads, serve)),
+            *activity.routes(kept, StatusReader(graph, threads, serve)),
             *agui.routes(runs),
             *openai.routes(runs, serve),
             *health.routes(runs, services.settings.name, registry),
@@ -154,21 +154,21 @@ def create_app(
             *entries,
         ],
         middleware=[
-            Middleware(Observed, registry),
+            Middleware(AccessLogMiddleware, registry),
             Middleware(
-                Shield,
+                SecurityMiddleware,
                 serve,
                 identity,
                 host=host,
-                styles=[login.STYLE_HASH],
-                uploads=[files.UPLOADS],
+                style_hashes=[login.STYLE_HASH],
+                upload_paths=[files.UPLOADS_PATH],
             ),
         ],
-        exception_handlers=handlers | dict.fromkeys((404, 405), _unrouted),
+        exception_handlers=handlers | dict.fromkeys((404, 405), _handle_http_error),
         lifespan=lifespan,
     )
     app.state.runs, app.state.threads = runs, threads
-    app.state.link = identity.link if isinstance(identity, Logins) else None
+    app.state.link = identity.link if isinstance(identity, Authenticator) else None
     return app
 
 
@@ -193,11 +193,11 @@ def protocol_routes(
     return routes, entered
 
 
-async def _told(_: Request, error: Exception) -> Response:
-    return problem_of(error)
+async def _handle_error(_: Request, error: Exception) -> Response:
+    return error_response(error)
 
 
-async def _unrouted(_: Request, error: Exception) -> Response:
+async def _handle_http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = {404: "CG-NOT-FOUND", 405: "CG-METHOD"}[error.status_code]
-    return problem(error.status_code, code, str(error.detail), headers=error.headers)
+    return problem_response(error.status_code, code, str(error.detail), headers=error.headers)

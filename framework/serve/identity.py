@@ -12,19 +12,19 @@ from typing import Any, Protocol
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, cookie_parser
 
-from capgraph.base.clock import SystemClock
 from capgraph.base.ports import Caller
 from capgraph.configs.settings import ProxySettings, ServeSettings
+from capgraph.helpers.clock import SystemClock
 from capgraph.serve.tokens import TokenFile
 from capgraph.stores.atomic_values import AtomicValueStore, MemoryValues
 
-COOKIE = "capgraph_session"
-LOCAL = Caller("local", authenticated=True)
+SESSION_COOKIE = "capgraph_session"
+LOCAL_CALLER = Caller("local", authenticated=True)
 """Whoever came by the one-time link of a server on loopback."""
 
-_SEEN_SECONDS = 2.0
+_SESSION_CACHE_SECONDS = 2.0
 """So long a session is not looked for again in the database."""
-_MOST_SEEN = 10_000
+_MAX_CACHED_SESSIONS = 10_000
 
 
 class Identity(Protocol):
@@ -37,7 +37,7 @@ class Identity(Protocol):
 @dataclass(frozen=True, slots=True)
 class _Session:
     caller: Caller
-    ends: float
+    expires_at: float
     token: str | None = None
 
 
@@ -55,7 +55,7 @@ class Sessions:
         self.seconds: float = seconds
         self._values = values or MemoryValues()
         self._clock = SystemClock()
-        self._seen: dict[str, tuple[_Session | None, float]] = {}
+        self._cache: dict[str, tuple[_Session | None, float]] = {}
 
     async def open(self, caller: Caller, token: str | None = None) -> str:
         """Begin a session, and return what the cookie holds; never an id that somebody brought."""
@@ -66,32 +66,32 @@ class Sessions:
 
     async def find(self, session: str) -> _Session | None:
         """Return a session that has not ended; another process may have ended it just now."""
-        name = _name(session)
-        found, looked = self._seen.get(name, (None, 0.0))
-        if not looked or time.monotonic() - looked > _SEEN_SECONDS:
+        name = _session_key(session)
+        found, looked = self._cache.get(name, (None, 0.0))
+        if not looked or time.monotonic() - looked > _SESSION_CACHE_SECONDS:
             stored, _ = await self._values.aread(name, self._clock)
             one = stored.get(name)
             found = one and _Session(Caller(**one["caller"]), one["ends"], one["token"])
-            if len(self._seen) >= _MOST_SEEN:
-                self._seen.clear()
-            self._seen[name] = found, time.monotonic()
-        return found if found is not None and found.ends > time.time() else None
+            if len(self._cache) >= _MAX_CACHED_SESSIONS:
+                self._cache.clear()
+            self._cache[name] = found, time.monotonic()
+        return found if found is not None and found.expires_at > time.time() else None
 
     async def close(self, session: str) -> None:
         """End a session."""
         await self._store(session, None)
 
     async def _store(self, session: str, value: dict[str, Any] | None) -> None:
-        name = _name(session)
+        name = _session_key(session)
         await self._values.achange(name, lambda *_: (value, self.seconds, None), self._clock)
-        self._seen.pop(name, None)
+        self._cache.pop(name, None)
 
 
-def _name(session: str) -> str:
+def _session_key(session: str) -> str:
     return f"session/{hashlib.sha256(session.encode()).hexdigest()}"
 
 
-class Logins:
+class Authenticator:
     """The shipped :class:`Identity`: tokens, sessions, the one-time link, a trusted proxy.
 
     Args:
@@ -110,11 +110,11 @@ class Logins:
     ) -> None:
         self.tokens = tokens
         # Where people log in as themselves there is no user 'local' beside them.
-        alone = tokens is None and not settings.has_logins
+        alone = tokens is None and not settings.authenticates_users
         # A session of 'local' is no login at another server over the same database.
         self.sessions: Sessions = Sessions(settings.session_hours * 3600, None if alone else values)
         self.link = secrets.token_urlsafe(32) if alone else None
-        self.secure: bool = base_url.startswith("https:")
+        self.uses_https: bool = base_url.startswith("https:")
         self._proxy = settings.proxy
 
     async def caller(self, scope: Mapping[str, Any]) -> Caller | None:
@@ -123,34 +123,36 @@ class Logins:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme:
             # Who brings a token is not taken for the one whose cookie the browser adds.
-            found = await self.by_token(token.strip()) if scheme.lower() == "bearer" else None
+            found = (
+                await self.authenticate_token(token.strip()) if scheme.lower() == "bearer" else None
+            )
             return None if found is None else found[0]
         if self._proxy is not None and self._proxy.user_header is not None:
-            return proxied(scope, headers, self._proxy)
-        session = cookie_parser(headers.get("cookie", "")).get(COOKIE)
+            return proxy_caller(scope, headers, self._proxy)
+        session = cookie_parser(headers.get("cookie", "")).get(SESSION_COOKIE)
         known = await self.sessions.find(session) if session else None
         if known is None:
             return None
         gone = known.token is not None and not (
-            self.tokens is not None and await self.tokens.still_holds(known.token)
+            self.tokens is not None and await self.tokens.is_active(known.token)
         )
         if gone and session:
             await self.sessions.close(session)
         return None if gone else known.caller
 
-    async def by_token(self, token: str) -> tuple[Caller, str] | None:
+    async def authenticate_token(self, token: str) -> tuple[Caller, str] | None:
         """Return whose token it is, with what stands for it."""
         return await self.tokens.caller(token) if self.tokens is not None and token else None
 
-    def by_link(self, link: str) -> Caller | None:
+    def redeem_link(self, link: str) -> Caller | None:
         """Take the one-time link, which ends by that."""
         if self.link is None or not secrets.compare_digest(self.link.encode(), link.encode()):
             return None
         self.link = None
-        return LOCAL
+        return LOCAL_CALLER
 
 
-def proxied(scope: Mapping[str, Any], headers: Headers, proxy: ProxySettings) -> Caller | None:
+def proxy_caller(scope: Mapping[str, Any], headers: Headers, proxy: ProxySettings) -> Caller | None:
     """Return whom a trusted proxy names; nobody where the request comes from elsewhere."""
     client = scope.get("client")
     if client is None or not proxy.trusts(client[0]):

@@ -11,21 +11,21 @@ from starlette.routing import BaseRoute, Route
 Schema = dict[str, Any]
 
 
-def object_of(needed: Mapping[str, Schema], **more: Schema) -> Schema:
+def object_schema(required: Mapping[str, Schema], **optional: Schema) -> Schema:
     """Return the schema of an object: what it has to have, and what it may."""
-    return {"type": "object", "properties": {**needed, **more}, "required": list(needed)}
+    return {"type": "object", "properties": {**required, **optional}, "required": list(required)}
 
 
-def list_of(item: Schema) -> Schema:
+def page_schema(item: Schema) -> Schema:
     """Return the schema of a page of a list."""
-    return object_of({"items": {"type": "array", "items": item}, "next": NAME_OR_NULL})
+    return object_schema({"items": {"type": "array", "items": item}, "next": TEXT_OR_NULL})
 
 
 TEXT: Schema = {"type": "string"}
 NAME: Schema = {"type": "string", "minLength": 1, "maxLength": 200}
-NAME_OR_NULL: Schema = {"type": ["string", "null"]}
+TEXT_OR_NULL: Schema = {"type": ["string", "null"]}
 ANY: Schema = {"type": "object"}
-RUN = object_of(
+RUN = object_schema(
     {
         "run_id": TEXT,
         "thread_id": TEXT,
@@ -36,18 +36,18 @@ RUN = object_of(
         },
     }
 )
-THREAD_DATA = object_of(
+THREAD_DATA = object_schema(
     {"thread_id": TEXT, "title": TEXT, "outcome": TEXT, "turns": {"type": "integer"}},
-    updated_at=NAME_OR_NULL,
+    updated_at=TEXT_OR_NULL,
     last_message=TEXT,
-    task=NAME_OR_NULL,
+    task=TEXT_OR_NULL,
     questions={"type": "integer"},
 )
-QUESTION = object_of(
+QUESTION = object_schema(
     {"question_id": TEXT, "thread_id": TEXT},
     steps={
         "type": "array",
-        "items": object_of(
+        "items": object_schema(
             {"context_key": TEXT, "decisions": {"type": "array", "items": TEXT}},
             capability=TEXT,
             parameters=ANY,
@@ -55,7 +55,7 @@ QUESTION = object_of(
         ),
     },
 )
-EFFECT = object_of(
+EFFECT = object_schema(
     {
         "effect": TEXT,
         "key": TEXT,
@@ -65,34 +65,34 @@ EFFECT = object_of(
         "approved_by": {"type": "array", "items": TEXT},
     }
 )
-FILE = object_of({"file_id": TEXT, "name": TEXT, "media_type": TEXT}, bytes={"type": "integer"})
-MADE = object_of(
+FILE = object_schema({"file_id": TEXT, "name": TEXT, "media_type": TEXT}, bytes={"type": "integer"})
+ARTIFACT = object_schema(
     {"file_id": TEXT, "name": TEXT, "media_type": TEXT},
     kind={"enum": ["image", "table", "file"]},
     type=TEXT,
-    step=NAME_OR_NULL,
+    step=TEXT_OR_NULL,
     bytes={"type": "integer"},
     rows={"type": "integer"},
 )
 BYTES: Schema = {"type": "string", "format": "binary"}
-_PROBLEM = object_of(
+_PROBLEM = object_schema(
     {"status": {"type": "integer"}, "code": TEXT, "detail": TEXT},
     type=TEXT,
     title=TEXT,
     fix=TEXT,
     problems={
         "type": "array",
-        "items": object_of({"path": TEXT, "message": TEXT}),
+        "items": object_schema({"path": TEXT, "message": TEXT}),
         "description": "what does not fit in an answer, with its dotted place",
     },
 )
-_WRONG: Schema = {
+_ERROR_RESPONSE: Schema = {
     "description": "What is wrong",
     "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
 }
-_NOTHING: Mapping[str, Schema] = {}
+_NO_QUERY: Mapping[str, Schema] = {}
 COUNT: Schema = {"type": "integer", "minimum": 0, "maximum": 100_000}
-PAGED: Mapping[str, Schema] = {"limit": COUNT, "after": NAME}
+PAGE_QUERY: Mapping[str, Schema] = {"limit": COUNT, "after": NAME}
 
 
 class Operation(Route):
@@ -103,12 +103,12 @@ class Operation(Route):
         path: Where.
         endpoint: Who answers.
         summary: What it is for.
-        gives: What comes back; ``None`` for nothing.
+        response: What comes back; ``None`` for nothing.
         status: With which status.
         query: What the query may hold.
         body: What the body may hold.
-        media: The type of what comes back.
-        takes: The type of the body.
+        media_type: The type of what comes back.
+        body_media_type: The type of the body.
         name: Name of the route.
     """
 
@@ -118,37 +118,40 @@ class Operation(Route):
         path: str,
         endpoint: Callable[..., Any],
         summary: str,
-        gives: Schema | None = None,
+        response: Schema | None = None,
         status: int = 200,
         *,
-        query: Mapping[str, Schema] = _NOTHING,
+        query: Mapping[str, Schema] = _NO_QUERY,
         body: Schema | None = None,
-        media: str = "application/json",
-        takes: str = "application/json",
+        media_type: str = "application/json",
+        body_media_type: str = "application/json",
         name: str | None = None,
     ) -> None:
         super().__init__(path, endpoint, methods=[method], name=name)
         answer: Schema = {"description": summary}
-        if gives is not None:
-            answer["content"] = {media: {"schema": gives}}
+        if response is not None:
+            answer["content"] = {media_type: {"schema": response}}
         places = [(name, "path", NAME) for name in self.param_convertors]
         places += [(name, "query", schema) for name, schema in query.items()]
         if path.endswith("/events"):
             places.append(("Last-Event-ID", "header", COUNT))
-        self.told: Schema = {
+        self.openapi: Schema = {
             "summary": summary,
             "parameters": [
                 {"name": name, "in": place, "required": place == "path", "schema": schema}
                 for name, place, schema in places
             ],
-            "responses": {str(status): answer, "default": _WRONG},
+            "responses": {str(status): answer, "default": _ERROR_RESPONSE},
         }
         if body is not None:
-            content = {takes: {"schema": body}}
-            self.told["requestBody"] = {"required": bool(body.get("required")), "content": content}
+            content = {body_media_type: {"schema": body}}
+            self.openapi["requestBody"] = {
+                "required": bool(body.get("required")),
+                "content": content,
+            }
 
 
-def document(title: str, routes: Iterable[BaseRoute]) -> dict[str, Any]:
+def openapi_document(title: str, routes: Iterable[BaseRoute]) -> dict[str, Any]:
     """Return the OpenAPI document.
 
     Args:
@@ -156,14 +159,14 @@ def document(title: str, routes: Iterable[BaseRoute]) -> dict[str, Any]:
         routes: The routes of the server; of those that say nothing of themselves nothing is said.
 
     >>> stop = Operation("POST", "/api/runs/{id}/stop", print, "Stop a run", TEXT, 202)
-    >>> document("Tank", [stop])["paths"]["/api/runs/{id}/stop"]["post"]["responses"]["202"]
+    >>> openapi_document("Tank", [stop])["paths"]["/api/runs/{id}/stop"]["post"]["responses"]["202"]
     {'description': 'Stop a run', 'content': {'application/json': {'schema': {'type': 'string'}}}}
     """
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         if isinstance(route, Operation):
             methods = (route.methods or set()) - {"HEAD"}
-            told = {method.lower(): route.told for method in methods}
+            told = {method.lower(): route.openapi for method in methods}
             paths.setdefault(route.path_format, {}).update(told)
     return {
         "openapi": "3.1.0",

@@ -18,16 +18,16 @@ from capgraph.base.errors import (
     ThreadBusyError,
     ValidationError,
 )
-from capgraph.configs.logger import LONGEST_MESSAGE, get_logger, mask_secrets
+from capgraph.configs.logger import MAX_MESSAGE_CHARS, get_logger, mask_secrets
 
-_ADDRESS = re.compile(r" '\w+://[^']*'")
+_DATABASE_URL = re.compile(r" '\w+://[^']*'")
 """Where a database is concerns nobody who asks."""
 
 
 class BadRequestError(ValidationError):
     """A request that cannot be read.
 
-    >>> problem_of(BadRequestError("The body is no JSON.")).status_code
+    >>> error_response(BadRequestError("The body is no JSON.")).status_code
     400
     """
 
@@ -72,7 +72,7 @@ class AnswerRefusedError(ValidationError):
         self.problems = problems
 
 
-_STATUS: tuple[tuple[type[CapgraphError], int], ...] = (
+_STATUS_CODES: tuple[tuple[type[CapgraphError], int], ...] = (
     (NotFoundError, 404),
     (ConflictError, 409),
     (BadRequestError, 400),
@@ -87,18 +87,18 @@ _STATUS: tuple[tuple[type[CapgraphError], int], ...] = (
 )
 
 
-def error_of(message: str, code: str) -> dict[str, str]:
+def openai_error(message: str, code: str) -> dict[str, str]:
     """Return an error as OpenAI's protocol has it."""
     return {"message": message, "type": "capgraph_error", "code": code}
 
 
-def problem(
+def problem_response(
     status: int,
     code: str,
     detail: str,
     fix: str | None = None,
     headers: Mapping[str, str] | None = None,
-    **more: Any,
+    **extra: Any,
 ) -> JSONResponse:
     """Return an answer that says what is wrong.
 
@@ -108,9 +108,9 @@ def problem(
         detail: The value and the cause.
         fix: What the reader can do.
         headers: Further headers.
-        **more: Further members.
+        **extra: Further members.
     """
-    detail = mask_secrets(detail, LONGEST_MESSAGE)
+    detail = mask_secrets(detail, MAX_MESSAGE_CHARS)
     body = {
         "type": f"errors/{code}",
         "title": code,
@@ -119,43 +119,43 @@ def problem(
         "detail": detail,
         **({"fix": fix} if fix else {}),
         # Where the clients of OpenAI's protocol look.
-        "error": error_of(f"{detail} {fix or ''}".strip(), code),
-        **more,
+        "error": openai_error(f"{detail} {fix or ''}".strip(), code),
+        **extra,
     }
     return JSONResponse(body, status, dict(headers or {}), media_type="application/problem+json")
 
 
-def public_text(exc: CapgraphError) -> tuple[str, str | None]:
+def public_message(exc: CapgraphError) -> tuple[str, str | None]:
     """Return message and fix of an error for a client: not where a database or a process is.
 
-    >>> public_text(PersistenceError("The database 'sqlite:////srv/t.db' is away."))
+    >>> public_message(PersistenceError("The database 'sqlite:////srv/t.db' is away."))
     ('The database is away.', None)
     """
     if isinstance(exc, ThreadBusyError):
         return "The thread is being run already.", "Wait until that run ends or asks a person."
-    told = [_ADDRESS.sub("", mask_secrets(text or "")) for text in (exc.message, exc.fix)]
+    told = [_DATABASE_URL.sub("", mask_secrets(text or "")) for text in (exc.message, exc.fix)]
     return told[0], told[1] or None
 
 
-def public_line(exc: CapgraphError) -> str:
+def public_message_line(exc: CapgraphError) -> str:
     """Return :func:`public_text` in one line, for protocols whose errors are a text."""
-    told, fix = public_text(exc)
+    told, fix = public_message(exc)
     return f"{told} Fix: {fix}" if fix else told
 
 
-def problem_of(exc: Exception) -> JSONResponse:
+def error_response(exc: Exception) -> JSONResponse:
     """Return the answer for whatever was raised; of what is not ours nothing is told.
 
     >>> import json
-    >>> answer = problem_of(PersistenceError("The database 'sqlite:////srv/t.db' is away."))
+    >>> answer = error_response(PersistenceError("The database 'sqlite:////srv/t.db' is away."))
     >>> answer.status_code, json.loads(answer.body)["detail"]
     (503, 'The database is away.')
     """
     if isinstance(exc, AnswerRefusedError):
-        return problem(422, exc.code, *public_text(exc), problems=exc.problems)
+        return problem_response(422, exc.code, *public_message(exc), problems=exc.problems)
     if isinstance(exc, CapgraphError):
-        status = next((number for kind, number in _STATUS if isinstance(exc, kind)), 500)
+        status = next((number for kind, number in _STATUS_CODES if isinstance(exc, kind)), 500)
         if status < 500 or isinstance(exc, PersistenceError):
-            return problem(status, exc.code, *public_text(exc))
+            return problem_response(status, exc.code, *public_message(exc))
     get_logger("serve", "request").error("A request failed", exc_info=exc)
-    return problem(500, "CG-000", "The server failed.", "Its log has the cause.")
+    return problem_response(500, "CG-000", "The server failed.", "Its log has the cause.")

@@ -18,10 +18,10 @@ from capgraph.base.errors import ConfigurationError
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-_PORT = 8123
-_CLOSING_SECONDS = 5
-_IDLE_SECONDS = 75
-_MOST_AT_ONCE = 2048
+_DEFAULT_PORT = 8123
+_SHUTDOWN_SECONDS = 5
+_KEEP_ALIVE_SECONDS = 75
+_BACKLOG = 2048
 
 
 class Server(uvicorn.Server):
@@ -32,11 +32,13 @@ class Server(uvicorn.Server):
 
     Args:
         app: The application.
-        listening: An open socket.
+        listening_socket: An open socket.
         ready: Called when requests are answered.
     """
 
-    def __init__(self, app: Starlette, listening: socket.socket, ready: Callable[[], None]) -> None:
+    def __init__(
+        self, app: Starlette, listening_socket: socket.socket, ready: Callable[[], None]
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -47,18 +49,18 @@ class Server(uvicorn.Server):
                 proxy_headers=False,
                 # httptools lets header values pass that no HTTP/1.1 message may hold.
                 http="h11",
-                timeout_graceful_shutdown=_CLOSING_SECONDS,
-                timeout_keep_alive=_IDLE_SECONDS,
+                timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 ws="none",
                 lifespan="on",
             )
         )
-        self._app, self._listening, self._ready = app, listening, ready
-        self._ending: asyncio.Task[None] | None = None
+        self._app, self._socket, self._ready = app, listening_socket, ready
+        self._drain_task: asyncio.Task[None] | None = None
 
     async def listen(self) -> bool:
         """Answer requests until the end; tells whether the server ever could."""
-        await self.serve([self._listening])
+        await self.serve([self._socket])
         return self.started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -77,7 +79,7 @@ class Server(uvicorn.Server):
         numbers = (signal.SIGTERM, signal.SIGINT)
         for number in numbers:
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-                loop.add_signal_handler(number, self._end)
+                loop.add_signal_handler(number, self._handle_signal)
         try:
             yield
         finally:
@@ -85,9 +87,9 @@ class Server(uvicorn.Server):
                 with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                     loop.remove_signal_handler(number)
 
-    def _end(self) -> None:
-        if self._ending is None:
-            self._ending = asyncio.create_task(self._drain())
+    def _handle_signal(self) -> None:
+        if self._drain_task is None:
+            self._drain_task = asyncio.create_task(self._drain())
         else:
             self.force_exit = self.should_exit = True
 
@@ -98,7 +100,7 @@ class Server(uvicorn.Server):
             self.should_exit: bool = True
 
 
-def listen_on(host: str, port: int | None) -> socket.socket:
+def open_listening_socket(host: str, port: int | None) -> socket.socket:
     """Open the socket of a server.
 
     Args:
@@ -110,18 +112,18 @@ def listen_on(host: str, port: int | None) -> socket.socket:
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        usual = _PORT if port is None else port
-        return socket.create_server((host, usual), family=family, backlog=_MOST_AT_ONCE)
+        usual = _DEFAULT_PORT if port is None else port
+        return socket.create_server((host, usual), family=family, backlog=_BACKLOG)
     except OSError as exc:
         if port is None and exc.errno == errno.EADDRINUSE:
-            return listen_on(host, 0)
+            return open_listening_socket(host, 0)
         raise ConfigurationError(
             f"Nothing can listen on {host!r}, port {port}: {exc}.",
             fix="Choose another --host or --port; --port 0 takes any that is free.",
         ) from exc
 
 
-def address_of(listening: socket.socket) -> str:
+def socket_url(listening_socket: socket.socket) -> str:
     """Return the address at which a browser reaches a socket."""
-    host, port = listening.getsockname()[:2]
+    host, port = listening_socket.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"

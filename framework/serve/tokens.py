@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from capgraph.base.errors import ConfigurationError
-from capgraph.base.files import write_whole
 from capgraph.base.ports import Caller
+from capgraph.helpers.files import write_atomic
 
-_LOOKED_EVERY = 2.0
+_REFRESH_SECONDS = 2.0
 _REVOKE = "revoke"
 
 
@@ -40,7 +40,7 @@ class TokenEntry:
     created: str = ""
     expires: str | None = None
 
-    def holds(self) -> bool:
+    def is_valid(self) -> bool:
         """Tell whether it has not expired."""
         return self.expires is None or datetime.fromisoformat(self.expires) > datetime.now(UTC)
 
@@ -49,7 +49,7 @@ class TokenEntry:
         return Caller(name, self.role, self.tenant, authenticated=True)
 
 
-def hash_of(token: str) -> str:
+def hash_token(token: str) -> str:
     """Return what stands in the file for a token."""
     return hashlib.sha256(token.encode()).hexdigest()
 
@@ -90,9 +90,9 @@ def issue_token(
     token = f"cg_{secrets.token_urlsafe(32)}"
     now = datetime.now(UTC)
     expires = None if days is None else (now + timedelta(days=days)).isoformat()
-    entry = TokenEntry(hash_of(token), role, tenant, now.isoformat(), expires)
+    entry = TokenEntry(hash_token(token), role, tenant, now.isoformat(), expires)
     known = dict(read_tokens(path)) if Path(path).exists() else {}
-    _write(path, {**known, name: entry})
+    _write_tokens(path, {**known, name: entry})
     return token
 
 
@@ -108,7 +108,7 @@ def revoke_token(path: str | os.PathLike[str], name: str) -> None:
             f"Nobody is called {name!r} in {os.fspath(path)!r}.",
             fix=f"There is {', '.join(sorted(known)) or 'nobody'}.",
         )
-    _write(path, known)
+    _write_tokens(path, known)
 
 
 def read_tokens(path: str | os.PathLike[str]) -> Mapping[str, TokenEntry]:
@@ -139,10 +139,10 @@ def read_tokens(path: str | os.PathLike[str]) -> Mapping[str, TokenEntry]:
     return found
 
 
-def _write(path: str | os.PathLike[str], tokens: Mapping[str, TokenEntry]) -> None:
+def _write_tokens(path: str | os.PathLike[str], tokens: Mapping[str, TokenEntry]) -> None:
     document = {"version": 1, "tokens": {name: asdict(entry) for name, entry in tokens.items()}}
     try:
-        write_whole(path, json.dumps(document, indent=2) + "\n", mode=0o600)
+        write_atomic(path, json.dumps(document, indent=2) + "\n", mode=0o600)
     except OSError as exc:
         raise ConfigurationError(
             f"The tokens cannot be written to {os.fspath(path)!r}: {exc.strerror}.",
@@ -163,41 +163,41 @@ class TokenFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
         self._tokens = read_tokens(path)
-        self._changed = self._stamp()
-        self._looked = time.monotonic()
+        self._loaded_stamp = self._file_stamp()
+        self._refreshed_at = time.monotonic()
 
     async def caller(self, token: str) -> tuple[Caller, str] | None:
         """Return whose token it is, with what stands for it; ``None`` for nobody's."""
-        await self._look()
-        wanted = hash_of(token)
+        await self._refresh()
+        wanted = hash_token(token)
         found = None
         for name, entry in self._tokens.items():
             # All are compared, and each in the same time.
-            if secrets.compare_digest(entry.hash, wanted) and entry.holds():
+            if secrets.compare_digest(entry.hash, wanted) and entry.is_valid():
                 found = entry.caller(name), entry.hash
         return found
 
-    async def still_holds(self, hashed: str) -> bool:
+    async def is_active(self, token_hash: str) -> bool:
         """Tell whether what stands for a token is still in the file."""
-        await self._look()
-        return any(e.hash == hashed and e.holds() for e in self._tokens.values())
+        await self._refresh()
+        return any(e.hash == token_hash and e.is_valid() for e in self._tokens.values())
 
-    async def _look(self) -> None:
-        if time.monotonic() - self._looked < _LOOKED_EVERY:
+    async def _refresh(self) -> None:
+        if time.monotonic() - self._refreshed_at < _REFRESH_SECONDS:
             return
-        self._looked = time.monotonic()
-        await asyncio.to_thread(self._read_again)
+        self._refreshed_at = time.monotonic()
+        await asyncio.to_thread(self._reload)
 
-    def _read_again(self) -> None:
-        stamp = self._stamp()
-        if stamp != self._changed:
+    def _reload(self) -> None:
+        stamp = self._file_stamp()
+        if stamp != self._loaded_stamp:
             try:
                 self._tokens = read_tokens(self._path)
             except ConfigurationError:
                 self._tokens = {}  # whoever took the file away let nobody in
-            self._changed = stamp
+            self._loaded_stamp = stamp
 
-    def _stamp(self) -> Any:
+    def _file_stamp(self) -> Any:
         try:
             found = self._path.stat()
         except OSError:

@@ -19,10 +19,10 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
-from capgraph.base.clock import Clock
 from capgraph.base.errors import CapgraphError, ConfigurationError
 from capgraph.configs.logger import get_logger
-from capgraph.scale.advance import question_of
+from capgraph.helpers.clock import Clock
+from capgraph.scale.run_executor import identify_question
 from capgraph.stores.atomic_values import AtomicValueStore, MemoryValues
 from capgraph.stores.persistence import Persistence
 from capgraph.stores.records import thread_config
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from capgraph.serve.threads import Threads
     from capgraph.stores.run_log import LoggedRun, RunLog
 
-_LOOK_SECONDS = 2.0
-_HELD_SECONDS = 1800.0
+_POLL_SECONDS = 2.0
+_CLAIM_SECONDS = 1800.0
 """So long one process tries; after its death another one does."""
-_PAUSES = (0.0, 1.0, 5.0, 30.0, 120.0, 600.0)
+_RETRY_DELAYS = (0.0, 1.0, 5.0, 30.0, 120.0, 600.0)
 _TIMEOUT_SECONDS = 10.0
-_AT_ONCE = 4
+_MAX_CONCURRENT = 4
 _GONE = 410
 
 
@@ -58,33 +58,33 @@ class Webhook:
     def __init__(self, graph: Any, threads: Threads, log: RunLog, settings: ServeSettings) -> None:
         assert settings.webhook is not None
         self._settings: WebhookSettings = settings.webhook
-        self._base = (settings.base_url or "").rstrip("/")
+        self._base_url = (settings.base_url or "").rstrip("/")
         parts = urlsplit(self._settings.url)
         if parts.scheme not in ("https", "http") or not parts.hostname or parts.username:
             raise ConfigurationError(
                 f"serve.webhook.url is {self._settings.url!r}.", fix="Give an https address."
             )
-        if not self._base:
+        if not self._base_url:
             raise ConfigurationError(
                 "serve.webhook tells links, and nobody says where people reach the server.",
                 fix="Set serve.base_url.",
             )
         kept: Persistence = graph.persistence
-        self._cells: AtomicValueStore = (
+        self._values: AtomicValueStore = (
             kept.values if kept.tables is not None else MemoryValues(10_000)
         )
         self._clock: Clock = graph.services.clock
         self._saver, self._threads, self._log = graph.checkpointer, threads, log
-        self._kept = settings.keep_runs_days * 86_400
-        self._key = _key(self._settings.secret.get_secret_value())
-        self._slots = asyncio.Semaphore(_AT_ONCE)
-        self._told: set[str] = set()
+        self._retention_seconds = settings.keep_runs_days * 86_400
+        self._key = _decode_secret(self._settings.secret.get_secret_value())
+        self._slots = asyncio.Semaphore(_MAX_CONCURRENT)
+        self._delivered: set[str] = set()
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def run(self) -> AsyncIterator[None]:
         """Tell of questions inside the block."""
-        looking = asyncio.create_task(self._serve())
+        looking = asyncio.create_task(self._poll_forever())
         try:
             yield
         finally:
@@ -93,59 +93,59 @@ class Webhook:
                 task.cancel()
             await asyncio.wait(tasks)
 
-    async def _serve(self) -> None:
+    async def _poll_forever(self) -> None:
         while True:
             try:
-                await self.look()
+                await self.poll()
             except CapgraphError as exc:
                 get_logger("serve", "webhook").warning("Questions were not looked for: %s", exc)
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Begin to tell of the questions that nobody was told of."""
         waiting = {run.run_id: run for run in await self._log.waiting_runs()}
-        self._told &= waiting.keys()
-        for run_id in waiting.keys() - self._told - self._tasks.keys():
-            self._tasks[run_id] = asyncio.create_task(self._tell(waiting[run_id]))
+        self._delivered &= waiting.keys()
+        for run_id in waiting.keys() - self._delivered - self._tasks.keys():
+            self._tasks[run_id] = asyncio.create_task(self._deliver(waiting[run_id]))
 
-    async def _tell(self, run: LoggedRun) -> None:
+    async def _deliver(self, run: LoggedRun) -> None:
         try:
-            await self._tell_of(run)
-            self._told.add(run.run_id)
+            await self._deliver_questions(run)
+            self._delivered.add(run.run_id)
         except CapgraphError as exc:
             get_logger("serve", "webhook").warning("Nobody was told of a question: %s", exc)
         finally:
             del self._tasks[run.run_id]
 
-    async def _tell_of(self, run: LoggedRun) -> None:
+    async def _deliver_questions(self, run: LoggedRun) -> None:
         config: Any = thread_config(run.thread_id)
         found = await self._saver.aget_tuple(config)
         asked = open_questions(found) if found is not None else {}
         async with self._slots:
             for key, value in asked.items():
-                question = question_of(run.thread_id, key, value)
+                question = identify_question(run.thread_id, key, value)
                 name = f"webhook/{question['question_id']}"
-                if await self._claim(name, _HELD_SECONDS):
-                    await self._send(self.message(run, question), question["question_id"])
-                    await self._claim(name, self._kept, again=True)
+                if await self._claim(name, _CLAIM_SECONDS):
+                    await self._send(self.build_message(run, question), question["question_id"])
+                    await self._claim(name, self._retention_seconds, renew=True)
 
-    async def _claim(self, name: str, seconds: float, *, again: bool = False) -> bool:
+    async def _claim(self, name: str, seconds: float, *, renew: bool = False) -> bool:
         """Take a question for a time; tells whether nobody else had it."""
 
         def change(value: Any, now: float) -> tuple[Any, float, bool]:
-            if value is not None and value > now and not again:
+            if value is not None and value > now and not renew:
                 return value, value - now, False
             return now + seconds, seconds, True
 
-        return await self._cells.achange(name, change, self._clock)
+        return await self._values.achange(name, change, self._clock)
 
-    def message(self, run: LoggedRun, question: Mapping[str, Any]) -> dict[str, Any]:
+    def build_message(self, run: LoggedRun, question: Mapping[str, Any]) -> dict[str, Any]:
         """Return what is told of a question; nothing that the thread holds unless the settings say so."""
-        thread = run.thread_id.removeprefix(self._threads.owner_of(run.thread_id))
+        thread = run.thread_id.removeprefix(self._threads.prefix_of(run.thread_id))
         told = {
             "type": "question",
             "question_id": question["question_id"],
-            "link": f"{self._base}/?thread={quote(thread, safe='')}",
+            "link": f"{self._base_url}/?thread={quote(thread, safe='')}",
         }
         if self._settings.content:
             named = ("context_key", "capability", "description", "reason")
@@ -154,12 +154,12 @@ class Webhook:
             told["user"] = run.request["caller"]["user_id"]
         return told
 
-    async def _send(self, message: Mapping[str, Any], name: str) -> None:
+    async def _send(self, message: Mapping[str, Any], message_id: str) -> None:
         body = json.dumps(message).encode()
-        for pause in _PAUSES:
+        for pause in _RETRY_DELAYS:
             await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311 - spreads tries
             try:
-                status = await self._post(body, name)
+                status = await self._post(body, message_id)
             except OSError as exc:
                 problem = str(exc)
             else:
@@ -168,9 +168,9 @@ class Webhook:
                 problem = f"HTTP {status}"
                 if status == _GONE:
                     break
-        get_logger("serve", "webhook").error("Nobody was told of %s: %s", name, problem)
+        get_logger("serve", "webhook").error("Nobody was told of %s: %s", message_id, problem)
 
-    async def _post(self, body: bytes, name: str) -> int:
+    async def _post(self, body: bytes, message_id: str) -> int:
         """Send a message; redirects are not followed.
 
         Raises:
@@ -179,10 +179,10 @@ class Webhook:
         import httpx
 
         now = str(int(time.time()))
-        signed = hmac.digest(self._key, f"{name}.{now}.".encode() + body, hashlib.sha256)
+        signed = hmac.digest(self._key, f"{message_id}.{now}.".encode() + body, hashlib.sha256)
         headers = {
             "content-type": "application/json",
-            "webhook-id": name,
+            "webhook-id": message_id,
             "webhook-timestamp": now,
             "webhook-signature": f"v1,{base64.b64encode(signed).decode()}",
         }
@@ -196,7 +196,7 @@ class Webhook:
             raise OSError(f"{type(exc).__name__}: {exc}") from exc
 
 
-def _key(secret: str) -> bytes:
+def _decode_secret(secret: str) -> bytes:
     """Return the key of a secret; ``whsec_`` and base64 as Standard Webhooks writes it, or any text."""
     if not secret.startswith("whsec_"):
         return secret.encode()

@@ -11,19 +11,19 @@ from typing_extensions import TypedDict
 
 from capgraph.base.errors import ValidationError
 from capgraph.base.plan import ExecutionPlan
-from capgraph.state.keys import CallerInput, Key, StateSchema
 from capgraph.state.reducers import (
-    append,
-    fold_context,
-    fold_lists,
-    fold_messages,
-    grow_by_key,
-    latest,
+    append_all,
+    append_entries,
+    last_write_wins,
     merge_by_key,
+    merge_context_data,
+    merge_counters,
+    merge_messages,
 )
+from capgraph.state.state_schema import CallerInput, Key, StateSchema
 
 _Turn = partial(Key, lifetime="turn")
-SNAPSHOT_EVERY = 200
+SNAPSHOT_FREQUENCY = 200
 """What a thread keeps is saved as it comes, and as a whole once in so many writes."""
 
 
@@ -40,24 +40,26 @@ class AgentState(TypedDict, total=False):
         list[AnyMessage],
         Key("the conversation"),
         CallerInput,
-        DeltaChannel(fold_messages, snapshot_frequency=SNAPSHOT_EVERY),
+        DeltaChannel(merge_messages, snapshot_frequency=SNAPSHOT_FREQUENCY),
     ]
     capability_context_data: Annotated[
         dict[str, dict[str, Any]],
         Key("results by context type and key"),
         CallerInput,
-        DeltaChannel(fold_context, snapshot_frequency=SNAPSHOT_EVERY),
+        DeltaChannel(merge_context_data, snapshot_frequency=SNAPSHOT_FREQUENCY),
     ]
     capability_context_labels: Annotated[
         dict[str, dict[str, dict[str, str]]],
         Key("labels of the results, each with its source", "router"),
-        DeltaChannel(fold_context, snapshot_frequency=SNAPSHOT_EVERY),
+        DeltaChannel(merge_context_data, snapshot_frequency=SNAPSHOT_FREQUENCY),
     ]
     agent_control: Annotated[dict[str, Any], Key("switches"), CallerInput, merge_by_key]
     runtime_info: Annotated[dict[str, Any] | None, Key("counts of the thread", "begin_turn")]
-    status_updates: Annotated[list[Any], _Turn("what a capability reports", "capabilities"), append]
+    status_updates: Annotated[
+        list[Any], _Turn("what a capability reports", "capabilities"), append_entries
+    ]
     progress_events: Annotated[
-        list[Any], _Turn("what a capability reports", "capabilities"), append
+        list[Any], _Turn("what a capability reports", "capabilities"), append_entries
     ]
 
     task_current_task: Annotated[str | None, _Turn("what is to be done", "task_extraction")]
@@ -84,25 +86,27 @@ class AgentState(TypedDict, total=False):
     planning_excluded: Annotated[
         dict[str, str], _Turn("capabilities that asked for another choice", "router"), merge_by_key
     ]
-    planning_current_step_index: Annotated[int, _Turn("index of the next step", "router"), latest]
+    planning_current_step_index: Annotated[
+        int, _Turn("index of the next step", "router"), last_write_wins
+    ]
     planning_ready_for_execution: Annotated[
         bool, _Turn("whether the plan was checked", "orchestrator")
     ]
     planning_notes: Annotated[
-        list[str], _Turn("what the outcome reports about the plan", "orchestrator"), append
+        list[str], _Turn("what the outcome reports about the plan", "orchestrator"), append_entries
     ]
     planning_missing: Annotated[
         dict[str, str], _Turn("work that the planner wanted and no plan does", "orchestrator")
     ]
     planning_history: Annotated[
-        list[dict[str, Any]], _Turn("earlier plans of the turn", "orchestrator"), append
+        list[dict[str, Any]], _Turn("earlier plans of the turn", "orchestrator"), append_entries
     ]
 
     execution_step_results: Annotated[
         dict[str, dict[str, Any]], _Turn("records of steps by context key", "router"), merge_by_key
     ]
     execution_last_result: Annotated[
-        dict[str, Any] | None, _Turn("the last record", "router"), latest
+        dict[str, Any] | None, _Turn("the last record", "router"), last_write_wins
     ]
     execution_effects: Annotated[
         dict[str, dict[str, Any]], _Turn("what was done to the world", "router"), merge_by_key
@@ -134,19 +138,25 @@ class AgentState(TypedDict, total=False):
     control_begun: Annotated[
         list[str],
         Key("marks of the messages that opened turns", "begin_turn"),
-        DeltaChannel(fold_lists, snapshot_frequency=SNAPSHOT_EVERY),
+        DeltaChannel(append_all, snapshot_frequency=SNAPSHOT_FREQUENCY),
     ]
     control_budget: Annotated[
-        dict[str, int], _Turn("what the turn has used up", "every node"), grow_by_key
+        dict[str, int], _Turn("what the turn has used up", "every node"), merge_counters
     ]
-    control_has_error: Annotated[bool, _Turn("whether something failed", "any node"), latest]
-    control_error_info: Annotated[dict[str, Any] | None, _Turn("what failed", "any node"), latest]
+    control_has_error: Annotated[
+        bool, _Turn("whether something failed", "any node"), last_write_wins
+    ]
+    control_error_info: Annotated[
+        dict[str, Any] | None, _Turn("what failed", "any node"), last_write_wins
+    ]
     control_last_error: Annotated[dict[str, Any] | None, _Turn("the last failure", "router")]
     control_attempts: Annotated[
         dict[str, int], _Turn("failed tries by step or node", "router"), merge_by_key
     ]
-    control_retry_count: Annotated[int, _Turn("retries of the turn", "router"), latest]
-    control_current_step_retry_count: Annotated[int, _Turn("retries of the step", "router"), latest]
+    control_retry_count: Annotated[int, _Turn("retries of the turn", "router"), last_write_wins]
+    control_current_step_retry_count: Annotated[
+        int, _Turn("retries of the step", "router"), last_write_wins
+    ]
     control_max_retries: Annotated[int | None, _Turn("retries beyond the first try", "any node")]
     control_plans_created_count: Annotated[int, _Turn("plans of the turn", "orchestrator")]
     control_reclassification_count: Annotated[int, _Turn("choices made again", "classifier")]
@@ -154,8 +164,12 @@ class AgentState(TypedDict, total=False):
     control_goto: Annotated[str | None, _Turn("where a node of one's own goes", "any node")]
     control_next_node: Annotated[str | None, _Turn("where the router goes", "router")]
     control_routing_count: Annotated[int, _Turn("decisions of the router", "router")]
-    control_is_killed: Annotated[bool, _Turn("whether the turn is stopped", "any node"), latest]
-    control_kill_reason: Annotated[str | None, _Turn("why it is stopped", "any node"), latest]
+    control_is_killed: Annotated[
+        bool, _Turn("whether the turn is stopped", "any node"), last_write_wins
+    ]
+    control_kill_reason: Annotated[
+        str | None, _Turn("why it is stopped", "any node"), last_write_wins
+    ]
     control_undo: Annotated[
         dict[str, Any] | None, _Turn("what a person is offered to undo after a failure", "router")
     ]
@@ -170,9 +184,15 @@ class AgentState(TypedDict, total=False):
         str | None, _Turn("when it was asked about", "orchestrator")
     ]
 
-    ui_captured_notebooks: Annotated[list[Any], _Turn("notebooks to show", "capabilities"), append]
-    ui_captured_figures: Annotated[list[Any], _Turn("figures to show", "capabilities"), append]
-    ui_launchable_commands: Annotated[list[Any], _Turn("commands to offer", "capabilities"), append]
+    ui_captured_notebooks: Annotated[
+        list[Any], _Turn("notebooks to show", "capabilities"), append_entries
+    ]
+    ui_captured_figures: Annotated[
+        list[Any], _Turn("figures to show", "capabilities"), append_entries
+    ]
+    ui_launchable_commands: Annotated[
+        list[Any], _Turn("commands to offer", "capabilities"), append_entries
+    ]
     ui_agent_context: Annotated[dict[str, Any] | None, _Turn("what a front end adds", "any node")]
 
 
@@ -183,7 +203,7 @@ STATE_KEYS = _SCHEMA.names
 _READ_ELSEWHERE = frozenset({"messages", "planning_execution_plan"})
 
 
-def fitting(name: str, value: Any, writer: str) -> Any:
+def check_state_value(name: str, value: Any, writer: str) -> Any:
     """Return what a node writes under a key of ``AgentState`` in the form that the key has.
 
     A reducer that met something else would end the run with an error that names nobody.
@@ -196,7 +216,7 @@ def fitting(name: str, value: Any, writer: str) -> Any:
     Raises:
         ValidationError: It has another form.
 
-    >>> fitting("status_updates", ["half done"], "monitoring")
+    >>> check_state_value("status_updates", ["half done"], "monitoring")
     ['half done']
     """
     if value is None or name not in STATE_KEYS or name in _READ_ELSEWHERE:

@@ -12,8 +12,8 @@ from pydantic import ValidationError as PydanticValidationError
 
 from capgraph.base.context import CapabilityContext
 from capgraph.base.errors import ValidationError
-from capgraph.base.value_context import LISTED, ValueContext
-from capgraph.base.values import copied, misfits, short_summary, to_plain
+from capgraph.base.value_context import LIST_SUFFIX, ValueContext
+from capgraph.helpers.plain_data import copy_plain, short_summary, to_plain, validation_messages
 
 ContextTypes = Mapping[str, type[CapabilityContext]]
 _SUMMARIES = 50
@@ -34,17 +34,17 @@ def load_context(kind: str, key: str, data: Any, types: ContextTypes) -> Any:
         ValidationError: The data does not fit its type (an older version, or a foreign hand).
     """
     cls = types.get(kind)
-    if cls is None and kind.endswith(LISTED) and isinstance(data, list):
-        one = kind.removesuffix(LISTED)
+    if cls is None and kind.endswith(LIST_SUFFIX) and isinstance(data, list):
+        one = kind.removesuffix(LIST_SUFFIX)
         return [load_context(one, f"{key}.{n}", item, types) for n, item in enumerate(data)]
     if cls is None:
-        return copied(data)  # as a validated object would be: the reader's own
+        return copy_plain(data)  # as a validated object would be: the reader's own
     try:
         # Stored by name; a caller may give an alias.
         return cls.model_validate(data, by_alias=True, by_name=True)
     except PydanticValidationError as exc:
         raise ValidationError(
-            f"The stored context {kind}.{key} does not fit {cls.__name__}: {'; '.join(misfits(exc, 'value'))}.",
+            f"The stored context {kind}.{key} does not fit {cls.__name__}: {'; '.join(validation_messages(exc, 'value'))}.",
             fix="Start a new thread, or give the new fields of the type defaults.",
         ) from exc
 
@@ -73,7 +73,7 @@ def dump_context(kind: str, key: str, value: Any, types: ContextTypes) -> Any:
             "what the annotation says" if plain else f"a {name}, or a dictionary with its fields"
         )
         raise ValidationError(
-            f"{where} does not fit {name}: {'; '.join(misfits(exc, 'value'))}.",
+            f"{where} does not fit {name}: {'; '.join(validation_messages(exc, 'value'))}.",
             fix=f"Return {right}; a field whose serializer"
             " writes another form needs a validator that reads it.",
         ) from exc
@@ -200,10 +200,10 @@ def _fits_the_saver(data: Any, where: str, value: Any = None) -> Any:
     return data
 
 
-def summarize(kind: str, key: str, data: Any, types: ContextTypes) -> str:
+def summarize_context(kind: str, key: str, data: Any, types: ContextTypes) -> str:
     """Say in words what a stored entry holds."""
     # What has no type is only looked at: no copy of it is needed.
-    typed = kind in types or kind.endswith(LISTED)
+    typed = kind in types or kind.endswith(LIST_SUFFIX)
     value = load_context(kind, key, data, types) if typed else data
     if isinstance(value, list) and all(isinstance(item, CapabilityContext) for item in value):
         told = [item.get_summary() for item in value[:_SUMMARIES]]

@@ -22,7 +22,9 @@ _MESSAGES = uuid.UUID("7d0f7f0e-5d1c-5b6e-9f55-6a1f3c7b2e10")
 ContextData = dict[str, dict[str, dict[str, Any]]]
 
 
-def fold_context(current: ContextData | None, updates: Sequence[ContextData | None]) -> ContextData:
+def merge_context_data(
+    current: ContextData | None, updates: Sequence[ContextData | None]
+) -> ContextData:
     """Merge updates of context data by type and key; a key that comes again replaces its entry.
 
     ``None`` removes an entry.
@@ -30,9 +32,9 @@ def fold_context(current: ContextData | None, updates: Sequence[ContextData | No
     Only the two levels that change are copied, so a merge costs the number of entries of the
     touched types and never the size of the data.
 
-    >>> fold_context({"A": {"x": 1}}, [{"A": {"y": 2}}, None, {"B": {"z": 3}}])
+    >>> merge_context_data({"A": {"x": 1}}, [{"A": {"y": 2}}, None, {"B": {"z": 3}}])
     {'A': {'x': 1, 'y': 2}, 'B': {'z': 3}}
-    >>> fold_context({"A": {"x": 1, "y": 2}}, [{"A": {"x": None}}])
+    >>> merge_context_data({"A": {"x": 1, "y": 2}}, [{"A": {"x": None}}])
     {'A': {'y': 2}}
     """
     merged: ContextData = dict(current or {})
@@ -48,7 +50,7 @@ def fold_context(current: ContextData | None, updates: Sequence[ContextData | No
     return merged
 
 
-def fold_messages(current: list[AnyMessage] | None, updates: Sequence[Any]) -> list[AnyMessage]:
+def merge_messages(current: list[AnyMessage] | None, updates: Sequence[Any]) -> list[AnyMessage]:
     """Add messages as LangGraph's ``add_messages`` does, many updates at once.
 
     A message with a known id takes the place of that message, ``RemoveMessage`` takes one away. A
@@ -58,9 +60,9 @@ def fold_messages(current: list[AnyMessage] | None, updates: Sequence[Any]) -> l
     Raises:
         ValidationError: A message that is not there is to be removed.
 
-    >>> [m.content for m in fold_messages([], [[("user", "Hello")], ("ai", "Hi")])]
+    >>> [m.content for m in merge_messages([], [[("user", "Hello")], ("ai", "Hi")])]
     ['Hello', 'Hi']
-    >>> one, two = (fold_messages([], [("user", "Hello")])[0].id for _ in range(2))
+    >>> one, two = (merge_messages([], [("user", "Hello")])[0].id for _ in range(2))
     >>> one == two
     True
     """
@@ -123,30 +125,30 @@ def merge_by_key(
     return {**(current or {}), **(update or {})}
 
 
-def append(current: list[Any] | None, update: list[Any] | None) -> list[Any]:
+def append_entries(current: list[Any] | None, update: list[Any] | None) -> list[Any]:
     """Append the new entries.
 
-    >>> append([1], [2, 3])
+    >>> append_entries([1], [2, 3])
     [1, 2, 3]
     """
     return [*(current or []), *(update or [])]
 
 
-def latest(current: Any, update: Any) -> Any:
+def last_write_wins(current: Any, update: Any) -> Any:
     """Let the write that comes last count, where several nodes may write at once.
 
-    >>> latest(1, 2)
+    >>> last_write_wins(1, 2)
     2
     """
     return update
 
 
-def grow_by_key(
+def merge_counters(
     current: Mapping[str, int] | None, update: Mapping[str, int] | None
 ) -> dict[str, int]:
     """Merge counters that only grow: a smaller number changes nothing.
 
-    >>> grow_by_key({"plans": 2}, {"plans": 0, "attempts": 1})
+    >>> merge_counters({"plans": 2}, {"plans": 0, "attempts": 1})
     {'plans': 2, 'attempts': 1}
     """
     merged = dict(current or {})
@@ -155,10 +157,10 @@ def grow_by_key(
     return merged
 
 
-def fold_lists(current: list[Any] | None, updates: Sequence[Sequence[Any] | None]) -> list[Any]:
+def append_all(current: list[Any] | None, updates: Sequence[Sequence[Any] | None]) -> list[Any]:
     """Append many updates at once, as :func:`append` does one by one.
 
-    >>> fold_lists(["a"], [["b"], None, ["c"]])
+    >>> append_all(["a"], [["b"], None, ["c"]])
     ['a', 'b', 'c']
     """
     return [*(current or []), *(item for update in updates for item in update or ())]

@@ -13,7 +13,7 @@ from capgraph.base.ports import Attempt, Caller
 
 _NOBODY = Caller()
 
-WOKEN = "woken"
+RESUMED_KEY = "woken"
 """Where the counts of a turn name what goes on that had waited, or asked."""
 
 
@@ -25,8 +25,8 @@ class TurnView:
         thread_id: The thread; ``None`` when nothing is kept.
         caller: Who asks, or for whom the run around acts.
         sender: Who sent the run's input, if that is another person: somebody who answers, too.
-        opened_by: What opened the turn, where the state does not say so.
-        payer: Who began the turn around, where the state does not say so.
+        opener_id: What opened the turn, where the state does not say so.
+        default_owner: Who began the turn around, where the state does not say so.
 
     >>> TurnView({"task_current_task": "Sing"}).task
     'Sing'
@@ -41,12 +41,12 @@ class TurnView:
         thread_id: str | None = None,
         caller: Caller = _NOBODY,
         sender: Caller | None = None,
-        opened_by: str | None = None,
-        payer: Caller | None = None,
+        opener_id: str | None = None,
+        default_owner: Caller | None = None,
     ) -> None:
         self.state = state
-        self._opened_by = opened_by
-        self.payer: Caller | None = payer
+        self._opened_by = opener_id
+        self.default_owner: Caller | None = default_owner
         self.thread_id = thread_id
         self.sender: Caller = caller if sender is None else sender
         opener = self._recorded_caller()
@@ -65,16 +65,16 @@ class TurnView:
         )
 
     @property
-    def users(self) -> tuple[str, ...]:
+    def user_ids(self) -> tuple[str, ...]:
         """Whose run it is: who sent its input, and who opened the turn."""
-        opener = self.begun_by or _NOBODY
+        opener = self.owner or _NOBODY
         return tuple(user for user in (self.sender.user_id, opener.user_id) if user)
 
     @property
-    def begun_by(self) -> Caller | None:
+    def owner(self) -> Caller | None:
         """For whom the turn's limits and usage count; ``None`` where nothing keeps turns."""
-        if not self.begun:
-            return self.payer
+        if not self.has_turn:
+            return self.default_owner
         if (recorded := self._recorded_caller()) is not None:
             return recorded
         return Caller(self.turn.get("user"), tenant=self.turn.get("tenant"))
@@ -82,18 +82,18 @@ class TurnView:
     @property
     def turn_id(self) -> str:
         """What opened the turn: the id of a message or of a brought plan."""
-        if self.begun or self._opened_by:
+        if self.has_turn or self._opened_by:
             return str(self.turn.get("id") or self._opened_by or "")
         said = (m for m in reversed(self.messages) if getattr(m, "type", "") == "human")
         return str(getattr(next(said, None), "id", None) or "")
 
     @property
-    def begun(self) -> bool:
+    def has_turn(self) -> bool:
         """Whether the graph keeps turns; one of one's own does not."""
         return bool(self.turn)
 
     @cached_property
-    def ids(self) -> dict[str, str | None]:
+    def event_ids(self) -> dict[str, str | None]:
         """The turn and the plan, as events name them."""
         found: dict[str, str | None] = {
             "turn_id": self.turn_id or None,
@@ -125,16 +125,16 @@ class TurnView:
         return self.state.get("task_current_task") or ""
 
     @property
-    def request(self) -> str:
+    def request_text(self) -> str:
         """The task, or beside a plan that was brought the words of the last message."""
         said = (m for m in reversed(self.messages) if isinstance(m, HumanMessage))
         return self.task or next((str(m.text) for m in said), "")
 
-    def objective_of(self, step: Mapping[str, Any]) -> str:
+    def step_objective(self, step: Mapping[str, Any]) -> str:
         """Return what a step is for."""
         return step.get("task_objective") or self.task or f"Execute {step['capability']}"
 
-    def attempt(
+    def create_attempt(
         self,
         capability: str,
         step: PlannedStep,
@@ -152,7 +152,7 @@ class TurnView:
             index: Place of the step in the plan, from 0.
             total: Number of steps; that of the plan in force when not given.
 
-        >>> TurnView({"task_current_task": "Sing"}).attempt("sing", {"context_key": "song"}).objective
+        >>> TurnView({"task_current_task": "Sing"}).create_attempt("sing", {"context_key": "song"}).objective
         'Sing'
         """
         return Attempt(
@@ -161,17 +161,17 @@ class TurnView:
             key=key or step["context_key"],
             index=index,
             total=len(self.steps) if total is None else total,
-            objective=self.objective_of({"capability": capability, **step}),
+            objective=self.step_objective({"capability": capability, **step}),
         )
 
     @property
-    def active(self) -> tuple[str, ...] | None:
+    def selected_capabilities(self) -> tuple[str, ...] | None:
         """The chosen capabilities; ``None`` before anything is chosen."""
         chosen = self.state.get("planning_active_capabilities")
         return None if chosen is None else tuple(chosen)
 
     @property
-    def excluded(self) -> Mapping[str, str]:
+    def excluded_capabilities(self) -> Mapping[str, str]:
         """Capabilities that asked for another choice in this turn, with their reasons."""
         return _mapping(self.state.get("planning_excluded"))
 
@@ -197,15 +197,15 @@ class TurnView:
         return self.plan.get("steps") or []
 
     @cached_property
-    def planned(self) -> Mapping[str, PlannedStep]:
+    def steps_by_key(self) -> Mapping[str, PlannedStep]:
         """The plan's steps by context key."""
         steps = self.steps if isinstance(self.steps, list) else ()
         known = [step for step in steps if isinstance(step, dict) and "context_key" in step]
         return {str(step["context_key"]): step for step in known}
 
-    def step_of(self, key: str) -> PlannedStep:
+    def get_step(self, key: str) -> PlannedStep:
         """Return a step of the plan, or its copy for one element, by the context key."""
-        step = self.planned[plan_key(key)]
+        step = self.steps_by_key[plan_key(key)]
         return step if step["context_key"] == key else {**step, "context_key": key}
 
     @property
@@ -214,12 +214,12 @@ class TurnView:
         return _mapping(self.state.get("execution_step_results"))
 
     @cached_property
-    def done(self) -> set[str]:
+    def succeeded_keys(self) -> set[str]:
         """Keys of the steps that succeeded."""
         return {key for key, record in self.results.items() if record.get("success")}
 
     @cached_property
-    def skipped(self) -> set[str]:
+    def skipped_keys(self) -> set[str]:
         """Keys of the steps that nobody will run."""
         return {key for key, record in self.results.items() if record.get("skipped")}
 
@@ -235,24 +235,26 @@ class TurnView:
         return _mapping(self.state.get("capability_context_labels"))
 
     @property
-    def seen_labels(self) -> Mapping[str, str]:
+    def thread_labels(self) -> Mapping[str, str]:
         """Labels of all that steps of the thread left behind, failures too, with their sources."""
         return _mapping(self.state.get("control_labels"))
 
     @property
-    def pending(self) -> Mapping[str, Mapping[str, Any]]:
+    def pending_approvals(self) -> Mapping[str, Mapping[str, Any]]:
         """Steps that wait for a person, with what is asked."""
         return _mapping(self.state.get("execution_pending_approvals"))
 
     @property
-    def woken(self) -> Sequence[str]:
+    def resumed_keys(self) -> Sequence[str]:
         """Keys of steps, or copies, that waited or asked, and go on."""
-        return _mapping(self.state.get("runtime_info")).get(WOKEN) or ()
+        return _mapping(self.state.get("runtime_info")).get(RESUMED_KEY) or ()
 
     @property
-    def held_up(self) -> set[str]:
+    def suspended_keys(self) -> set[str]:
         """Keys of the steps that wait or ask, and of which no copy goes on."""
-        return {plan_key(key) for key in self.pending} - {plan_key(key) for key in self.woken}
+        return {plan_key(key) for key in self.pending_approvals} - {
+            plan_key(key) for key in self.resumed_keys
+        }
 
     @property
     def decisions(self) -> Mapping[str, Mapping[str, Any]]:
@@ -276,17 +278,17 @@ class TurnView:
         return _mapping(self.state.get("control_last_error"))
 
     @property
-    def attempts(self) -> Mapping[str, int]:
+    def failed_attempts(self) -> Mapping[str, int]:
         """Failed tries by context key or node name."""
         return _mapping(self.state.get("control_attempts"))
 
     @property
     def budget(self) -> Mapping[str, int]:
-        """What the turn has used: ``plans``, ``classifications``, ``attempts``, ``model_calls``."""
+        """What the turn has used: ``plans``, ``classifications``, ``failed_attempts``, ``model_calls``."""
         return _mapping(self.state.get("control_budget"))
 
     @property
-    def switches(self) -> Mapping[str, Any]:
+    def caller_switches(self) -> Mapping[str, Any]:
         """The caller's switches."""
         return _mapping(self.state.get("agent_control"))
 

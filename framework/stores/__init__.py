@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from capgraph.configs.lazy import lazy_exports
+from capgraph.configs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from capgraph.approvals.rules import Rule as Rule
-    from capgraph.approvals.rules import add_rule as add_rule
-    from capgraph.approvals.rules import list_rules as list_rules
-    from capgraph.approvals.rules import revoke_rule as revoke_rule
+    from capgraph.approvals.standing_rules import StandingRule as StandingRule
+    from capgraph.approvals.standing_rules import add_rule as add_rule
+    from capgraph.approvals.standing_rules import list_rules as list_rules
+    from capgraph.approvals.standing_rules import revoke_rule as revoke_rule
     from capgraph.base.ports import SqlExecutor as SqlExecutor
     from capgraph.stores.checkpoints import Checkpoint as Checkpoint
     from capgraph.stores.checkpoints import CheckpointManager as CheckpointManager
@@ -29,19 +29,24 @@ if TYPE_CHECKING:
     from capgraph.stores.state_store import StateStoreFactory as StateStoreFactory
     from capgraph.stores.stops import Stop as Stop
     from capgraph.stores.threads import ThreadSummary as ThreadSummary
-    from capgraph.stores.threads import due as due
     from capgraph.stores.threads import fork_thread as fork_thread
+    from capgraph.stores.threads import list_suspended_threads as list_suspended_threads
     from capgraph.stores.threads import list_threads as list_threads
     from capgraph.stores.threads import prune_threads as prune_threads
     from capgraph.stores.threads import thread_messages as thread_messages
     from capgraph.stores.threads import thread_summary as thread_summary
     from capgraph.stores.threads import waiting_questions as waiting_questions
-    from capgraph.stores.waits import Due as Due
+    from capgraph.stores.waits import SuspendedThread as SuspendedThread
 
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "capgraph.approvals.rules": ("Rule", "add_rule", "list_rules", "revoke_rule"),
+        "capgraph.approvals.standing_rules": (
+            "StandingRule",
+            "add_rule",
+            "list_rules",
+            "revoke_rule",
+        ),
         "capgraph.base.ports": ("SqlExecutor",),
         "capgraph.stores.checkpoints": ("Checkpoint", "CheckpointManager"),
         "capgraph.stores.conversation": ("ConversationMessage", "ConversationState"),
@@ -60,7 +65,7 @@ __getattr__, __dir__ = lazy_exports(
         "capgraph.stores.stops": ("Stop",),
         "capgraph.stores.threads": (
             "ThreadSummary",
-            "due",
+            "list_suspended_threads",
             "fork_thread",
             "list_threads",
             "prune_threads",
@@ -68,6 +73,6 @@ __getattr__, __dir__ = lazy_exports(
             "thread_summary",
             "waiting_questions",
         ),
-        "capgraph.stores.waits": ("Due",),
+        "capgraph.stores.waits": ("SuspendedThread",),
     },
 )

@@ -18,23 +18,23 @@ from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
-from capgraph.base.awaiting import to_its_end
-from capgraph.base.clock import Clock, SystemClock
 from capgraph.base.errors import PersistenceError
 from capgraph.configs.logger import get_logger
-from capgraph.stores.database import Found, SqlTables
+from capgraph.helpers.async_calls import shielded
+from capgraph.helpers.clock import Clock, SystemClock
+from capgraph.stores.database import SqlTables, StatementResult
 
 T = TypeVar("T")
 
 FOREVER = float("inf")
-Change = Callable[[Any, float], tuple[Any, float, T]]
+ChangeFunction = Callable[[Any, float], tuple[Any, float, T]]
 """Takes a value (``None`` for an empty cell) and the moment in seconds; gives the new value, for how
 many seconds it says more than an empty cell, and what the caller gets."""
 
-Undo = Callable[[T], Change[Any]]
+UndoFunction = Callable[[T], ChangeFunction[Any]]
 """Gives the change that takes back what a caller got and never heard of."""
 
-_Steps = Generator[tuple[str, tuple[Any, ...]], Found, tuple[T, float]]
+_Steps = Generator[tuple[str, tuple[Any, ...]], StatementResult, tuple[T, float]]
 
 _READ = (
     "SELECT {now} AS moment, value, stamp FROM (SELECT 1 AS one) AS always"
@@ -61,7 +61,7 @@ class AtomicValueStore(ABC):
     """Values under names."""
 
     @abstractmethod
-    def change(self, name: str, change: Change[T], clock: Clock) -> T:
+    def change(self, name: str, change: ChangeFunction[T], clock: Clock) -> T:
         """Change a value, in a thread that may wait.
 
         Args:
@@ -75,7 +75,11 @@ class AtomicValueStore(ABC):
 
     @abstractmethod
     async def achange(
-        self, name: str, change: Change[T], clock: Clock, undo: Undo[T] | None = None
+        self,
+        name: str,
+        change: ChangeFunction[T],
+        clock: Clock,
+        undo: UndoFunction[T] | None = None,
     ) -> T:
         """Change a value without blocking the event loop.
 
@@ -114,7 +118,7 @@ class MemoryValues(AtomicValueStore):
     """AtomicValueStore of this process.
 
     Args:
-        most: How many there are at most; the one that was changed first goes.
+        max_entries: How many there are at most; the one that was changed first goes.
 
     >>> cells = MemoryValues()
     >>> def count(value, now):
@@ -123,13 +127,13 @@ class MemoryValues(AtomicValueStore):
     [None, 1]
     """
 
-    def __init__(self, most: float = FOREVER) -> None:
-        self._most = most
+    def __init__(self, max_entries: float = FOREVER) -> None:
+        self._most = max_entries
         self._lock = threading.Lock()
         self._values: dict[str, tuple[Any, float]] = {}
         self._sweep_at = _SWEEP_SIZE
 
-    def change(self, name: str, change: Change[T], clock: Clock) -> T:
+    def change(self, name: str, change: ChangeFunction[T], clock: Clock) -> T:
         """Change a value."""
         now = clock.monotonic()
         with self._lock:
@@ -145,7 +149,11 @@ class MemoryValues(AtomicValueStore):
         return result
 
     async def achange(
-        self, name: str, change: Change[T], clock: Clock, undo: Undo[T] | None = None
+        self,
+        name: str,
+        change: ChangeFunction[T],
+        clock: Clock,
+        undo: UndoFunction[T] | None = None,
     ) -> T:
         """Change a value; it does not wait."""
         return self.change(name, change, clock)
@@ -175,7 +183,7 @@ class TableValues(AtomicValueStore):
             WeakKeyDictionary()
         )
 
-    def change(self, name: str, change: Change[T], clock: Clock) -> T:
+    def change(self, name: str, change: ChangeFunction[T], clock: Clock) -> T:
         """Change a value, in a thread that may wait."""
         rows = self._rows()
         if rows.run_blocking("SELECT 1") is None:
@@ -186,13 +194,17 @@ class TableValues(AtomicValueStore):
         return _in_thread(rows, _steps(name, change, clock))[0]
 
     async def achange(
-        self, name: str, change: Change[T], clock: Clock, undo: Undo[T] | None = None
+        self,
+        name: str,
+        change: ChangeFunction[T],
+        clock: Clock,
+        undo: UndoFunction[T] | None = None,
     ) -> T:
         """Change a value without blocking the event loop."""
         rows = self._rows()
         # Those of one loop go one after the other instead of overtaking each other in the database.
         async with self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
-            return await write_undoable(
+            return await write_with_undo(
                 lambda change: _write(rows, _steps(name, change, clock)), change, undo
             )
 
@@ -217,10 +229,10 @@ class TableValues(AtomicValueStore):
         return self._tables() if callable(self._tables) else self._tables
 
 
-async def write_undoable(
-    write: Callable[[Change[Any]], Coroutine[Any, Any, Any]],
-    change: Change[T],
-    undo: Undo[T] | None,
+async def write_with_undo(
+    write: Callable[[ChangeFunction[Any]], Coroutine[Any, Any, Any]],
+    change: ChangeFunction[T],
+    undo: UndoFunction[T] | None,
 ) -> T:
     """Write a change to its end; one whose caller was cancelled meanwhile is taken back."""
 
@@ -228,10 +240,10 @@ async def write_undoable(
         if undo is not None:
             await write(undo(result))
 
-    return cast("T", await to_its_end(write(change), take_back))
+    return cast("T", await shielded(write(change), take_back))
 
 
-def _steps(name: str, change: Change[T], clock: Clock) -> _Steps[T]:
+def _steps(name: str, change: ChangeFunction[T], clock: Clock) -> _Steps[T]:
     """Read a cell and write it, again when another one was first; yields the statements."""
     while True:
         ((told, text, stamp),) = (yield _READ, (name,))[1]
@@ -281,9 +293,9 @@ def _moment(told: Any, clock: Clock) -> float:
 
 
 @contextmanager
-def logged_only(what: str) -> Iterator[None]:
+def log_and_suppress(operation: str) -> Iterator[None]:
     """Let the rest go on when something cannot be written down, and say so in the log."""
     try:
         yield
     except PersistenceError as exc:
-        get_logger("framework", "limits").warning("%s is not written down: %s", what, exc)
+        get_logger("framework", "limits").warning("%s is not written down: %s", operation, exc)

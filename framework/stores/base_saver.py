@@ -20,11 +20,11 @@ from capgraph.langgraph_compat import INTERRUPT
 from capgraph.stores.database import SqlTables
 from capgraph.stores.history import History, load_deltas_since_snapshot
 from capgraph.stores.persistence import Persistence
-from capgraph.stores.reading import checked, readable
 from capgraph.stores.records import PAST_LEASE
+from capgraph.stores.serialization import validate_checkpoint, wrap_read_errors
 
 T = TypeVar("T")
-PAGE = 100
+PAGE_SIZE = 100
 """So many checkpoints are read at once."""
 _ASKED = (
     "EXISTS (SELECT 1 FROM {writes} AS w WHERE w.thread_id = known.thread_id"
@@ -80,7 +80,7 @@ class BaseSaver(BaseCheckpointSaver[Any]):
 
     async def _confirm(self, config: RunnableConfig) -> None:
         # Whoever was frozen, or cut off, must not write over what the next one did.
-        await self.persistence.leases.confirm(str(_thread(config)), ask=False)
+        await self.persistence.leases.confirm(str(_thread(config)), force_query=False)
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Drop a thread, with what its steps left on other workers."""
@@ -101,16 +101,16 @@ class BaseSaver(BaseCheckpointSaver[Any]):
             PersistenceError: The database refused, or is away.
         """
 
-    def opened(self, found: CheckpointTuple | None) -> CheckpointTuple | None:
+    def unseal(self, found: CheckpointTuple | None) -> CheckpointTuple | None:
         """Return what was read in its own form."""
         return found
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Read a checkpoint."""
         read = super().aget_tuple
-        with readable(_thread(config)):
+        with wrap_read_errors(_thread(config)):
             found = await self.guarded("read", lambda: read(config))
-            return checked(self.opened(found))
+            return validate_checkpoint(self.unseal(found))
 
     async def alist(
         self,
@@ -127,7 +127,7 @@ class BaseSaver(BaseCheckpointSaver[Any]):
         ordered = "thread_id" in place and "checkpoint_ns" in place
         left = limit
         while left is None or left > 0:
-            size = left if not ordered else PAGE if left is None else min(left, PAGE)
+            size = left if not ordered else PAGE_SIZE if left is None else min(left, PAGE_SIZE)
 
             async def read(
                 start: RunnableConfig | None = before, size: int | None = size
@@ -135,8 +135,8 @@ class BaseSaver(BaseCheckpointSaver[Any]):
                 found = listed(config, filter=filter, before=start, limit=size)
                 return [item async for item in found]
 
-            with readable(_thread(config)):
-                page = [self.opened(item) for item in await self.guarded("read", read)]
+            with wrap_read_errors(_thread(config)):
+                page = [self.unseal(item) for item in await self.guarded("read", read)]
             for item in page:
                 if item is not None:
                     yield item
@@ -151,7 +151,7 @@ class BaseSaver(BaseCheckpointSaver[Any]):
         read = super().aget_delta_channel_history
         at = config["configurable"]
         place = (str(at["thread_id"]), at.get("checkpoint_ns", ""), at.get("checkpoint_id") or "")
-        with readable(_thread(config)):
+        with wrap_read_errors(_thread(config)):
             found = await load_deltas_since_snapshot(self.persistence, place, channels)
             if found is not None:
                 return found
@@ -164,7 +164,7 @@ class BaseSaver(BaseCheckpointSaver[Any]):
         before: tuple[str, str] | None = None,
         older_than: str | None = None,
         prefix: str = "",
-        asked: bool = False,
+        interrupted_only: bool = False,
     ) -> list[tuple[str, str]]:
         """Name threads with their latest checkpoint, the one that was saved last first.
 
@@ -173,10 +173,10 @@ class BaseSaver(BaseCheckpointSaver[Any]):
             before: What the last page ended with.
             older_than: Only those whose latest checkpoint comes before this one.
             prefix: Only those whose name begins so.
-            asked: Only those whose latest checkpoint was interrupted.
+            interrupted_only: Only those whose latest checkpoint was interrupted.
         """
         # Checkpoint ids begin with the time.
-        only, values = [_ASKED if asked else "1 = 1"], list[Any]()
+        only, values = [_ASKED if interrupted_only else "1 = 1"], list[Any]()
         if before is not None:
             only.append("(latest, thread_id) < (?, ?)")
             values += before[::-1]
@@ -192,7 +192,7 @@ class BaseSaver(BaseCheckpointSaver[Any]):
         )
         return [(str(thread), str(latest)) for thread, latest in found]
 
-    async def is_asked(self, thread_id: str) -> bool:
+    async def is_interrupted(self, thread_id: str) -> bool:
         """Tell whether a thread's latest checkpoint was interrupted, without reading what it holds.
 
         Args:
@@ -217,7 +217,7 @@ class BaseSaver(BaseCheckpointSaver[Any]):
             if strategy == "delete":
                 await self.adelete_thread(thread)
             else:
-                await History(self.persistence, thread).cut(checkpoints=1)
+                await History(self.persistence, thread).prune(checkpoints=1)
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy a thread with its history and its records.
@@ -246,7 +246,7 @@ class BaseSaver(BaseCheckpointSaver[Any]):
                 (run,),
             )
             for (thread,) in threads:
-                await History(self.persistence, str(thread)).drop_run(run)
+                await History(self.persistence, str(thread)).delete_run(run)
 
     @property
     def _rows(self) -> SqlTables:

@@ -17,24 +17,24 @@ from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.checkpoint.base.id import uuid6
 from langgraph.store.base import BaseStore
 
-from capgraph.base.checked import checked
-from capgraph.base.clock import Clock, SystemClock, as_clock
-from capgraph.base.dict_form import DictForm
 from capgraph.base.errors import ConfigurationError, PersistenceError, ValidationError
-from capgraph.base.values import as_json, copied
-from capgraph.langgraph_compat import is_own_key, plain_values
+from capgraph.helpers.argument_validation import validate_arguments
+from capgraph.helpers.clock import Clock, SystemClock, as_clock
+from capgraph.helpers.dict_serialization import DictSerializable
+from capgraph.helpers.plain_data import copy_plain, to_json_text
+from capgraph.langgraph_compat import is_state_key, plain_values
 from capgraph.stores.history import load_full_checkpoint
 from capgraph.stores.persistence import Persistence
-from capgraph.stores.records import PREFIX, record_of, write_record
+from capgraph.stores.records import RECORD_PREFIX, record_from_checkpoint, write_record
 from capgraph.stores.state_store import BaseStateStore
 
 _KEY = "saved"
 _PAGE = 1000
 
 
-@checked
+@validate_arguments
 @dataclass
-class Checkpoint(DictForm):
+class Checkpoint(DictSerializable):
     """What an agent had come to at one moment.
 
     Attributes:
@@ -82,7 +82,7 @@ class CheckpointManager:
     {'steps': ['taxi', 'climb']}
     """
 
-    @checked
+    @validate_arguments
     def __init__(
         self,
         store: BaseStateStore | BaseStore | BaseCheckpointSaver[Any],
@@ -102,7 +102,7 @@ class CheckpointManager:
         else:
             self._kept = _InSaver(store)
 
-    @checked
+    @validate_arguments
     async def save(
         self,
         agent_id: str,
@@ -127,19 +127,19 @@ class CheckpointManager:
             ValidationError: The state or the metadata are no plain data; names the place.
             ConfigurationError: A saver is to forget by itself.
         """
-        as_json(state, "state")
-        as_json(metadata or {}, "metadata")
+        to_json_text(state, "state")
+        to_json_text(metadata or {}, "metadata")
         found = Checkpoint(
             str(uuid6()), agent_id, state, metadata=metadata or {}, execution_id=execution_id
         )
         return await self._kept.put(found, self._ttl if ttl is None else ttl)
 
-    @checked
+    @validate_arguments
     async def load(self, checkpoint_id: str) -> Checkpoint | None:
         """Return a snapshot; ``None`` when there is none, or its time is over."""
         return await self._kept.get(checkpoint_id)
 
-    @checked
+    @validate_arguments
     async def list(self, agent_id: str) -> builtins.list[Checkpoint]:
         """Return the snapshots of an agent, the oldest first.
 
@@ -148,12 +148,12 @@ class CheckpointManager:
         """
         return await self._kept.of("agent", agent_id)
 
-    @checked
+    @validate_arguments
     async def list_by_execution(self, execution_id: str) -> builtins.list[Checkpoint]:
         """Return the snapshots of a run, the oldest first."""
         return await self._kept.of("execution", execution_id)
 
-    @checked
+    @validate_arguments
     async def load_latest_for_execution(self, execution_id: str) -> Checkpoint | None:
         """Return the newest snapshot of a run, without loading the others.
 
@@ -161,7 +161,7 @@ class CheckpointManager:
         """
         return await self._kept.latest(execution_id)
 
-    @checked
+    @validate_arguments
     async def delete(self, checkpoint_id: str, agent_id: str) -> None:
         """Take a snapshot away, from all indices; nothing happens when there is none.
 
@@ -243,7 +243,7 @@ class _OfLangGraph:
     async def get(self, key: str) -> Any:
         found = await self._store.aget(*_namespaced(key), refresh_ttl=False)
         # LangGraph's store in memory gives what it holds itself.
-        return copied(found.value["value"]) if found and self._lasts(found.value) else None
+        return copy_plain(found.value["value"]) if found and self._lasts(found.value) else None
 
     async def entries(self, prefix: str) -> list[str]:
         (namespace, _), names, offset = _namespaced(prefix), [], 0
@@ -285,12 +285,12 @@ class _InSaver:
         thread = f"agent:{checkpoint.agent_id}" if run is None else run
         checkpoint.checkpoint_id = f"{row}@{thread}"
         told = {"agent_id": checkpoint.agent_id}
-        await write_record(self._saver, thread, _KEY, checkpoint.to_dict(), row=row, **told)
+        await write_record(self._saver, thread, _KEY, checkpoint.to_dict(), record_id=row, **told)
         return checkpoint.checkpoint_id
 
     async def get(self, checkpoint_id: str) -> Checkpoint | None:
         row, _, thread = checkpoint_id.partition("@")
-        for namespace in ("", f"{PREFIX}{_KEY}"):
+        for namespace in ("", f"{RECORD_PREFIX}{_KEY}"):
             if thread and (found := await self._at(thread, namespace, checkpoint_id=row)):
                 return found
         return None
@@ -304,7 +304,9 @@ class _InSaver:
         return sorted((c for c in read if c is not None), key=lambda c: c.checkpoint_id)
 
     async def latest(self, execution_id: str) -> Checkpoint | None:
-        found = await self._at(execution_id, "") or await self._at(execution_id, PREFIX + _KEY)
+        found = await self._at(execution_id, "") or await self._at(
+            execution_id, RECORD_PREFIX + _KEY
+        )
         if found is None:  # the newest may be one that was taken away
             found = next(reversed(await self.of("execution", execution_id)), None)
         return found
@@ -317,7 +319,7 @@ class _InSaver:
                 fix="Cut the history by prune_threads.",
             )
         # No saver can drop a single one; this leaves nothing of it but its place.
-        await write_record(self._saver, thread, _KEY, {}, row=row)
+        await write_record(self._saver, thread, _KEY, {}, record_id=row)
 
     async def _at(self, thread: str, namespace: str, **named: str) -> Checkpoint | None:
         place = {"thread_id": thread, "checkpoint_ns": namespace, **named}
@@ -326,8 +328,8 @@ class _InSaver:
 
     async def _read(self, found: CheckpointTuple) -> Checkpoint | None:
         place = found.config["configurable"]
-        if place["checkpoint_ns"] == f"{PREFIX}{_KEY}":
-            record = record_of(self._saver, found)
+        if place["checkpoint_ns"] == f"{RECORD_PREFIX}{_KEY}":
+            record = record_from_checkpoint(self._saver, found)
             return Checkpoint.from_dict(record) if record else None
         if place["checkpoint_ns"]:
             return None  # of a graph inside a step, or a record of another kind
@@ -335,7 +337,7 @@ class _InSaver:
         return Checkpoint(
             f"{found.checkpoint['id']}@{place['thread_id']}",
             str(found.metadata.get("agent_id", "")),
-            {n: v for n, v in values.items() if is_own_key(n)},
+            {n: v for n, v in values.items() if is_state_key(n)},
             datetime.fromisoformat(found.checkpoint["ts"]),
             dict(found.metadata),
             place["thread_id"],

@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from capgraph.base.checked import checked
-from capgraph.base.dict_form import DictForm
+from capgraph.helpers.argument_validation import validate_arguments
+from capgraph.helpers.dict_serialization import DictSerializable
 
 
 def _now() -> datetime:
     return datetime.now(UTC)
 
 
-@checked
+@validate_arguments
 @dataclass
-class ConversationMessage(DictForm):
+class ConversationMessage(DictSerializable):
     """One message.
 
     Attributes:
@@ -32,9 +32,9 @@ class ConversationMessage(DictForm):
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
-@checked
+@validate_arguments
 @dataclass
-class ConversationState(DictForm):
+class ConversationState(DictSerializable):
     """A conversation.
 
     Attributes:

@@ -29,10 +29,10 @@ from langgraph.store.base import BaseStore
 from capgraph.base.errors import ConfigurationError, PersistenceError, require_extra
 from capgraph.base.ports import SqlExecutor
 from capgraph.configs.logger import mask_secrets
-from capgraph.stores.reading import make_serializer
-from capgraph.stores.schema import migration_steps, outdated, schema_version
+from capgraph.stores.schema import migration_error, migration_steps, schema_version
+from capgraph.stores.serialization import make_serializer
 
-Found = tuple[int, list[tuple[Any, ...]]]
+StatementResult = tuple[int, list[tuple[Any, ...]]]
 """Number of rows that a statement changed, and the rows that it returned."""
 
 MEMORY = ":memory:"
@@ -257,13 +257,13 @@ class SqlTables(SqlExecutor, ABC):
 
     checkpoint_tables: ClassVar[dict[str, str]]
     """The saver's tables and their columns beside ``thread_id``: checkpoints, writes, values."""
-    words: ClassVar[dict[str, str]]
+    placeholders: ClassVar[dict[str, str]]
     """What stands for the words of a statement."""
-    snapshots: ClassVar[str]
+    snapshot_query: ClassVar[str]
     """Reads checkpoint, channel (empty: all of them), type and bytes of what is saved along a chain."""
-    sweep: ClassVar[str] = ""
+    sweep_statement: ClassVar[str] = ""
     """Drops the values of a thread that no checkpoint of it has."""
-    is_migrated: ClassVar[str]
+    migrations_table_query: ClassVar[str]
     """Counts the tables named ``capgraph_migrations``."""
     can_notify: ClassVar[bool] = False
     """True if statements can notify listeners of other processes (``pg_notify``)."""
@@ -285,7 +285,7 @@ class SqlTables(SqlExecutor, ABC):
     async def _prepare(self) -> None:
         await asyncio.to_thread(self.run_blocking, "SELECT 1")
 
-    async def run(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
+    async def run(self, statement: str, values: tuple[Any, ...] = ()) -> StatementResult:
         """Run one statement in a transaction of its own.
 
         Returns:
@@ -297,7 +297,7 @@ class SqlTables(SqlExecutor, ABC):
         await self.prepare()
         return await self._run(statement, values)
 
-    def run_blocking(self, statement: str, values: tuple[Any, ...] = ()) -> Found | None:
+    def run_blocking(self, statement: str, values: tuple[Any, ...] = ()) -> StatementResult | None:
         """Run one statement on a connection of its own; ``None`` for a database in memory."""
         try:
             conn = self._connect()
@@ -307,9 +307,9 @@ class SqlTables(SqlExecutor, ABC):
                 self._migrate(conn)
                 return self._execute(conn, statement, values)
         except self._errors() as exc:
-            raise refused(exc) from exc
+            raise database_error(exc) from exc
 
-    async def beside(self) -> SqlTables:
+    async def relaxed_durability(self) -> SqlTables:
         """Return tables of the same database for what is written often and may be lost with power.
 
         What they commit outlives the process all the same.
@@ -328,11 +328,11 @@ class SqlTables(SqlExecutor, ABC):
         """
         raise NotImplementedError
 
-    async def end_frozen(self, seconds: float) -> None:
+    async def end_stale_connections(self, idle_seconds: float) -> None:
         """End connections whose process left a transaction open, with its locks.
 
         Args:
-            seconds: How long nothing was heard of the process.
+            idle_seconds: How long nothing was heard of the process.
         """
 
     def close(self) -> None:
@@ -345,22 +345,24 @@ class SqlTables(SqlExecutor, ABC):
         def execute(statement: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
             return self._execute(conn, statement, values)[1]
 
-        if migration_steps(version := schema_version(execute, self.is_migrated)):
+        if migration_steps(version := schema_version(execute, self.migrations_table_query)):
             try:
                 with self._exclusively(conn):
-                    for step in migration_steps(schema_version(execute, self.is_migrated)):
+                    for step in migration_steps(
+                        schema_version(execute, self.migrations_table_query)
+                    ):
                         execute(*step)
             except self._errors() as exc:
-                raise outdated(version, exc) from exc
+                raise migration_error(version, exc) from exc
         self._is_prepared = True
 
-    def _execute(self, conn: Any, statement: str, values: tuple[Any, ...]) -> Found:
+    def _execute(self, conn: Any, statement: str, values: tuple[Any, ...]) -> StatementResult:
         cursor = conn.execute(*self._format(statement, values))
         rows = cursor.fetchall() if cursor.description else []
         return cursor.rowcount, rows  # SQLite has counted when all of them are read
 
     @abstractmethod
-    async def _run(self, statement: str, values: tuple[Any, ...]) -> Found:
+    async def _run(self, statement: str, values: tuple[Any, ...]) -> StatementResult:
         """Run one statement in a transaction of its own, with the schema up to date."""
 
     @abstractmethod
@@ -384,7 +386,7 @@ class SqlTables(SqlExecutor, ABC):
         """Return the class of the errors of the database."""
 
 
-class OwnConnection(SqlTables):
+class SingleConnectionTables(SqlTables):
     """Tables through one connection of the process, made when it is first needed."""
 
     runs_in_thread = True
@@ -396,11 +398,11 @@ class OwnConnection(SqlTables):
     async def prepare(self) -> None:
         """Do nothing: the connection brings the schema up to date when it is made."""
 
-    async def _run(self, statement: str, values: tuple[Any, ...]) -> Found:
+    async def _run(self, statement: str, values: tuple[Any, ...]) -> StatementResult:
         # A pool's threads do not survive a fork; those of the loop are its own.
         return await asyncio.to_thread(self.run_blocking, statement, values)
 
-    def run_blocking(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
+    def run_blocking(self, statement: str, values: tuple[Any, ...] = ()) -> StatementResult:
         """Run one statement in a transaction of its own."""
         try:
             with self._lock:
@@ -408,7 +410,7 @@ class OwnConnection(SqlTables):
                 self._migrate(conn)
                 return self._execute(conn, statement, values)
         except self._errors() as exc:
-            raise refused(exc) from exc
+            raise database_error(exc) from exc
 
     def close(self) -> None:
         """Close the connection; it is opened again when it is needed."""
@@ -426,7 +428,7 @@ class OwnConnection(SqlTables):
         return self._open[1]
 
 
-def refused(exc: Exception) -> PersistenceError:
+def database_error(exc: Exception) -> PersistenceError:
     """Return the error for a statement that the database refused."""
     return PersistenceError(
         f"The database refused: {str(exc).strip()}.",

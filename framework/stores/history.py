@@ -19,15 +19,20 @@ from langgraph.checkpoint.base import (
 )
 
 from capgraph.base.errors import PersistenceError
-from capgraph.langgraph_compat import COUNTERS, as_whole, counts_deltas, replayed
+from capgraph.langgraph_compat import (
+    DELTA_COUNTERS,
+    delta_channel_names,
+    materialize_deltas,
+    replay_channel,
+)
 from capgraph.state import AgentState, StateSchema
-from capgraph.stores.history_cache import NOTHING, CachedHistory
+from capgraph.stores.history_cache import EMPTY_HISTORY, CachedHistory
 from capgraph.stores.persistence import Persistence
-from capgraph.stores.records import END, PREFIX
+from capgraph.stores.records import RECORD_PREFIX, RUN_END
 
 # Sorts after every checkpoint id, in whatever language a database sorts.
 _LAST = "g"
-_IS_RECORD = f"substr(checkpoint_ns, 1, {len(PREFIX)}) = '{PREFIX}'"
+_IS_RECORD = f"substr(checkpoint_ns, 1, {len(RECORD_PREFIX)}) = '{RECORD_PREFIX}'"
 _CHAIN = (
     "WITH RECURSIVE chain(id, parent, depth) AS ("
     " SELECT checkpoint_id, parent_checkpoint_id, 0 FROM checkpoints"
@@ -48,14 +53,17 @@ _FAR = 50
 
 
 async def load_full_checkpoint(
-    persistence: Persistence, found: CheckpointTuple, *, only: Sequence[str] | None = None
+    persistence: Persistence,
+    checkpoint_tuple: CheckpointTuple,
+    *,
+    keys: Sequence[str] | None = None,
 ) -> CheckpointTuple:
     """Return a checkpoint with everything that it holds.
 
     Args:
         persistence: Where it is from.
-        found: The checkpoint.
-        only: The keys that matter; all when not given.
+        checkpoint_tuple: The checkpoint.
+        keys: The keys that matter; all when not given.
 
     Raises:
         PersistenceError: It has keys that grow and that no graph of this saver knows.
@@ -65,21 +73,21 @@ async def load_full_checkpoint(
     channels = {
         name: channel
         for name, channel in known.items()
-        if isinstance(channel, DeltaChannel) and (only is None or name in only)
+        if isinstance(channel, DeltaChannel) and (keys is None or name in keys)
     }
-    unknown = sorted(counts_deltas(found) - set(channels)) if only is None else []
+    unknown = sorted(delta_channel_names(checkpoint_tuple) - set(channels)) if keys is None else []
     if unknown:
         raise PersistenceError(
             f"Nothing says how {', '.join(unknown)} of thread"
-            f" {found.config['configurable'].get('thread_id')!r} is put together.",
+            f" {checkpoint_tuple.config['configurable'].get('thread_id')!r} is put together.",
             fix="Build the graph that wrote it with this saver first.",
         )
-    return await as_whole(persistence.saver, found, channels)
+    return await materialize_deltas(persistence.saver, checkpoint_tuple, channels)
 
 
 async def load_deltas_since_snapshot(
     persistence: Persistence,
-    place: tuple[str, str, str],
+    position: tuple[str, str, str],
     channels: Sequence[str],
 ) -> Mapping[str, DeltaChannelHistory] | None:
     """Read what was written to channels since they were last saved, or held, as a whole.
@@ -89,24 +97,24 @@ async def load_deltas_since_snapshot(
 
     Args:
         persistence: Where the thread is stored, in a database that is known.
-        place: Thread, namespace and checkpoint.
+        position: Thread, namespace and checkpoint.
         channels: Names of the channels.
 
     Returns:
         ``None`` when the newest one does not say it.
     """
-    thread, namespace, latest = place
+    thread, namespace, latest = position
     rows, cache = persistence.tables, persistence.history_cache
     assert rows is not None
     _, told = await rows.run(
-        f"SELECT {rows.metadata(COUNTERS)} FROM checkpoints"
+        f"SELECT {rows.metadata(DELTA_COUNTERS)} FROM checkpoints"
         " WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?",
-        place,
+        position,
     )
     counters = json.loads((told and told[0][0]) or "{}")
     if not channels or any(name not in counters for name in channels):
         return None
-    held = cache.get("" if namespace else thread, NOTHING)
+    held = cache.get("" if namespace else thread, EMPTY_HISTORY)
     steps = {
         name: counters[name][1] - held.counters[name][1]
         for name in channels
@@ -117,20 +125,20 @@ async def load_deltas_since_snapshot(
     near = {name for name in channels if back >= 0 and steps.get(name) == back}
     reach = {name: back if name in near else counters[name][1] for name in channels}
     saved = [far for name, far in reach.items() if name not in near] or [-1]
-    walk = (*place, thread, namespace, max(reach.values()))
+    walk = (*position, thread, namespace, max(reach.values()))
     marks = f"({','.join('?' * len(channels))})"
     _, found = await rows.run(
         f"{_CHAIN} {_WRITTEN} {marks} UNION ALL {_DEPTHS}"
-        f" UNION ALL SELECT saved.*, '', -1, '' FROM ({rows.snapshots}"
+        f" UNION ALL SELECT saved.*, '', -1, '' FROM ({rows.snapshot_query}"
         " WHERE c.thread_id = ? AND c.checkpoint_ns = ?"
         f" AND (depth IN ({','.join('?' * len(saved))}) OR parent IS NULL)) saved",
         (*walk, thread, namespace, *channels, thread, namespace, *saved),
     )
     read = persistence.saver.serde.loads_typed
     depths = {row[0]: row[5] for row in found if not row[4] and row[5] >= 0}
-    if near and depths.get(held.checkpoint) != back:  # that was on another branch
+    if near and depths.get(held.checkpoint_id) != back:  # that was on another branch
         cache.pop(thread, None)
-        return await load_deltas_since_snapshot(persistence, place, channels)
+        return await load_deltas_since_snapshot(persistence, position, channels)
     written = [(depths.get(row[0], 0), *row[1:]) for row in found if row[4]]
     seeds: dict[int, dict[str, Any]] = {}
     for checkpoint, name, kind, data, task, number, _ in found:
@@ -159,11 +167,11 @@ async def load_deltas_since_snapshot(
         if name in seeds[far]:
             result[name]["seed"] = seeds[far][name]
     known = persistence.channels
-    newer = not namespace and held.checkpoint < latest
+    newer = not namespace and held.checkpoint_id < latest
     if not newer or max(reach.values()) <= _FAR or any(known.get(n) is None for n in channels):
         return result
     values = {
-        name: replayed(channel, history)
+        name: replay_channel(channel, history)
         for name, history in result.items()
         if (channel := known[name]) is not None
     }
@@ -216,7 +224,7 @@ class History:
                 fix="Use printable characters.",
             )
         # The lease keeps others from writing to the target between the check and the copy.
-        lease = await self._persistence.leases.take(target)
+        lease = await self._persistence.leases.acquire(target)
         try:
             await self._check_copy(target)
             await self._copy_rows(target, up_to)
@@ -256,7 +264,7 @@ class History:
                 f" AND CASE WHEN {_IS_RECORD} THEN parent_checkpoint_id < ? ELSE {was} END",
                 (await self._turn_end(until), until),
             ),
-            self._rows.words["writes"]: (f" AND {was}", (until,)),
+            self._rows.placeholders["writes"]: (f" AND {was}", (until,)),
         }
         for table, columns in self._rows.checkpoint_tables.items():
             where, values = wanted.get(table, ("", ()))
@@ -267,7 +275,9 @@ class History:
             )
         await History(self._persistence, target)._sweep()
 
-    async def oldest(self, *, turns: int | None = None, checkpoints: int | None = None) -> str:
+    async def oldest_checkpoint_id(
+        self, *, turns: int | None = None, checkpoints: int | None = None
+    ) -> str:
         """Name the checkpoint with which the last turns, or checkpoints, begin.
 
         Args:
@@ -282,7 +292,7 @@ class History:
             await self._turn_begin(turns) if turns is not None else "",
         )
 
-    async def cut(self, *, turns: int | None = None, checkpoints: int | None = None) -> bool:
+    async def prune(self, *, turns: int | None = None, checkpoints: int | None = None) -> bool:
         """Drop what was saved before the last turns or checkpoints, with the records of the turns.
 
         The latest checkpoint of a graph inside another one stays when its next run needs it.
@@ -294,7 +304,7 @@ class History:
         Returns:
             Whether there was as much.
         """
-        oldest = await self.oldest(turns=turns, checkpoints=checkpoints)
+        oldest = await self.oldest_checkpoint_id(turns=turns, checkpoints=checkpoints)
         if not oldest:
             return False
         # The last turn may go on, and then it must not repeat an effect: its records stay.
@@ -316,13 +326,13 @@ class History:
             await self._drop("checkpoint_ns = ? AND checkpoint_id < ?", namespace, keep)
         await self._drop(
             f"{_IS_RECORD} AND checkpoint_ns <> ? AND parent_checkpoint_id < ?",
-            f"{PREFIX}{END}",
+            f"{RECORD_PREFIX}{RUN_END}",
             bound,
         )
         await self._sweep()
         return True
 
-    async def drop_run(self, run: str) -> None:
+    async def delete_run(self, run: str) -> None:
         """Drop the checkpoints of a run."""
         is_run = f"{self._rows.metadata('run_id')} = ?"
         gone = f"SELECT checkpoint_id FROM checkpoints WHERE thread_id = ? AND {is_run}"
@@ -344,7 +354,7 @@ class History:
         found = await self._read(namespace, checkpoint_id)
         if found is None:
             return
-        if counts_deltas(found):
+        if delta_channel_names(found):
             found = await load_full_checkpoint(self._persistence, found)
         checkpoint = found.checkpoint
         # Without a checkpoint's id: nothing stands before it any more.
@@ -376,8 +386,8 @@ class History:
         )
 
     async def _sweep(self) -> None:
-        if self._rows.sweep:
-            await self._rows.run(self._rows.sweep, (self._thread, self._thread))
+        if self._rows.sweep_statement:
+            await self._rows.run(self._rows.sweep_statement, (self._thread, self._thread))
 
     async def _turn_begin(self, number: int) -> str:
         # A turn begins where an input is taken.

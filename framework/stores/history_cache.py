@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-MOST_BYTES = 32 * 2**20
+MAX_BYTES = 32 * 2**20
 """Maximum bytes cached per saver; the oldest entry is evicted first."""
 
 
@@ -13,12 +13,12 @@ class CachedHistory(NamedTuple):
     """The keys of a thread that grow, at one of its checkpoints.
 
     Attributes:
-        checkpoint: The checkpoint.
+        checkpoint_id: The checkpoint.
         counters: By key: updates and checkpoints since it was saved as a whole.
         values: By key: the value as the saver writes it, for whoever reads a value may change it.
     """
 
-    checkpoint: str
+    checkpoint_id: str
     counters: Mapping[str, Sequence[int]]
     values: Mapping[str, tuple[str, bytes]]
 
@@ -28,7 +28,7 @@ class CachedHistory(NamedTuple):
         return sum(len(data) for _, data in self.values.values())
 
 
-NOTHING = CachedHistory("", {}, {})
+EMPTY_HISTORY = CachedHistory("", {}, {})
 """Entry of a thread that is not cached."""
 
 
@@ -41,5 +41,5 @@ class HistoryCache(dict[str, CachedHistory]):
         super().__setitem__(thread, held)
         size = sum(one.size for one in [*self.values()])
         for first in [*self]:
-            if size > MOST_BYTES and (gone := self.pop(first, None)):
+            if size > MAX_BYTES and (gone := self.pop(first, None)):
                 size -= gone.size

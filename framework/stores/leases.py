@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from capgraph.base.errors import CapgraphError, PersistenceError, ThreadBusyError
-from capgraph.configs.latest import Latest
+from capgraph.configs.bounded_dict import BoundedDict
 from capgraph.configs.logger import get_logger
 from capgraph.langgraph_compat import is_same_saver
 from capgraph.stores.database import SqlTables
@@ -69,17 +69,17 @@ class LeaseOwner(NamedTuple):
     """Who has a lease.
 
     Attributes:
-        owner: Identifies the run.
+        owner_id: Identifies the run.
         machine: Identifies the machine since it was started.
         process: Process id and the moment it began.
-        beat: When its heart beat last, by the clock of the database.
+        heartbeat_at: When its heart beat last, by the clock of the database.
         age: Seconds since then, by the same clock.
     """
 
-    owner: str
+    owner_id: str
     machine: str
     process: str
-    beat: float = 0.0
+    heartbeat_at: float = 0.0
     age: float = 0.0
 
     def describe(self) -> str:
@@ -94,24 +94,24 @@ class Lease:
 
     Attributes:
         thread_id: The thread.
-        holder: Who holds it.
+        owner: Who holds it.
         leases: Those of the graph that took it.
-        family: What tells that two graphs run inside one outer graph's step; they share a lease.
-        users: How many graphs share it.
-        taken: Whether it stands in the database.
-        lost: Whether another process was found to have taken over.
-        confirmed: When it was last asked for in the database and was there, in seconds since the
+        share_key: What tells that two graphs run inside one outer graph's step; they share a lease.
+        share_count: How many graphs share it.
+        is_acquired: Whether it stands in the database.
+        is_lost: Whether another process was found to have taken over.
+        confirmed_at: When it was last asked for in the database and was there, in seconds since the
             machine was started.
     """
 
     thread_id: str
-    holder: LeaseOwner
+    owner: LeaseOwner
     leases: Leases = field(repr=False)
-    family: str | None = None
-    users: int = 1
-    taken: bool = False
-    lost: bool = False
-    confirmed: float = 0.0
+    share_key: str | None = None
+    share_count: int = 1
+    is_acquired: bool = False
+    is_lost: bool = False
+    confirmed_at: float = 0.0
 
 
 class Leases:
@@ -125,18 +125,18 @@ class Leases:
         heartbeat_seconds: Time between heartbeats.
 
     Args:
-        rows: Tables in the saver's database; ``None`` if that is unknown. Leases then exclude only
+        tables: Tables in the saver's database; ``None`` if that is unknown. Leases then exclude only
             runs of this process.
         saver: The saver.
     """
 
     def __init__(
-        self, rows: SqlTables | None, saver: BaseCheckpointSaver[Any] | None = None
+        self, tables: SqlTables | None, saver: BaseCheckpointSaver[Any] | None = None
     ) -> None:
         self._saver = saver
         self.ttl_seconds: float = 30.0
         self.heartbeat_seconds: float = 10.0
-        self._rows = rows
+        self._rows = tables
         self._held: dict[str, Lease] = {}
         self._wake = threading.Event()
         self._heart: threading.Thread | None = None
@@ -144,13 +144,16 @@ class Leases:
         # beat at once. One that is far from it is of another time, or by another clock.
         self._silent: dict[tuple[str, str], float] = {}
         # Owner to the beat at which it was found late, and when.
-        self._late: Latest[str, tuple[float, float]] = Latest(256)
+        self._late: BoundedDict[str, tuple[float, float]] = BoundedDict(256)
 
-    def follow(self, settings: ScaleSettings) -> None:
+    def configure(self, settings: ScaleSettings) -> None:
         """Keep the times that the settings say."""
-        self.ttl_seconds, self.heartbeat_seconds = settings.lease_seconds, settings.beat
+        self.ttl_seconds, self.heartbeat_seconds = (
+            settings.lease_seconds,
+            settings.heartbeat_interval,
+        )
 
-    def held(self, thread_id: str) -> Lease | None:
+    def find_held(self, thread_id: str) -> Lease | None:
         """Return the lease that this process holds through this saver, if any."""
         if (mine := self._held.get(thread_id)) is not None:
             return mine
@@ -160,90 +163,90 @@ class Leases:
                 return lease
         return None
 
-    async def take(
-        self, thread_id: str, *, family: str | None = None, outer: Collection[Lease] = ()
+    async def acquire(
+        self, thread_id: str, *, share_key: str | None = None, outer_leases: Collection[Lease] = ()
     ) -> Lease:
         """Take the lease of a thread, or share one.
 
         Args:
             thread_id: The thread.
-            family: The step of an outer graph that this run is part of; runs of one step share.
-            outer: Leases of the runs that this one is part of; they are shared.
+            share_key: The step of an outer graph that this run is part of; runs of one step share.
+            outer_leases: Leases of the runs that this one is part of; they are shared.
 
         Raises:
             ThreadBusyError: Another run has the thread.
             PersistenceError: The lease cannot be kept.
         """
         machine, process = await self.identity()
-        mine = Lease(thread_id, LeaseOwner(uuid.uuid4().hex, machine, process), self, family)
+        mine = Lease(thread_id, LeaseOwner(uuid.uuid4().hex, machine, process), self, share_key)
         with _LOCK:
-            if (lease := self.held(thread_id)) is not None:
-                shared = any(lease is one for one in outer)
-                if not shared and (family is None or lease.family != family):
-                    raise busy(thread_id, lease.holder)
-                lease.users += 1
+            if (lease := self.find_held(thread_id)) is not None:
+                shared = any(lease is one for one in outer_leases)
+                if not shared and (share_key is None or lease.share_key != share_key):
+                    raise thread_busy_error(thread_id, lease.owner)
+                lease.share_count += 1
                 return lease
-            self._held[thread_id] = _under_way[mine.holder.owner] = mine
+            self._held[thread_id] = _under_way[mine.owner.owner_id] = mine
         try:
             if self._rows is not None:
                 other = await self._insert(self._rows, mine)
                 if other is not None:
-                    raise busy(thread_id, other)
-                mine.taken = True
+                    raise thread_busy_error(thread_id, other)
+                mine.is_acquired = True
         except BaseException:
             await asyncio.shield(self._forget(mine))
             raise
         self._keep_beating()
         return mine
 
-    async def confirm(self, thread_id: str, *, ask: bool = True) -> None:
+    async def confirm(self, thread_id: str, *, force_query: bool = True) -> None:
         """Make sure that this process still has a thread that it runs.
 
         Args:
             thread_id: The thread.
-            ask: Whether to ask the database in any case; else it is asked where the last heartbeat
+            force_query: Whether to ask the database in any case; else it is asked where the last heartbeat
                 is late.
 
         Raises:
             PersistenceError: Another process has taken over, or nobody can say.
         """
-        lease = self.held(thread_id)
-        if lease is None or not lease.taken or self._rows is None:
+        lease = self.find_held(thread_id)
+        if lease is None or not lease.is_acquired or self._rows is None:
             return
-        while not lease.lost and (ask or not self._is_sure(lease)):
+        while not lease.is_lost and (force_query or not self._is_sure(lease)):
             began = self._now()
-            count, _ = await self._rows.run(_TOUCH, (thread_id, lease.holder.owner))
+            count, _ = await self._rows.run(_TOUCH, (thread_id, lease.owner.owner_id))
             self._found(lease, bool(count), began)
-            ask = False
-        if lease.lost:
+            force_query = False
+        if lease.is_lost:
             raise PersistenceError(
                 f"Another process has taken over the thread {thread_id!r}.",
                 fix="Nothing more is run here; look at the thread to see how it goes on.",
             )
 
     def _is_sure(self, lease: Lease) -> bool:
-        return self._now() - lease.confirmed < _TRUSTED * self.heartbeat_seconds
+        return self._now() - lease.confirmed_at < _TRUSTED * self.heartbeat_seconds
 
     @staticmethod
     def _found(lease: Lease, there: bool, asked: float) -> None:
         if there:
-            lease.confirmed = max(lease.confirmed, asked)
+            lease.confirmed_at = max(lease.confirmed_at, asked)
         # A lease that was given back meanwhile is not a lost one.
-        elif lease.taken:
-            lease.lost = True
+        elif lease.is_acquired:
+            lease.is_lost = True
 
     async def release(self, lease: Lease) -> None:
         """Give a lease back, when its last user does."""
         with _LOCK:
-            lease.users -= 1
-            if lease.users:
+            lease.share_count -= 1
+            if lease.share_count:
                 return
         await asyncio.shield(lease.leases._forget(lease))
 
     async def _forget(self, lease: Lease) -> None:
-        owner = lease.holder.owner
+        owner = lease.owner.owner_id
         try:
-            lease.taken = False
+            lease.is_acquired = False
             if self._rows is not None:
                 await self._rows.run(_DELETE, (lease.thread_id, owner))
         except CapgraphError as exc:
@@ -257,11 +260,11 @@ class Leases:
                     self._wake.set()
 
     async def _insert(self, rows: SqlTables, lease: Lease) -> LeaseOwner | None:
-        claim = lease.holder
-        who = (claim.owner, claim.machine, claim.process)
+        claim = lease.owner
+        who = (claim.owner_id, claim.machine, claim.process)
         late: LeaseOwner | None = None
         while True:
-            lease.confirmed = self._now()
+            lease.confirmed_at = self._now()
             count, _ = await rows.run(_INSERT, (lease.thread_id, *who))
             if count:
                 return None
@@ -273,16 +276,16 @@ class Leases:
             if gone is False:
                 return holder
             place = (holder.machine, holder.process)
-            known = abs(holder.beat - self._silent.get(place, 0)) <= self.heartbeat_seconds
+            known = abs(holder.heartbeat_at - self._silent.get(place, 0)) <= self.heartbeat_seconds
             if gone is None and not known:
-                if late is None or late.beat != holder.beat:
+                if late is None or late.heartbeat_at != holder.heartbeat_at:
                     late = holder
                     await asyncio.sleep(_TRUSTED * self.heartbeat_seconds)
                     continue
-                self._silent[place] = holder.beat
-                await rows.end_frozen(self.ttl_seconds)
-            values = (*who, lease.thread_id, holder.owner, holder.beat)
-            lease.confirmed = self._now()
+                self._silent[place] = holder.heartbeat_at
+                await rows.end_stale_connections(self.ttl_seconds)
+            values = (*who, lease.thread_id, holder.owner_id, holder.heartbeat_at)
+            lease.confirmed_at = self._now()
             count, _ = await rows.run(_REPLACE, values)
             if count:
                 return None
@@ -291,46 +294,46 @@ class Leases:
         """Tell whether a holder has lost its lease; ``None`` when it is late, which may pass."""
         if holder.machine == claim.machine:
             if holder.process == claim.process:
-                return holder.owner not in _under_way
+                return holder.owner_id not in _under_way
             if not await self._lives(holder.process):
                 return True
         # A beat that lies far ahead is one from before the clock was set back.
         return None if abs(holder.age) > self.ttl_seconds else False
 
-    async def is_over(self, holder: LeaseOwner) -> bool:
+    async def has_ended(self, owner: LeaseOwner) -> bool:
         """Tell whether a run that held something has ended without giving it back.
 
         It is also over when it has lost its thread. One whose heartbeat is late may beat again, so
         it has to be found late twice, some beats apart.
 
         Args:
-            holder: Its lease, as it was then; without an owner only its process is looked at.
+            owner: Its lease, as it was then; without an owner only its process is looked at.
         """
         machine, process = await self.identity()
-        mine = holder.process == process
-        if holder.machine == machine and not (mine or await self._lives(holder.process)):
+        mine = owner.process == process
+        if owner.machine == machine and not (mine or await self._lives(owner.process)):
             return True
-        if self._rows is None or not holder.owner or holder.owner in _under_way:
+        if self._rows is None or not owner.owner_id or owner.owner_id in _under_way:
             return False
-        _, found = await self._rows.run(_AGE, (holder.owner,))
+        _, found = await self._rows.run(_AGE, (owner.owner_id,))
         if not found or abs(found[0][1]) <= self.ttl_seconds:
             return not found
         beat, now = found[0][0], self._now()
-        first = self._late.setdefault(holder.owner, (beat, now))
+        first = self._late.setdefault(owner.owner_id, (beat, now))
         if first[0] != beat:
-            self._late[holder.owner] = (beat, now)
+            self._late[owner.owner_id] = (beat, now)
         return first[0] == beat and now - first[1] >= _TRUSTED * self.heartbeat_seconds
 
     async def identity(self) -> tuple[str, str]:
         """Return which machine and process this is."""
         known = _process.get(os.getpid())
-        return known if known is not None else await _off_loop(this_process)
+        return known if known is not None else await _off_loop(read_identity)
 
     async def _lives(self, process: str) -> bool:
         return await _off_loop(lambda: _alive(process))
 
     def _now(self) -> float:
-        return since_start()
+        return seconds_since_boot()
 
     def _keep_beating(self) -> None:
         with _LOCK:
@@ -354,10 +357,12 @@ class Leases:
 
     def _beat(self) -> None:
         with _LOCK:
-            held = [lease for lease in self._held.values() if lease.taken and not lease.lost]
+            held = [
+                lease for lease in self._held.values() if lease.is_acquired and not lease.is_lost
+            ]
         if not held or self._rows is None:
             return
-        owners = tuple(lease.holder.owner for lease in held)
+        owners = tuple(lease.owner.owner_id for lease in held)
         began = self._now()
         marks = ", ".join("?" * len(owners))
         try:
@@ -369,13 +374,13 @@ class Leases:
         if found is not None:
             there = {owner for (owner,) in found[1]}
             for lease in held:
-                self._found(lease, lease.holder.owner in there, began)
+                self._found(lease, lease.owner.owner_id in there, began)
 
 
-def busy(thread_id: str, holder: LeaseOwner) -> ThreadBusyError:
+def thread_busy_error(thread_id: str, owner: LeaseOwner) -> ThreadBusyError:
     """Say that another run has a thread."""
     return ThreadBusyError(
-        f"The thread {thread_id!r} is being run already, by {holder.describe()}.",
+        f"The thread {thread_id!r} is being run already, by {owner.describe()}.",
         fix="Wait until that run ends or asks a person, or end its process.",
     )
 
@@ -389,7 +394,7 @@ async def _off_loop(call: Callable[[], T]) -> T:
         own.shutdown(wait=False)
 
 
-def this_process() -> tuple[str, str]:
+def read_identity() -> tuple[str, str]:
     """Read which machine and process this is; ``CAPGRAPH_MACHINE`` names the machine."""
     pid = os.getpid()
     boot = _text("/proc/sys/kernel/random/boot_id")
@@ -401,7 +406,7 @@ def this_process() -> tuple[str, str]:
     return _process[pid]
 
 
-def since_start() -> float:
+def seconds_since_boot() -> float:
     """Return the seconds since the machine was started, those it slept included where it can say."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)

@@ -13,14 +13,14 @@ from langgraph.config import get_config
 
 from capgraph.base.errors import ConfigurationError
 from capgraph.configs.run_context import run_context
-from capgraph.langgraph_compat import is_same_saver, lent_saver
+from capgraph.langgraph_compat import inherited_saver, is_same_saver
 from capgraph.stores.atomic_values import AtomicValueStore, MemoryValues, TableValues
 from capgraph.stores.channel_listener import ChannelListener
 from capgraph.stores.database import MEMORY_URL, SqlTables, open_tables, tables_of
 from capgraph.stores.history_cache import HistoryCache
 from capgraph.stores.leases import Leases
 from capgraph.stores.record_values import RecordValues
-from capgraph.stores.records import PREFIX
+from capgraph.stores.records import RECORD_PREFIX
 from capgraph.stores.run_log import RunLog
 from capgraph.stores.step_results import StepResults
 from capgraph.stores.stops import StopRequests
@@ -85,36 +85,43 @@ class Persistence:
         return own if isinstance(own, Persistence) else cls(saver)
 
     @classmethod
-    def of_run(cls, config: Mapping[str, Any], own: Persistence | None) -> Persistence | None:
+    def for_run(
+        cls, config: Mapping[str, Any], graph_persistence: Persistence | None
+    ) -> Persistence | None:
         """Return where a run stores its thread.
 
         Args:
             config: Configuration of the run; an outer graph or a server may lend its saver in it.
-            own: The persistence of the graph itself.
+            graph_persistence: The persistence of the graph itself.
         """
-        lent = lent_saver(config)
-        return own if lent is None or (own is not None and own.is_of(lent)) else cls.of(lent)
+        lent = inherited_saver(config)
+        return (
+            graph_persistence
+            if lent is None
+            or (graph_persistence is not None and graph_persistence.belongs_to(lent))
+            else cls.of(lent)
+        )
 
-    def is_of(self, saver: BaseCheckpointSaver[Any]) -> bool:
+    def belongs_to(self, saver: BaseCheckpointSaver[Any]) -> bool:
         """Return whether this is the persistence of a saver, or of LangGraph's copy of it."""
         return is_same_saver(self.saver, saver)
 
     def register_graph(
-        self, channels: Mapping[str, Any], scale: ScaleSettings | None = None
+        self, channels: Mapping[str, Any], settings: ScaleSettings | None = None
     ) -> None:
         """Record how the growing keys of a graph are put together, and its lease times.
 
         Args:
             channels: The channels of the graph.
-            scale: Its settings.
+            settings: Its settings.
         """
         for name, channel in channels.items():
             if isinstance(channel, DeltaChannel):
                 same = self.channels.setdefault(name, channel) == channel
                 # Two graphs disagree, and a thread does not say which of them wrote it.
                 self.channels[name] = channel if same else None
-        if scale is not None:
-            self.leases.follow(scale)
+        if settings is not None:
+            self.leases.configure(settings)
 
     @cached_property
     def step_results(self) -> StepResults:
@@ -134,7 +141,7 @@ class Persistence:
         """Return a new log of the runs that threads are asked for; its caller closes it."""
         return RunLog(self.tables, self.saver.serde, self.listener, self.leases)
 
-    def audit(self, signing_key: Any = None) -> AuditTable | None:
+    def audit_table(self, signing_key: Any = None) -> AuditTable | None:
         """Return the audit in the database; ``None`` if the database is unknown.
 
         Args:
@@ -156,13 +163,15 @@ class Persistence:
             _, found = await self.tables.run(
                 "SELECT DISTINCT checkpoint_ns FROM checkpoints WHERE thread_id = ?"
                 " AND substr(checkpoint_ns, 1, ?) = ?",
-                (thread_id, len(PREFIX), PREFIX),
+                (thread_id, len(RECORD_PREFIX), RECORD_PREFIX),
             )
             spaces = {str(space) for (space,) in found}
         else:
             listed = self.saver.alist({"configurable": {"thread_id": thread_id}})
             spaces = {one.config["configurable"].get("checkpoint_ns", "") async for one in listed}
-        return sorted(space.removeprefix(PREFIX) for space in spaces if space.startswith(PREFIX))
+        return sorted(
+            space.removeprefix(RECORD_PREFIX) for space in spaces if space.startswith(RECORD_PREFIX)
+        )
 
 
 def open_values(store: str | SqlTables | None) -> AtomicValueStore:
@@ -195,7 +204,7 @@ def open_values(store: str | SqlTables | None) -> AtomicValueStore:
 
 def _tables_of_run() -> SqlTables:
     try:
-        saver = lent_saver(get_config())
+        saver = inherited_saver(get_config())
     except RuntimeError:
         saver = None
     journal = run_context().journal  # of a step that runs in another process than its turn

@@ -30,7 +30,13 @@ from capgraph.base.errors import PersistenceError
 from capgraph.langgraph_compat import postgres_cursor
 from capgraph.stores.base_saver import BaseSaver
 from capgraph.stores.cross_loop import CrossLoopLock, CrossLoopStore
-from capgraph.stores.database import Found, Location, OwnConnection, SqlTables, refused
+from capgraph.stores.database import (
+    Location,
+    SingleConnectionTables,
+    SqlTables,
+    StatementResult,
+    database_error,
+)
 
 T = TypeVar("T")
 
@@ -63,27 +69,27 @@ class PostgresTables(SqlTables):
         " type, blob",
         "checkpoint_blobs": "checkpoint_ns, channel, version, type, blob",
     }
-    words: ClassVar[dict[str, str]] = {
+    placeholders: ClassVar[dict[str, str]] = {
         "now": "extract(epoch from clock_timestamp())::float8",
         "name": 'TEXT COLLATE "C"',
         "writes": "checkpoint_writes",
         "value": "blob",
         "join": "JOIN",
     }
-    snapshots: ClassVar[str] = (
+    snapshot_query: ClassVar[str] = (
         "SELECT id, b.channel, b.type, b.blob FROM chain"
         " JOIN checkpoints c ON c.checkpoint_id = id LEFT JOIN checkpoint_blobs b"
         " ON b.thread_id = c.thread_id AND b.checkpoint_ns = c.checkpoint_ns"
         " AND b.version = c.checkpoint -> 'channel_versions' ->> b.channel"
     )
-    sweep: ClassVar[str] = (
+    sweep_statement: ClassVar[str] = (
         "DELETE FROM checkpoint_blobs WHERE thread_id = ? AND (checkpoint_ns, channel, version)"
         " NOT IN (SELECT checkpoint_ns, held.key, held.value FROM checkpoints,"
         " jsonb_each_text(checkpoint -> 'channel_versions') held WHERE thread_id = ?)"
     )
 
     # to_regclass would not see what another process created while this one waited for the lock.
-    is_migrated: ClassVar[str] = (
+    migrations_table_query: ClassVar[str] = (
         "SELECT count(*) FROM pg_class WHERE relname = 'capgraph_migrations'"
         " AND pg_table_is_visible(oid)"
     )
@@ -116,29 +122,29 @@ class PostgresTables(SqlTables):
                 async for told in connection.notifies():
                     yield told.payload
         except psycopg.Error as exc:
-            raise refused(exc) from exc
+            raise database_error(exc) from exc
 
-    async def end_frozen(self, seconds: float) -> None:
+    async def end_stale_connections(self, idle_seconds: float) -> None:
         """End connections of ours whose process left a transaction open so long ago, with its locks.
 
         In the middle of a pipeline no time limit of older servers ends them.
 
         Args:
-            seconds: So long nothing was heard of the process.
+            idle_seconds: So long nothing was heard of the process.
         """
-        await self.run(_END_FROZEN, (seconds,))
+        await self.run(_END_FROZEN, (idle_seconds,))
 
-    async def _run(self, statement: str, values: tuple[Any, ...]) -> Found:
+    async def _run(self, statement: str, values: tuple[Any, ...]) -> StatementResult:
         guarded = getattr(self._saver, "guarded", None)
         if guarded is not None:
-            found: Found = await guarded("used", lambda: self._once(statement, values))
+            found: StatementResult = await guarded("used", lambda: self._once(statement, values))
             return found
         try:
             return await self._once(statement, values)
         except psycopg.Error as exc:
-            raise refused(exc) from exc
+            raise database_error(exc) from exc
 
-    async def _once(self, statement: str, values: tuple[Any, ...]) -> Found:
+    async def _once(self, statement: str, values: tuple[Any, ...]) -> StatementResult:
         async with postgres_cursor(self._saver) as cursor:
             await cursor.execute(*self._format(statement, values))
             rows = await cursor.fetchall() if cursor.description else []
@@ -166,10 +172,10 @@ class PostgresTables(SqlTables):
 
 @functools.lru_cache(512)
 def _worded(statement: str) -> str:
-    return statement.format(**PostgresTables.words).replace("?", "%s")
+    return statement.format(**PostgresTables.placeholders).replace("?", "%s")
 
 
-class PostgresServer(OwnConnection, PostgresTables):
+class PostgresServer(SingleConnectionTables, PostgresTables):
     """Tables in a PostgreSQL database that no saver has open.
 
     Args:
@@ -286,7 +292,7 @@ class PostgresSaver(BaseSaver, AsyncPostgresSaver):
         kind, data = self.serde.dumps_typed(text)
         return f"{_SEAL}{kind}:{base64.b64encode(data).decode()}"
 
-    def opened(self, found: CheckpointTuple | None) -> CheckpointTuple | None:
+    def unseal(self, found: CheckpointTuple | None) -> CheckpointTuple | None:
         """Return what was read with its sealed texts opened."""
         if found is None:
             return found

@@ -7,11 +7,16 @@ from typing import Any, TypeVar
 
 from langgraph.checkpoint.base import BaseCheckpointSaver, empty_checkpoint
 
-from capgraph.base.clock import Clock
 from capgraph.base.errors import PersistenceError
-from capgraph.stores.atomic_values import AtomicValueStore, Change, Undo, write_undoable
+from capgraph.helpers.clock import Clock
+from capgraph.stores.atomic_values import (
+    AtomicValueStore,
+    ChangeFunction,
+    UndoFunction,
+    write_with_undo,
+)
 from capgraph.stores.cross_loop import CrossLoopLock
-from capgraph.stores.records import PREFIX, ROW, thread_config
+from capgraph.stores.records import RECORD_ID, RECORD_PREFIX, thread_config
 
 T = TypeVar("T")
 
@@ -34,7 +39,7 @@ class RecordValues(AtomicValueStore):
     def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
         self._saver = saver
 
-    def change(self, name: str, change: Change[T], clock: Clock) -> T:
+    def change(self, name: str, change: ChangeFunction[T], clock: Clock) -> T:
         """Refuse: a saver is asynchronous.
 
         Raises:
@@ -45,11 +50,15 @@ class RecordValues(AtomicValueStore):
         )
 
     async def achange(
-        self, name: str, change: Change[T], clock: Clock, undo: Undo[T] | None = None
+        self,
+        name: str,
+        change: ChangeFunction[T],
+        clock: Clock,
+        undo: UndoFunction[T] | None = None,
     ) -> T:
         """Change a value without blocking the event loop."""
 
-        async def write(change: Change[Any]) -> Any:
+        async def write(change: ChangeFunction[Any]) -> Any:
             async with _RECORDS:
                 found, now = await self._read(name), clock.now()
                 old = found.pop(name, None)
@@ -60,7 +69,7 @@ class RecordValues(AtomicValueStore):
                     await self._write(name, found)
             return result
 
-        return await write_undoable(write, change, undo)
+        return await write_with_undo(write, change, undo)
 
     async def aread(self, prefix: str, clock: Clock) -> tuple[dict[str, Any], float]:
         """Return the values whose names begin with a prefix, and the moment."""
@@ -74,15 +83,17 @@ class RecordValues(AtomicValueStore):
             await self._write(prefix, {n: v for n, v in found.items() if not n.startswith(prefix)})
 
     async def _read(self, name: str) -> dict[str, Any]:
-        found = await self._saver.aget_tuple(thread_config(_RECORDS_THREAD, PREFIX + _kind(name)))
+        found = await self._saver.aget_tuple(
+            thread_config(_RECORDS_THREAD, RECORD_PREFIX + _kind(name))
+        )
         metadata: Mapping[str, Any] = found.metadata if found is not None else {}
         return dict(metadata.get(_VALUES) or {})
 
     async def _write(self, name: str, values: dict[str, Any]) -> None:
-        place = thread_config(_RECORDS_THREAD, PREFIX + _kind(name))
+        place = thread_config(_RECORDS_THREAD, RECORD_PREFIX + _kind(name))
         # A saver replaces the metadata; it might store every version of a channel.
         metadata: Any = {"source": "update", "step": 0, _VALUES: values}
-        await self._saver.aput(place, {**empty_checkpoint(), "id": ROW}, metadata, {})
+        await self._saver.aput(place, {**empty_checkpoint(), "id": RECORD_ID}, metadata, {})
 
 
 def _kind(name: str) -> str:

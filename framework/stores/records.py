@@ -18,19 +18,19 @@ from langgraph.checkpoint.base import (
     empty_checkpoint,
 )
 
-from capgraph.stores.reading import as_text, from_text
+from capgraph.stores.serialization import deserialize_text, serialize_to_text
 
-PREFIX = "capgraph-journal:"
+RECORD_PREFIX = "capgraph-journal:"
 """Namespaces of records begin so."""
-END = "end"
+RUN_END = "end"
 """The record in which a run leaves word that it was cancelled or failed."""
-NEVER = "ffffffff-ffff-6fff-bfff-ffffffffffff"
+NEVER_PRUNED = "ffffffff-ffff-6fff-bfff-ffffffffffff"
 """Sorts after every checkpoint: what builds on it is no part of history that is cut off."""
 PAST_LEASE = "past_lease"
 """Stands in the metadata of what is written also by whoever has lost the thread: it happened."""
 _CHANNEL = "journal"
 # One row for each key: the order of records must not hang on the clock.
-ROW = "00000000-0000-6000-8000-000000000001"
+RECORD_ID = "00000000-0000-6000-8000-000000000001"
 """Id of the checkpoint that is a record."""
 
 
@@ -40,19 +40,25 @@ async def read_record(saver: BaseCheckpointSaver[Any], thread_id: str, key: str)
     Raises:
         PersistenceError: It cannot be read.
     """
-    return record_of(saver, await saver.aget_tuple(thread_config(thread_id, PREFIX + key)))
+    return record_from_checkpoint(
+        saver, await saver.aget_tuple(thread_config(thread_id, RECORD_PREFIX + key))
+    )
 
 
-def record_of(saver: BaseCheckpointSaver[Any], found: CheckpointTuple | None) -> dict[str, Any]:
+def record_from_checkpoint(
+    saver: BaseCheckpointSaver[Any], checkpoint_tuple: CheckpointTuple | None
+) -> dict[str, Any]:
     """Return the record that a checkpoint is; empty for none.
 
     Raises:
         PersistenceError: It cannot be read.
     """
-    record: Any = found.checkpoint["channel_values"].get(_CHANNEL) if found else None
-    if found is not None and isinstance(record, str):
-        thread = found.config["configurable"]["thread_id"]
-        record = from_text(saver.serde, record, f"of the thread {thread!r}")
+    record: Any = (
+        checkpoint_tuple.checkpoint["channel_values"].get(_CHANNEL) if checkpoint_tuple else None
+    )
+    if checkpoint_tuple is not None and isinstance(record, str):
+        thread = checkpoint_tuple.config["configurable"]["thread_id"]
+        record = deserialize_text(saver.serde, record, f"of the thread {thread!r}")
     return record if isinstance(record, dict) else {}
 
 
@@ -62,9 +68,9 @@ async def write_record(
     key: str,
     record: dict[str, Any],
     *,
-    builds_on: str | None = None,
-    row: str = ROW,
-    **told: Any,
+    parent_checkpoint_id: str | None = None,
+    record_id: str = RECORD_ID,
+    **extra_metadata: Any,
 ) -> None:
     """Put a record under a key; it is durable when this returns.
 
@@ -73,21 +79,21 @@ async def write_record(
         thread_id: The thread.
         key: Name of the record within the thread.
         record: Plain data.
-        builds_on: The checkpoint with whose history it goes; now, when not given.
-        row: The checkpoint that it is to be, where a key has several.
-        **told: What the checkpoint's metadata are to say besides.
+        parent_checkpoint_id: The checkpoint with whose history it goes; now, when not given.
+        record_id: The checkpoint that it is to be, where a key has several.
+        **extra_metadata: What the checkpoint's metadata are to say besides.
 
     Raises:
         PersistenceError: It cannot be kept.
     """
     checkpoint: Checkpoint = empty_checkpoint()
     version = uuid.uuid4().hex
-    now, checkpoint["id"] = checkpoint["id"], row
+    now, checkpoint["id"] = checkpoint["id"], record_id
     # As text it stands in the row itself: PostgreSQL would keep every version of anything else.
-    checkpoint["channel_values"] = {_CHANNEL: as_text(saver.serde, record)}
+    checkpoint["channel_values"] = {_CHANNEL: serialize_to_text(saver.serde, record)}
     checkpoint["channel_versions"] = {_CHANNEL: version}
-    place = thread_config(thread_id, PREFIX + key, builds_on or now)
-    metadata: Any = {"source": "update", "step": 0, **told}
+    place = thread_config(thread_id, RECORD_PREFIX + key, parent_checkpoint_id or now)
+    metadata: Any = {"source": "update", "step": 0, **extra_metadata}
     await saver.aput(place, checkpoint, metadata, {_CHANNEL: version})
 
 

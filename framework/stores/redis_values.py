@@ -9,10 +9,15 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from capgraph.base.clock import Clock, SystemClock
 from capgraph.base.errors import ConfigurationError, PersistenceError, require_extra
 from capgraph.configs.logger import mask_secrets
-from capgraph.stores.atomic_values import AtomicValueStore, Change, Undo, write_undoable
+from capgraph.helpers.clock import Clock, SystemClock
+from capgraph.stores.atomic_values import (
+    AtomicValueStore,
+    ChangeFunction,
+    UndoFunction,
+    write_with_undo,
+)
 
 T = TypeVar("T")
 
@@ -25,22 +30,22 @@ class RedisValues(AtomicValueStore):
 
     Args:
         url: ``redis://…``, ``rediss://…`` or ``unix://…``.
-        keys: What the server's keys begin with.
+        key_prefix: What the server's keys begin with.
 
     Raises:
         ConfigurationError: The URL cannot be used.
         MissingExtraError: The extra ``redis`` is not installed.
     """
 
-    def __init__(self, url: str, keys: str = _KEYS) -> None:
-        self._keys = keys
+    def __init__(self, url: str, key_prefix: str = _KEYS) -> None:
+        self._keys = key_prefix
         self._redis = require_extra("redis", "redis")
         try:
             self._client = self._redis.Redis.from_url(url, decode_responses=True)
         except ValueError as exc:
             raise ConfigurationError(f"{mask_secrets(url)!r} names no Redis: {exc}.") from exc
 
-    def change(self, name: str, change: Change[T], clock: Clock) -> T:
+    def change(self, name: str, change: ChangeFunction[T], clock: Clock) -> T:
         """Change a value, in a thread that may wait."""
 
         def work(pipe: Any) -> T:
@@ -61,10 +66,14 @@ class RedisValues(AtomicValueStore):
         return cast("T", self._asked(self._client.transaction, work, key, value_from_callable=True))
 
     async def achange(
-        self, name: str, change: Change[T], clock: Clock, undo: Undo[T] | None = None
+        self,
+        name: str,
+        change: ChangeFunction[T],
+        clock: Clock,
+        undo: UndoFunction[T] | None = None,
     ) -> T:
         """Change a value without blocking the event loop."""
-        return await write_undoable(
+        return await write_with_undo(
             lambda change: asyncio.to_thread(self.change, name, change, clock), change, undo
         )
 

@@ -27,14 +27,14 @@ class Retention:
     Threads that nobody uses go a hundred at a time, once an hour at most.
 
     Args:
-        kept: What the settings say.
+        settings: What the settings say.
     """
 
-    def __init__(self, kept: PersistenceSettings) -> None:
-        self._kept = kept
+    def __init__(self, settings: PersistenceSettings) -> None:
+        self._kept = settings
         self._next = 0.0
 
-    async def turn_ended(self, persistence: Persistence, thread_id: str) -> None:
+    async def prune_after_turn(self, persistence: Persistence, thread_id: str) -> None:
         """Drop what is not to be kept; a failure is logged, for the turn is done.
 
         Args:
@@ -47,8 +47,8 @@ class Retention:
             for name, number in bounds.items():
                 if number is not None:
                     history = History(persistence, thread_id)
-                    if await history.oldest(**{name: number + number // 10 + 1}):
-                        await history.cut(**{name: number})
+                    if await history.oldest_checkpoint_id(**{name: number + number // 10 + 1}):
+                        await history.prune(**{name: number})
             if kept.keep_days is not None and time.monotonic() >= self._next:
                 self._next = time.monotonic() + _EVERY_SECONDS
                 age = timedelta(days=kept.keep_days)

@@ -24,11 +24,11 @@ from capgraph.configs.logger import get_logger
 from capgraph.stores.channel_listener import CHANNEL, ChannelListener
 from capgraph.stores.database import MEMORY_URL, SqlTables, open_tables
 from capgraph.stores.leases import Leases
-from capgraph.stores.reading import as_text, from_text
+from capgraph.stores.serialization import deserialize_text, serialize_to_text
 
 STOPPING = "stopping"
 """Status of a run that is to be stopped, wherever it runs."""
-OPEN = ("queued", "running", STOPPING)
+OPEN_STATUSES = ("queued", "running", STOPPING)
 """What a run's status says until it has ended."""
 
 _TELL = (
@@ -72,9 +72,9 @@ _LOOK_SECONDS = 1.0
 """How often a listener looks for what another process wrote."""
 _LONGEST = 1_000_000
 """Characters of an event past which it is shortened."""
-ENDS = frozenset({"RUN_FINISHED", "RUN_ERROR"})
+TERMINAL_EVENTS = frozenset({"RUN_FINISHED", "RUN_ERROR"})
 """Types of the event that ends a run."""
-_LAST = tuple(f'{{"type":"{name}"' for name in ENDS)
+_LAST = tuple(f'{{"type":"{name}"' for name in TERMINAL_EVENTS)
 """What the event begins with that ends a run."""
 _GATHER_SECONDS = 0.05
 """So long an event waits for others that are written with it, unless somebody waits for it."""
@@ -93,9 +93,9 @@ class LoggedRun:
         run_id: Names it.
         thread_id: The saver's name of its thread.
         owner: Whose it is.
-        status: ``queued``, ``running``, ``stopping``, or how its turn ended.
-        opened: When it was asked for, in seconds since the epoch.
-        ended: When it ended; 0 while it goes on.
+        status: ``queued``, ``running``, ``stopping_run_ids``, or how its turn ended.
+        created_at: When it was asked for, in seconds since the epoch.
+        ended_at: When it ended; 0 while it goes on.
         request: What was asked for, and by whom; enough to begin it again.
     """
 
@@ -103,14 +103,14 @@ class LoggedRun:
     thread_id: str
     owner: str
     status: str = "queued"
-    opened: float = field(default_factory=time.time)
-    ended: float = 0.0
+    created_at: float = field(default_factory=time.time)
+    ended_at: float = 0.0
     request: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_open(self) -> bool:
         """Whether it has not ended."""
-        return self.status in OPEN
+        return self.status in OPEN_STATUSES
 
     @property
     def is_new_turn(self) -> bool:
@@ -187,14 +187,14 @@ class RunLog:
 
     # --- runs -----------------------------------------------------------------------------
 
-    async def open(self, run: LoggedRun, *, here: bool = True) -> bool:
+    async def create(self, run: LoggedRun, *, is_local: bool = True) -> bool:
         """Keep a new run; tells whether it is new.
 
         Args:
             run: The run.
-            here: Whether this process is the one that tells of it.
+            is_local: Whether this process is the one that tells of it.
         """
-        values = (run.run_id, run.thread_id, run.owner, run.status, run.opened, run.ended)
+        values = (run.run_id, run.thread_id, run.owner, run.status, run.created_at, run.ended_at)
         found = await self._run(
             f"INSERT INTO capgraph_runs ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"
             " ON CONFLICT (run_id) DO NOTHING RETURNING run_id",
@@ -204,11 +204,11 @@ class RunLog:
             return False
         if self._saver_rows is None:
             await self._drop(f"ended > 0 AND run_id NOT IN ({_LAST_ENDED})", _IN_MEMORY)
-        if here:
+        if is_local:
             self._live[run.run_id] = _Live(run.thread_id)
         return True
 
-    async def take_up(self, run: LoggedRun) -> tuple[list[dict[str, Any]], bool]:
+    async def claim(self, run: LoggedRun) -> tuple[list[dict[str, Any]], bool]:
         """Tell of a run in this process from now on, and say that it goes on.
 
         The first who does gives its events their place among those of the thread, whose runs
@@ -235,8 +235,8 @@ class RunLog:
         # given before what was told has been forgotten are behind it.
         at = int(1000 * time.time())
         # Whoever has lost the thread tells nothing more: its successor tells of the same.
-        lease = self._leases.held(run.thread_id)
-        teller = lease.holder.owner if lease is not None and self._saver_rows is not None else ""
+        lease = self._leases.find_held(run.thread_id)
+        teller = lease.owner.owner_id if lease is not None and self._saver_rows is not None else ""
         held = "EXISTS (SELECT 1 FROM capgraph_leases WHERE owner = ?)" if teller else "? = ''"
         values = (run.run_id, run.thread_id, run.thread_id, at, teller, teller)
         is_ours, may = await self._all(
@@ -254,23 +254,23 @@ class RunLog:
         """Return a run; ``None`` when there is none."""
         return next(iter(await self._where("run_id = ?", run_id)), None)
 
-    async def unfinished(self) -> list[LoggedRun]:
+    async def unfinished_runs(self) -> list[LoggedRun]:
         """Return the runs that have not ended, the latest first."""
         return await self._where("ended = 0")
 
-    async def open_of(self, thread_id: str) -> list[LoggedRun]:
+    async def open_runs(self, thread_id: str) -> list[LoggedRun]:
         """Return the runs of a thread that have not ended, in the order in which they were asked."""
-        return (await self._where(f"thread_id = ? AND status IN {OPEN}", thread_id))[::-1]
+        return (await self._where(f"thread_id = ? AND status IN {OPEN_STATUSES}", thread_id))[::-1]
 
-    async def of_thread(self, thread_id: str, limit: int = 20) -> list[LoggedRun]:
+    async def thread_runs(self, thread_id: str, limit: int = 20) -> list[LoggedRun]:
         """Return the last runs of a thread, the latest first."""
         return await self._where("thread_id = ?", thread_id, limit=limit)
 
-    async def of_owner(self, owner: str, limit: int = _MOST) -> list[LoggedRun]:
+    async def owner_runs(self, owner: str, limit: int = _MOST) -> list[LoggedRun]:
         """Return the last runs of an owner, the latest first."""
         return await self._where("owner = ?", owner, limit=limit)
 
-    async def waiting(self, owner: str | None = None) -> list[str]:
+    async def waiting_threads(self, owner: str | None = None) -> list[str]:
         """Name the threads whose last run ended with a question, the latest first.
 
         Args:
@@ -287,7 +287,7 @@ class RunLog:
             *([owner] if owner is not None else []),
         )
 
-    async def end(self, run_id: str, status: str) -> None:
+    async def finish(self, run_id: str, status: str) -> None:
         """Say how a run ended; it tells nothing more."""
         # Written with the last events: whoever hears of the end finds the run ended.
         written = asyncio.get_running_loop().create_future()
@@ -299,23 +299,23 @@ class RunLog:
             writer.result()
         if run_id in self._live:
             self._live[run_id].ended = True
-        self.leave(run_id)
+        self.release(run_id)
 
-    async def stop(self, thread_id: str, run_id: str | None = None) -> list[str]:
+    async def request_stop(self, thread_id: str, run_id: str | None = None) -> list[str]:
         """Say that the open runs of a thread, or one of them, are to be stopped; names them."""
         found = await self._run(
             "UPDATE capgraph_runs SET status = ?"
-            f" WHERE thread_id = ? AND status IN {OPEN}"
+            f" WHERE thread_id = ? AND status IN {OPEN_STATUSES}"
             f"{' AND run_id = ?' if run_id is not None else ''} RETURNING run_id",
             (STOPPING, thread_id, *([run_id] if run_id is not None else [])),
         )
         return [run for (run,) in found]
 
-    async def stopping(self) -> list[str]:
+    async def stopping_run_ids(self) -> list[str]:
         """Name the runs that are to be stopped."""
         return [run.run_id for run in await self._where("ended = 0 AND status = ?", STOPPING)]
 
-    def leave(self, run_id: str) -> None:
+    def release(self, run_id: str) -> None:
         """Tell no more of a run in this process: it has ended, or another one goes on with it."""
         if (live := self._live.pop(run_id, None)) is not None:
             live.left = True
@@ -331,24 +331,24 @@ class RunLog:
 
     # --- events ---------------------------------------------------------------------------
 
-    def tell(
+    def append_events(
         self,
         run_id: str,
         events: Sequence[Mapping[str, Any]],
-        shorten: Callable[[Any], Any] | None = None,
+        shorten_event: Callable[[Any], Any] | None = None,
     ) -> None:
         """Number events of a run; they are written soon, and listeners have them then.
 
         Args:
             run_id: The run.
             events: What it tells.
-            shorten: Makes of an event that is too long one that is not.
+            shorten_event: Makes of an event that is too long one that is not.
         """
         live = self._live[run_id]
         for event in events:
             text = _text(event)
-            if len(text) > _LONGEST and shorten is not None:
-                text = _text(shorten(event))
+            if len(text) > _LONGEST and shorten_event is not None:
+                text = _text(shorten_event(event))
             live.seq += 1
             self._waiting.append((run_id, live.seq, text, live.teller))
         if live.heard:
@@ -539,7 +539,7 @@ class RunLog:
     async def _run(self, statement: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         if not self._ready:
             if self._rows is self._saver_rows is not None:
-                self._rows = await self._saver_rows.beside()
+                self._rows = await self._saver_rows.relaxed_durability()
             self._ready = True
         return (await self._rows.run(statement, values))[1]
 
@@ -565,10 +565,10 @@ class RunLog:
             return [_text(lost)]
 
     def _packed(self, value: Any) -> str:
-        return as_text(self._serde, value)
+        return serialize_to_text(self._serde, value)
 
     def _unpacked(self, text: str) -> Any:
-        return from_text(self._serde, text, "of the runs")
+        return deserialize_text(self._serde, text, "of the runs")
 
 
 _text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=str).encode

@@ -154,7 +154,7 @@ def schema_version(execute: Execute, is_migrated: str) -> int:
     return found
 
 
-def outdated(version: int, cause: Exception) -> PersistenceError:
+def migration_error(version: int, cause: Exception) -> PersistenceError:
     """Return the error for a schema that could not be brought up to date."""
     return PersistenceError(
         f"The schema of the database has version {version}, and version {len(MIGRATIONS)} is"

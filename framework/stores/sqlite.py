@@ -16,10 +16,16 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.store.base import BaseStore, Op, PutOp, Result
 
 from capgraph.base.errors import PersistenceError
-from capgraph.base.files import use_wal
+from capgraph.helpers.files import use_wal
 from capgraph.stores.base_saver import BaseSaver
 from capgraph.stores.cross_loop import CrossLoopLock, CrossLoopStore
-from capgraph.stores.database import Found, Location, OwnConnection, SqlTables, refused
+from capgraph.stores.database import (
+    Location,
+    SingleConnectionTables,
+    SqlTables,
+    StatementResult,
+    database_error,
+)
 from capgraph.stores.schema import migration_steps
 
 if TYPE_CHECKING:
@@ -43,17 +49,17 @@ class SqliteTables(SqlTables):
         " metadata",
         "writes": "checkpoint_ns, checkpoint_id, task_id, idx, channel, type, value, task_path",
     }
-    words: ClassVar[dict[str, str]] = {
+    placeholders: ClassVar[dict[str, str]] = {
         "name": "TEXT",
         "writes": "writes",
         "value": "value",
         "join": "CROSS JOIN",
     }
-    snapshots: ClassVar[str] = (
+    snapshot_query: ClassVar[str] = (
         "SELECT id, '', type, checkpoint FROM chain CROSS JOIN checkpoints c"
         " ON c.checkpoint_id = id"
     )
-    is_migrated: ClassVar[str] = (
+    migrations_table_query: ClassVar[str] = (
         "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'capgraph_migrations'"
     )
     _path: str | None = None
@@ -65,7 +71,7 @@ class SqliteTables(SqlTables):
         """Return the expression that reads a checkpoint's metadata as text."""
         return f"json_extract(CAST(metadata AS TEXT), '$.{name}')"
 
-    async def beside(self) -> SqlTables:
+    async def relaxed_durability(self) -> SqlTables:
         """Return tables through a connection of their own, which does not wait for the disk."""
         await self.prepare()
         if not self._path:
@@ -84,7 +90,7 @@ class SqliteTables(SqlTables):
             for step in migration_steps(0):  # a new database in memory
                 await self._run(*step)
 
-    async def _run(self, statement: str, values: tuple[Any, ...]) -> Found:
+    async def _run(self, statement: str, values: tuple[Any, ...]) -> StatementResult:
         conn = self._saver.conn
         # The lock keeps this apart from the saver's own transactions.
         async with self._saver.lock:
@@ -96,7 +102,7 @@ class SqliteTables(SqlTables):
             except sqlite3.Error as exc:
                 with suppress(sqlite3.Error):
                     await conn.rollback()
-                raise refused(exc) from exc
+                raise database_error(exc) from exc
             return conn.total_changes - before, list(rows)
 
     def _connect(self) -> Any:
@@ -123,10 +129,10 @@ class SqliteTables(SqlTables):
         now, given = time.time(), iter(values)
         marks = re.findall(r"\?|{now}", statement) if "{now}" in statement else ()
         placed = [next(given) if mark == "?" else now for mark in marks]
-        return statement.format(now="?", **cls.words), (*placed, *given)
+        return statement.format(now="?", **cls.placeholders), (*placed, *given)
 
 
-class SqliteFile(OwnConnection, SqliteTables):
+class SqliteFile(SingleConnectionTables, SqliteTables):
     """Tables in a SQLite file, which processes may share.
 
     Args:

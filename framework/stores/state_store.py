@@ -17,10 +17,10 @@ from urllib.parse import quote
 
 from typing_extensions import TypedDict, Unpack
 
-from capgraph.base.checked import checked
-from capgraph.base.clock import Clock, SystemClock, as_clock
 from capgraph.base.errors import ConfigurationError, ValidationError
-from capgraph.base.values import as_json
+from capgraph.helpers.argument_validation import validate_arguments
+from capgraph.helpers.clock import Clock, SystemClock, as_clock
+from capgraph.helpers.plain_data import to_json_text
 from capgraph.stores.atomic_values import FOREVER, AtomicValueStore, MemoryValues, TableValues
 from capgraph.stores.database import open_tables, parse_url
 
@@ -58,7 +58,7 @@ class BaseStateStore(ABC):
     """Values under keys, each changed as a whole.
 
     Args:
-        cells: Where they lie.
+        values: Where they lie.
         key_prefix: What the names of the keys begin with where they lie. Stores of one database
             whose prefixes differ know nothing of each other.
         clock: Tells the time, in tests; the database's own, or the machine's, when not given.
@@ -68,10 +68,10 @@ class BaseStateStore(ABC):
     """
 
     @abstractmethod
-    @checked
+    @validate_arguments
     def __init__(
         self,
-        cells: AtomicValueStore,
+        values: AtomicValueStore,
         *,
         key_prefix: str = _PREFIX,
         clock: Clock | Callable[[], float] | None = None,
@@ -81,7 +81,7 @@ class BaseStateStore(ABC):
                 "A state store without a prefix would clear what is not its own.",
                 fix="Give key_prefix='my_app:', or leave it out.",
             )
-        self._cells, self._prefix = cells, key_prefix
+        self._cells, self._prefix = values, key_prefix
         self._clock = SystemClock() if clock is None else as_clock(clock)
 
     async def get(self, key: str, default: Any = None) -> Any:
@@ -109,7 +109,7 @@ class BaseStateStore(ABC):
         Raises:
             ValidationError: The value is none of these, or the key or the time cannot be used.
         """
-        text = as_json(value, key)
+        text = to_json_text(value, key)
         await self._change(key, lambda _: (text, None), ttl, anew=True)
 
     async def delete(self, key: str) -> None:
@@ -131,7 +131,7 @@ class BaseStateStore(ABC):
         Returns:
             Whether it was set.
         """
-        text = as_json(value, key)
+        text = to_json_text(value, key)
 
         def swap(found: str | None) -> tuple[str | _Word, bool]:
             there = MISSING if found is None else json.loads(found)
@@ -149,12 +149,12 @@ class BaseStateStore(ABC):
         Returns:
             How many items there are now.
         """
-        as_json(item, key)
+        to_json_text(item, key)
 
         def add(found: str | None) -> tuple[str, int]:
             there = [] if found is None else json.loads(found)
             items = [*there, item] if isinstance(there, list) else [there, item]
-            return as_json(items, key), len(items)
+            return to_json_text(items, key), len(items)
 
         return await self._change(key, add)
 
@@ -178,7 +178,7 @@ class BaseStateStore(ABC):
                     fix="Use a key of its own for a number.",
                 )
             total: int | float = there + by
-            return as_json(total, key), total
+            return to_json_text(total, key), total
 
         return await self._change(key, add)
 
@@ -242,12 +242,12 @@ class BaseStateStore(ABC):
                 f"{key!r:.80} is no key.",
                 fix=f"Give text of at most {_LONGEST} bytes without the character of code 0.",
             )
-        as_json(key, "key")
+        to_json_text(key, "key")
         return name
 
 
 def _sorted(value: Any) -> str:
-    return json.dumps(json.loads(as_json(value, "expected")), sort_keys=True)
+    return json.dumps(json.loads(to_json_text(value, "expected")), sort_keys=True)
 
 
 class InMemoryStateStore(BaseStateStore):
@@ -279,7 +279,7 @@ class SqliteStateStore(BaseStateStore):
         clock: Tells the time, in tests.
     """
 
-    @checked
+    @validate_arguments
     def __init__(self, path: str | Path, **options: Unpack[_Options]) -> None:
         target = str(path)
         url = target if "://" in target else f"sqlite:///{quote(target)}"
@@ -299,7 +299,7 @@ class PostgresStateStore(BaseStateStore):
         MissingExtraError: The extra ``postgres`` is not installed.
     """
 
-    @checked
+    @validate_arguments
     def __init__(self, url: str, **options: Unpack[_Options]) -> None:
         if parse_url(url).kind != "postgres":
             raise ConfigurationError(
@@ -321,7 +321,7 @@ class RedisStateStore(BaseStateStore):
         MissingExtraError: The extra ``redis`` is not installed.
     """
 
-    @checked
+    @validate_arguments
     def __init__(self, url: str, **options: Unpack[_Options]) -> None:
         from capgraph.stores.redis_values import RedisValues
 
@@ -341,7 +341,7 @@ class StateStoreFactory:
     """Makes state stores by the name of what they lie in."""
 
     @staticmethod
-    @checked
+    @validate_arguments
     def create(backend: str = "memory", **kw: Any) -> BaseStateStore:
         """Make a store.
 

@@ -21,7 +21,7 @@ from typing import Any
 from capgraph.base.errors import PersistenceError
 from capgraph.base.ports import SqlExecutor
 from capgraph.stores.channel_listener import CHANNEL, ChannelListener
-from capgraph.stores.reading import as_text, from_text
+from capgraph.stores.serialization import deserialize_text, serialize_to_text
 
 _HOLDS = "EXISTS (SELECT 1 FROM capgraph_leases WHERE thread_id = ? AND owner = ?)"
 _OPEN = (
@@ -55,40 +55,40 @@ _MANY = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class StepStatus:
     """What is to be seen of a step.
 
     Attributes:
-        begun: How often a worker began it.
-        told: How many events it has told.
+        attempts: How often a worker began it.
+        event_count: How many events it has told.
         result: What came of it; ``None`` before it has ended.
-        silent: Seconds since the worker that runs it gave a sign of life; ``None`` for no worker.
+        silent_seconds: Seconds since the worker that runs it gave a sign of life; ``None`` for no worker.
     """
 
-    begun: int
-    told: int
+    attempts: int
+    event_count: int
     result: Mapping[str, Any] | None
-    silent: float | None
+    silent_seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class ClaimedStep:
     """A step that a worker begins.
 
     Attributes:
         thread_id: The thread.
         request: What is asked for.
-        seconds: How long it may take; ``None`` for no bound.
-        told: How many events an earlier worker told of it.
+        timeout_seconds: How long it may take; ``None`` for no bound.
+        event_count: How many events an earlier worker told of it.
     """
 
     thread_id: str
     request: Mapping[str, Any]
-    seconds: float | None
-    told: int
+    timeout_seconds: float | None
+    event_count: int
 
 
-def lease_of(step_id: str) -> str:
+def step_lease_name(step_id: str) -> str:
     """Return the name of the lease of a step."""
     return _LEASE + step_id
 
@@ -97,7 +97,7 @@ class StepResults:
     """The steps beside a saver's threads.
 
     Args:
-        rows: The saver's rows.
+        tables: The saver's rows.
         serde: Its serializer.
         listener: Notified of steps.
 
@@ -105,48 +105,58 @@ class StepResults:
         listener: As given.
     """
 
-    def __init__(self, rows: SqlExecutor, serde: Any, listener: ChannelListener) -> None:
-        self._rows = rows
+    def __init__(self, tables: SqlExecutor, serde: Any, listener: ChannelListener) -> None:
+        self._rows = tables
         self._serde = serde
         self.listener: ChannelListener = listener
         self._turns: dict[tuple[str, str], str] = {}
 
     # --- who waits ------------------------------------------------------------------------
 
-    async def open(
+    async def create(
         self,
         step_id: str,
         *,
         thread_id: str,
-        room: str,
-        turn: str,
-        token: str,
+        namespace: str,
+        turn_id: str,
+        lease_owner: str,
         request: Mapping[str, Any],
-        seconds: float | None,
+        timeout_seconds: float | None,
     ) -> None:
         """Keep what is asked for, or wait from now on for what somebody asked for before.
 
         Args:
             step_id: Names the step.
             thread_id: The thread.
-            room: Which graph of the thread asks.
-            turn: Its turn; what is kept of its earlier ones goes.
-            token: Owner of the thread's lease.
+            namespace: Which graph of the thread asks.
+            turn_id: Its turn; what is kept of its earlier ones goes.
+            lease_owner: Owner of the thread's lease.
             request: Plain data.
-            seconds: How long it may take; ``None`` for no bound.
+            timeout_seconds: How long it may take; ``None`` for no bound.
 
         Raises:
             PersistenceError: Another process has the thread.
         """
-        if self._turns.get((thread_id, room)) != turn:
-            await self._drop("thread_id = ? AND room = ? AND turn <> ?", (thread_id, room, turn))
+        if self._turns.get((thread_id, namespace)) != turn_id:
+            await self._drop(
+                "thread_id = ? AND room = ? AND turn <> ?", (thread_id, namespace, turn_id)
+            )
             if len(self._turns) >= _MANY:
                 self._turns.clear()
-            self._turns[thread_id, room] = turn
+            self._turns[thread_id, namespace] = turn_id
         if random.random() < _SWEEP_SHARE:  # noqa: S311 - no secret
             await self._drop("ended > 0 AND ended < {now} - ?", (_KEPT_SECONDS,))
-        values = (step_id, thread_id, room, turn, token, self._packed(request), seconds)
-        count, _ = await self._rows.run(_OPEN, (*values, thread_id, token))
+        values = (
+            step_id,
+            thread_id,
+            namespace,
+            turn_id,
+            lease_owner,
+            self._packed(request),
+            timeout_seconds,
+        )
+        count, _ = await self._rows.run(_OPEN, (*values, thread_id, lease_owner))
         if not count:
             raise PersistenceError(
                 f"Another process has taken over the thread {thread_id!r}.",
@@ -154,19 +164,19 @@ class StepResults:
                 ends_the_run=True,
             )
 
-    async def is_there(self, step_id: str) -> bool:
+    async def exists(self, step_id: str) -> bool:
         """Tell whether anything is kept of a step."""
         statement = "SELECT 1 FROM capgraph_steps WHERE step_id = ?"
         return bool((await self._rows.run(statement, (step_id,)))[1])
 
-    async def look(self, step_id: str) -> Seen:
+    async def get_status(self, step_id: str) -> StepStatus:
         """Return how far a step is.
 
         Raises:
             PersistenceError: Nothing is kept of it any more: its thread was dropped, or another
                 process that waits for it has forgotten it.
         """
-        _, found = await self._rows.run(_LOOK, (lease_of(step_id), step_id))
+        _, found = await self._rows.run(_LOOK, (step_lease_name(step_id), step_id))
         if not found:
             raise PersistenceError(
                 f"What was kept of the step {step_id} is gone.",
@@ -174,7 +184,7 @@ class StepResults:
                 ends_the_run=True,
             )
         begun, told, ended, result, silent = found[0]
-        return Seen(begun, told, self._unpacked(result) if ended else None, silent)
+        return StepStatus(begun, told, self._unpacked(result) if ended else None, silent)
 
     async def events(self, step_id: str, after: int) -> list[tuple[int, dict[str, Any]]]:
         """Return what a step has told after a number."""
@@ -184,21 +194,21 @@ class StepResults:
         )
         return [(int(seq), self._unpacked(data)) for seq, data in found]
 
-    async def withdraw(self, step_id: str, token: str) -> bool:
+    async def withdraw(self, step_id: str, lease_owner: str) -> bool:
         """Take a step back; tells whether no worker had begun it."""
         count, _ = await self._rows.run(
             "DELETE FROM capgraph_steps WHERE step_id = ? AND token = ? AND begun = 0",
-            (step_id, token),
+            (step_id, lease_owner),
         )
         return bool(count)
 
-    async def cancel(self, step_id: str, token: str) -> None:
+    async def cancel(self, step_id: str, lease_owner: str) -> None:
         """Have the worker that runs a step stop it, unless another process goes on with its turn."""
         await self._rows.run(
             "UPDATE capgraph_steps SET cancelled = 1 WHERE step_id = ? AND token = ? AND NOT EXISTS"
             " (SELECT 1 FROM capgraph_leases l WHERE l.thread_id = capgraph_steps.thread_id"
             " AND l.owner <> capgraph_steps.token)",
-            (step_id, token),
+            (step_id, lease_owner),
         )
 
     async def cancel_thread(self, thread_id: str) -> None:
@@ -208,9 +218,9 @@ class StepResults:
             (thread_id,),
         )
 
-    async def drop(self, step_id: str, token: str) -> None:
+    async def drop(self, step_id: str, lease_owner: str) -> None:
         """Forget a step, unless somebody else waits for it: asked for again, it is to run again."""
-        await self._drop("step_id = ? AND token = ?", (step_id, token))
+        await self._drop("step_id = ? AND token = ?", (step_id, lease_owner))
 
     async def drop_thread(self, thread_id: str) -> None:
         """Forget the steps of a thread."""
@@ -218,20 +228,20 @@ class StepResults:
 
     # --- who works ------------------------------------------------------------------------
 
-    async def begin(self, step_id: str) -> Begun | None:
+    async def claim(self, step_id: str) -> ClaimedStep | None:
         """Say that a worker begins a step; ``None`` when nobody wants it any more."""
         found = await self._told(_BEGIN, (step_id,))
         if not found:
             return None
         _, thread_id, request, seconds, told, *_ = found[0]
-        return Begun(thread_id, self._unpacked(request), seconds, int(told))
+        return ClaimedStep(thread_id, self._unpacked(request), seconds, int(told))
 
-    async def leave(self, step_id: str) -> None:
+    async def unclaim(self, step_id: str) -> None:
         """Say that a worker has not begun a step after all."""
         statement = "UPDATE capgraph_steps SET begun = begun - 1 WHERE step_id = ?"
         await self._rows.run(statement, (step_id,))
 
-    async def is_wanted(self, step_id: str) -> bool:
+    async def has_waiting_turn(self, step_id: str) -> bool:
         """Tell whether whoever waits for a step still has the thread, and has not cancelled it."""
         _, found = await self._rows.run(_FENCE, (step_id,))
         return bool(found)
@@ -243,12 +253,14 @@ class StepResults:
         )
         return not found
 
-    async def tell(self, step_id: str, seq: int, events: Sequence[Mapping[str, Any]]) -> None:
+    async def append_events(
+        self, step_id: str, first_seq: int, events: Sequence[Mapping[str, Any]]
+    ) -> None:
         """Keep what a step tells; the first of the events has this number."""
         values = [
             part
             for place, event in enumerate(events)
-            for part in (step_id, seq + place, self._packed(_plain(event)))
+            for part in (step_id, first_seq + place, self._packed(_plain(event)))
         ]
         marks = ", ".join(["(?, ?, ?)"] * len(events))
         await self._rows.run(
@@ -258,10 +270,10 @@ class StepResults:
         )
         await self._told(
             "UPDATE capgraph_steps SET told = ? WHERE step_id = ? RETURNING step_id",
-            (seq + len(events) - 1, step_id),
+            (first_seq + len(events) - 1, step_id),
         )
 
-    async def end(self, step_id: str, owner: str, result: Mapping[str, Any]) -> bool:
+    async def finish(self, step_id: str, owner: str, result: Mapping[str, Any]) -> bool:
         """Keep what came of a step; tells whether the step's lease was still there.
 
         Args:
@@ -269,7 +281,7 @@ class StepResults:
             owner: Who holds its lease.
             result: Plain data.
         """
-        values = (self._packed(result), step_id, lease_of(step_id), owner)
+        values = (self._packed(result), step_id, step_lease_name(step_id), owner)
         return bool(await self._told(_END, values))
 
     # --- rows -----------------------------------------------------------------------------
@@ -287,10 +299,10 @@ class StepResults:
         return (await self._rows.run(statement, values))[1]
 
     def _packed(self, value: Any) -> str:
-        return as_text(self._serde, value)
+        return serialize_to_text(self._serde, value)
 
     def _unpacked(self, text: str) -> Any:
-        return from_text(self._serde, text, "of the steps")
+        return deserialize_text(self._serde, text, "of the steps")
 
 
 def _plain(event: Mapping[str, Any]) -> Any:

@@ -10,12 +10,12 @@ import time
 from collections.abc import Collection
 from typing import Any, Literal, NamedTuple, cast
 
-from capgraph.base.clock import SystemClock
 from capgraph.base.errors import PersistenceError, StoppedError
 from capgraph.configs.logger import get_logger
+from capgraph.helpers.clock import SystemClock
 from capgraph.stores.atomic_values import FOREVER, AtomicValueStore
 
-Kind = Literal["thread", "user", "all"]
+StopKind = Literal["thread", "user", "all"]
 
 _PREFIX = "stop/"
 
@@ -30,12 +30,12 @@ class Stop(NamedTuple):
         since: When, in seconds since the epoch.
     """
 
-    kind: Kind
+    kind: StopKind
     name: str = ""
     reason: str = ""
     since: float = 0.0
 
-    def error(self) -> StoppedError:
+    def to_error(self) -> StoppedError:
         """Return what ends a turn, with how to go on."""
         what, option = {
             "thread": (f"The thread {self.name!r} was stopped", self.name),
@@ -52,13 +52,13 @@ class StopRequests:
     """What is to stop of a saver's threads.
 
     Attributes:
-        look_seconds: How old what is known may be where no effect is about to begin.
+        max_age_seconds: How old what is known may be where no effect is about to begin.
 
     Args:
         values: Where they are stored.
     """
 
-    look_seconds: float = 0.5
+    max_age_seconds: float = 0.5
     _changes = 0  # in this process, by whichever object
 
     def __init__(self, values: AtomicValueStore) -> None:
@@ -77,7 +77,7 @@ class StopRequests:
         StopRequests._changes += 1
         await self._look()
 
-    async def clear(self, kind: Kind, name: str = "") -> bool:
+    async def clear(self, kind: StopKind, name: str = "") -> bool:
         """Take a stop back; tells whether there was one."""
 
         def take(found: Any, _: float) -> tuple[None, float, bool]:
@@ -93,31 +93,33 @@ class StopRequests:
         await self._look()
         return list(self._known.values())
 
-    async def go_on(self, thread_id: str, users: Collection[str], *, confirm: bool) -> None:
+    async def raise_if_stopped(
+        self, thread_id: str, users: Collection[str], *, force_read: bool
+    ) -> None:
         """Make sure that a run may go on.
 
         Args:
             thread_id: Its thread.
             users: Whose run it is.
-            confirm: Whether an effect is about to begin, so that the database is asked.
+            force_read: Whether an effect is about to begin, so that the database is asked.
 
         Raises:
             StoppedError: It was stopped.
             PersistenceError: The database cannot be asked.
         """
-        old = time.monotonic() - self._looked > self.look_seconds
-        if confirm or old or self._seen != StopRequests._changes:
+        old = time.monotonic() - self._looked > self.max_age_seconds
+        if force_read or old or self._seen != StopRequests._changes:
             try:
                 await self._look()
             except PersistenceError as exc:
-                if confirm:
+                if force_read:
                     raise
                 get_logger("framework", "stop").warning("Nobody can say what is stopped: %s", exc)
         if not self._known:
             return
         for key in [("all", ""), *(("user", user) for user in users), ("thread", thread_id)]:
             if (stop := self._known.get(key)) is not None:
-                raise stop.error()
+                raise stop.to_error()
 
     async def _look(self) -> None:
         self._looked, self._seen = (
@@ -128,8 +130,8 @@ class StopRequests:
         self._known = {}
         for cell, (reason, since) in sorted(cells.items(), key=lambda item: item[1][1]):
             kind, _, name = cell.removeprefix(_PREFIX).partition("/")
-            self._known[kind, name] = Stop(cast("Kind", kind), name, reason, since)
+            self._known[kind, name] = Stop(cast("StopKind", kind), name, reason, since)
 
 
-def _cell(kind: Kind, name: str) -> str:
+def _cell(kind: StopKind, name: str) -> str:
     return f"{_PREFIX}{kind}/{name}"

@@ -12,17 +12,17 @@ from langchain_core.messages import AnyMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
-from capgraph.base.checked import checked
 from capgraph.base.errors import PersistenceError, ThreadBusyError
 from capgraph.configs.logger import get_logger
-from capgraph.langgraph_compat import id_at, is_between_nodes, open_interrupts, plain_values
-from capgraph.planning.waits import is_wait, told_wait
+from capgraph.helpers.argument_validation import validate_arguments
+from capgraph.langgraph_compat import checkpoint_id_at, has_next_node, open_interrupts, plain_values
+from capgraph.planning.waits import describe_wait, is_wait_interrupt
 from capgraph.stores.base_saver import BaseSaver
 from capgraph.stores.history import History, load_full_checkpoint
 from capgraph.stores.persistence import Persistence
-from capgraph.stores.records import END, read_record, thread_config
-from capgraph.stores.waits import Due, open_waits
-from capgraph.telemetry.usage_book import drop_usage
+from capgraph.stores.records import RUN_END, read_record, thread_config
+from capgraph.stores.waits import SuspendedThread, open_waits
+from capgraph.telemetry.usage_recorder import delete_usage
 
 _PAGE = 200
 
@@ -62,7 +62,7 @@ class ThreadSummary:
     reason: str | None = None
 
 
-@checked
+@validate_arguments
 async def list_threads(
     saver: BaseCheckpointSaver[Any], *, limit: int | None = None, after: str | None = None
 ) -> list[ThreadSummary]:
@@ -98,7 +98,7 @@ async def iter_thread_ids(
     after: str | None = None,
     older_than: timedelta | None = None,
     prefix: str = "",
-    asked: bool = False,
+    interrupted_only: bool = False,
 ) -> AsyncIterator[str]:
     """Name the threads of a saver, the one that was saved last first.
 
@@ -108,7 +108,7 @@ async def iter_thread_ids(
         after: The thread that the last page ended with.
         older_than: Leave out, where the database can, those that were saved later than so long ago.
         prefix: Only those whose name begins so.
-        asked: Leave out, where the database can, those that were not interrupted.
+        interrupted_only: Leave out, where the database can, those that were not interrupted.
 
     Raises:
         PersistenceError: There is no thread ``after``.
@@ -122,7 +122,7 @@ async def iter_thread_ids(
             )
         before = (after, last.checkpoint["id"])
     count = 0
-    while page := await _page(saver, before, older_than, prefix, asked):
+    while page := await _page(saver, before, older_than, prefix, interrupted_only):
         for thread, _ in page:
             if limit is not None and count >= limit:
                 return
@@ -131,23 +131,23 @@ async def iter_thread_ids(
         before = page[-1]
 
 
-@checked
+@validate_arguments
 async def thread_summary(saver: BaseCheckpointSaver[Any], thread_id: str) -> ThreadSummary | None:
     """Describe one thread; ``None`` when the saver does not know it."""
     found = await saver.aget_tuple(thread_config(thread_id))
     if found is None:
         return None
-    found = await load_full_checkpoint(Persistence.of(saver), found, only=("messages",))
+    found = await load_full_checkpoint(Persistence.of(saver), found, keys=("messages",))
     values = plain_values(found)
     questions, waits = open_questions(found), open_waits(found)
     outcome = values.get("execution_outcome") or {}
-    last_end = await read_record(saver, thread_id, END)
-    unfinished = not outcome or is_between_nodes(values)
+    last_end = await read_record(saver, thread_id, RUN_END)
+    unfinished = not outcome or has_next_node(values)
     status, reason = outcome.get("status", "unfinished"), outcome.get("reason")
     if questions:
         status, reason = "waiting", "A person is asked."
     elif waits:
-        told = "; ".join(f"{wait['context_key']} waits {told_wait(wait)}" for wait in waits)
+        told = "; ".join(f"{wait['context_key']} waits {describe_wait(wait)}" for wait in waits)
         status, reason = "waiting", f"{told}."
     elif unfinished:
         status, reason = "unfinished", "The process ended in the middle of the turn."
@@ -172,7 +172,7 @@ async def thread_summary(saver: BaseCheckpointSaver[Any], thread_id: str) -> Thr
     )
 
 
-@checked
+@validate_arguments
 async def thread_messages(saver: BaseCheckpointSaver[Any], thread_id: str) -> list[AnyMessage]:
     """Return the conversation of a thread; empty when the saver does not know it."""
     found = await saver.aget_tuple(thread_config(thread_id))
@@ -180,19 +180,19 @@ async def thread_messages(saver: BaseCheckpointSaver[Any], thread_id: str) -> li
         return []
     return (
         plain_values(
-            await load_full_checkpoint(Persistence.of(saver), found, only=("messages",))
+            await load_full_checkpoint(Persistence.of(saver), found, keys=("messages",))
         ).get("messages")
         or []
     )
 
 
-def open_questions(found: CheckpointTuple) -> dict[str, Any]:
+def open_questions(checkpoint_tuple: CheckpointTuple) -> dict[str, Any]:
     """Return what a person is asked at a checkpoint: interrupt id to question."""
-    asked = open_interrupts(found.pending_writes)
-    return {item.id: item.value for item in asked if not is_wait(item.value)}
+    asked = open_interrupts(checkpoint_tuple.pending_writes)
+    return {item.id: item.value for item in asked if not is_wait_interrupt(item.value)}
 
 
-@checked
+@validate_arguments
 async def waiting_questions(
     saver: BaseCheckpointSaver[Any], *, limit: int = 50
 ) -> dict[str, list[Any]]:
@@ -203,7 +203,7 @@ async def waiting_questions(
         limit: At most so many threads.
     """
     found: dict[str, list[Any]] = {}
-    async for thread in iter_thread_ids(saver, asked=True):
+    async for thread in iter_thread_ids(saver, interrupted_only=True):
         if len(found) == limit:
             break
         try:
@@ -218,8 +218,10 @@ async def waiting_questions(
     return found
 
 
-@checked
-async def due(saver: BaseCheckpointSaver[Any], *, now: float | None = None) -> list[Due]:
+@validate_arguments
+async def list_suspended_threads(
+    saver: BaseCheckpointSaver[Any], *, now: float | None = None
+) -> list[SuspendedThread]:
     """Return the threads that wait, the soonest first.
 
     Whoever serves threads wakes those whose moment has come (:func:`capgraph.graph.wake`).
@@ -230,14 +232,14 @@ async def due(saver: BaseCheckpointSaver[Any], *, now: float | None = None) -> l
 
     >>> import asyncio
     >>> from langgraph.checkpoint.memory import InMemorySaver
-    >>> asyncio.run(due(InMemorySaver(), now=time.time()))
+    >>> asyncio.run(list_suspended_threads(InMemorySaver(), now=time.time()))
     []
     """
     found = await Persistence.of(saver).waits.all()
-    return [one for one in found if now is None or one.moment <= now]
+    return [one for one in found if now is None or one.wake_at <= now]
 
 
-@checked
+@validate_arguments
 async def prune_threads(
     saver: BaseCheckpointSaver[Any],
     thread_ids: Sequence[str] | None = None,
@@ -281,7 +283,7 @@ async def prune_threads(
 
     async def prune(thread: str) -> bool:
         if policy in {"keep", "keep_latest"}:
-            return await History(persistence, thread).cut(
+            return await History(persistence, thread).prune(
                 turns=keep_turns, checkpoints=keep_checkpoints
             )
         if older_than is not None and not await _is_old(saver, thread, older_than):
@@ -298,7 +300,7 @@ async def prune_threads(
     pruned, leases = [], persistence.leases
     for thread in chosen:
         try:
-            lease = await leases.take(thread)
+            lease = await leases.acquire(thread)
         except ThreadBusyError:
             if thread_ids is not None:
                 raise
@@ -327,7 +329,7 @@ def _check_pruning(
 
 async def _drop_usage(persistence: Persistence, older_than: timedelta | None) -> None:
     if older_than is not None and persistence.tables is not None:
-        await drop_usage(persistence.tables, older_than=older_than)
+        await delete_usage(persistence.tables, older_than=older_than)
 
 
 async def _is_old(saver: BaseCheckpointSaver[Any], thread: str, age: timedelta) -> bool:
@@ -338,7 +340,7 @@ async def _is_old(saver: BaseCheckpointSaver[Any], thread: str, age: timedelta) 
     return time.time() - moment.timestamp() >= age.total_seconds()
 
 
-@checked
+@validate_arguments
 async def fork_thread(
     saver: BaseCheckpointSaver[Any],
     thread_id: str,
@@ -385,9 +387,13 @@ async def _page(
     asked: bool,
 ) -> list[tuple[str, str]]:
     if isinstance(saver, BaseSaver):
-        bound = None if older_than is None else id_at(time.time() - older_than.total_seconds())
+        bound = (
+            None
+            if older_than is None
+            else checkpoint_id_at(time.time() - older_than.total_seconds())
+        )
         return await saver.thread_ids(
-            limit=_PAGE, before=before, older_than=bound, prefix=prefix, asked=asked
+            limit=_PAGE, before=before, older_than=bound, prefix=prefix, interrupted_only=asked
         )
     latest: dict[str, str] = {}
     async for item in saver.alist(None):

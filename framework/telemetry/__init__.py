@@ -2,16 +2,24 @@
 
 from typing import TYPE_CHECKING
 
-from capgraph.configs.lazy import lazy_exports
+from capgraph.configs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from capgraph.telemetry.agent_events import AgentEvent as AgentEvent
     from capgraph.telemetry.agent_events import AgentEventName as AgentEventName
     from capgraph.telemetry.agent_events import AgentEventStatus as AgentEventStatus
     from capgraph.telemetry.agent_events import AgentFailureClass as AgentFailureClass
-    from capgraph.telemetry.agent_events import agent_event as agent_event
+    from capgraph.telemetry.agent_events import to_agent_event as to_agent_event
     from capgraph.telemetry.audit_chain import Verification as Verification
     from capgraph.telemetry.audit_log import AuditLog as AuditLog
+    from capgraph.telemetry.builtin_sinks import FanoutSink as FanoutSink
+    from capgraph.telemetry.builtin_sinks import JsonLinesSink as JsonLinesSink
+    from capgraph.telemetry.builtin_sinks import NoopSink as NoopSink
+    from capgraph.telemetry.builtin_sinks import RingBufferSink as RingBufferSink
+    from capgraph.telemetry.builtin_sinks import SqliteEventSink as SqliteEventSink
+    from capgraph.telemetry.event_dispatcher import EventDispatcher as EventDispatcher
+    from capgraph.telemetry.event_dispatcher import SentEvent as SentEvent
+    from capgraph.telemetry.event_dispatcher import event_context as event_context
     from capgraph.telemetry.events import AnswerPart as AnswerPart
     from capgraph.telemetry.events import AnswerToken as AnswerToken
     from capgraph.telemetry.events import ApprovalDecided as ApprovalDecided
@@ -45,14 +53,6 @@ if TYPE_CHECKING:
     from capgraph.telemetry.events import emit as emit
     from capgraph.telemetry.events import parse_event as parse_event
     from capgraph.telemetry.otel import OpenTelemetrySink as OpenTelemetrySink
-    from capgraph.telemetry.shipped import FanoutSink as FanoutSink
-    from capgraph.telemetry.shipped import JsonLinesSink as JsonLinesSink
-    from capgraph.telemetry.shipped import NoopSink as NoopSink
-    from capgraph.telemetry.shipped import RingBufferSink as RingBufferSink
-    from capgraph.telemetry.shipped import SqliteEventSink as SqliteEventSink
-    from capgraph.telemetry.sinks import EventDispatcher as EventDispatcher
-    from capgraph.telemetry.sinks import SentEvent as SentEvent
-    from capgraph.telemetry.sinks import about as about
     from capgraph.telemetry.usage import ModelPricing as ModelPricing
     from capgraph.telemetry.usage import PriceTable as PriceTable
     from capgraph.telemetry.usage import (
@@ -78,7 +78,7 @@ __getattr__, __dir__ = lazy_exports(
             "AgentEventName",
             "AgentEventStatus",
             "AgentFailureClass",
-            "agent_event",
+            "to_agent_event",
         ),
         "capgraph.telemetry.audit_chain": ("Verification",),
         "capgraph.telemetry.audit_log": ("AuditLog",),
@@ -117,14 +117,14 @@ __getattr__, __dir__ = lazy_exports(
             "parse_event",
         ),
         "capgraph.telemetry.otel": ("OpenTelemetrySink",),
-        "capgraph.telemetry.shipped": (
+        "capgraph.telemetry.builtin_sinks": (
             "FanoutSink",
             "JsonLinesSink",
             "NoopSink",
             "RingBufferSink",
             "SqliteEventSink",
         ),
-        "capgraph.telemetry.sinks": ("EventDispatcher", "SentEvent", "about"),
+        "capgraph.telemetry.event_dispatcher": ("EventDispatcher", "SentEvent", "event_context"),
         "capgraph.telemetry.usage": (
             "ModelPricing",
             "PriceTable",

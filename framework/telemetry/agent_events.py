@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum, StrEnum
 from typing import Any
 
-from capgraph.base.ports import now_text
+from capgraph.base.ports import utc_now_text
 
 
 class AgentEventName(StrEnum):
@@ -110,7 +110,7 @@ class AgentEvent:
 
     event: AgentEventName
     status: AgentEventStatus
-    emitted_at: str = field(default_factory=now_text)
+    emitted_at: str = field(default_factory=utc_now_text)
     role: str | None = None
     phase: str | None = None
     project_id: int | None = None
@@ -368,7 +368,7 @@ _CLASSES = {
 _PHASE = "execution"
 
 
-def agent_event(event: Mapping[str, Any]) -> AgentEvent | None:
+def to_agent_event(event: Mapping[str, Any]) -> AgentEvent | None:
     """Return an event of ours under the names of techrevati-runtime.
 
     Args:
@@ -377,7 +377,7 @@ def agent_event(event: Mapping[str, Any]) -> AgentEvent | None:
     Returns:
         ``None`` for what has no name there, such as a piece of the answer.
 
-    >>> seen = agent_event({"event_type": "step_started", "capability": "read", "seq": 1})
+    >>> seen = to_agent_event({"event_type": "step_started", "capability": "read", "seq": 1})
     >>> seen.event.value, seen.role
     ('agent.tool_called', 'read')
     """
@@ -397,7 +397,7 @@ def agent_event(event: Mapping[str, Any]) -> AgentEvent | None:
     return AgentEvent(
         name,
         status,
-        emitted_at=str(event.get("timestamp") or now_text()),
+        emitted_at=str(event.get("timestamp") or utc_now_text()),
         role=None if role is None else str(role),
         phase="planning" if kind == "capabilities_selected" else _PHASE,
         failure_class=failure,

@@ -17,23 +17,23 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from capgraph.base.ports import now_text
-from capgraph.base.values import to_plain
-from capgraph.telemetry.audit import canonical
+from capgraph.base.ports import utc_now_text
+from capgraph.helpers.plain_data import to_plain
+from capgraph.telemetry.audit import canonical_json
 
-NOTHING = "0" * 64
+EMPTY_HASH = "0" * 64
 """The head of a chain without records."""
 SEALED = "sealed"
 """Kind of the record that says up to where the beginning was dropped."""
 _FIELDS = {"at", "data", "hash", "kind", "prev", "seq"}
 
 
-class Broken(ValueError):
+class InvalidRecordError(ValueError):
     """A record is not as it was written."""
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ChainHead:
     """The last record of a chain.
 
     Attributes:
@@ -42,21 +42,21 @@ class Head:
     """
 
     seq: int = 0
-    hash: str = NOTHING
+    hash: str = EMPTY_HASH
 
     def __str__(self) -> str:
         return f"{self.seq:020d} {self.hash}"
 
     @classmethod
-    def read(cls, text: str) -> Head:
+    def parse(cls, text: str) -> ChainHead:
         """Read what ``str`` wrote; empty text is no record.
 
         Raises:
             Broken: It is something else.
         """
         seq, _, found = text.strip().partition(" ")
-        if seq and not (seq.isdecimal() and len(found) == len(NOTHING)):
-            raise Broken("what keeps the head of the chain cannot be read")
+        if seq and not (seq.isdecimal() and len(found) == len(EMPTY_HASH)):
+            raise InvalidRecordError("what keeps the head of the chain cannot be read")
         return cls(int(seq), found) if seq else cls()
 
 
@@ -73,7 +73,7 @@ class Verification:
 
     valid: bool
     records: int = 0
-    head: str = NOTHING
+    head: str = EMPTY_HASH
     problem: str | None = None
 
     def __bool__(self) -> bool:
@@ -86,11 +86,13 @@ def key_bytes(key: Any) -> bytes | None:
     return found.encode() if isinstance(found, str) else found
 
 
-def seal(before: Head, kind: str, data: Mapping[str, Any], key: bytes | None) -> tuple[Head, str]:
+def build_record(
+    previous: ChainHead, kind: str, data: Mapping[str, Any], key: bytes | None
+) -> tuple[ChainHead, str]:
     """Return the next record of a chain as a line, with its head.
 
     Args:
-        before: The record that it follows.
+        previous: The record that it follows.
         kind: What it is about.
         data: Plain data.
         key: Signs it.
@@ -99,22 +101,22 @@ def seal(before: Head, kind: str, data: Mapping[str, Any], key: bytes | None) ->
         ValidationError: Something in it has no plain form.
     """
     body = {
-        "at": now_text(),
+        "at": utc_now_text(),
         "data": to_plain(dict(data), kind),
         "kind": str(kind),
-        "prev": before.hash,
-        "seq": before.seq + 1,
+        "prev": previous.hash,
+        "seq": previous.seq + 1,
     }
-    found = hashlib.sha256(canonical(body).encode()).hexdigest()
+    found = hashlib.sha256(canonical_json(body).encode()).hexdigest()
     signed = {"sig": _signature(found, key)} if key is not None else {}
-    return Head(before.seq + 1, found), canonical({**body, "hash": found, **signed})
+    return ChainHead(previous.seq + 1, found), canonical_json({**body, "hash": found, **signed})
 
 
 def _signature(text: str, key: bytes) -> str:
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 
 
-def read_line(line: str | bytes, key: bytes | None = None) -> dict[str, Any]:
+def parse_record(line: str | bytes, key: bytes | None = None) -> dict[str, Any]:
     """Return the record of a line.
 
     Raises:
@@ -123,36 +125,36 @@ def read_line(line: str | bytes, key: bytes | None = None) -> dict[str, Any]:
     try:
         text = line.decode("ascii") if isinstance(line, bytes) else line
         record: dict[str, Any] = json.loads(text)
-        same = isinstance(record, dict) and canonical(record) == text
+        same = isinstance(record, dict) and canonical_json(record) == text
     except (ValueError, RecursionError) as exc:
-        raise Broken(f"it is no record ({type(exc).__name__})") from exc
+        raise InvalidRecordError(f"it is no record ({type(exc).__name__})") from exc
     if not same or not _FIELDS <= record.keys() <= _FIELDS | {"sig"}:
-        raise Broken("it is not in the form in which it was written")
+        raise InvalidRecordError("it is not in the form in which it was written")
     body = {name: value for name, value in record.items() if name not in ("hash", "sig")}
-    if hashlib.sha256(canonical(body).encode()).hexdigest() != record["hash"]:
-        raise Broken("its hash is another")
+    if hashlib.sha256(canonical_json(body).encode()).hexdigest() != record["hash"]:
+        raise InvalidRecordError("its hash is another")
     if key is not None and not hmac.compare_digest(
         _signature(record["hash"], key), str(record.get("sig"))
     ):
-        raise Broken("it is not signed with the key")
+        raise InvalidRecordError("it is not signed with the key")
     return record
 
 
-class Checker:
+class ChainVerifier:
     """Checks a chain record by record, however long it is.
 
     Args:
         key: Every record must be signed with it.
         anchor: A head that was kept elsewhere; it must be in the chain.
-        last: What is kept beside the chain of its head, if anything is.
+        stored_head: What is kept beside the chain of its head, if anything is.
 
-    >>> head, line = seal(Head(), "plan", {"steps": 1}, None)
-    >>> checker = Checker()
-    >>> checker.take([line])
+    >>> head, line = build_record(ChainHead(), "plan", {"steps": 1}, None)
+    >>> checker = ChainVerifier()
+    >>> checker.feed([line])
     >>> checker.result().valid
     True
-    >>> checker = Checker()
-    >>> checker.take([line.replace("1", "2", 1)])
+    >>> checker = ChainVerifier()
+    >>> checker.feed([line.replace("1", "2", 1)])
     >>> checker.result().valid
     False
     """
@@ -161,57 +163,57 @@ class Checker:
         self,
         key: bytes | None = None,
         anchor: str | None = None,
-        last: str = "",
+        stored_head: str = "",
     ) -> None:
         self._key = key
         self._anchor = anchor.strip().lower() if anchor is not None else None
-        self._head = Head()
+        self._head = ChainHead()
         self._count = 0
-        self._start: Head | None = None
+        self._start: ChainHead | None = None
         self._dropped = 0
-        self._seen = self._anchor in (None, NOTHING)
+        self._seen = self._anchor in (None, EMPTY_HASH)
         self._problem: str | None = None
-        self._last = Head()
+        self._last = ChainHead()
         try:
-            self._last = Head.read(last)
-        except Broken as exc:
+            self._last = ChainHead.parse(stored_head)
+        except InvalidRecordError as exc:
             self._problem = f"It was changed: {exc}."
         self._seen_last = self._last.seq == 0
 
-    def take(self, lines: Iterable[str | bytes], places: Iterable[int] = ()) -> None:
+    def feed(self, lines: Iterable[str | bytes], sequence_numbers: Iterable[int] = ()) -> None:
         """Check the next records.
 
         Args:
             lines: The records.
-            places: Under which number each is kept, where there is one.
+            sequence_numbers: Under which number each is kept, where there is one.
         """
-        for line, place in zip_longest(lines, places):
+        for line, place in zip_longest(lines, sequence_numbers):
             if self._problem is not None:
                 return
             try:
-                record = read_line(line, self._key)
+                record = parse_record(line, self._key)
                 if place not in (None, record["seq"]):
-                    raise Broken(f"it is kept in the place {place}")
+                    raise InvalidRecordError(f"it is kept in the place {place}")
                 self._one(record)
-            except Broken as exc:
+            except InvalidRecordError as exc:
                 self._problem = f"Record {self._count + 1} from the beginning: {exc}."
 
     def _one(self, record: dict[str, Any]) -> None:
         seq = record["seq"]
         if not self._count and seq != 1:
             # The beginning was dropped; a record further on has to say so.
-            self._head = self._start = Head(seq - 1, record["prev"])
+            self._head = self._start = ChainHead(seq - 1, record["prev"])
             self._dropped = seq - 1
         if seq != self._head.seq + 1 or record["prev"] != self._head.hash:
-            raise Broken("it does not follow the record before it")
-        self._head = Head(seq, record["hash"])
+            raise InvalidRecordError("it does not follow the record before it")
+        self._head = ChainHead(seq, record["hash"])
         self._count += 1
         known = {record["hash"], record["prev"]}
         self._seen = self._seen or self._anchor in known
         self._seen_last = self._seen_last or self._head == self._last
         if record["kind"] == SEALED and self._start is not None:
             sealed = record["data"]
-            if Head(sealed.get("through"), sealed.get("head")) == self._start:
+            if ChainHead(sealed.get("through"), sealed.get("head")) == self._start:
                 self._start = None
 
     def result(self) -> Verification:

@@ -15,18 +15,18 @@ from weakref import WeakKeyDictionary
 
 from capgraph.base.errors import PersistenceError
 from capgraph.base.ports import SqlExecutor
-from capgraph.telemetry.audit import RETENTION, Entry
+from capgraph.telemetry.audit import RETENTION, AuditEntry
 from capgraph.telemetry.audit_chain import (
     SEALED,
-    Broken,
-    Checker,
-    Head,
+    ChainHead,
+    ChainVerifier,
+    InvalidRecordError,
     Verification,
+    build_record,
     key_bytes,
-    read_line,
-    seal,
+    parse_record,
 )
-from capgraph.telemetry.shipped import OffLoop
+from capgraph.telemetry.builtin_sinks import FileThread
 
 _BLOCK = 1 << 16
 _PAGE = 500
@@ -57,7 +57,7 @@ class AuditLog:
     def __init__(self, path: str | Path, *, signing_key: Any = None) -> None:
         self.path: Path = Path(path)
         self._key = key_bytes(signing_key)
-        self._off_loop, self._guard = OffLoop(), threading.Lock()
+        self._off_loop, self._guard = FileThread(), threading.Lock()
 
     def append(self, kind: str, data: Mapping[str, Any]) -> Any:
         """Put a record at the end; it is on disk when this is done.
@@ -70,7 +70,7 @@ class AuditLog:
             ValidationError: Something in it has no plain form.
             PersistenceError: It cannot be kept.
         """
-        return self._off_loop.do(partial(self._write, [(kind, dict(data))]))
+        return self._off_loop.run(partial(self._write, [(kind, dict(data))]))
 
     def verify(self, anchor: str | None = None) -> Any:
         """Check every record, and return a :class:`Verification`.
@@ -78,11 +78,11 @@ class AuditLog:
         Args:
             anchor: A head that was kept elsewhere; it must be in the chain.
         """
-        return self._off_loop.do(partial(self._verify, anchor))
+        return self._off_loop.run(partial(self._verify, anchor))
 
     def anchor(self) -> Any:
         """Return the head in hex, to be kept elsewhere."""
-        return self._off_loop.do(lambda: self._verify(None).head)
+        return self._off_loop.run(lambda: self._verify(None).head)
 
     def records(self) -> Any:
         """Return all records, as dictionaries.
@@ -90,7 +90,7 @@ class AuditLog:
         Raises:
             ValueError: A record is not as it was written.
         """
-        return self._off_loop.do(lambda: [read_line(line) for line in self._lines()])
+        return self._off_loop.run(lambda: [parse_record(line) for line in self._lines()])
 
     def prune(self, older_than: timedelta = RETENTION) -> Any:
         """Drop the records that are older, and seal them: what is left still verifies.
@@ -98,9 +98,9 @@ class AuditLog:
         Returns:
             How many went.
         """
-        return self._off_loop.do(partial(self._prune, older_than))
+        return self._off_loop.run(partial(self._prune, older_than))
 
-    async def awrite(self, entries: Sequence[Entry]) -> None:
+    async def awrite(self, entries: Sequence[AuditEntry]) -> None:
         """Put records at the end; see :class:`Trail`."""
         await asyncio.to_thread(self._write, entries)
 
@@ -126,27 +126,27 @@ class AuditLog:
         finally:
             os.close(beside)  # which gives up the lock as well
 
-    def _write(self, entries: Sequence[Entry]) -> None:
+    def _write(self, entries: Sequence[AuditEntry]) -> None:
         with self._locked() as beside:
             self._write_locked(beside, entries)
 
-    def _write_locked(self, beside: int, entries: Sequence[Entry]) -> None:
+    def _write_locked(self, beside: int, entries: Sequence[AuditEntry]) -> None:
         try:
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             try:
                 head, lines = self._end(file, beside), []
                 for kind, data in entries:
-                    head, line = seal(head, kind, data, self._key)
+                    head, line = build_record(head, kind, data, self._key)
                     lines.append(f"{line}\n")
                 _write_all(file, "".join(lines).encode("ascii"))
                 os.fsync(file)
             finally:
                 os.close(file)
             os.pwrite(beside, str(head).encode(), 0)
-        except (OSError, Broken) as exc:
+        except (OSError, InvalidRecordError) as exc:
             raise _not_kept(exc) from exc
 
-    def _end(self, file: int, beside: int) -> Head:
+    def _end(self, file: int, beside: int) -> ChainHead:
         """Return the last record; what a lost machine left half-written is taken off."""
         size = os.fstat(file).st_size
         tail, start = b"", size
@@ -154,11 +154,11 @@ class AuditLog:
             start = max(0, start - _BLOCK)
             tail = os.pread(file, size - start, start)
         whole, _, torn = tail.rpartition(b"\n")
-        kept = Head.read(os.pread(beside, 256, 0).decode("ascii", "replace"))
+        kept = ChainHead.parse(os.pread(beside, 256, 0).decode("ascii", "replace"))
         last = whole.rpartition(b"\n")[2]
-        head = _head_of(last) if last else Head()
+        head = _head_of(last) if last else ChainHead()
         if head.seq < kept.seq:
-            raise Broken(f"record {kept.seq} was written and is gone")
+            raise InvalidRecordError(f"record {kept.seq} was written and is gone")
         if torn:
             os.ftruncate(file, size - len(torn))
         return head
@@ -170,11 +170,11 @@ class AuditLog:
     def _verify(self, anchor: str | None) -> Verification:
         with self._locked(alone=False) as beside:
             kept = os.pread(beside, 256, 0).decode("ascii", "replace")
-            checker = Checker(self._key, anchor, kept)
+            checker = ChainVerifier(self._key, anchor, kept)
             lines = self._lines()
             if lines and self.path.stat().st_size and not self._ends_whole():
                 lines[-1] += b" "  # the end of the last line is a byte of its record
-            checker.take(lines)
+            checker.feed(lines)
         return checker.result()
 
     def _ends_whole(self) -> bool:
@@ -206,24 +206,24 @@ class AuditTable:
     place behind it, so no lock is held while anything waits.
 
     Args:
-        rows: The database.
+        tables: The database.
         signing_key: As for :class:`AuditLog`.
     """
 
-    def __init__(self, rows: SqlExecutor, *, signing_key: Any = None) -> None:
-        self._rows, self._key = rows, key_bytes(signing_key)
-        self._head: Head | None = None
+    def __init__(self, tables: SqlExecutor, *, signing_key: Any = None) -> None:
+        self._rows, self._key = tables, key_bytes(signing_key)
+        self._head: ChainHead | None = None
         self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
             WeakKeyDictionary()
         )
 
-    async def awrite(self, entries: Sequence[Entry]) -> None:
+    async def awrite(self, entries: Sequence[AuditEntry]) -> None:
         """Put records at the end; see :class:`Trail`."""
         # Tasks of one loop would only get into each other's way.
         lock = self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
         async with lock:
             await self._ready()
-            head = Head()
+            head = ChainHead()
             for kind, data in entries:
                 head = await self._add(kind, data)
             await self._rows.run(
@@ -233,13 +233,13 @@ class AuditTable:
 
     async def _ready(self) -> None:
         if self._head is None:
-            await self._rows.run(_ADD, (0, str(Head())))
+            await self._rows.run(_ADD, (0, str(ChainHead())))
             self._head = await self._last()
 
-    async def _add(self, kind: str, data: Mapping[str, Any]) -> Head:
+    async def _add(self, kind: str, data: Mapping[str, Any]) -> ChainHead:
         for _ in range(_TRIES):
             assert self._head is not None
-            head, line = seal(self._head, kind, data, self._key)
+            head, line = build_record(self._head, kind, data, self._key)
             added, _rows = await self._rows.run(_ADD, (head.seq, line))
             if added:
                 self._head = head
@@ -247,18 +247,18 @@ class AuditTable:
             self._head = await self._last()
         raise _not_kept(RuntimeError("others always came first"))
 
-    async def _last(self) -> Head:
+    async def _last(self) -> ChainHead:
         _, found = await self._rows.run(
             "SELECT line FROM capgraph_audit WHERE seq > 0 ORDER BY seq DESC LIMIT 1"
         )
         if not found:
-            return Head()
+            return ChainHead()
         try:
             return _head_of(found[0][0])
-        except Broken as exc:
+        except InvalidRecordError as exc:
             raise _not_kept(exc) from exc
 
-    async def alines(self, after: int = 0) -> list[str]:
+    async def aread_lines(self, after: int = 0) -> list[str]:
         """Return the next records as they are written, at most a page of them."""
         _, found = await self._rows.run(
             "SELECT line FROM capgraph_audit WHERE seq > ? ORDER BY seq LIMIT ?", (after, _PAGE)
@@ -269,21 +269,21 @@ class AuditTable:
         """Check every record; see :meth:`AuditLog.verify`."""
         _, kept = await self._rows.run("SELECT line FROM capgraph_audit WHERE seq = 0")
         _, ends = await self._rows.run("SELECT seq FROM capgraph_audit ORDER BY seq")
-        checker = Checker(self._key, anchor, kept[0][0] if kept else "")
+        checker = ChainVerifier(self._key, anchor, kept[0][0] if kept else "")
         places = [seq for (seq,) in ends if seq > 0]
         for start in range(0, len(places), _PAGE):
             _, page = await self._rows.run(
                 "SELECT seq, line FROM capgraph_audit WHERE seq >= ? ORDER BY seq LIMIT ?",
                 (places[start], _PAGE),
             )
-            checker.take([line for _, line in page], [seq for seq, _ in page])
+            checker.feed([line for _, line in page], [seq for seq, _ in page])
         return checker.result()
 
     async def aprune(self, older_than: timedelta = RETENTION) -> int:
         """Drop the beginning; see :meth:`AuditLog.prune`."""
         gone, head = 0, None
         while True:
-            lines = await self.alines(head.seq if head is not None else 0)
+            lines = await self.aread_lines(head.seq if head is not None else 0)
             count, last = _old(lines, older_than)
             gone, head = gone + count, last or head
             if count < _PAGE:
@@ -295,10 +295,10 @@ class AuditTable:
         return gone
 
 
-class NoTrail:
+class UnavailableAuditWriter:
     """Where an audit was asked for and nothing keeps it: no effect begins, the rest goes on."""
 
-    async def awrite(self, entries: Sequence[Entry]) -> None:
+    async def awrite(self, entries: Sequence[AuditEntry]) -> None:
         """Refuse.
 
         Raises:
@@ -314,24 +314,24 @@ class NoTrail:
         return 0
 
 
-def _old(lines: Sequence[str | bytes], older_than: timedelta) -> tuple[int, Head | None]:
+def _old(lines: Sequence[str | bytes], older_than: timedelta) -> tuple[int, ChainHead | None]:
     """Return how many records at the beginning are too old, and the last of them."""
     before = datetime.now(UTC) - older_than
     count, head = 0, None
     for line in lines:
-        record = read_line(line)
+        record = parse_record(line)
         if datetime.fromisoformat(record["at"]) >= before:
             break
-        count, head = count + 1, Head(record["seq"], record["hash"])
+        count, head = count + 1, ChainHead(record["seq"], record["hash"])
     return count, head
 
 
-def _head_of(line: str | bytes) -> Head:
-    record = read_line(line)
-    return Head(record["seq"], record["hash"])
+def _head_of(line: str | bytes) -> ChainHead:
+    record = parse_record(line)
+    return ChainHead(record["seq"], record["hash"])
 
 
-def _sealed(head: Head) -> Entry:
+def _sealed(head: ChainHead) -> AuditEntry:
     return SEALED, {"through": head.seq, "head": head.hash}
 
 

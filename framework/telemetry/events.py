@@ -13,17 +13,17 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from capgraph.base.ports import now_text
-from capgraph.configs.run_context import run_context, using
+from capgraph.base.ports import utc_now_text
+from capgraph.configs.run_context import override_run_context, run_context
 from capgraph.configs.streaming import emit as _emit
-from capgraph.configs.streaming import is_heard
+from capgraph.configs.streaming import has_listener
 
 
 class _Event(BaseModel):
     # Schemas are built on first use, which keeps the import short.
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", defer_build=True)
 
-    timestamp: str = Field(default_factory=now_text)
+    timestamp: str = Field(default_factory=utc_now_text)
     seq: int | None = None
     run_id: str | None = None
     thread_id: str | None = None
@@ -369,20 +369,20 @@ def emit(event: _Event) -> None:
     kept = run_context().withheld
     if kept is not None and isinstance(event, (AnswerToken, AnswerPart, TurnFinished)):
         kept.append(event)
-    elif is_heard():
+    elif has_listener():
         _emit(event.model_dump(exclude_none=True))
 
 
-def keeping(events: list[_Event]) -> AbstractContextManager[None]:
+def buffer_answer_events(events: list[_Event]) -> AbstractContextManager[None]:
     """Keep what is said of the answer inside a ``with`` block, instead of sending it.
 
     >>> kept = []
-    >>> with keeping(kept):
+    >>> with buffer_answer_events(kept):
     ...     emit(AnswerToken(text="Hello"))
     >>> [event.text for event in kept]
     ['Hello']
     """
-    return using(withheld=events)
+    return override_run_context(withheld=events)
 
 
 def parse_event(data: dict[str, Any]) -> Event:

@@ -19,10 +19,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from capgraph.base.errors import require_extra
-from capgraph.base.ports import now_text
-from capgraph.configs.latest import Latest
+from capgraph.base.ports import utc_now_text
+from capgraph.configs.bounded_dict import BoundedDict
 from capgraph.telemetry.agent_events import AgentEvent, AgentEventName
-from capgraph.telemetry.shipped import Fed
+from capgraph.telemetry.builtin_sinks import FlushableSink
 from capgraph.telemetry.usage import PriceTable, UsageSnapshot
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class _Run:
     turn: tuple[str | None, str] | None = None
 
 
-class OpenTelemetrySink(Fed):
+class OpenTelemetrySink(FlushableSink):
     """Makes spans and metrics of the events of a graph.
 
     Args:
@@ -109,7 +109,7 @@ class OpenTelemetrySink(Fed):
             "capgraph.breaker.state", "1", "0 closed, 1 half open, 2 open."
         )
         self._runs: OrderedDict[str, _Run] = OrderedDict()
-        self._over: Latest[Any, SpanContext] = Latest(2 * _RUNS)
+        self._over: BoundedDict[Any, SpanContext] = BoundedDict(2 * _RUNS)
 
     def run_began(self, run_id: str) -> str | None:
         """Begin a run below the span that is current where it is called; returns its span."""
@@ -398,7 +398,7 @@ class OpenTelemetrySink(Fed):
                 flush()
 
     def _close(self) -> None:
-        now = _nanoseconds({"timestamp": now_text()})
+        now = _nanoseconds({"timestamp": utc_now_text()})
         while self._runs:
             name, run = self._runs.popitem(last=False)
             self._end(run, name, now, None)
@@ -434,5 +434,5 @@ def _model(event: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _nanoseconds(event: Mapping[str, Any]) -> int:
-    moment = datetime.fromisoformat(str(event.get("timestamp") or now_text()))
+    moment = datetime.fromisoformat(str(event.get("timestamp") or utc_now_text()))
     return int(moment.timestamp() * 1_000_000) * 1000

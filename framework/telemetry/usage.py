@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from capgraph.base.errors import ValidationError
-from capgraph.base.numbers import check_number
+from capgraph.helpers.number_validation import check_number
 
 _MILLION = 1_000_000
 _TTL = {"5m": "cache_write_5min_per_million", "1h": "cache_write_1h_per_million"}
@@ -52,7 +52,7 @@ class UsageSnapshot:
         for name, value in asdict(self).items():
             if name == "cache_ttl":
                 continue
-            check_number(name, value, whole=True)
+            check_number(name, value, integer=True)
 
     @property
     def prompt_tokens(self) -> int:
@@ -159,7 +159,7 @@ class PriceTable:
 
     Args:
         prices: Model to its price.
-        others: Whether ``genai-prices`` is asked for models that are not here.
+        use_genai_prices: Whether ``genai-prices`` is asked for models that are not here.
 
     >>> table = PriceTable({"house-model": ModelPricing(1.0, 2.0)})
     >>> table.cost("House-Model-v2", UsageSnapshot(input_tokens=1_000_000))
@@ -169,10 +169,10 @@ class PriceTable:
     """
 
     def __init__(
-        self, prices: Mapping[str, ModelPricing] | None = None, *, others: bool = True
+        self, prices: Mapping[str, ModelPricing] | None = None, *, use_genai_prices: bool = True
     ) -> None:
         self._prices = {name.lower(): price for name, price in (prices or {}).items()}
-        self._others = others
+        self._others = use_genai_prices
         self._lock = threading.Lock()
 
     @staticmethod

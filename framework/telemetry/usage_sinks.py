@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import Any, Protocol, runtime_checkable
 
-from capgraph.base.files import use_wal
 from capgraph.configs.logger import get_logger
-from capgraph.telemetry.shipped import FanoutSink, FileSink, RingBufferSink
+from capgraph.helpers.files import use_wal
+from capgraph.telemetry.builtin_sinks import FanoutSink, FileSink, RingBufferSink
 from capgraph.telemetry.usage import UsageSnapshot
 
 _COLUMNS = ("model", "input_tokens", "output_tokens", "tool_calls", "cost_usd")
@@ -82,7 +82,7 @@ class SqliteUsageSink(FileSink):
 
     def totals(self) -> dict[str, dict[str, Any]]:
         """Return the sums of each model; ``cost_usd`` is ``None`` where a price was unknown."""
-        self._fed()
+        self._flush_now()
         with closing(self._open()) as conn:
             rows = conn.execute(
                 "SELECT model, count(*), sum(input_tokens), sum(output_tokens), sum(tool_calls),"

@@ -25,7 +25,7 @@ class FaultScript:
         self._forever = forever
         self.calls: int = 0
 
-    async def meet(self) -> None:
+    async def apply_next(self) -> None:
         """Count a call and do what stands for it."""
         place, self.calls = self.calls, self.calls + 1
         fault = self._faults[place] if place < len(self._faults) else self._forever
@@ -87,7 +87,7 @@ def with_faults(
 
     @functools.wraps(execute)
     async def faulty(*args: Any, **kwargs: Any) -> Any:
-        await script.meet()
+        await script.apply_next()
         return await execute(*args, **kwargs)
 
     static = isinstance(inspect.getattr_static(original, "execute"), staticmethod)

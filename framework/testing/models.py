@@ -18,9 +18,9 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel, Field
 
 from capgraph.base import ModelError
-from capgraph.base.values import to_plain
+from capgraph.helpers.plain_data import to_plain
 
-_PIECES = re.compile(r"\S+\s*|\s+")
+_CHUNK = re.compile(r"\S+\s*|\s+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class ScriptedModel(BaseChatModel):
     def _generate(
         self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> ChatResult:
-        message = self._next(messages, kwargs)
+        message = self._next_message(messages, kwargs)
         return ChatResult(generations=[ChatGeneration(message=message)])
 
     async def _agenerate(
@@ -137,8 +137,8 @@ class ScriptedModel(BaseChatModel):
     def _chunks(
         self, messages: list[BaseMessage], kwargs: dict[str, Any]
     ) -> Iterator[ChatGenerationChunk]:
-        message = self._next(messages, kwargs)
-        for piece in _PIECES.findall(str(message.text)):
+        message = self._next_message(messages, kwargs)
+        for piece in _CHUNK.findall(str(message.text)):
             yield ChatGenerationChunk(message=AIMessageChunk(content=piece))
         last = AIMessageChunk(
             content="",
@@ -159,7 +159,7 @@ class ScriptedModel(BaseChatModel):
         )
         yield ChatGenerationChunk(message=last)
 
-    def _next(self, messages: list[BaseMessage], kwargs: dict[str, Any]) -> AIMessage:
+    def _next_message(self, messages: list[BaseMessage], kwargs: dict[str, Any]) -> AIMessage:
         call = ModelCall(
             tuple(messages), kwargs.get("scripted_schema"), kwargs.get("scripted_tools", ())
         )
@@ -179,9 +179,9 @@ class ScriptedModel(BaseChatModel):
             )
         if isinstance(answer, BaseException):
             raise answer
-        return self._message(answer, call)
+        return self._to_message(answer, call)
 
-    def _message(self, answer: Any, call: ModelCall) -> AIMessage:
+    def _to_message(self, answer: Any, call: ModelCall) -> AIMessage:
         if isinstance(answer, AIMessage):
             return answer
         text = answer if isinstance(answer, str) else json.dumps(to_plain(answer))

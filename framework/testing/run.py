@@ -11,12 +11,12 @@ from capgraph.base import CapabilityContext, CapabilitySpec, PlannedStep
 from capgraph.base.errors import ValidationError
 from capgraph.base.ports import StepRecord
 from capgraph.configs.settings import Settings
-from capgraph.langgraph_compat import as_in_a_run
+from capgraph.langgraph_compat import use_runtime_context
 from capgraph.pipeline import StepRunner
 from capgraph.pipeline.effect_ledger import EffectLedger
-from capgraph.pipeline.equipment import Equipment
-from capgraph.pipeline.job import Door, ResultReading
 from capgraph.pipeline.journal import Journal
+from capgraph.pipeline.runner_config import RunnerConfig
+from capgraph.pipeline.step_execution import AttemptContext, ResultOptions
 from capgraph.planning import validated_parameters
 from capgraph.registry import Registry
 from capgraph.state import STATE_KEYS, TurnView, dump_context, load_context
@@ -54,7 +54,7 @@ class CapabilityRun:
 
 
 async def run_capability(
-    cls: type[Any],
+    capability: type[Any],
     *,
     inputs: Mapping[str | type[CapabilityContext], Any] | None = None,
     parameters: Mapping[str, Any] | None = None,
@@ -72,7 +72,7 @@ async def run_capability(
     capability raises comes out as it is.
 
     Args:
-        cls: The capability: a class of either form, or a decorated function.
+        capability: The capability: a class of either form, or a decorated function.
         inputs: Context type (its name or class) or role to an object, a dictionary, or a list of
             these.
         parameters: The step's parameters.
@@ -85,7 +85,7 @@ async def run_capability(
         configurable: The ``configurable`` of the run, such as ``{"user_id": "ada"}``.
 
     Raises:
-        ValidationError: ``cls`` is not decorated, or inputs, parameters or outputs do not fit.
+        ValidationError: ``capability`` is not decorated, or inputs, parameters or outputs do not fit.
         CapabilityError: A returned key has no place.
 
     >>> import asyncio
@@ -104,13 +104,14 @@ async def run_capability(
     >>> run.output.text
     'Rome: sun for 3 days'
     """
-    spec = getattr(cls, "capability_spec", None)
-    if not isinstance(spec, CapabilitySpec) or spec.cls is not cls:
+    spec = getattr(capability, "capability_spec", None)
+    if not isinstance(spec, CapabilitySpec) or spec.cls is not capability:
         raise ValidationError(
-            f"{cls!r} is not a decorated capability.", fix="Decorate it with @capability_node."
+            f"{capability!r} is not a decorated capability.",
+            fix="Decorate it with @capability_node.",
         )
     types: dict[str, type[CapabilityContext]] = {}
-    data, links = _stored(inputs or {}, types, spec)
+    data, links = _store_inputs(inputs or {}, types, spec)
     _, plain = validated_parameters(spec, dict(parameters or {}))
     step = PlannedStep(
         context_key=STEP_KEY,
@@ -122,7 +123,7 @@ async def run_capability(
     known = {**(state or {}), "task_current_task": (state or {}).get("task_current_task") or task}
     known["capability_context_data"] = {**(known.get("capability_context_data") or {}), **data}
     run = CapabilityRun()
-    registry = Registry(infrastructure=()).with_(cls, *types.values())
+    registry = Registry(infrastructure=()).with_(capability, *types.values())
     types.update(registry.context_types)
     told = dict(config or {})
     settings = Settings(
@@ -131,18 +132,20 @@ async def run_capability(
         data_folders=told.pop("data_folders", []),
         approvals={"steps": "none"},
     )
-    runner = StepRunner(Equipment(registry, settings, chat_model=lambda _role: model))
+    runner = StepRunner(RunnerConfig(registry, settings, chat_model=lambda _role: model))
     view = TurnView(known)
-    door = Door(
+    door = AttemptContext(
         view,
         EffectLedger(Journal(), view),
         failures=attempt - 1,
-        reading=ResultReading(STATE_KEYS | (state or {}).keys(), raw_errors=True, types=types),
+        result_options=ResultOptions(
+            STATE_KEYS | (state or {}).keys(), raw_errors=True, context_classes=types
+        ),
         notify=lambda message, fraction: run.progress.append((message, fraction)),
     )
-    asked = view.attempt(spec.name, step, total=0)
+    asked = view.create_attempt(spec.name, step, total=0)
     in_a_run = context is not None or configurable is not None
-    with as_in_a_run(context, configurable) if in_a_run else nullcontext():
+    with use_runtime_context(context, configurable) if in_a_run else nullcontext():
         record = await runner.run(asked, door)
     assert isinstance(record, StepRecord)
     run.updates.update(record.updates)
@@ -151,7 +154,7 @@ async def run_capability(
     return run
 
 
-def _stored(
+def _store_inputs(
     inputs: Mapping[str | type[CapabilityContext], Any],
     types: dict[str, type[CapabilityContext]],
     spec: CapabilitySpec,

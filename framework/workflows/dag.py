@@ -11,24 +11,24 @@ from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from langgraph.graph import END, START, StateGraph
 
 from capgraph.adapters.task_graph import TaskGraph
-from capgraph.base.checked import checked
 from capgraph.base.errors import CapgraphError, ConfigurationError
-from capgraph.base.task import NamedInputs
-from capgraph.engine.envelopes import as_task, hearing, one_signal
+from capgraph.base.task_schemas import NamedInputs
 from capgraph.engine.services import Services
-from capgraph.engine.sync_graph import SyncGraph, compiled, graph_of, one_node
+from capgraph.engine.step_tasks import label_scope, merge_interrupts, run_as_task
+from capgraph.engine.sync_graph import SyncGraph, compile_graph, copy_graph_as, single_node_graph
+from capgraph.helpers.argument_validation import validate_arguments
 from capgraph.langgraph_compat import Checkpointer
-from capgraph.pipeline.job import hear
-from capgraph.workflows.inputs import WorkflowNode, names_used
+from capgraph.pipeline.step_execution import propagate_labels
+from capgraph.workflows.inputs import WorkflowNode, find_used_names
 from capgraph.workflows.nodes import (
     BaseWorkflow,
-    Plain,
+    NodeOutput,
     WorkflowEdge,
     WorkflowGraph,
     WorkflowOutput,
-    failed,
-    given_by,
-    holds,
+    evaluate_condition,
+    failed_output,
+    published_values,
     run_node,
 )
 
@@ -56,7 +56,7 @@ class DAGWorkflow(BaseWorkflow):
     'A text from notes on tides.'
     """
 
-    @checked
+    @validate_arguments
     def __init__(
         self,
         nodes: Iterable[WorkflowNode] | None = None,
@@ -71,7 +71,7 @@ class DAGWorkflow(BaseWorkflow):
         for node in nodes or ():
             self.add_node(node)
 
-    @checked
+    @validate_arguments
     def add_node(self, node: WorkflowNode) -> None:
         """Add a node.
 
@@ -84,12 +84,12 @@ class DAGWorkflow(BaseWorkflow):
             )
         self._nodes[node.node_id] = node
 
-    @checked
+    @validate_arguments
     def add_edge(self, edge: WorkflowEdge) -> None:
         """Add an edge; its ends are looked at when the workflow is compiled."""
         self._edges.append(edge)
 
-    @checked
+    @validate_arguments
     def compile(self, checkpointer: Checkpointer = None, **options: Any) -> WorkflowGraph:
         """Return the workflow as a graph; see :meth:`BaseWorkflow.compile`.
 
@@ -97,20 +97,22 @@ class DAGWorkflow(BaseWorkflow):
             ConfigurationError: There is no node, a cycle, an edge whose end is unknown, or a node
                 that needs what only a later one gives.
         """
-        order = self._order()
-        graphs = {name: self.nested(self._nodes[name]) for name in order}
+        order = self._sort_nodes()
+        graphs = {name: self.compile_node(self._nodes[name]) for name in order}
         nodes = {name: self._nodes[name] for name in order}
         edges = tuple(self._edges)
 
         async def run(state: Any) -> dict[str, Any]:
             known = {**(state.get("inputs") or {}), "task": state["task"]}
-            return await _Run(nodes, edges, graphs, known, self.services).run()
+            return await _DagRun(nodes, edges, graphs, known, self.services).run()
 
-        builder = one_node("nodes", run, WorkflowOutput, takes=NamedInputs, gives=WorkflowOutput)
+        builder = single_node_graph(
+            "nodes", run, WorkflowOutput, input_schema=NamedInputs, output_schema=WorkflowOutput
+        )
         made = builder.compile(checkpointer=checkpointer, name=self.name, **options)
-        return graph_of(_DagGraph, made, shape=self._shape())
+        return copy_graph_as(_DagGraph, made, shape=self._build_drawing())
 
-    def _order(self) -> list[str]:
+    def _sort_nodes(self) -> list[str]:
         if not self._nodes:
             raise ConfigurationError("The workflow has no nodes.", fix="Give it at least one.")
         before: dict[str, set[str]] = {name: set() for name in self._nodes}
@@ -132,7 +134,7 @@ class DAGWorkflow(BaseWorkflow):
         self._check_names(order, before)
         return order
 
-    def _check_names(self, order: list[str], before: Mapping[str, set[str]]) -> None:
+    def _check_names(self, order: list[str], predecessors: Mapping[str, set[str]]) -> None:
         """See to it that what a node is given by another comes from one before it."""
         gives: dict[str, str] = {}
         for name in order:
@@ -145,7 +147,7 @@ class DAGWorkflow(BaseWorkflow):
                 gives[known_as] = name
         above: dict[str, set[str]] = {}
         for name in order:
-            above[name] = before[name].union(*(above[other] for other in before[name]))
+            above[name] = predecessors[name].union(*(above[other] for other in predecessors[name]))
             for needed in self._nodes[name].inputs_map.values():
                 if needed in gives and gives[needed] not in above[name]:
                     raise ConfigurationError(
@@ -154,7 +156,7 @@ class DAGWorkflow(BaseWorkflow):
                         fix=f"Add WorkflowEdge({gives[needed]!r}, {name!r}).",
                     )
 
-    def _shape(self) -> WorkflowGraph:
+    def _build_drawing(self) -> WorkflowGraph:
         """Return a graph that is only drawn."""
         builder: StateGraph[Any, Any, Any, Any] = StateGraph(WorkflowOutput)
         for name in self._nodes:
@@ -170,7 +172,7 @@ class DAGWorkflow(BaseWorkflow):
             gone = [e.target for e in self._edges if e.source == name and e.condition is not None]
             if gone:
                 builder.add_conditional_edges(name, lambda state: [], list(dict.fromkeys(gone)))
-        return compiled(builder)
+        return compile_graph(builder)
 
 
 class _DagGraph(SyncGraph[Any]):
@@ -185,7 +187,7 @@ class _DagGraph(SyncGraph[Any]):
         return self.shape.get_graph(*args, **kwargs)
 
 
-class _Run:
+class _DagRun:
     """One run. Each node is a LangGraph task, so one that has ended is not run again.
 
     The identity of a task follows the order of the calls, so all are called at once, in an order
@@ -197,68 +199,70 @@ class _Run:
         nodes: Mapping[str, WorkflowNode],
         edges: Iterable[WorkflowEdge],
         graphs: Mapping[str, TaskGraph],
-        known: dict[str, Any],
+        available: dict[str, Any],
         services: Services | None,
     ) -> None:
         self._nodes = nodes
         self._services = services
         self._graphs = graphs
-        self._known = known
+        self._available = available
         self._labels: dict[str, Mapping[str, str]] = {}
-        self._into: dict[str, list[WorkflowEdge]] = {name: [] for name in nodes}
+        self._incoming: dict[str, list[WorkflowEdge]] = {name: [] for name in nodes}
         for edge in edges:
-            self._into[edge.target].append(edge)
-        self._last = set(nodes) - {edge.source for edge in edges}
-        self._ended = {name: asyncio.Event() for name in nodes}
-        self._outputs: dict[str, Plain] = {}
+            self._incoming[edge.target].append(edge)
+        self._final_nodes = set(nodes) - {edge.source for edge in edges}
+        self._finished = {name: asyncio.Event() for name in nodes}
+        self._outputs: dict[str, NodeOutput] = {}
         self._not_run: dict[str, str] = {}
         self._not_needed: list[str] = []
         self._error: BaseException | None = None
         self._signals: dict[str, GraphBubbleUp] = {}
 
     async def run(self) -> dict[str, Any]:
-        begun = [(name, as_task(name, self._body(name))) for name in self._nodes]
-        await asyncio.gather(*(self._watch(name, call) for name, call in begun))
+        begun = [(name, run_as_task(name, self._node_task(name))) for name in self._nodes]
+        await asyncio.gather(*(self._await_node(name, call) for name, call in begun))
         if self._error is not None:
             raise self._error
         if self._signals:
-            raise one_signal([self._signals[n] for n in self._nodes if n in self._signals])
-        return self._left()
+            raise merge_interrupts([self._signals[n] for n in self._nodes if n in self._signals])
+        return self._build_output()
 
-    def _body(self, name: str) -> Any:
-        async def body() -> Plain | dict[str, Any]:
-            for edge in self._into[name]:
-                await self._ended[edge.source].wait()
-            if self._error is not None or any(e.source in self._signals for e in self._into[name]):
+    def _node_task(self, name: str) -> Any:
+        async def body() -> NodeOutput | dict[str, Any]:
+            for edge in self._incoming[name]:
+                await self._finished[edge.source].wait()
+            if self._error is not None or any(
+                e.source in self._signals for e in self._incoming[name]
+            ):
                 # What this one waits for is still open: nothing is saved of it.
                 raise GraphInterrupt(())
-            if hung := [e.source for e in self._into[name] if self._failed(e.source)]:
+            if hung := [e.source for e in self._incoming[name] if self._has_failed(e.source)]:
                 return {"not_run": hung[0]}
             try:
-                gone = [e for e in self._into[name] if await self._goes(e)]
+                gone = [e for e in self._incoming[name] if await self._is_followed(e)]
             except CapgraphError as exc:
-                return failed(str(exc))
-            if self._into[name] and not gone:
+                return failed_output(str(exc))
+            if self._incoming[name] and not gone:
                 return {"not_needed": True}
             node, graph = self._nodes[name], self._graphs[name]
-            used = names_used(node, graph, self._known)
+            used = find_used_names(node, graph, self._available)
             labels = {k: v for n in used for k, v in self._labels.get(n, {}).items()}
-            return await run_node(node, graph, self._known, labels, self._services)
+            return await run_node(node, graph, self._available, labels, self._services)
 
         return body
 
-    async def _goes(self, edge: WorkflowEdge) -> bool:
+    async def _is_followed(self, edge: WorkflowEdge) -> bool:
         found = self._outputs.get(edge.source)
-        return found is not None and await holds(edge.condition, found)
+        return found is not None and await evaluate_condition(edge.condition, found)
 
-    def _failed(self, name: str) -> bool:
+    def _has_failed(self, name: str) -> bool:
         return name in self._not_run or not self._outputs.get(name, {"success": True})["success"]
 
-    async def _watch(self, name: str, call: Any) -> None:
+    async def _await_node(self, name: str, task: Any) -> None:
         try:
-            with hearing({}) as told:
-                found = await call
-            hear(told)
+            with label_scope({}) as told:
+                found = await task
+            propagate_labels(told)
         except GraphBubbleUp as signal:
             self._signals[name] = signal
         except BaseException as exc:
@@ -271,16 +275,18 @@ class _Run:
             else:
                 self._outputs[name] = found
                 if found["success"]:
-                    given = given_by(name, found)
-                    self._known |= given
+                    given = published_values(name, found)
+                    self._available |= given
                     self._labels |= dict.fromkeys(given, told)
         finally:
-            self._ended[name].set()
+            self._finished[name].set()
 
-    def _left(self) -> dict[str, Any]:
+    def _build_output(self) -> dict[str, Any]:
         wrong = [f"{n}: {f['error']}" for n, f in self._outputs.items() if not f["success"]]
         last = {
-            n: f["output"] for n, f in self._outputs.items() if n in self._last and f["success"]
+            n: f["output"]
+            for n, f in self._outputs.items()
+            if n in self._final_nodes and f["success"]
         }
         error = "; ".join(wrong)
         if self._not_run:

@@ -11,30 +11,30 @@ from typing import Any, NotRequired
 from langchain_core.runnables import RunnableConfig
 from typing_extensions import TypedDict
 
-from capgraph.adapters.request import ENDING
-from capgraph.base.awaiting import awaited
-from capgraph.base.checked import checked
+from capgraph.adapters.request import RUN_ENDING_ERRORS
 from capgraph.base.errors import ConfigurationError, ValidationError
 from capgraph.configs.logger import get_logger
-from capgraph.engine.as_node import members_of
-from capgraph.engine.envelopes import as_task, hearing, side_by_side
+from capgraph.engine.capability_node import member_scope
 from capgraph.engine.services import Services
-from capgraph.engine.sync_graph import compiled, one_node
+from capgraph.engine.step_tasks import gather_tasks, label_scope, run_as_task
+from capgraph.engine.sync_graph import compile_graph, single_node_graph
+from capgraph.helpers.argument_validation import validate_arguments
+from capgraph.helpers.async_calls import maybe_await
 from capgraph.langgraph_compat import Checkpointer
-from capgraph.pipeline.job import hear
-from capgraph.workflows.inputs import WorkflowNode, task_of
+from capgraph.pipeline.step_execution import propagate_labels
+from capgraph.workflows.inputs import WorkflowNode, to_task
 from capgraph.workflows.nodes import (
     BaseWorkflow,
-    Plain,
+    NodeOutput,
     WorkflowGraph,
     WorkflowOutput,
     WorkflowResult,
-    failed,
+    failed_output,
     run_node,
 )
 
 
-@checked
+@validate_arguments
 @dataclass
 class WorkflowEvent:
     """Something that happened.
@@ -86,7 +86,7 @@ class EventDrivenWorkflow(BaseWorkflow):
     3
     """
 
-    @checked
+    @validate_arguments
     def __init__(
         self,
         max_events: int = 100,
@@ -98,11 +98,11 @@ class EventDrivenWorkflow(BaseWorkflow):
         super().__init__(services=services, name=name)
         if max_events < 1:
             raise ConfigurationError(f"max_events is {max_events!r}.", fix="Give at least 1.")
-        self._max = max_events
-        self._terminal = terminal_event
+        self._max_events = max_events
+        self._terminal_event = terminal_event
         self._handlers: dict[str, list[tuple[Any, str | None]]] = {}
 
-    @checked
+    @validate_arguments
     def on(self, event_name: str, handler: Any, *, gives: str | None = None) -> None:
         """Have events of a name handled.
 
@@ -133,73 +133,77 @@ class EventDrivenWorkflow(BaseWorkflow):
         Raises:
             ValidationError: Something is no event.
         """
-        told = task_of(initial_input)
-        events = [asdict(event) for event in _events_of(initial_input)]
+        told = to_task(initial_input)
+        events = [asdict(event) for event in _parse_events(initial_input)]
         given = {"task": told, "inputs": {"events": events}}
-        return await self._run(given, context, config)
+        return await self._run_graph(given, context, config)
 
-    @checked
+    @validate_arguments
     def compile(self, checkpointer: Checkpointer = None, **options: Any) -> WorkflowGraph:
         """Return the workflow as a graph; see :meth:`BaseWorkflow.compile`."""
         handlers = {
-            name: [self._handler(name, place, *one) for place, one in enumerate(found)]
+            name: [self._build_handler(name, place, *one) for place, one in enumerate(found)]
             for name, found in self._handlers.items()
         }
 
         async def run(state: Any) -> dict[str, Any]:
             known = {**state, **(state.get("inputs") or {})}
             known.pop("inputs", None)
-            task_of(known)
-            with hearing({}) as told:
-                left = await self._handle_all(_events_of(known), handlers)
-            hear(told)
+            to_task(known)
+            with label_scope({}) as told:
+                left = await self._handle_all(_parse_events(known), handlers)
+            propagate_labels(told)
             return left
 
-        builder = one_node("events", run, WorkflowOutput, takes=_EventInput, gives=WorkflowOutput)
-        return compiled(builder, checkpointer=checkpointer, name=self.name, **options)
+        builder = single_node_graph(
+            "events", run, WorkflowOutput, input_schema=_EventInput, output_schema=WorkflowOutput
+        )
+        return compile_graph(builder, checkpointer=checkpointer, name=self.name, **options)
 
-    def _handler(
-        self, name: str, place: int, handler: Any, gives: str | None
+    def _build_handler(
+        self, name: str, index: int, handler: Any, gives: str | None
     ) -> Callable[[WorkflowEvent], Any]:
         kinds = ("capability_spec", "compile", "execute", "ainvoke")
         works = any(hasattr(handler, kind) for kind in kinds)
         if gives is None and callable(handler) and not works:
-            return lambda event: _handled(handler, event, self.services)
-        node = WorkflowNode(f"{name}_{place}", handler)
-        graph = self.nested(node)
+            return lambda event: _call_handler(handler, event, self.services)
+        node = WorkflowNode(f"{name}_{index}", handler)
+        graph = self.compile_node(node)
 
-        async def work(event: WorkflowEvent) -> Plain:
+        async def work(event: WorkflowEvent) -> NodeOutput:
             found = await run_node(node, graph, event.payload, {}, self.services)
             if found["success"] and gives is not None:
                 output = found["output"]
-                payload = {"output": output, "task": task_of({"task": output})}
+                payload = {"output": output, "task": to_task({"task": output})}
                 found["metadata"]["events"] = [asdict(WorkflowEvent(gives, payload))]
             return found
 
         return work
 
     async def _handle_all(
-        self, first: list[WorkflowEvent], handlers: Mapping[str, list[Any]]
+        self, events: list[WorkflowEvent], handlers: Mapping[str, list[Any]]
     ) -> dict[str, Any]:
-        queue = deque(first)
-        outputs: dict[str, list[Plain]] = {}
+        queue = deque(events)
+        outputs: dict[str, list[NodeOutput]] = {}
         wrong: list[str] = []
         handled, output = 0, ""
         while queue:
             event = queue.popleft()
-            if event.name == self._terminal:
+            if event.name == self._terminal_event:
                 output = event.payload.get("output", event.payload)
                 break
-            if handled >= self._max:
-                wrong.append(f"max_events={self._max} reached; {event.name!r} would be next")
+            if handled >= self._max_events:
+                wrong.append(f"max_events={self._max_events} reached; {event.name!r} would be next")
                 break
             handled += 1
             if event.name not in handlers:
                 get_logger("framework", "workflow").warning("Nobody handles %r.", event.name)
-                if handled <= len(first):  # what was asked for is not done
+                if handled <= len(events):  # what was asked for is not done
                     wrong.append(f"nobody handles {event.name!r}")
-            begun = [as_task(event.name, partial(h, event)) for h in handlers.get(event.name, ())]
-            for found in await side_by_side(begun):
+            begun = [
+                run_as_task(event.name, partial(h, event)) for h in handlers.get(event.name, ())
+            ]
+            for found in await gather_tasks(begun):
                 following = found["metadata"].pop("events", [])
                 outputs.setdefault(event.name, []).append(found)
                 if not found["success"]:
@@ -214,29 +218,31 @@ class EventDrivenWorkflow(BaseWorkflow):
         }
 
 
-async def _handled(handler: Handler, event: WorkflowEvent, services: Services | None) -> Plain:
+async def _call_handler(
+    handler: Handler, event: WorkflowEvent, services: Services | None
+) -> NodeOutput:
     try:
-        async with members_of(services, event.name):
-            gave: Any = await awaited(handler(replace(event, payload=dict(event.payload))))
+        async with member_scope(services, event.name):
+            gave: Any = await maybe_await(handler(replace(event, payload=dict(event.payload))))
         several = isinstance(gave, (list, tuple))
         events = list(gave) if several else [gave] if gave is not None else []
         if odd := [one for one in events if not isinstance(one, WorkflowEvent)]:
-            return failed(f"a handler gave {odd[0]!r}, which is no WorkflowEvent")
-    except ENDING:
+            return failed_output(f"a handler gave {odd[0]!r}, which is no WorkflowEvent")
+    except RUN_ENDING_ERRORS:
         raise
     except Exception as exc:
-        return failed(str(exc) or type(exc).__name__)
+        return failed_output(str(exc) or type(exc).__name__)
     output = events[0].payload.get("output") if len(events) == 1 else None
     told = {"events": [asdict(one) for one in events]}
     return {"output": output, "success": True, "error": None, "metadata": told}
 
 
-def _events_of(given: Mapping[str, Any]) -> list[WorkflowEvent]:
-    found = given.get("events")
+def _parse_events(inputs: Mapping[str, Any]) -> list[WorkflowEvent]:
+    found = inputs.get("events")
     if found is None:
-        found = [given["event"]] if "event" in given else None
+        found = [inputs["event"]] if "event" in inputs else None
     if found is None:
-        return [WorkflowEvent("task", dict(given))]
+        return [WorkflowEvent("task", dict(inputs))]
     try:
         return [one if isinstance(one, WorkflowEvent) else WorkflowEvent(**one) for one in found]
     except TypeError as exc:

@@ -11,19 +11,19 @@ from typing import Any, Literal
 from langchain_core.tools import BaseTool
 
 from capgraph.adapters.task_graph import TaskGraph
-from capgraph.base.checked import checked
 from capgraph.base.errors import CapgraphError, ConfigurationError, ValidationError
 from capgraph.base.ports import Agent
 from capgraph.base.spec import CapabilitySpec
-from capgraph.langgraph_compat import keys_of
+from capgraph.helpers.argument_validation import validate_arguments
+from capgraph.langgraph_compat import graph_keys
 from capgraph.pipeline.run_config import current_runtime
 
-Kind = Literal["capability", "function", "agent", "model_agent", "messages", "graph"]
+NodeKind = Literal["capability", "function", "agent", "model_agent", "messages", "graph"]
 LAST_OUTPUT = "last_output"
 """Name by which a state finds the output of the state before it."""
 
 
-@checked
+@validate_arguments
 @dataclass
 class WorkflowNode:
     """One node of a workflow.
@@ -46,7 +46,7 @@ class WorkflowNode:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
-def kind_of(node: WorkflowNode) -> Kind:
+def kind_of(node: WorkflowNode) -> NodeKind:
     """Return how a node takes its inputs.
 
     An ``agent`` reads its context in its own ``execute``. The model of a ``model_agent`` reads
@@ -61,13 +61,13 @@ def kind_of(node: WorkflowNode) -> Kind:
     if isinstance(thing, Agent):
         return "agent"
     if hasattr(thing, "ainvoke"):
-        taken, _ = keys_of(thing) or ([], [])
+        taken, _ = graph_keys(thing) or ([], [])
         return "messages" if "messages" in taken and "task" not in taken else "graph"
     return "function"
 
 
-def hand_over(
-    node: WorkflowNode, graph: TaskGraph, known: Mapping[str, Any]
+def prepare_input(
+    node: WorkflowNode, graph: TaskGraph, available: Mapping[str, Any]
 ) -> tuple[dict[str, Any], Any]:
     """Return the input of a node's graph, and the context of an agent.
 
@@ -86,52 +86,54 @@ def hand_over(
     Args:
         node: The node.
         graph: Its graph.
-        known: The input of the workflow and what earlier nodes gave, by name.
+        available: The input of the workflow and what earlier nodes gave, by name.
 
     Raises:
         CapgraphError: A mapped value does not exist.
     """
-    if missing := sorted({name for name in node.inputs_map.values() if name not in known}):
+    if missing := sorted({name for name in node.inputs_map.values() if name not in available}):
         raise CapgraphError(
             f"{node.node_id!r} needs {missing}, which nobody gave.",
-            fix=f"There is {sorted(known)}; give the rest to the workflow.",
+            fix=f"There is {sorted(available)}; give the rest to the workflow.",
         )
-    mapped = {own: known[name] for own, name in node.inputs_map.items()}
-    values, kind = mapped or dict(known), kind_of(node)
+    mapped = {own: available[name] for own, name in node.inputs_map.items()}
+    values, kind = mapped or dict(available), kind_of(node)
     if kind == "capability":
         if mapped and set(mapped) != {"task"}:
             return {"task": mapped}, None
-        named = {name: values[name] for name in _fields(node.agent) if name in values}
-        return {"task": task_of(values), "inputs": {} if mapped else named}, None
+        named = {name: values[name] for name in _capability_fields(node.agent) if name in values}
+        return {"task": to_task(values), "inputs": {} if mapped else named}, None
     if kind == "function":
-        named = _arguments(node, mapped, known)
+        named = _function_arguments(node, mapped, available)
         by_name = set(mapped) <= set(named)
-        return {"task": task_of(known if by_name else values), "inputs": named}, None
-    task = task_of(values)
+        return {"task": to_task(available if by_name else values), "inputs": named}, None
+    task = to_task(values)
     if kind in ("messages", "model_agent"):
-        task = _with_values(task, mapped, known)
+        task = _append_values(task, mapped, available)
     if kind in ("agent", "model_agent"):
-        return {"task": task}, _context(values, own=kind == "agent")
-    taken = _taken(graph)
+        return {"task": task}, _agent_context(values, reads_context=kind == "agent")
+    taken = _accepted_keys(graph)
     further = {name: value for name, value in values.items() if name in taken}
     if "inputs" in taken and "inputs" not in values:
         further["inputs"] = values
     return {**further, "task": task}, None
 
 
-def names_used(node: WorkflowNode, graph: TaskGraph, known: Mapping[str, Any]) -> Collection[str]:
+def find_used_names(
+    node: WorkflowNode, graph: TaskGraph, available: Mapping[str, Any]
+) -> Collection[str]:
     """Return which of the known values reach a node."""
     kind = kind_of(node)
     if node.inputs_map:
         return node.inputs_map.values()
     if kind == "capability":
-        return known.keys() & {"task", *_fields(node.agent)}
+        return available.keys() & {"task", *_capability_fields(node.agent)}
     if kind == "function":
-        used = _arguments(node, {}, known)
-        return known.keys() if "context" in used else known.keys() & {"task", *used}
-    if kind in ("agent", "model_agent") or "inputs" in _taken(graph):
-        return known.keys()
-    return known.keys() & {"task", LAST_OUTPUT, *_taken(graph)}
+        used = _function_arguments(node, {}, available)
+        return available.keys() if "context" in used else available.keys() & {"task", *used}
+    if kind in ("agent", "model_agent") or "inputs" in _accepted_keys(graph):
+        return available.keys()
+    return available.keys() & {"task", LAST_OUTPUT, *_accepted_keys(graph)}
 
 
 def check_inputs(node: WorkflowNode, graph: TaskGraph) -> None:
@@ -144,12 +146,12 @@ def check_inputs(node: WorkflowNode, graph: TaskGraph) -> None:
         return  # then all of them are the task
     kind = kind_of(node)
     if kind == "function":
-        names, takes_all = _parameters(node.agent)
+        names, takes_all = _function_parameters(node.agent)
         taken: Collection[str] = node.inputs_map if takes_all else {*names, "context"}
         if "context" in names:
             return
     elif kind == "graph":
-        taken = _taken(graph)
+        taken = _accepted_keys(graph)
         if "inputs" in taken:
             return
     else:
@@ -162,35 +164,35 @@ def check_inputs(node: WorkflowNode, graph: TaskGraph) -> None:
         )
 
 
-def task_of(given: Mapping[str, Any]) -> str:
+def to_task(inputs: Mapping[str, Any]) -> str:
     """Return the task that named values stand for: ``task``, ``query``, else all of them as JSON.
 
     Raises:
         ValidationError: They are none, or the task says nothing.
     """
-    if not isinstance(given, Mapping) or (given and all(v is None for v in given.values())):
-        raise ValidationError(f"{given!r} is no task.", fix='Give {"task": …}.')
+    if not isinstance(inputs, Mapping) or (inputs and all(v is None for v in inputs.values())):
+        raise ValidationError(f"{inputs!r} is no task.", fix='Give {"task": …}.')
     for name in ("task", "query"):
-        if given.get(name) is not None:
-            return given[name] if isinstance(given[name], str) else _text(given[name])
-    return _text(dict(given))
+        if inputs.get(name) is not None:
+            return inputs[name] if isinstance(inputs[name], str) else _to_json(inputs[name])
+    return _to_json(dict(inputs))
 
 
-def _text(value: Any) -> str:
+def _to_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _taken(graph: TaskGraph) -> Collection[str]:
-    takes, _ = keys_of(graph) or ([], [])
+def _accepted_keys(graph: TaskGraph) -> Collection[str]:
+    takes, _ = graph_keys(graph) or ([], [])
     return takes
 
 
-def is_capability(thing: Any) -> bool:
+def is_capability(value: Any) -> bool:
     """Return True for a decorated capability."""
-    return isinstance(getattr(thing, "capability_spec", None), CapabilitySpec)
+    return isinstance(getattr(value, "capability_spec", None), CapabilitySpec)
 
 
-def _fields(capability: Any) -> list[str]:
+def _capability_fields(capability: Any) -> list[str]:
     if isinstance(capability, BaseTool):
         return list(capability.args)
     spec: CapabilitySpec = capability.capability_spec
@@ -198,26 +200,26 @@ def _fields(capability: Any) -> list[str]:
     return [*own, *(need.label for need in spec.requires)]
 
 
-def _context(values: Mapping[str, Any], *, own: bool) -> Any:
+def _agent_context(values: Mapping[str, Any], *, reads_context: bool) -> Any:
     """Return the context of an agent; an object of the caller's stays what its tools find."""
     runtime = current_runtime()
     around = runtime.context if runtime is not None else None
     if isinstance(around, Mapping):
         return {**around, **values}
-    return dict(values) if own or around is None else None
+    return dict(values) if reads_context or around is None else None
 
 
-def _with_values(task: str, mapped: Mapping[str, Any], known: Mapping[str, Any]) -> str:
+def _append_values(task: str, mapped: Mapping[str, Any], available: Mapping[str, Any]) -> str:
     """Return a task with the values behind it that a model has to read."""
     if mapped and not {"task", "query"} & set(mapped):
         return task  # it holds all of them
     names = [name for name in mapped if name != "task"] if mapped else [LAST_OUTPUT]
-    values = mapped or known
+    values = mapped or available
     shown = {name: values[name] for name in names if values.get(name) is not None}
-    return f"{task}\n\n{_text(shown)}" if shown else task
+    return f"{task}\n\n{_to_json(shown)}" if shown else task
 
 
-def _parameters(function: Any) -> tuple[dict[str, inspect.Parameter], bool]:
+def _function_parameters(function: Any) -> tuple[dict[str, inspect.Parameter], bool]:
     """Return a function's parameters behind the task, and whether it takes any name."""
     try:
         found = list(inspect.signature(function).parameters.values())
@@ -228,23 +230,23 @@ def _parameters(function: Any) -> tuple[dict[str, inspect.Parameter], bool]:
     return named, any(one.kind is inspect.Parameter.VAR_KEYWORD for one in found)
 
 
-def _arguments(
-    node: WorkflowNode, mapped: Mapping[str, Any], known: Mapping[str, Any]
+def _function_arguments(
+    node: WorkflowNode, mapped: Mapping[str, Any], available: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the arguments of a function beside the task.
 
     A parameter that has a default of its own is filled only by a mapped input, or by the output of
     the state before: many functions bind a value that way.
     """
-    parameters, takes_all = _parameters(node.agent)
+    parameters, takes_all = _function_parameters(node.agent)
     found = {name: mapped[name] for name in mapped if name != "task" and takes_all}
     for name, parameter in parameters.items():
         if name in mapped:
             found[name] = mapped[name]
         elif name == "context":
-            found[name] = dict(mapped or known)
+            found[name] = dict(mapped or available)
         elif name == LAST_OUTPUT:
-            found[name] = known.get(name)
-        elif parameter.default is inspect.Parameter.empty and name in known and not mapped:
-            found[name] = known[name]
+            found[name] = available.get(name)
+        elif parameter.default is inspect.Parameter.empty and name in available and not mapped:
+            found[name] = available[name]
     return found

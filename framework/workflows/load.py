@@ -8,14 +8,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from capgraph.base.checked import checked
 from capgraph.configs.errors import ConfigurationError
-from capgraph.configs.near import use_known
-from capgraph.configs.yaml_files import explained, read_yaml
-from capgraph.engine.named import imported
+from capgraph.configs.suggestions import suggest_fix
+from capgraph.configs.yaml_files import format_validation_errors, read_yaml
+from capgraph.engine.configured_objects import import_attribute
 from capgraph.engine.services import Services
-from capgraph.planning.conditions import MISSING, condition_faults, told
-from capgraph.planning.conditions import holds as condition_holds
+from capgraph.helpers.argument_validation import validate_arguments
+from capgraph.planning.conditions import MISSING, condition_errors, describe_condition
+from capgraph.planning.conditions import evaluate_condition as condition_holds
 from capgraph.workflows.dag import DAGWorkflow
 from capgraph.workflows.events import EventDrivenWorkflow
 from capgraph.workflows.inputs import WorkflowNode
@@ -23,7 +23,7 @@ from capgraph.workflows.nodes import BaseWorkflow, NodeResult, WorkflowEdge
 from capgraph.workflows.state_machine import StateMachineWorkflow
 
 
-@checked
+@validate_arguments
 def load_workflow(
     file: str | os.PathLike[str],
     agents: Mapping[str, Any] | None = None,
@@ -59,12 +59,12 @@ def load_workflow(
     'HELLO!!'
     """
     try:
-        document = _FORM.validate_python(read_yaml(file))
+        document = _DOCUMENT.validate_python(read_yaml(file))
     except ValidationError as exc:
         raise ConfigurationError(
-            f"The workflow {os.fspath(file)!r} cannot be used:\n{explained(exc)}"
+            f"The workflow {os.fspath(file)!r} cannot be used:\n{format_validation_errors(exc)}"
         ) from exc
-    known = {n: imported(path, f"agents.{n}") for n, path in document.agents.items()} | {
+    known = {n: import_attribute(path, f"agents.{n}") for n, path in document.agents.items()} | {
         **(agents or {})
     }
 
@@ -72,25 +72,27 @@ def load_workflow(
         if name not in known:
             raise ConfigurationError(
                 f"The workflow {os.fspath(file)!r} names {name!r}, and nobody is called so.",
-                fix=f"{use_known(name, known=known)} Pass other agents in agents=.",
+                fix=f"{suggest_fix(name, known=known)} Pass other agents in agents=.",
             )
         return known[name]
 
-    workflow = document.made(agent, {"services": services, "name": document.name})
+    workflow = document.build(agent, {"services": services, "name": document.name})
     workflow.compile()
     return workflow
 
 
-def _sound(condition: Any) -> Any:
-    for path, _, cause in condition_faults(condition):
+def _validate_condition(condition: Any) -> Any:
+    for path, _, cause in condition_errors(condition):
         raise ValueError(f"{'.'.join(map(str, path)) or 'it'} {cause}")
     return condition
 
 
-_Condition = Annotated[dict[str, Any] | None, BeforeValidator(lambda c: c and _sound(c))]
+_Condition = Annotated[
+    dict[str, Any] | None, BeforeValidator(lambda c: c and _validate_condition(c))
+]
 
 
-def _rule(condition: dict[str, Any] | None) -> Callable[[NodeResult], bool] | None:
+def _build_condition(condition: dict[str, Any] | None) -> Callable[[NodeResult], bool] | None:
     if condition is None:
         return None
 
@@ -109,27 +111,27 @@ def _rule(condition: dict[str, Any] | None) -> Callable[[NodeResult], bool] | No
 
         return condition_holds(condition, at) is True
 
-    holds.__name__ = told(condition)
+    holds.__name__ = describe_condition(condition)
     return holds
 
 
-class _Part(BaseModel):
+class _DocumentModel(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
 
-class _Document(_Part):
+class _Document(_DocumentModel):
     name: str | None = None
     agents: dict[str, str] = Field(default_factory=dict)
 
 
-class _Node(_Part):
+class _Node(_DocumentModel):
     id: str
     agent: str
     inputs: dict[str, str] = Field(default_factory=dict)
     outputs: dict[str, str] = Field(default_factory=dict)
 
 
-class _Edge(_Part):
+class _Edge(_DocumentModel):
     source: str
     target: str
     when: _Condition = None
@@ -140,20 +142,20 @@ class _Dag(_Document):
     nodes: list[_Node]
     edges: list[_Edge] = Field(default_factory=list)
 
-    def made(self, agent: Callable[[str], Any], options: dict[str, Any]) -> BaseWorkflow:
+    def build(self, find_agent: Callable[[str], Any], options: dict[str, Any]) -> BaseWorkflow:
         return DAGWorkflow(
-            [WorkflowNode(n.id, agent(n.agent), n.inputs, n.outputs) for n in self.nodes],
-            [WorkflowEdge(e.source, e.target, _rule(e.when)) for e in self.edges],
+            [WorkflowNode(n.id, find_agent(n.agent), n.inputs, n.outputs) for n in self.nodes],
+            [WorkflowEdge(e.source, e.target, _build_condition(e.when)) for e in self.edges],
             **options,
         )
 
 
-class _Transition(_Part):
+class _Transition(_DocumentModel):
     to: str
     when: _Condition = None
 
 
-class _State(_Part):
+class _State(_DocumentModel):
     agent: str
     inputs: dict[str, str] = Field(default_factory=dict)
     outputs: dict[str, str] = Field(default_factory=dict)
@@ -167,18 +169,18 @@ class _StateMachine(_Document):
     terminal_states: list[str] = Field(default_factory=list)
     max_transitions: int = 50
 
-    def made(self, agent: Callable[[str], Any], options: dict[str, Any]) -> BaseWorkflow:
+    def build(self, find_agent: Callable[[str], Any], options: dict[str, Any]) -> BaseWorkflow:
         parts = {
             state: _State(agent=one) if isinstance(one, str) else one
             for state, one in self.states.items()
         }
         return StateMachineWorkflow(
             {
-                state: WorkflowNode(state, agent(one.agent), one.inputs, one.outputs)
+                state: WorkflowNode(state, find_agent(one.agent), one.inputs, one.outputs)
                 for state, one in parts.items()
             },
             {
-                state: [(_rule(rule.when), rule.to) for rule in rules]
+                state: [(_build_condition(rule.when), rule.to) for rule in rules]
                 for state, rules in self.transitions.items()
             },
             self.initial_state,
@@ -188,7 +190,7 @@ class _StateMachine(_Document):
         )
 
 
-class _Handler(_Part):
+class _Handler(_DocumentModel):
     event: str
     agent: str
     gives: str | None = None
@@ -200,13 +202,13 @@ class _EventDriven(_Document):
     terminal_event: str | None = None
     max_events: int = 100
 
-    def made(self, agent: Callable[[str], Any], options: dict[str, Any]) -> BaseWorkflow:
+    def build(self, find_agent: Callable[[str], Any], options: dict[str, Any]) -> BaseWorkflow:
         made = EventDrivenWorkflow(self.max_events, self.terminal_event, **options)
         for handler in self.handlers:
-            made.on(handler.event, agent(handler.agent), gives=handler.gives)
+            made.on(handler.event, find_agent(handler.agent), gives=handler.gives)
         return made
 
 
-_FORM: TypeAdapter[_Dag | _StateMachine | _EventDriven] = TypeAdapter(
+_DOCUMENT: TypeAdapter[_Dag | _StateMachine | _EventDriven] = TypeAdapter(
     Annotated[_Dag | _StateMachine | _EventDriven, Field(discriminator="kind")]
 )

@@ -13,24 +13,30 @@ from langchain_core.runnables.config import merge_configs
 from langgraph.errors import GraphBubbleUp
 from typing_extensions import TypedDict
 
-from capgraph.adapters.request import ENDING
+from capgraph.adapters.request import RUN_ENDING_ERRORS
 from capgraph.adapters.task_graph import TaskGraph, task_graph
-from capgraph.base.awaiting import awaited
-from capgraph.base.checked import checked
 from capgraph.base.errors import (
     CapgraphError,
     ConfigurationError,
 )
-from capgraph.base.task import TaskOutput
-from capgraph.base.values import short_text
-from capgraph.engine.as_node import members_of
-from capgraph.engine.envelopes import hearing
+from capgraph.base.task_schemas import TaskOutput
+from capgraph.engine.capability_node import member_scope
 from capgraph.engine.services import Services
+from capgraph.engine.step_tasks import label_scope
 from capgraph.engine.sync_graph import SyncGraph
+from capgraph.helpers.argument_validation import validate_arguments
+from capgraph.helpers.async_calls import maybe_await
+from capgraph.helpers.plain_data import short_text
 from capgraph.langgraph_compat import INTERRUPT, Checkpointer
-from capgraph.pipeline.job import hear
 from capgraph.pipeline.run_config import current_runtime
-from capgraph.workflows.inputs import WorkflowNode, check_inputs, hand_over, is_capability, task_of
+from capgraph.pipeline.step_execution import propagate_labels
+from capgraph.workflows.inputs import (
+    WorkflowNode,
+    check_inputs,
+    is_capability,
+    prepare_input,
+    to_task,
+)
 
 WorkflowGraph = SyncGraph[Any]
 
@@ -52,7 +58,7 @@ class NodeResult:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
-@checked
+@validate_arguments
 @dataclass
 class WorkflowEdge:
     """A way from one node to another.
@@ -103,7 +109,7 @@ class BaseWorkflow(ABC):
         name: Name of the graph.
     """
 
-    @checked
+    @validate_arguments
     def __init__(self, *, services: Services | None = None, name: str | None = None) -> None:
         self.services = services
         self.name: str = name or type(self).__name__
@@ -140,15 +146,19 @@ class BaseWorkflow(ABC):
             ConfigurationError: The nodes do not fit together.
             ValidationError: There is no task.
         """
-        given = {"task": task_of(initial_input), "inputs": dict(initial_input)}
-        return await self._run(given, context, config)
+        given = {"task": to_task(initial_input), "inputs": dict(initial_input)}
+        return await self._run_graph(given, context, config)
 
-    async def _run(self, given: Any, context: Any, config: RunnableConfig | None) -> WorkflowResult:
+    async def _run_graph(
+        self, graph_input: Any, context: Any, config: RunnableConfig | None
+    ) -> WorkflowResult:
         run_id = uuid4().hex
         if current_runtime() is None:
             config = merge_configs({"configurable": {"thread_id": run_id}}, config)
             run_id = config["configurable"]["thread_id"]
-        result = result_of(await self.compile().ainvoke(given, config, context=context))
+        result = to_workflow_result(
+            await self.compile().ainvoke(graph_input, config, context=context)
+        )
         result.metadata["execution_id"] = run_id
         if "interrupts" in result.metadata:
             result.error = (
@@ -156,7 +166,7 @@ class BaseWorkflow(ABC):
             )
         return result
 
-    def nested(self, node: WorkflowNode) -> TaskGraph:
+    def compile_node(self, node: WorkflowNode) -> TaskGraph:
         """Return the graph of one node.
 
         Raises:
@@ -171,30 +181,34 @@ class BaseWorkflow(ABC):
         return graph
 
 
-def result_of(found: Mapping[str, Any]) -> WorkflowResult:
+def to_workflow_result(graph_output: Mapping[str, Any]) -> WorkflowResult:
     """Read what a workflow's graph left."""
-    asked = [item.value for item in found.get(INTERRUPT) or ()]
-    metadata = dict(found.get("metadata") or {})
-    outputs = {name: read(plain) for name, plain in (found.get("outputs") or {}).items()}
+    asked = [item.value for item in graph_output.get(INTERRUPT) or ()]
+    metadata = dict(graph_output.get("metadata") or {})
+    outputs = {
+        name: to_node_result(plain) for name, plain in (graph_output.get("outputs") or {}).items()
+    }
     if asked:
         told = f"A person is asked: {'; '.join(short_text(one, 200) for one in asked)}"
         metadata["interrupts"] = asked
         return WorkflowResult(outputs, "", success=False, error=told, metadata=metadata)
     return WorkflowResult(
         outputs,
-        found.get("output"),
-        success=bool(found.get("success")),
-        error=found.get("error"),
+        graph_output.get("output"),
+        success=bool(graph_output.get("success")),
+        error=graph_output.get("error"),
         metadata=metadata,
     )
 
 
-def read(plain: Any) -> Any:
+def to_node_result(output: Any) -> Any:
     """Return what a node gave, or what each run of it gave."""
-    return [NodeResult(**one) for one in plain] if isinstance(plain, list) else NodeResult(**plain)
+    return (
+        [NodeResult(**one) for one in output] if isinstance(output, list) else NodeResult(**output)
+    )
 
 
-class Plain(TypedDict):
+class NodeOutput(TypedDict):
     """What a node gave, as it stands in a graph's state."""
 
     output: Any
@@ -206,16 +220,16 @@ class Plain(TypedDict):
 async def run_node(
     node: WorkflowNode,
     graph: TaskGraph,
-    known: Mapping[str, Any],
+    available: Mapping[str, Any],
     labels: Mapping[str, str],
     services: Services | None,
-) -> Plain:
+) -> NodeOutput:
     """Give a node what it needs and return what it gave; a failure is what it gave, too.
 
     Args:
         node: The node.
         graph: Its graph, of :meth:`BaseWorkflow.nested`.
-        known: The input of the workflow and what earlier nodes gave, by name.
+        available: The input of the workflow and what earlier nodes gave, by name.
         labels: Of what reaches it of these.
         services: Those of the workflow.
 
@@ -224,22 +238,23 @@ async def run_node(
         FatalExecutionError: A step failed with severity FATAL.
     """
     try:
-        given, context = hand_over(node, graph, known)
-        with hearing(labels) as told:
-            async with members_of(services, node.node_id):
+        given, context = prepare_input(node, graph, available)
+        with label_scope(labels) as told:
+            async with member_scope(services, node.node_id):
                 found = await graph.ainvoke(given, context=context)
         # What a capability gives has the labels that its step says.
-        hear(told if is_capability(node.agent) else {**labels, **told})
+        propagate_labels(told if is_capability(node.agent) else {**labels, **told})
         output = found.get("output")
         success = found.get("success")
         more = {k: v for k, v in found.items() if k not in TaskOutput.__annotations__}
         mapped = {
-            name: _field(node, source, output, more) for source, name in node.outputs_map.items()
+            name: _read_field(node, source, output, more)
+            for source, name in node.outputs_map.items()
         }
-    except ENDING:
+    except RUN_ENDING_ERRORS:
         raise
     except Exception as exc:
-        return failed(str(exc) or type(exc).__name__)
+        return failed_output(str(exc) or type(exc).__name__)
     metadata: dict[str, Any] = {**node.metadata, **({"mapped": mapped} if mapped else {})}
     return {
         "output": output,
@@ -249,21 +264,21 @@ async def run_node(
     }
 
 
-def failed(error: str) -> Plain:
+def failed_output(error: str) -> NodeOutput:
     """Return what a node gave that failed."""
     return {"output": None, "success": False, "error": error, "metadata": {}}
 
 
-def given_by(node_id: str, found: Mapping[str, Any]) -> dict[str, Any]:
+def published_values(node_id: str, output: Mapping[str, Any]) -> dict[str, Any]:
     """Return what others find of a node: its output under its name, or what it maps."""
-    mapped = found["metadata"].get("mapped")
-    return dict(mapped) if mapped else {node_id: found["output"]}
+    mapped = output["metadata"].get("mapped")
+    return dict(mapped) if mapped else {node_id: output["output"]}
 
 
-def _field(node: WorkflowNode, name: str, output: Any, more: Mapping[str, Any]) -> Any:
+def _read_field(node: WorkflowNode, name: str, output: Any, other_values: Mapping[str, Any]) -> Any:
     if name == "output":
         return output
-    for place in (output, more):
+    for place in (output, other_values):
         if isinstance(place, Mapping) and name in place:
             return place[name]
     raise CapgraphError(
@@ -272,7 +287,9 @@ def _field(node: WorkflowNode, name: str, output: Any, more: Mapping[str, Any]) 
     )
 
 
-async def holds(condition: Callable[[NodeResult], Any] | None, found: Mapping[str, Any]) -> bool:
+async def evaluate_condition(
+    condition: Callable[[NodeResult], Any] | None, output: Mapping[str, Any]
+) -> bool:
     """Ask a condition about what a node gave.
 
     Raises:
@@ -281,7 +298,7 @@ async def holds(condition: Callable[[NodeResult], Any] | None, found: Mapping[st
     if condition is None:
         return True
     try:
-        return bool(await awaited(condition(NodeResult(**found))))
+        return bool(await maybe_await(condition(NodeResult(**output))))
     except GraphBubbleUp:
         raise
     except Exception as exc:

@@ -8,26 +8,26 @@ from typing import Annotated, Any, NotRequired
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command
 
-from capgraph.base.checked import checked
 from capgraph.base.errors import CapgraphError, ConfigurationError
 from capgraph.base.ports import KeyValueStore
-from capgraph.base.spec import can_name_a_node
-from capgraph.base.task import NamedInputs
-from capgraph.engine.envelopes import hearing
+from capgraph.base.spec import is_valid_node_name
+from capgraph.base.task_schemas import NamedInputs
 from capgraph.engine.services import Services
-from capgraph.engine.sync_graph import compiled
+from capgraph.engine.step_tasks import label_scope
+from capgraph.engine.sync_graph import compile_graph
+from capgraph.helpers.argument_validation import validate_arguments
 from capgraph.langgraph_compat import Checkpointer
-from capgraph.pipeline.job import hear
-from capgraph.pipeline.run_config import configurable
-from capgraph.workflows.inputs import LAST_OUTPUT, WorkflowNode, names_used
+from capgraph.pipeline.run_config import current_configurable
+from capgraph.pipeline.step_execution import propagate_labels
+from capgraph.workflows.inputs import LAST_OUTPUT, WorkflowNode, find_used_names
 from capgraph.workflows.nodes import (
     BaseWorkflow,
+    NodeOutput,
     NodeResult,
-    Plain,
     WorkflowGraph,
     WorkflowOutput,
-    given_by,
-    holds,
+    evaluate_condition,
+    published_values,
     run_node,
 )
 
@@ -78,7 +78,7 @@ class StateMachineWorkflow(BaseWorkflow):
     ['draft', 'mend', 'END']
     """
 
-    @checked
+    @validate_arguments
     def __init__(
         self,
         states: Mapping[str, Any],
@@ -94,28 +94,28 @@ class StateMachineWorkflow(BaseWorkflow):
         super().__init__(services=services, name=name)
         self._states = {state: _as_node(state, agent) for state, agent in states.items()}
         named = [[*node.outputs_map.values()] or [name] for name, node in self._states.items()]
-        self._gives = {LAST_OUTPUT, *(name for names in named for name in names)}
-        self._rules = {state: list(rules) for state, rules in transitions.items()}
-        self._start = initial_state
-        self._terminal = frozenset(terminal_states)
+        self._published_names = {LAST_OUTPUT, *(name for names in named for name in names)}
+        self._transitions = {state: list(rules) for state, rules in transitions.items()}
+        self._initial_state = initial_state
+        self._terminal_states = frozenset(terminal_states)
         self._store = state_store
-        self._max = max_transitions
+        self._max_transitions = max_transitions
         if max_transitions < 1:
             raise ConfigurationError(
                 f"max_transitions is {max_transitions!r}.", fix="Give at least 1."
             )
-        self._check()
+        self._check_transitions()
 
-    def _check(self) -> None:
-        known = {*self._states, *self._terminal}
-        if odd := [state for state in self._states if not can_name_a_node(state)]:
+    def _check_transitions(self) -> None:
+        known = {*self._states, *self._terminal_states}
+        if odd := [state for state in self._states if not is_valid_node_name(state)]:
             raise ConfigurationError(
                 f"No node of a graph can be called {', '.join(map(repr, odd))}.",
                 fix="Use letters, digits and underscores, and no '__' around them.",
             )
-        named = [("the initial state", self._start)]
-        named += [("a rule's own state", state) for state in self._rules]
-        for state, rules in self._rules.items():
+        named = [("the initial state", self._initial_state)]
+        named += [("a rule's own state", state) for state in self._transitions]
+        for state, rules in self._transitions.items():
             named += [(f"a rule of {state!r}", following) for _, following in rules]
         for where, state in named:
             if state not in known:
@@ -124,87 +124,99 @@ class StateMachineWorkflow(BaseWorkflow):
                     fix=f"The states are {', '.join(sorted(known))}.",
                 )
 
-    @checked
+    @validate_arguments
     def compile(self, checkpointer: Checkpointer = None, **options: Any) -> WorkflowGraph:
         """Return the workflow as a graph; see :meth:`BaseWorkflow.compile`."""
         builder = StateGraph(_State, input_schema=NamedInputs, output_schema=WorkflowOutput)
         first = "__begin__" if "start" in self._states else "start"
-        builder.add_node(first, self._begin, destinations=(self._entry(self._start),))
+        builder.add_node(
+            first, self._start_run, destinations=(self._node_name(self._initial_state),)
+        )
         builder.add_edge(START, first)
         for state, node in self._states.items():
-            if state in self._terminal:
+            if state in self._terminal_states:
                 continue
-            ways = dict.fromkeys(self._entry(after) for _, after in self._rules.get(state, ()))
-            builder.add_node(state, self._node(node), destinations=(*ways, END))
-        return compiled(builder, checkpointer=checkpointer, name=self.name, **options)
+            ways = dict.fromkeys(
+                self._node_name(after) for _, after in self._transitions.get(state, ())
+            )
+            builder.add_node(state, self._build_node(node), destinations=(*ways, END))
+        return compile_graph(builder, checkpointer=checkpointer, name=self.name, **options)
 
-    def _entry(self, state: str) -> str:
-        return END if state in self._terminal else state
+    def _node_name(self, state: str) -> str:
+        return END if state in self._terminal_states else state
 
-    async def _begin(self, state: _State) -> Command[Any]:
+    async def _start_run(self, state: _State) -> Command[Any]:
         # A thread may hold what an earlier run left.
         fresh = {
             "output": "",
             "success": True,
             "error": None,
             "outputs": {},
-            "path": [self._start],
+            "path": [self._initial_state],
             "heard": {},
         }
         return Command(
-            update={**fresh, "metadata": self._told([self._start])}, goto=self._entry(self._start)
+            update={**fresh, "metadata": self._progress([self._initial_state])},
+            goto=self._node_name(self._initial_state),
         )
 
-    def _told(self, path: list[str]) -> dict[str, Any]:
+    def _progress(self, path: list[str]) -> dict[str, Any]:
         return {"state": path[-1], "path": path, "transitions": len(path) - 1}
 
-    def _node(self, node: WorkflowNode) -> Any:
-        graph = self.nested(node)
+    def _build_node(self, node: WorkflowNode) -> Any:
+        graph = self.compile_node(node)
 
         async def run(state: _State) -> Command[Any]:
             outputs = dict(state.get("outputs") or {})
             known = {**(state.get("inputs") or {}), "task": state["task"]}
             # A state that comes round finds its mapped inputs empty the first time.
-            known |= dict.fromkeys({*node.inputs_map.values()} & self._gives)
+            known |= dict.fromkeys({*node.inputs_map.values()} & self._published_names)
             for name, found in outputs.items():
-                known |= given_by(name, found)
+                known |= published_values(name, found)
             if len(state["path"]) > 1:
                 known[LAST_OUTPUT] = state["output"]
             before = state.get("heard") or {}
-            more = {*names_used(node, graph, known)} - {"task"}
-            with hearing({}) as told:
+            more = {*find_used_names(node, graph, known)} - {"task"}
+            with label_scope({}) as told:
                 labels = before if more else {}
                 found = await run_node(node, graph, known, labels, self.services)
             heard = {**before, **told}
-            hear(heard)
-            following, error = await self._next(node.node_id, found, len(state["path"]) - 1)
+            propagate_labels(heard)
+            following, error = await self._choose_next(node.node_id, found, len(state["path"]) - 1)
             path = [*state["path"], *([following] if following else [])]
             update: dict[str, Any] = {
                 "output": found["output"] if found["success"] else state["output"],
                 "outputs": {**outputs, node.node_id: found},
                 "path": path,
                 "heard": heard,
-                "metadata": self._told(path),
+                "metadata": self._progress(path),
                 "success": error is None,
                 "error": error,
             }
             if self._store is not None:
-                run_id = configurable().get("thread_id")
+                run_id = current_configurable().get("thread_id")
                 await self._store.set(f"workflow:{self.name}:{run_id}", update["metadata"])
-            return Command(update=update, goto=END if following is None else self._entry(following))
+            return Command(
+                update=update, goto=END if following is None else self._node_name(following)
+            )
 
         return run
 
-    async def _next(self, state: str, found: Plain, gone: int) -> tuple[str | None, str | None]:
+    async def _choose_next(
+        self, state: str, output: NodeOutput, transition_count: int
+    ) -> tuple[str | None, str | None]:
         """Return the next state, and why the run ends without success."""
-        rules = self._rules.get(state, [])
-        why = None if found["success"] else f"{state}: {found['error']}"
+        rules = self._transitions.get(state, [])
+        why = None if output["success"] else f"{state}: {output['error']}"
         try:
             for guard, following in rules:
-                if (guard is None and why) or not await holds(guard, found):
+                if (guard is None and why) or not await evaluate_condition(guard, output):
                     continue
-                if gone + 1 >= self._max and following not in self._terminal:
-                    told = f"max_transitions={self._max} reached in {state!r}"
+                if (
+                    transition_count + 1 >= self._max_transitions
+                    and following not in self._terminal_states
+                ):
+                    told = f"max_transitions={self._max_transitions} reached in {state!r}"
                     return None, f"{told}; {following!r} would be next."
                 return following, None
         except CapgraphError as exc:

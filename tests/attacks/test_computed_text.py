@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from capgraph.capabilities.contexts import Answer, QueryResult, ResultRow
-from capgraph.capabilities.data.chart import PlottingParameters, draw
+from capgraph.capabilities.contexts import QueryAnswer, QueryResult, ResultRow
+from capgraph.capabilities.data.chart import PlottingParameters, draw_chart
 from capgraph.capabilities.data.schema import read_tables
 from capgraph.capabilities.data.session import open_session
-from capgraph.capabilities.data.units import conversion, is_unit, unit_in_name
+from capgraph.capabilities.data.units import is_unit, unit_conversion, unit_in_name
 from capgraph.capabilities.query import Query
 
 POWERS = [
@@ -56,14 +56,14 @@ def test_units_that_people_write_are_read(header: str, unit: str) -> None:
 
 
 def test_units_are_converted_as_before() -> None:
-    assert conversion("m3/h", "L/s")[0] == pytest.approx(1 / 3.6)
+    assert unit_conversion("m3/h", "L/s")[0] == pytest.approx(1 / 3.6)
     assert is_unit("kWh")
     assert not is_unit("3**3")
 
 
 def drawn(folder: Path, *names: str, **wanted: Any) -> tuple[Path, str]:
     """Draw bars of these names as SVG, and return the file and its text."""
-    answer = Answer(
+    answer = QueryAnswer(
         query=Query(aggregate="mean", value="flow ($kg$)", group_by=["site"]),
         table="flows",
         text="",
@@ -71,7 +71,7 @@ def drawn(folder: Path, *names: str, **wanted: Any) -> tuple[Path, str]:
     )
     result = QueryResult(question="flow by site", answers=[answer], files=[])
     parameters = PlottingParameters(file_format="svg", **wanted)
-    plot = draw(result, parameters, {"output_dir": str(folder)})
+    plot = draw_chart(result, parameters, {"output_dir": str(folder)})
     return Path(plot.path), Path(plot.path).read_text(encoding="utf-8")
 
 

@@ -12,9 +12,9 @@ import pytest
 from capgraph import build_graph
 from capgraph.adapters import tool_capability
 from capgraph.base import ConfigurationError, ValidationError
-from capgraph.base.files import to_csv
 from capgraph.configs.settings import PermissionSettings, RoleSettings, Settings
 from capgraph.governance import PermissionMode, PermissionPolicy, RolePermissionConfig
+from capgraph.helpers.files import to_csv
 from capgraph.planning.json_parameters import json_parameters
 
 

@@ -91,7 +91,7 @@ def test_an_evaluation_set_does_not_read_the_environment(
 def test_a_pattern_of_a_set_is_searched_in_linear_time(tmp_path: Path, pattern: str) -> None:
     (check,) = load_dataset(write(tmp_path, SET % pattern)).cases[0].answer
     began = time.perf_counter()
-    assert check.problem("a" * 100_000 + "!") is not None
+    assert check.find_problem("a" * 100_000 + "!") is not None
     assert time.perf_counter() - began < 10
 
 
@@ -138,7 +138,7 @@ def recipe(text: str, *names: str) -> Recipe:
 
 def filled(made: Recipe, **given: str) -> str:
     step = {"context_key": "r", "capability": "report", "parameters": given}
-    (found,) = made.steps_for(step, StaticCatalog({}))
+    (found,) = made.expand_step(step, StaticCatalog({}))
     return str(found["parameters"]["text"])
 
 

@@ -26,7 +26,7 @@ _CALLS = {"compile", "search", "match", "fullmatch", "sub", "subn", "findall", "
 _ANCHORED = {"match", "fullmatch"}
 _OWN_TEXT = {
     "capgraph.cli.timeline": "reads the package's own style sheet",
-    "capgraph.scale.tables": "reads the SQL of an installed library",
+    "capgraph.scale.procrastinate_schema": "reads the SQL of an installed library",
     "capgraph.base.declarations": "reads the annotations of an author's class",
 }
 _SHORT, _LONG = 1500, 6000  # characters

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from capgraph.capabilities._sandbox.limits import SandboxLimits, SandboxOutcome
-from capgraph.capabilities._sandbox.process import _Run
+from capgraph.capabilities._sandbox.process import _SandboxProcess
 
 READY = b'{"event": "ready", "layers": {}}\n'
 SIZE = 21_000_000
 
 
 def judged(written: bytes) -> SandboxOutcome:
-    run = _Run("namespaces", SandboxLimits())
+    run = _SandboxProcess("namespaces", SandboxLimits())
     try:
         run.messages.write(written)
         run.messages.flush()

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from capgraph.base import CapgraphError, PersistenceError, ThreadBusyError, ValidationError
-from capgraph.serve.problems import problem_of, public_line
+from capgraph.serve.problems import error_response, public_message_line
 
 WHERE = "'postgresql://me@db.internal:5432/threads'"
 
@@ -21,6 +21,6 @@ WHERE = "'postgresql://me@db.internal:5432/threads'"
     ],
 )
 def test_no_address_and_no_process_is_told(error: CapgraphError) -> None:
-    for text in (public_line(error), json.dumps(json.loads(problem_of(error).body))):
+    for text in (public_message_line(error), json.dumps(json.loads(error_response(error).body))):
         for part in ("db.internal", "4711", "host-7", "secret"):
             assert part not in text

@@ -364,7 +364,7 @@ async def test_what_one_member_has_read_reaches_what_the_next_one_does(kind: str
                 found = await member.execute(task)
             return OrchestratorResult(found.output, success=found.success)
 
-        async def lead(self, task: str, context: Any, work: Any) -> Any:
+        async def lead(self, task: str, context: Any, team_run: Any) -> Any:
             raise NotImplementedError
 
     read: Any = agent_with(

@@ -18,7 +18,7 @@ from mcp_types import ElicitResult
 
 from capgraph import Registry, bind, build_graph, capability_node
 from capgraph.adapters import as_mcp_server, mcp_capabilities
-from capgraph.adapters.mcp import KEY
+from capgraph.adapters.mcp import IDEMPOTENCY_META_KEY
 from capgraph.base.ports import Caller, PermissionMode
 from capgraph.governance import PermissionPolicy, RolePermissionConfig
 from tests.support import own_mcp_server as own
@@ -150,7 +150,9 @@ async def test_a_call_with_a_key_is_done_once(log: Path) -> None:
         server = as_mcp_server(own.services(log, checkpointer=saver), checkpointer=saver)
         async with Client(server) as client:
             for key in ("k1", "k1", "k2"):
-                found = await client.call_tool("erase", {"name": key}, meta={KEY: key})
+                found = await client.call_tool(
+                    "erase", {"name": key}, meta={IDEMPOTENCY_META_KEY: key}
+                )
                 answers.append(text(found))
     assert answers == ["erased"] * 6
     assert log.read_text().splitlines() == ["erase k1", "erase k2"]

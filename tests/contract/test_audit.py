@@ -94,7 +94,7 @@ async def records_of(saver: Any) -> list[dict[str, Any]]:
     assert rows is not None
     table = AuditTable(rows)
     assert (await table.averify()).valid
-    return [json.loads(line) for line in await table.alines()]
+    return [json.loads(line) for line in await table.aread_lines()]
 
 
 async def test_what_happened_is_kept_beside_the_threads(tmp_path: Path, pay: Any) -> None:

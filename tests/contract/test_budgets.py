@@ -23,15 +23,15 @@ from capgraph.graph import build
 from capgraph.state import AgentState
 from capgraph.stores import Persistence, open_saver, prune_threads
 from capgraph.telemetry import ModelPricing, PriceTable
-from capgraph.telemetry.accounts import CASHIER
-from capgraph.telemetry.metered import METER
-from capgraph.telemetry.usage_book import usage_totals
+from capgraph.telemetry.budget_callback import BUDGET_CALLBACK
+from capgraph.telemetry.usage_callback import USAGE_CALLBACK
+from capgraph.telemetry.usage_recorder import usage_totals
 from capgraph.testing import ScriptedModel
 from capgraph.workflows import DAGWorkflow, WorkflowEdge, WorkflowNode
-from capgraph.workflows.nodes import result_of
+from capgraph.workflows.nodes import to_workflow_result
 from tests.support.doors import Gauge, last_words, soon, status
 
-PRICES = PriceTable({"scripted": ModelPricing(0.0, 1000.0)}, others=False)
+PRICES = PriceTable({"scripted": ModelPricing(0.0, 1000.0)}, use_genai_prices=False)
 
 
 def answer(tokens: int, prompt: int = 1) -> Any:
@@ -95,10 +95,10 @@ async def test_a_call_counts_once_whoever_is_told_of_its_end_first(
     agent: Any, step: Any, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
     if first == "cashier":
-        monkeypatch.setattr(build, "METER", CASHIER)
-        monkeypatch.setattr(build, "CASHIER", METER)
+        monkeypatch.setattr(build, "USAGE_CALLBACK", BUDGET_CALLBACK)
+        monkeypatch.setattr(build, "BUDGET_CALLBACK", USAGE_CALLBACK)
     told: list[str] = []
-    counted, paid = METER.on_llm_end, CASHIER.on_llm_end
+    counted, paid = USAGE_CALLBACK.on_llm_end, BUDGET_CALLBACK.on_llm_end
 
     def count(*args: Any, **more: Any) -> None:
         told.append("meter")
@@ -108,8 +108,8 @@ async def test_a_call_counts_once_whoever_is_told_of_its_end_first(
         told.append("cashier")
         await paid(*args, **more)
 
-    monkeypatch.setattr(METER, "on_llm_end", count)
-    monkeypatch.setattr(CASHIER, "on_llm_end", pay)
+    monkeypatch.setattr(USAGE_CALLBACK, "on_llm_end", count)
+    monkeypatch.setattr(BUDGET_CALLBACK, "on_llm_end", pay)
     it = agent(
         Gauge,
         chatter(3),
@@ -374,7 +374,7 @@ async def test_a_run_of_a_workflow_is_one_turn() -> None:
     async with open_saver("sqlite://:memory:") as saver:
         graph = flow.compile(saver)
         for _ in range(2):  # each run of the thread
-            found = result_of(
+            found = to_workflow_result(
                 await graph.ainvoke({"task": "x"}, {"configurable": {"thread_id": "1"}})
             )
             assert not found.success

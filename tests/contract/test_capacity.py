@@ -394,11 +394,11 @@ async def test_a_circle_through_the_capacities_of_several_graphs_is_told() -> No
         try:
             await asyncio.sleep(0)
             inside = await capacities[then].take(f"work_{then}", 1, None, slot)
-            capacities[then].give_back(inside)
+            capacities[then].release(inside)
         except CapabilityError as exc:
             return exc.message
         finally:
-            capacity.give_back(slot)
+            capacity.release(slot)
         return "done"
 
     said = await soon(asyncio.gather(*map(both, range(3))))

@@ -14,7 +14,7 @@ from capgraph import CapabilityContext, build_graph, capability_node
 from capgraph.adapters import agent_capability, graph_capability, tool_capability
 from capgraph.base import IdempotencyKey
 from capgraph.configs.settings import load_settings
-from capgraph.engine import copies
+from capgraph.engine import for_each
 from capgraph.governance import InformationFlow
 from capgraph.planning import check_plan, repair_plan
 from capgraph.stores import open_saver
@@ -179,7 +179,7 @@ async def test_a_list_that_is_too_long_is_refused_before_any_copy_runs(world: Wo
 async def test_a_long_list_takes_several_supersteps(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copies, "MOST_AT_ONCE", 5)
+    monkeypatch.setattr(for_each, "MOST_AT_ONCE", 5)
     graph = build_graph(registered(*world.capabilities()), checkpointer=InMemorySaver())
     out = await graph.ainvoke(planned(*plan(12)), THREAD)
     assert out["capability_context_data"]["SUM"]["t"]["order"] == [10 * n for n in range(12)]

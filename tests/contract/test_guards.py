@@ -31,7 +31,7 @@ from capgraph.behaviors import (
 from capgraph.engine.default_strategies import ChainPlanner
 from capgraph.governance import Budget
 from capgraph.stores import Persistence, open_saver
-from capgraph.stores.records import PREFIX, read_record
+from capgraph.stores.records import RECORD_PREFIX, read_record
 from capgraph.testing import FakeClock, ScriptedModel
 from tests.support.doors import message_and_reason
 from tests.support.one_door import bound, in_a_row, planned, said, status
@@ -424,7 +424,7 @@ async def _names(rows: Any) -> list[str]:
 
 
 def _effects(names: list[str]) -> Any:
-    return (name.removeprefix(PREFIX) for name in names if "/write/" in name)
+    return (name.removeprefix(RECORD_PREFIX) for name in names if "/write/" in name)
 
 
 @pytest.mark.parametrize("action", ["rewrite", "deny"])

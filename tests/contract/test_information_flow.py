@@ -21,7 +21,7 @@ from capgraph import (
     build_graph,
     capability_node,
 )
-from capgraph.approvals import Rule, add_rule
+from capgraph.approvals import StandingRule, add_rule
 from capgraph.base import ConfigurationError, InfrastructureError
 from capgraph.behaviors import CacheBehavior, FallbackBehavior
 from capgraph.governance import InformationFlow
@@ -383,7 +383,7 @@ def test_a_field_may_be_called_labels() -> None:
 
 async def test_a_standing_rule_takes_no_label_off() -> None:
     world, store = World(), InMemoryStore()
-    await add_rule(store, Rule(capability="pay"))
+    await add_rule(store, StandingRule(capability="pay"))
     graph = build_graph(house(world), checkpointer=InMemorySaver(), store=store)
     await graph.ainvoke(bring(READ, PAY_IT), ASK)
     out = await graph.ainvoke(Command(resume="approve"), ASK)

@@ -32,8 +32,8 @@ from typing_extensions import TypedDict
 
 from capgraph import BaseCapability, build_graph, capability_node
 from capgraph.adapters import tool_capability
+from capgraph.base.argument_injection import RESERVED_ARGUMENTS, find_injection
 from capgraph.base.errors import ConfigurationError, ValidationError
-from capgraph.base.injected import RESERVED, injection
 from capgraph.testing import run_capability
 
 
@@ -64,7 +64,7 @@ def test_every_type_that_langgraph_injects_into_a_node_is_matched(
     name: str, annotation: Any
 ) -> None:
     for one in (annotation, Annotated[annotation, "words"]):
-        found = injection(one)
+        found = find_injection(one)
         assert found is not None
         assert found.get is not None or found.kind == "NodeError"
 
@@ -76,15 +76,15 @@ def test_every_mark_that_langchain_injects_into_a_tool_is_matched(mark: Any) -> 
         forms = [Annotated[str, mark], Annotated[str | None, mark], Annotated[str, mark()]]
         forms += [Optional[Annotated[str, mark]], list[Annotated[str, mark]]]  # noqa: UP045
     for form in forms:
-        found = injection(form)
+        found = find_injection(form)
         assert found is not None
         assert found.get is not None or found.fix
 
 
 def test_every_name_that_is_filled_whatever_its_annotation_is_reserved() -> None:
     names = {name for name, annotations, *_ in KWARGS_CONFIG_KEYS if annotations == (ANY_TYPE,)}
-    assert RESERVED.keys() == {*names, *FILTERED_ARGS, "config"}
-    for name in RESERVED:
+    assert RESERVED_ARGUMENTS.keys() == {*names, *FILTERED_ARGS, "config"}
+    for name in RESERVED_ARGUMENTS:
 
         def work(value: str) -> str:
             """Work."""
@@ -323,7 +323,7 @@ def test_annotations_that_cannot_be_read_hide_nothing() -> None:
         ) -> Any:
             return {}
 
-    assert injection("Optional[BaseStore]") is not None
-    hidden = injection("list[RunnableConfig]")
+    assert find_injection("Optional[BaseStore]") is not None
+    hidden = find_injection("list[RunnableConfig]")
     assert hidden is not None
     assert hidden.get is None

@@ -89,7 +89,7 @@ async def test_a_task_its_outer_checkpoint_and_the_lent_saver_are_told() -> None
         told.append((compat.is_task(config), compat.outer_checkpoint(config)))
         own = {"configurable": {"thread_id": "2"}}
         told.append(compat.is_task(compat.merged_config(bare, own)))
-        assert compat.saver_of(bare, config) is saver
+        assert compat.find_saver(bare, config) is saver
         assert bool(compat.running_checkpoints(config)) is (state["seen"] == ["go"])
         return {}
 
@@ -101,7 +101,7 @@ async def test_a_task_its_outer_checkpoint_and_the_lent_saver_are_told() -> None
     assert (task, own) == (True, False)
     assert outer in ids
     assert not compat.is_task(compat.merged_config(graph, CONFIG))
-    assert compat.saver_of(graph, CONFIG) is saver
+    assert compat.find_saver(graph, CONFIG) is saver
     await graph.ainvoke({"seen": ["on"]}, {"configurable": {"thread_id": "3"}}, durability="exit")
 
 
@@ -112,11 +112,11 @@ async def test_open_questions_and_nodes_to_run_are_told() -> None:
     found = await saver.aget_tuple(CONFIG)
     (asked,) = compat.open_interrupts(found.pending_writes)
     assert asked.value == "How many?"
-    assert compat.is_between_nodes(found.checkpoint["channel_values"])
+    assert compat.has_next_node(found.checkpoint["channel_values"])
     await graph.ainvoke(Command(resume={asked.id: "3"}), CONFIG)
     found = await saver.aget_tuple(CONFIG)
     assert compat.open_interrupts(found.pending_writes) == []
-    assert not compat.is_between_nodes(found.checkpoint["channel_values"])
+    assert not compat.has_next_node(found.checkpoint["channel_values"])
 
 
 async def test_a_question_is_closed_as_soon_as_what_its_task_gave_is_saved() -> None:
@@ -154,10 +154,10 @@ async def test_a_checkpoint_of_deltas_is_made_whole() -> None:
     await graph.ainvoke({"numbers": [1]}, CONFIG)
     found = await saver.aget_tuple(CONFIG)
     assert "numbers" not in found.checkpoint["channel_values"]
-    assert compat.counts_deltas(found) == {"numbers"}
-    whole = await compat.as_whole(saver, found, {"numbers": graph.channels["numbers"]})
+    assert compat.delta_channel_names(found) == {"numbers"}
+    whole = await compat.materialize_deltas(saver, found, {"numbers": graph.channels["numbers"]})
     assert compat.plain_values(whole)["numbers"] == [1, 2]
-    assert compat.counts_deltas(whole) == set()
+    assert compat.delta_channel_names(whole) == set()
     copy: Any = {"configurable": {"thread_id": "2", "checkpoint_ns": ""}}
     await saver.aput(copy, whole.checkpoint, whole.metadata, whole.checkpoint["channel_versions"])
     assert (await graph.ainvoke({"numbers": [3]}, copy))["numbers"] == [1, 2, 3, 2]
@@ -168,17 +168,17 @@ async def test_what_a_run_was_given_stands_in_its_first_checkpoint() -> None:
     graph = graph_of(lambda state: {"seen": ["node"]}, saver)
     await graph.ainvoke({"seen": ["a"]}, CONFIG)
     await graph.ainvoke({"seen": ["b"]}, CONFIG)
-    given = [compat.given_to_run(found) async for found in saver.alist(CONFIG)]
+    given = [compat.run_input(found) async for found in saver.alist(CONFIG)]
     assert given == [None, None, {"seen": ["b"]}, None, None, {"seen": ["a"]}]
 
 
 def test_new_checkpoints_sort_after_a_known_one() -> None:
     ahead = "3f000000-0000-6000-8000-000000000001"
-    compat.keep_ids_ahead_of(empty_checkpoint()["id"])
-    compat.keep_ids_ahead_of("no id")
+    compat.advance_checkpoint_ids(empty_checkpoint()["id"])
+    compat.advance_checkpoint_ids("no id")
     before = vars(compat.checkpoint_ids)["_last_v6_timestamp"]
     try:
-        compat.keep_ids_ahead_of(ahead)
+        compat.advance_checkpoint_ids(ahead)
         assert empty_checkpoint()["id"] > ahead
     finally:
         vars(compat.checkpoint_ids)["_last_v6_timestamp"] = before
@@ -206,7 +206,7 @@ def test_a_message_comes_back_as_langgraph_would_give_it(message: BaseMessage) -
     theirs = JsonPlusSerializer(allowed_msgpack_modules=None)
     kind, data = theirs.dumps_typed({"seen": _DeltaSnapshot([message, (message,)])})
     expected = theirs.loads_typed((kind, data))["seen"]
-    found = compat.unpacked(data, theirs._unpack_ext_hook)["seen"]
+    found = compat.unpack_checkpoint(data, theirs._unpack_ext_hook)["seen"]
     assert type(found) is _DeltaSnapshot
     assert found.value == expected.value
     for slot in ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__"):
@@ -218,7 +218,9 @@ def test_a_message_comes_back_as_langgraph_would_give_it(message: BaseMessage) -
 def test_a_type_that_is_not_known_is_not_made() -> None:
     theirs = JsonPlusSerializer(allowed_msgpack_modules=None)
     _, data = theirs.dumps_typed([compat.Interrupt("x", id="1"), Path("/tmp")])
-    assert compat.unpacked(data, theirs._unpack_ext_hook) == theirs.loads_typed(("msgpack", data))
+    assert compat.unpack_checkpoint(data, theirs._unpack_ext_hook) == theirs.loads_typed(
+        ("msgpack", data)
+    )
 
 
 async def test_a_handler_is_told_of_what_is_called_inside_and_once() -> None:
@@ -231,7 +233,7 @@ async def test_a_handler_is_told_of_what_is_called_inside_and_once() -> None:
     ear = Hearing()
 
     async def node(state: Tiny) -> Tiny:
-        with compat.called_back(ear), compat.called_back(ear):
+        with compat.add_callbacks(ear), compat.add_callbacks(ear):
             await ScriptedModel(responses=["hm"]).ainvoke("Hi")
         await ScriptedModel(responses=["hm"]).ainvoke("Hi")
         return {}
@@ -263,7 +265,7 @@ async def test_what_a_checkpoint_says_of_nodes_answers_and_tasks() -> None:
     assert at.checkpoint["v"] == compat.LATEST_VERSION
     found = {channel: value for _, channel, value in at.pending_writes or ()}
     assert (found[compat.RETURN], found[compat.RESUME]) == (5, ["yes"])
-    assert [name for name in found if compat.is_own_key(name)] == ["seen"]
+    assert [name for name in found if compat.is_state_key(name)] == ["seen"]
 
 
 def test_the_keys_of_a_graph_are_told() -> None:
@@ -273,8 +275,8 @@ def test_the_keys_of_a_graph_are_told() -> None:
     builder = StateGraph(Wide, input_schema=Tiny)
     builder.add_node("node", lambda state: {})
     builder.add_edge(START, "node")
-    assert compat.keys_of(builder.compile()) == (["seen"], ["seen", "more"])
-    assert compat.keys_of(object()) is None
+    assert compat.graph_keys(builder.compile()) == (["seen"], ["seen", "more"])
+    assert compat.graph_keys(object()) is None
 
 
 async def test_who_watches_is_told() -> None:
@@ -282,7 +284,7 @@ async def test_who_watches_is_told() -> None:
         pass
 
     def node(state: Any) -> None:
-        seen.append((compat.is_watched(), compat.is_watched(one)))
+        seen.append((compat.has_other_callbacks(), compat.has_other_callbacks(one)))
 
     seen: list[Any] = []
     one = Watch()
@@ -296,7 +298,7 @@ async def test_whether_the_custom_stream_goes_anywhere_is_told() -> None:
     seen: list[bool] = []
 
     def node(_: Any) -> None:
-        seen.append(compat.is_streamed())
+        seen.append(compat.has_custom_stream())
 
     async def outer(_: Any) -> None:
         await inner.ainvoke({"seen": []})
@@ -313,11 +315,11 @@ async def test_answers_that_a_task_took_before_are_counted() -> None:
     counts: list[int] = []
 
     def ask(_: Any) -> dict[str, Any]:
-        counts.append(compat.answers_taken())
+        counts.append(compat.count_consumed_answers())
         return {"seen": [interrupt("first"), interrupt("second")]}
 
     def later(_: Any) -> dict[str, Any]:
-        counts.append(compat.answers_taken())
+        counts.append(compat.count_consumed_answers())
         return {}
 
     builder = StateGraph(Tiny)
@@ -337,10 +339,10 @@ async def test_a_new_try_finds_the_answers_that_are_there_and_all_are_counted() 
     told: list[Any] = []
 
     def node(_: Any) -> dict[str, Any]:
-        told.append((compat.answers_there(), compat.times_asked("name", 1)))
+        told.append((compat.count_available_answers(), compat.count_request("name", 1)))
         first = interrupt("first")
-        compat.new_try()
-        assert (interrupt("first"), compat.times_asked("name", 1)) == (first, 2)
+        compat.reset_task_counters()
+        assert (interrupt("first"), compat.count_request("name", 1)) == (first, 2)
         return {"seen": [interrupt("second")]}
 
     saver = InMemorySaver()
@@ -348,7 +350,7 @@ async def test_a_new_try_finds_the_answers_that_are_there_and_all_are_counted() 
     await graph.ainvoke({}, CONFIG)
     out = await graph.ainvoke(Command(resume="one"), CONFIG)
     found: Any = await saver.aget_tuple(CONFIG)
-    assert {count for _, count in compat.answers_tried(found.pending_writes)} == {1}
+    assert {count for _, count in compat.count_resume_values(found.pending_writes)} == {1}
     [question] = out["__interrupt__"]
     out = await graph.ainvoke(Command(resume={question.id: "two"}), CONFIG)
     assert out["seen"] == ["two"]
@@ -359,8 +361,10 @@ async def test_a_node_is_told_its_graphs_keys_and_the_task_around_it() -> None:
     told: list[Any] = []
 
     def look(_: Any) -> dict[str, Any]:
-        told.append((compat.channels_of_graph(), compat.outer_task().partition(":")[0]))
-        told.append(compat.lent_saver(get_config()))
+        told.append(
+            (compat.running_graph_channels(), compat.outer_task_namespace().partition(":")[0])
+        )
+        told.append(compat.inherited_saver(get_config()))
         return {}
 
     async def outer(_: Any) -> dict[str, Any]:
@@ -371,12 +375,12 @@ async def test_a_node_is_told_its_graphs_keys_and_the_task_around_it() -> None:
     await graph_of(look, saver).ainvoke({}, CONFIG)
     await graph_of(outer, saver).ainvoke({}, CONFIG)
     assert told == [({"seen"}, ""), saver, ({"seen"}, "node"), saver]
-    assert (compat.channels_of_graph(), compat.outer_task()) == (None, "")
+    assert (compat.running_graph_channels(), compat.outer_task_namespace()) == (None, "")
 
 
 async def test_words_that_are_held_back_are_not_streamed() -> None:
     async def node(_: Any) -> dict[str, Any]:
-        with compat.held_back():
+        with compat.suppress_message_stream():
             await ScriptedModel(responses=["secret"]).ainvoke("Hi")
         await ScriptedModel(responses=["said"]).ainvoke("Hi")
         return {}
@@ -393,9 +397,9 @@ def test_a_tasks_function_is_kept_as_long_as_its_owner_and_ids_sort_by_time() ->
         """Do nothing."""
 
     owner, before = Owner(), len(compat.CACHE)
-    compat.prepare_task(work, owner)
+    compat.cache_task(work, owner)
     assert len(compat.CACHE) == before + 1
     del owner
     assert len(compat.CACHE) == before
     made, now = str(uuid6()), time.time()
-    assert compat.id_at(now - 60) < made < compat.id_at(now + 60)
+    assert compat.checkpoint_id_at(now - 60) < made < compat.checkpoint_id_at(now + 60)

@@ -77,8 +77,8 @@ class Asks(BaseAgent):
 
 
 class Leads(BaseOrchestrator):
-    async def lead(self, task: str, context: Any, work: Any) -> Any:
-        [found] = await work.give([("clerk", task)], context)
+    async def lead(self, task: str, context: Any, team_run: Any) -> Any:
+        [found] = await team_run.give([("clerk", task)], context)
         return found.output
 
 
@@ -87,7 +87,7 @@ class ByHand(BaseOrchestrator):
         found = await self.members["clerk"].execute(task)
         return OrchestratorResult(found.output, success=found.success)
 
-    async def lead(self, task: str, context: Any, work: Any) -> Any:
+    async def lead(self, task: str, context: Any, team_run: Any) -> Any:
         raise NotImplementedError
 
 

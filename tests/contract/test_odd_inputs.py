@@ -215,7 +215,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]]] = {
     "memory": (g.Memory, {}, ("window", "max_tokens", "most_facts")),
     "handoff": (g.handoff, {"to": "a"}, ("update",)),
     "agent_card": (a.agent_card, {}, ("url",)),
-    "due": (s.due, {"saver": InMemorySaver()}, ("now",)),
+    "due": (s.list_suspended_threads, {"saver": InMemorySaver()}, ("now",)),
     "wake": (wake, {"graph": build_graph([cap], checkpointer=InMemorySaver()), "thread": "1"}, ()),
     "signal": (signal, {"graph": build_graph([cap], checkpointer=InMemorySaver()), "thread": "1", "key": "k"}, ("value",)),
     "from_turn": (Recipe.from_turn, {"values": {}, "name": "x", "catalog": registry()}, ("parameters",)),

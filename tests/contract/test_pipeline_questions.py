@@ -12,7 +12,7 @@ from langgraph.types import Command, interrupt
 
 import capgraph
 from capgraph import BaseCapability, CapabilityContext, capability_node
-from capgraph.base.ports import Question
+from capgraph.base.ports import ApprovalRequest
 from capgraph.state import AgentState
 from tests.support.doors import Gauge, Instead, answer, shown, soon, status
 
@@ -140,7 +140,7 @@ async def test_a_middleware_may_put_a_question(
     async def doubt(attempt: Any, call_next: Any) -> Any:
         if attempt.capability != "plain":
             return await call_next()
-        return Question(kind="step", capability="plain", reason="It is Sunday.")
+        return ApprovalRequest(kind="step", capability="plain", reason="It is Sunday.")
 
     it = agent(
         Note,

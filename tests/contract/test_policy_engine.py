@@ -30,7 +30,7 @@ from capgraph.governance import (
     RetryExhausted,
     TimedOut,
 )
-from capgraph.governance.adjusting import _shorter
+from capgraph.governance.model_call_adjuster import _shorter
 from capgraph.state import AgentState
 from capgraph.stores import open_saver
 from capgraph.telemetry import ModelPricing
@@ -120,12 +120,12 @@ async def test_retries_that_are_used_up_are_followed_by_one_more(desk: Any, ran:
     out = await desk(rules, fails=2, error=passing).ask()
     assert (status(out), ran) == ("completed", ["a"] * 3)
     ran.clear()
-    out = await desk(PolicyEngine(rules, times=3), fails=99, error=passing).ask()
+    out = await desk(PolicyEngine(rules, max_uses_per_turn=3), fails=99, error=passing).ask()
     assert (status(out), ran) == ("failed", ["a"] * 5)
 
 
 async def test_the_turns_own_bound_is_not_passed(desk: Any, ran: list[str]) -> None:
-    engine = PolicyEngine([rule("again", AgentFailed(), "retry_agent")], times=50)
+    engine = PolicyEngine([rule("again", AgentFailed(), "retry_agent")], max_uses_per_turn=50)
     out = await desk(engine, fails=99, limits={"max_turn_attempts": 4}).ask()
     assert (status(out), ran) == ("stopped", ["a"] * 4)
 

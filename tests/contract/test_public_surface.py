@@ -121,9 +121,9 @@ def test_a_graph_brings_nothing_that_nobody_declared() -> None:
         "print([name for name in sys.modules if name in {"
         "'capgraph.governance.policies', 'capgraph.governance.permissions',"
         "'capgraph.governance.recovery', 'capgraph.governance.usage_limits',"
-        "'capgraph.behaviors', 'capgraph.telemetry.otel', 'capgraph.telemetry.shipped',"
+        "'capgraph.behaviors', 'capgraph.telemetry.otel', 'capgraph.telemetry.builtin_sinks',"
         "'capgraph.telemetry.audit_log', 'capgraph.telemetry.agent_events',"
-        "'capgraph.approvals.rules', 'capgraph.planning.repair', 'capgraph.planning.recipes', 'capgraph.selection', 'yaml',"
+        "'capgraph.approvals.standing_rules', 'capgraph.planning.repair', 'capgraph.planning.recipes', 'capgraph.selection', 'yaml',"
         "'capgraph.engine.auditing', 'capgraph.configs.settings', 'capgraph.models'}])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -12,7 +12,7 @@ from typing import Any
 from capgraph import CapabilityContext, build_graph, capability_node
 from capgraph.configs.settings import load_settings
 from capgraph.planning import check_plan
-from capgraph.planning.conditions import MISSING, holds
+from capgraph.planning.conditions import MISSING, evaluate_condition
 from tests.support.one_door import planned, registered
 from tests.support.sweeps import SEED, examples
 
@@ -142,7 +142,7 @@ def _one(step: dict[str, Any], found: dict[str, Any]) -> Any:
     name, parameters = step["capability"], step.get("parameters") or {}
     gone = {key for key, value in found.items() if isinstance(value, str)}
     if when := step.get("when"):
-        held = holds(when, lambda path: at(found, path))
+        held = evaluate_condition(when, lambda path: at(found, path))
         if held is False:
             return "not needed"
         if held is None:

@@ -132,7 +132,7 @@ async def same(saver: Any, *items: Any, turn: int | None = None, **options: Any)
     found = await replay(again, items, **options)
     assert found.differences == (), found.differences
     assert found.unrecorded == ()
-    assert found.same
+    assert found.is_same
     assert found.replayed.cost.model_calls == 0
     assert RAN == []
     return recording
@@ -370,7 +370,7 @@ async def test_new_code_that_does_not_take_the_old_result(saver: Any) -> None:
     assert "unit" in found.replayed.answer
     gone = await replay(recording, registry(measure))
     assert "add" in gone.replayed.answer
-    assert not gone.same
+    assert not gone.is_same
 
 
 async def test_what_is_not_kept_is_said(saver: Any) -> None:
@@ -446,7 +446,7 @@ async def test_a_turn_that_broke_off(saver: Any) -> None:
         await graph.ainvoke(said("Go", *steps), config())
     RAN.clear()
     found = await replay(await record(saver, "t"), registry(measure, burns))
-    assert found.same
+    assert found.is_same
     assert (found.replayed.status, list(found.replayed.results)) == ("unfinished", ["a"])
     assert found.unrecorded == ("what came of 'x', in which the turn broke off",)
     assert RAN == []
@@ -544,7 +544,7 @@ async def test_a_turn_that_waited_is_replayed_without_waiting(saver: Any) -> Non
     known = Registry()
     for item in (measure, add):
         known.register(item)
-    assert (await replay(early, known)).same
+    assert (await replay(early, known)).is_same
     await signal(graph, "waited", "come", {"from": "afar"})
     await asyncio.sleep(0.3)
     out = await graph.ainvoke(None, config)
@@ -553,5 +553,5 @@ async def test_a_turn_that_waited_is_replayed_without_waiting(saver: Any) -> Non
     assert taken.signals == {"come": {"from": "afar"}}
     RAN.clear()
     found = await replay(taken, known)
-    assert found.same, found.differences
+    assert found.is_same, found.differences
     assert RAN == []

@@ -18,7 +18,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import ElicitResult
 
-from capgraph.adapters.mcp import KEY
+from capgraph.adapters.mcp import IDEMPOTENCY_META_KEY
 from capgraph.base.errors import ConfigurationError
 from tests.support import mcp1_client
 from tests.support.listening import listening
@@ -138,9 +138,9 @@ async def test_capabilities_are_tools_where_the_operator_names_them(mode: str) -
     async with listening(mcp={"tools": ["read_level"]}) as url, client(url, mode=mode) as mcp:
         names = [tool.name for tool in (await mcp.list_tools()).tools]
         assert names == ["ask", "read_level"]
-        found = await mcp.call_tool("read_level", {}, meta={KEY: "once"})
+        found = await mcp.call_tool("read_level", {}, meta={IDEMPOTENCY_META_KEY: "once"})
         assert found.structured_content == {"litres": 7}
-        again = await mcp.call_tool("read_level", {}, meta={KEY: "once"})
+        again = await mcp.call_tool("read_level", {}, meta={IDEMPOTENCY_META_KEY: "once"})
         assert again.structured_content == {"litres": 7}
         assert (await mcp.call_tool("open_valve", {"litres": 3})).is_error
         wrong = await mcp.call_tool("read_level", {"how": "well"})

@@ -22,7 +22,7 @@ from capgraph.agents import (
     ReActAgent,
     ReflexionAgent,
 )
-from capgraph.engine.sync_graph import compiled
+from capgraph.engine.sync_graph import compile_graph
 from capgraph.testing import ScriptedModel
 from capgraph.workflows import (
     DAGWorkflow,
@@ -136,7 +136,7 @@ async def test_a_database_outlives_a_reader_who_goes_away_in_the_middle_of_a_que
     builder.add_node("ask_it", ask_it)
     builder.add_edge(START, "first")
     builder.add_edge("first", "ask_it")
-    graph = compiled(builder)
+    graph = compile_graph(builder)
 
     def goes_away() -> None:
         parts = graph.stream({"words": "x"})

@@ -14,7 +14,7 @@ from capgraph.adapters import as_tool
 from capgraph.behaviors import RetryBehavior
 from capgraph.governance import QualityGate
 from capgraph.telemetry import AuditLog, JsonLinesSink, RingBufferSink, SqliteEventSink
-from capgraph.telemetry.audit import note
+from capgraph.telemetry.audit import record_later
 from capgraph.testing import FakeClock, ScriptedModel
 
 
@@ -169,7 +169,7 @@ async def test_what_runs_outside_of_any_graph_is_told_to_sinks_and_audit(tmp_pat
     @capability_node
     async def look() -> dict[str, Any]:
         """Look."""
-        note("looked")
+        record_later("looked")
         return {}
 
     sink = RingBufferSink()

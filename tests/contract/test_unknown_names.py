@@ -11,7 +11,7 @@ import pytest
 from capgraph import bind, build_graph, capability_node
 from capgraph.configs.errors import CapgraphError
 from capgraph.configs.settings import load_settings
-from capgraph.graph.findings import check_settings
+from capgraph.graph.diagnostics import collect_settings_findings
 from capgraph.planning import Recipe, chain_plan, check_plan
 from capgraph.registry import Registry
 from capgraph.workflows import load_workflow
@@ -81,7 +81,7 @@ def test_a_plan_and_the_findings_name_the_nearest() -> None:
     problems = check_plan({"steps": RECIPE["steps"]}, registry())
     assert any("'tank_level'" in problem.remedy for problem in problems)
     settings = load_settings(capabilities={WRONG: {"unit": "m"}})
-    [finding] = check_settings(settings, registry())
+    [finding] = collect_settings_findings(settings, registry())
     assert "'tank_level'" in str(finding.fix)
 
 

@@ -28,7 +28,13 @@ from capgraph.governance import (
 )
 from capgraph.graph import wake
 from capgraph.planning import check_plan
-from capgraph.stores import due, open_saver, prune_threads, thread_summary, waiting_questions
+from capgraph.stores import (
+    list_suspended_threads,
+    open_saver,
+    prune_threads,
+    thread_summary,
+    waiting_questions,
+)
 from capgraph.telemetry import RingBufferSink
 from capgraph.testing import FakeClock
 
@@ -159,10 +165,10 @@ async def test_a_turn_waits_and_is_woken_by_signal_and_time(
         assert (summary.status, summary.questions) == ("waiting", {})
         assert "a waits for 'paid', at the latest until 2023-12-14" in (summary.reason or "")
         assert await waiting_questions(saver) == {}  # no person is asked
-        [waits] = await due(saver)
-        assert (waits.thread_id, waits.moment) == ("t", it.clock.now() + 7200)
+        [waits] = await list_suspended_threads(saver)
+        assert (waits.thread_id, waits.wake_at) == ("t", it.clock.now() + 7200)
         assert waits.caller.user_id == "ann"
-        assert await due(saver, now=it.clock.now()) == []
+        assert await list_suspended_threads(saver, now=it.clock.now()) == []
 
         await it.go_on()  # nothing came, so nothing changes
         assert ran == [("b", None)]
@@ -171,11 +177,13 @@ async def test_a_turn_waits_and_is_woken_by_signal_and_time(
         assert ran == [("b", None), ("a", {"sum": 7})]
         assert await it.signal("paid", {"sum": 8}) is False  # the same one again
         it.clock.advance(7201)
-        assert [one.thread_id for one in await due(saver, now=it.clock.now())] == ["t"]
+        assert [
+            one.thread_id for one in await list_suspended_threads(saver, now=it.clock.now())
+        ] == ["t"]
         await wake(it.graph, "t")
         assert (await it.values())["execution_outcome"]["status"] == "completed"
         assert ran == [("b", None), ("a", {"sum": 7}), ("c", None)]
-        assert await due(saver) == []
+        assert await list_suspended_threads(saver) == []
         await wake(it.graph, "t")  # of no consequence
         assert len(ran) == 3
 
@@ -211,7 +219,7 @@ async def test_when_it_wakes_and_who_serves_it_may_be_left_to_others(
     await it.begin(step("a", wait_for="paid"))
     assert await it.signal("paid", run=False) is True
     assert ran == []
-    [waits] = await due(it.saver, now=0)
+    [waits] = await list_suspended_threads(it.saver, now=0)
     await wake(it.graph, waits.thread_id)
     assert ran == [("a", None)]
 
@@ -232,11 +240,11 @@ async def test_a_key_and_a_moment_may_be_what_a_step_found(
     waits = out["execution_outcome"]["waiting"]["a"]
     assert (waits["for"], waits["until"]) == ("A 7", "2023-11-14T23:13:20+00:00")
     assert waits["latest"] == "2023-11-16T23:13:20+00:00"
-    [waits_for] = await due(it.saver)
-    assert waits_for.moment == it.clock.now() + 3600
+    [waits_for] = await list_suspended_threads(it.saver)
+    assert waits_for.wake_at == it.clock.now() + 3600
     assert await it.signal("A 7") is True
     assert ran == [("take", None)]  # the moment has not come
-    assert await due(it.saver) == [waits_for]
+    assert await list_suspended_threads(it.saver) == [waits_for]
     it.clock.advance(3601)
     await it.go_on()
     assert ran == [("take", None), ("a", None)]
@@ -264,7 +272,7 @@ async def test_each_element_of_a_list_waits_by_itself(
         assert await Agent(tools, saver).signal("r") is True
         assert ran == [("take", None), ("a[1]", "q"), ("z", None), ("a[0]", "p"), ("a[2]", "r")]
         assert (await it.values())["execution_outcome"]["status"] == "completed"
-        assert await due(saver) == []
+        assert await list_suspended_threads(saver) == []
 
 
 async def test_elements_wait_for_moments_and_what_comes_with_an_event_is_each_ones(
@@ -387,7 +395,7 @@ async def test_a_new_message_gives_a_waiting_turn_up(tools: list[Any], ran: list
     await it.begin(step("a", wait_for="paid"))
     out = await it.begin(step("b"))
     assert out["execution_outcome"]["status"] == "completed"
-    assert await due(it.saver) == []
+    assert await list_suspended_threads(it.saver) == []
     assert await it.signal("paid") is False
     assert ran == [("b", None)]
 
@@ -489,12 +497,12 @@ async def test_a_graph_inside_a_step_waits_for_the_whole_thread(
     assert ran == [("b", None)]
     [asked] = out["__interrupt__"]
     assert [one["for"] for one in asked.value["waits"]] == ["paid"]
-    [waits] = await due(it.saver)
+    [waits] = await list_suspended_threads(it.saver)
     assert waits.thread_id == "t"
     assert await it.signal("paid", 4) is True
     assert ran == [("b", None), ("a", 4), "completed"]
     assert (await it.values())["execution_outcome"]["status"] == "completed"
-    assert await due(it.saver) == []
+    assert await list_suspended_threads(it.saver) == []
 
 
 FAULTS: list[tuple[dict[str, Any], str]] = [
@@ -583,8 +591,8 @@ async def test_a_thread_that_is_woken_at_the_moment_that_was_shown_goes_on(
 ) -> None:
     agent = Agent(tools, clock=(clock := FakeClock(1000 + fraction)))
     await agent.begin(step("a", wait_until=10))
-    (one,) = await due(agent.saver)
-    clock.advance(max(0.0, one.moment - clock.now()))
+    (one,) = await list_suspended_threads(agent.saver)
+    clock.advance(max(0.0, one.wake_at - clock.now()))
     async with asyncio.timeout(20):
         out = await agent.go_on()
     assert out["execution_outcome"]["status"] == "completed"
@@ -635,7 +643,7 @@ async def test_another_event_between_a_kill_and_the_resume_changes_no_place(
 async def test_an_event_costs_no_call_of_the_elements_that_wait_on(
     tools: list[Any], ran: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("capgraph.engine.copies.MOST_AT_ONCE", 2)
+    monkeypatch.setattr("capgraph.engine.for_each.MOST_AT_ONCE", 2)
     seen: list[str] = []
 
     class Look:

@@ -357,7 +357,7 @@ async def accounts(saver: Any) -> dict[str, Any]:
     assert rows is not None
     trail = AuditTable(rows)
     thread = CONFIG["configurable"]["thread_id"]
-    records = [json.loads(line) for line in await trail.alines()]
+    records = [json.loads(line) for line in await trail.aread_lines()]
     effects = [r for r in records if r["kind"].startswith("effect") and thread in json.dumps(r)]
     return {"valid": bool(await trail.averify()), "effects": [r["data"] for r in effects]}
 

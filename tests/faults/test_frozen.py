@@ -212,7 +212,7 @@ async def test_who_blocks_its_loop_keeps_its_lease(url: str, tmp_path: Path) -> 
             make_graph(saver)
             while not scene.lines("acted"):
                 with pytest.raises(ThreadBusyError):
-                    await leases.take("t")
+                    await leases.acquire("t")
                 asked += 1
                 await asyncio.sleep(0.1)
         assert await asyncio.to_thread(process.wait) == 0, (tmp_path / "log").read_text()

@@ -15,10 +15,10 @@ from langgraph.types import Command
 from pydantic import BaseModel, Field
 
 from capgraph import BaseCapability, CapabilityContext, Registry, build_graph, capability_node
-from capgraph.approvals import Answer, plan_question, read_answers, step_question
+from capgraph.approvals import ApprovalDecision, parse_decisions, plan_request, step_request
 from capgraph.configs.errors import CapgraphError
-from capgraph.configs.limits import Limits
 from capgraph.configs.settings import load_settings
+from capgraph.configs.settings_model import Limits
 from capgraph.state import TurnView
 from capgraph.stores import open_saver
 from tests.support import PATIENCE
@@ -146,9 +146,9 @@ def test_answers_are_read(answer: Any, whole: bool, kind: str) -> None:
         "execution_pending_approvals": {"a": {"kind": kind, "capability": "make"}},
     }
     view, known = TurnView(state), registry()
-    question = plan_question(view, known) if whole else step_question(["a"], view, known)
-    answers, problems = read_answers(answer, question, known, Limits(), view)
-    assert all(isinstance(found, Answer) for found in answers.values())
+    question = plan_request(view, known) if whole else step_request(["a"], view, known)
+    answers, problems = parse_decisions(answer, question, known, Limits(), view)
+    assert all(isinstance(found, ApprovalDecision) for found in answers.values())
     assert problems or set(answers) == {step["context_key"] for step in question["steps"]}
     assert all(len(problem.path + problem.message) < 3000 for problem in problems)
 
@@ -232,6 +232,6 @@ def test_an_answer_as_plain_text_of_json_is_not_taken_apart() -> None:
         "planning_execution_plan": {"steps": [{"context_key": "a", "capability": "make"}]},
     }
     view, known = TurnView(state), registry()
-    question = step_question(["a"], view, known)
-    _, problems = read_answers(json.dumps({"a": "approve"}), question, known, Limits(), view)
+    question = step_request(["a"], view, known)
+    _, problems = parse_decisions(json.dumps({"a": "approve"}), question, known, Limits(), view)
     assert problems

@@ -167,7 +167,7 @@ async def test_a_history_is_cut_copied_and_dropped_and_the_thread_goes_on(server
         rest = await list_threads(saver, limit=5, after="3")
         assert [(item.thread_id, item.messages) for item in rest] == [("2", 16), ("1", 16)]
         leases = Persistence.of(saver).leases
-        lease = await leases.take("1")
+        lease = await leases.acquire("1")
         with pytest.raises(ThreadBusyError):
             await turn("1", 22, "z")
         await leases.release(lease)
@@ -177,7 +177,7 @@ async def test_the_heart_beats_on_a_connection_of_its_own(server: Any) -> None:
     async with open_saver(server.database()) as saver:
         leases = Persistence.of(saver).leases
         leases.heartbeat_seconds = 0.01
-        lease = await leases.take("1")
+        lease = await leases.acquire("1")
         rows = Persistence.of(saver).tables
         statement = "SELECT beat FROM capgraph_leases"
         _, first = await rows.run(statement)
@@ -194,7 +194,7 @@ async def test_a_saver_of_one_connection_has_rows_too(server: Any) -> None:
 
     async with AsyncPostgresSaver.from_conn_string(server.database()) as saver:
         await saver.setup()
-        lease = await Persistence.of(saver).leases.take("1")
+        lease = await Persistence.of(saver).leases.acquire("1")
         found = Persistence.of(saver).tables.run_blocking("SELECT thread_id FROM capgraph_leases")
         assert found == (1, [("1",)])
         await Persistence.of(saver).leases.release(lease)

@@ -15,12 +15,12 @@ import pytest
 from langchain_core.messages import AIMessage
 
 from capgraph import BaseCapability, CapabilityContext, build_graph, capability_node
-from capgraph.base.clock import SystemClock
 from capgraph.governance import Budget, BudgetExceededError
+from capgraph.helpers.clock import SystemClock
 from capgraph.stores import Persistence, open_saver
 from capgraph.stores.atomic_values import TableValues
 from capgraph.telemetry import ModelPricing, PriceTable
-from capgraph.telemetry.usage_book import usage_of_capabilities, usage_totals
+from capgraph.telemetry.usage_recorder import average_capability_usage, usage_totals
 from capgraph.testing import ScriptedModel
 from tests.support.redis_server import redis_server
 from tests.support.sweeps import SEED, examples
@@ -65,7 +65,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 def _die(url: str) -> None:
-    asyncio.run(Budget(steps=2, per="user", store=url).reserve("ann", steps=2, resumable="one"))
+    asyncio.run(Budget(steps=2, per="user", store=url).reserve("ann", steps=2, resume_key="one"))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -75,11 +75,11 @@ async def test_what_a_killed_process_had_reserved_comes_back_whatever_it_was_for
     worker.join()
     budget = Budget(steps=2, per="user", store=url)
     assert await budget.left("ann") == {"steps": 0}
-    await budget.reserve("ann", steps=1, resumable="two")
+    await budget.reserve("ann", steps=1, resume_key="two")
     other = Budget(steps=2, per="user", store=url)
-    await other.reserve("ann", steps=1, resumable="three")
+    await other.reserve("ann", steps=1, resume_key="three")
     with pytest.raises(BudgetExceededError):  # of those that live nothing is taken
-        await other.reserve("ann", steps=1, resumable="four")
+        await other.reserve("ann", steps=1, resume_key="four")
 
 
 def test_200_calls_in_four_processes_are_never_over(store: str) -> None:
@@ -140,7 +140,7 @@ def _run(url: str) -> None:
             if not begun or state.next:
                 await graph.ainvoke(None if begun else given, CONFIG)
             assert graph.services is not None
-            await asyncio.to_thread(graph.services.purse.book.flush)
+            await asyncio.to_thread(graph.services.budget_policy.recorder.flush)
 
     asyncio.run(main())
 
@@ -151,7 +151,7 @@ async def _found(url: str) -> tuple[Any, Any, Any]:
         assert rows is not None
         await rows.run("SELECT 1")
         counted, _ = await TableValues(rows).aread("budget/", SystemClock())
-        history = await usage_of_capabilities(rows, ["write", "other"])
+        history = await average_capability_usage(rows, ["write", "other"])
         return counted, await usage_totals(rows, user_id="ada"), history
 
 

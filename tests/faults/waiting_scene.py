@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from capgraph import BaseCapability, build_graph, capability_node
 from capgraph import signal as send
-from capgraph.planning.waits import is_wait
+from capgraph.planning.waits import is_wait_interrupt
 from capgraph.stores import Persistence, open_saver
 
 CONFIG: Any = {"configurable": {"thread_id": ""}}
@@ -105,7 +105,7 @@ async def answered(graph: Any, given: Any) -> Any:
     """Run the turn, saying of each effect that may have happened whether it did."""
     while True:
         out = await graph.ainvoke(given, CONFIG, durability="sync")
-        asked = [i.value for i in out.get("__interrupt__", ()) if not is_wait(i.value)]
+        asked = [i.value for i in out.get("__interrupt__", ()) if not is_wait_interrupt(i.value)]
         if not asked:
             return out
         keys = [step["context_key"] for step in asked[0]["steps"]]

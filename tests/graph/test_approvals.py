@@ -20,8 +20,8 @@ from capgraph import (
     capability_node,
 )
 from capgraph.base import ValidationError
-from capgraph.graph.turns import step_states, thread_values
-from capgraph.stores import Rule, add_rule, list_rules, revoke_rule
+from capgraph.graph.turn_runner import load_thread_values, step_states
+from capgraph.stores import StandingRule, add_rule, list_rules, revoke_rule
 
 
 class Receipt(CapabilityContext):
@@ -217,9 +217,9 @@ async def test_a_step_waits_for_its_answer_only(desk: Any, step: Any, answer: An
     agent = desk(*[[step("a", "pay", {"amount": 5})]] * 4)
     for _ in range(2):
         await agent.ask()
-        assert step_states(await thread_values(agent.graph, "1"))["a"] == "waiting"
+        assert step_states(await load_thread_values(agent.graph, "1"))["a"] == "waiting"
         await _answer(agent, {"a": answer})
-        assert step_states(await thread_values(agent.graph, "1"))["a"] == "pending"
+        assert step_states(await load_thread_values(agent.graph, "1"))["a"] == "pending"
 
 
 async def test_responding_instead_ends_the_turn(desk: Any, work: dict[str, list[Any]]) -> None:
@@ -305,7 +305,7 @@ async def test_planning_mode_is_switched_per_thread(desk: Any) -> None:
 
 async def test_a_rule_stands_in_for_the_person(desk: Any, work: dict[str, list[Any]]) -> None:
     store = InMemoryStore()
-    rule = await add_rule(store, Rule(capability="pay"))
+    rule = await add_rule(store, StandingRule(capability="pay"))
     agent = desk(store=store)
     out = await agent.ask()
     assert out["execution_outcome"]["status"] == "completed"
@@ -327,7 +327,7 @@ async def test_a_rule_stands_in_for_the_person(desk: Any, work: dict[str, list[A
 )
 async def test_a_rule_covers_only_what_it_says(desk: Any, rule: dict[str, Any]) -> None:
     store = InMemoryStore()
-    await add_rule(store, Rule(**rule))
+    await add_rule(store, StandingRule(**rule))
     assert "__interrupt__" in await desk(store=store).ask()
 
 

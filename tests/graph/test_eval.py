@@ -175,7 +175,7 @@ async def test_the_demonstration_keeps_what_it_promises(
     settings = load_settings(str(dataset.config))
     report = await evaluate(dataset, Registry.from_settings(settings), settings=settings)
     told: dict[str, Any] = {result.case.name: result.problems for result in report.failures}
-    assert [str(item) for item in report.below(dataset.thresholds)] == [], told
+    assert [str(item) for item in report.check_thresholds(dataset.thresholds)] == [], told
     unrelated = [result for result in report.results if "unrelated" in result.case.name]
     assert len(unrelated) >= 4
     assert all(result.nodes == () for result in unrelated)

@@ -19,9 +19,9 @@ import capgraph.stores.history_cache
 from capgraph import BaseCapability, CapabilityContext, capability_node
 from capgraph.base import PersistenceError
 from capgraph.base.errors import ThreadBusyError
-from capgraph.langgraph_compat import replayed
+from capgraph.langgraph_compat import replay_channel
 from capgraph.state import AgentState, StateSchema
-from capgraph.state.reducers import fold_lists
+from capgraph.state.reducers import append_all
 from capgraph.stores import (
     Persistence,
     fork_thread,
@@ -126,7 +126,9 @@ async def test_the_short_way_to_a_threads_past_is_the_long_one(
             saver, config=item.config, channels=names
         )
         for name in quick or ():
-            assert replayed(reducers[name], quick[name]) == replayed(reducers[name], slow[name])
+            assert replay_channel(reducers[name], quick[name]) == replay_channel(
+                reducers[name], slow[name]
+            )
         return quick is not None
 
     # Reading while a list is open waits for nothing.
@@ -151,7 +153,7 @@ async def test_a_turn_reads_what_came_since_a_late_one_and_what_is_held_has_boun
     assert found is not None
     assert len(found["messages"]["writes"]) <= 24  # of 70
     (kept,) = saver.persistence.history_cache.values()
-    monkeypatch.setattr(capgraph.stores.history_cache, "MOST_BYTES", 2 * kept.size)
+    monkeypatch.setattr(capgraph.stores.history_cache, "MAX_BYTES", 2 * kept.size)
     for name in "abc":
         saver.persistence.history_cache[name] = kept
     assert [*saver.persistence.history_cache] == ["b", "c"]
@@ -242,7 +244,7 @@ async def records(path: Path, thread: str = "1") -> int:
 
 async def test_a_thread_in_use_is_not_pruned(made: Any, saver: Any) -> None:
     await turns(made, 1)
-    lease = await Persistence.of(saver).leases.take("1")
+    lease = await Persistence.of(saver).leases.acquire("1")
     assert await prune_threads(saver) == []
     with pytest.raises(ThreadBusyError):
         await prune_threads(saver, ["1"])
@@ -275,7 +277,7 @@ async def test_what_runs_have_saved_can_be_dropped(made: Any, saver: Any) -> Non
 
 
 class Noted(AgentState, total=False):
-    notes: Annotated[list[str], DeltaChannel(fold_lists)]
+    notes: Annotated[list[str], DeltaChannel(append_all)]
 
 
 async def test_keys_of_ones_own_that_grow_are_kept_by_cutting_and_copying(

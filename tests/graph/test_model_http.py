@@ -249,7 +249,7 @@ async def test_a_wait_until_a_date_is_kept(
 
 
 async def test_the_wait_is_a_real_one(server: OpenAIServer, client: Callable[..., Client]) -> None:
-    from capgraph.base.clock import SystemClock
+    from capgraph.helpers.clock import SystemClock
 
     server.on("Choice", fail(429, "rate_limit_exceeded", retry_after="1.2"))
     good(server)

@@ -32,8 +32,8 @@ from capgraph.graph import open_graph, wake
 from capgraph.registry import load_recipe
 from capgraph.stores import (
     Persistence,
-    due,
     list_rules,
+    list_suspended_threads,
     list_threads,
     open_saver,
     open_store,
@@ -229,7 +229,7 @@ async def test_no_obstacle_is_reported_for_the_suspended_threads(
         assert saver is not None
         found = await check_threads(saver, registry, store=store)
     assert found.threads == len(SUSPENDED)
-    assert found.obstacles == ()
+    assert found.incompatibilities == ()
 
 
 async def test_a_decision_resumes_the_thread_and_the_effect_runs_once(
@@ -253,14 +253,18 @@ async def test_a_rejected_effect_does_not_run(opened: Open, ran: Ran) -> None:
 
 async def test_the_time_resumes_the_thread_and_the_effect_runs_once(opened: Open, ran: Ran) -> None:
     async with opened(1 * HOUR) as graph:
-        waiting = {one.thread_id: one.moment for one in await due(graph.checkpointer)}
+        waiting = {
+            one.thread_id: one.wake_at for one in await list_suspended_threads(graph.checkpointer)
+        }
         assert waiting["waits_for_time"] == START + 2 * HOUR
         out = await run(graph, "waits_for_time")
         assert out["execution_outcome"]["status"] == "waiting"
         assert ran == []
     async with opened(2 * HOUR) as graph:
         now = START + 2 * HOUR
-        assert "waits_for_time" in [one.thread_id for one in await due(graph.checkpointer, now=now)]
+        assert "waits_for_time" in [
+            one.thread_id for one in await list_suspended_threads(graph.checkpointer, now=now)
+        ]
         await wake(graph, "waits_for_time")
         await assert_completed(graph, "waits_for_time", "The reservoir holds 2.53 m.")
         await run(graph, "waits_for_time")
@@ -359,7 +363,7 @@ async def test_a_turn_of_the_database_is_recorded_and_replayed(
     async with opened() as graph:
         recording = await record(graph.checkpointer, "finished")
     assert recording.end == stored.end
-    assert (await replay(recording, registry)).same
+    assert (await replay(recording, registry)).is_same
     assert ran == []
 
 
@@ -367,7 +371,7 @@ async def test_the_stored_recording_is_replayed(
     stored: Recording, registry: Registry, ran: Ran
 ) -> None:
     found = await replay(stored, registry)
-    assert (found.same, found.differences, ran) == (True, (), [])
+    assert (found.is_same, found.differences, ran) == (True, (), [])
 
 
 @pytest.mark.may_block  # the recordings of a set are read as they are needed

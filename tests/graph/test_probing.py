@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from capgraph import open_graph
 from capgraph.cli.main import app
 from capgraph.models import probing
-from capgraph.models.roles import PROBED
+from capgraph.models.roles import PROBED_METHODS
 from capgraph.testing import ScriptedModel
 from tests.support.local_servers import FORM, TEXT, LocalServer, llama_cpp_server
 from tests.support.openai_server import Reply, fail, give, say
@@ -29,11 +29,11 @@ IGNORED = say('{"word": "ready"}')
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalServer]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(probing, "PROBE_SECONDS", 5.0)
-    PROBED.clear()
+    PROBED_METHODS.clear()
     with llama_cpp_server() as running:
         running.on(TEXT, say("It reads 3.5."))
         yield running
-    PROBED.clear()
+    PROBED_METHODS.clear()
 
 
 async def ask(server: LocalServer, **more: Any) -> Any:
@@ -58,7 +58,7 @@ async def test_one_probe_at_the_start_is_cached_and_logged(
         await ask(server)
     assert methods(server) == ["json_schema", "json_schema"]
     assert "enforces json_schema (probed)" in caplog.text
-    PROBED.clear()  # as in the next process
+    PROBED_METHODS.clear()  # as in the next process
     server.on(FORM, give(PLAN)).on(TEXT, say("It reads 3.5."))
     await ask(server)
     assert len(server.asked(FORM)) == 3
@@ -83,7 +83,7 @@ async def test_a_failed_probe_decides_nothing(server: LocalServer) -> None:
     server.on(FORM, Reply(status=401, text="bad key"), give(PLAN))
     out = await ask(server)
     assert out["execution_outcome"]["status"] == "completed"
-    assert not PROBED
+    assert not PROBED_METHODS
 
 
 @pytest.mark.parametrize("structured", ["json_schema", "function_calling"])

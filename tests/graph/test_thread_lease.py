@@ -142,10 +142,10 @@ async def test_the_heart_beats_while_a_capability_blocks_the_loop(
 async def test_a_heart_that_finds_another_owner_stops_the_effects(saver: Any) -> None:
     leases = Persistence.of(saver).leases
     leases.heartbeat_seconds = 0.01
-    lease = await leases.take("1")
+    lease = await leases.acquire("1")
     await saver.conn.execute("UPDATE capgraph_leases SET owner = 'another'")
     await saver.conn.commit()
-    while not lease.lost:
+    while not lease.is_lost:
         await asyncio.sleep(0.01)
     with pytest.raises(PersistenceError, match="has taken over"):
         await leases.confirm("1")
@@ -158,17 +158,17 @@ async def test_a_run_of_another_machine_is_over_when_it_stays_late_or_lost_its_t
     leases, now = Persistence.of(saver).leases, [0.0]
     monkeypatch.setattr(leases, "_now", lambda: now[0])
     run = LeaseOwner("o", "elsewhere", "1|2")
-    assert await leases.is_over(run), "it gave its thread back"
+    assert await leases.has_ended(run), "it gave its thread back"
     insert = "INSERT INTO capgraph_leases VALUES ('1', 'o', 'elsewhere', '1|2', {now})"
     rows: Any = Persistence.of(saver).tables
     await rows.run(insert)
     for beats, wait, over in ((0, 0, False), (100, 0, False), (0, 14, False), (0, 2, True)):
         now[0] += wait
         await rows.run(f"UPDATE capgraph_leases SET beat = beat - {beats}")
-        assert await leases.is_over(run) is over, (beats, wait)
+        assert await leases.has_ended(run) is over, (beats, wait)
     await rows.run("UPDATE capgraph_leases SET beat = {now}")
-    assert not await leases.is_over(run), "it beats again"
-    assert not await leases.is_over(LeaseOwner("", "elsewhere", "1|2")), "nobody can say"
+    assert not await leases.has_ended(run), "it beats again"
+    assert not await leases.has_ended(LeaseOwner("", "elsewhere", "1|2")), "nobody can say"
 
 
 async def test_a_lease_is_taken_while_the_default_pool_is_full(
@@ -180,9 +180,9 @@ async def test_a_lease_is_taken_while_the_default_pool_is_full(
     stuck = loop.run_in_executor(None, done.wait)
     leases = Persistence.of(saver).leases
     try:
-        lease = await leases.take("1")
+        lease = await leases.acquire("1")
         with pytest.raises(ThreadBusyError):
-            await Persistence.of(other).leases.take("1")
+            await Persistence.of(other).leases.acquire("1")
         await leases.release(lease)
     finally:
         done.set()

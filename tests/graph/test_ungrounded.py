@@ -10,12 +10,12 @@ from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command
 
 from capgraph import CapabilityContext, build_graph, capability_node
-from capgraph.approvals import question_text
+from capgraph.approvals import describe_question
 from capgraph.cli.questions import question_lines
 from capgraph.configs.settings import load_settings
 from capgraph.evaluation import Dataset, evaluate
 from capgraph.registry import Registry
-from capgraph.stores import Rule, add_rule
+from capgraph.stores import StandingRule, add_rule
 from capgraph.testing import ModelCall, ScriptedModel
 
 PAID: list[tuple[float, str]] = []
@@ -87,7 +87,7 @@ def test_an_effect_with_an_invented_value_asks_a_person_who_sees_the_value() -> 
     [entry] = question.value["steps"]
     assert entry["ungrounded"] == {"to": "Grace"}
     assert "Grace" in entry["reason"]
-    assert "Ungrounded parameters" in question_text(question.value)
+    assert "Ungrounded parameters" in describe_question(question.value)
     assert any("ungrounded" in line for line in question_lines(question.value))
     graph.invoke(Command(resume="approve"), CONFIG)
     assert PAID == [(200.0, "Grace")]
@@ -110,7 +110,7 @@ async def test_a_standing_rule_does_not_stand_for_an_invented_value() -> None:
         return {"steps": [step("close_account", of=to)]}
 
     store = InMemoryStore()
-    await add_rule(store, Rule(capability="close_account"))
+    await add_rule(store, StandingRule(capability="close_account"))
     graph: Any = build_graph(
         ALL, model=ScriptedModel(responses=answer), checkpointer=InMemorySaver(), store=store
     )

@@ -20,7 +20,7 @@ from capgraph.base.context import CapabilityContext
 from capgraph.configs.settings import Settings
 from capgraph.pipeline.effect_ledger import EffectLedger
 from capgraph.scale import Worker, open_engine
-from capgraph.scale.remote import Steps
+from capgraph.scale.remote import RemoteSteps
 from capgraph.stores import open_saver
 from capgraph.stores.leases import Leases
 from capgraph.stores.step_results import StepResults
@@ -35,7 +35,7 @@ _INSTANTS: dict[str, tuple[Any, str]] = {
     "result": (StepResults, "end"),
     "release": (Leases, "release"),
     "open": (StepResults, "open"),
-    "order": (Steps, "_hand_on"),
+    "order": (RemoteSteps, "_hand_on"),
     "read": (StepResults, "look"),
 }
 INSTANTS = [

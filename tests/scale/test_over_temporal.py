@@ -65,12 +65,12 @@ async def test_temporal_is_told_no_word_of_a_thread(crew: Crew) -> None:
         lost, *others = await _listed(temporal, crew.mark)
         assert not others
         await temporal.get_schedule_handle(lost).trigger()
-        await crew.until(lambda: client.log.of_thread(timed))
+        await crew.until(lambda: client.log.thread_runs(timed))
         await crew.over(client, thread, timed)
         # Workers see to it that there is one, whatever became of Temporal's own data.
         await temporal.get_schedule_handle(lost).delete()
         await crew.until(lambda: _listed(temporal, lost))
-        assert await schedules.all() == [daily]
+        assert await schedules.list_all() == [daily]
         assert await schedules.remove(crew.mark, client.engine)
         assert not await schedules.remove(crew.mark, client.engine)
     seen = []
@@ -171,7 +171,7 @@ async def test_a_thread_whose_name_temporal_does_not_take_is_refused(crew: Crew)
     async with crew.client() as client:
         with pytest.raises(ValidationError, match="Temporal refuses it"):
             await client.submit(thread, plan=READ)
-        assert not await client.log.open_of(thread)
+        assert not await client.log.open_runs(thread)
 
 
 def test_a_missing_extra_names_what_to_install() -> None:

@@ -274,9 +274,9 @@ async def test_a_moment_of_a_schedule_begins_one_turn(crew: Crew) -> None:
                     (json.dumps({"schedule": schedule, "moment": 1e9}),),
                 )
         thread = f"{schedule}-20010909T014640"
-        await crew.until(lambda: client.log.of_thread(thread))
+        await crew.until(lambda: client.log.thread_runs(thread))
         assert await crew.over(client, thread) == ["completed"]
-        assert len(await client.log.of_thread(thread)) == 1
+        assert len(await client.log.thread_runs(thread)) == 1
 
 
 @long
@@ -352,7 +352,7 @@ async def test_a_frozen_worker_loses_its_thread_and_works_on(crew: Crew) -> None
         frozen.send_signal(signal.SIGCONT)
         await asyncio.sleep(LEASE)
         assert await told(client, thread, 1) == events
-        assert [run.status for run in await client.log.of_thread(thread)] == ["completed"]
+        assert [run.status for run in await client.log.thread_runs(thread)] == ["completed"]
         assert await asyncio.to_thread(crew.end, other) == 143
         await client.submit(later, plan=FILL)
         assert await crew.over(client, later) == ["completed"]

@@ -16,9 +16,9 @@ from capgraph.base.errors import (
     ValidationError,
 )
 from capgraph.base.ports import Caller
-from capgraph.scale import Client, TurnOrder, list_workers, open_engine
-from capgraph.scale.advance import advance
-from capgraph.stores import Persistence, due, list_threads, waiting_questions
+from capgraph.scale import Client, TurnJob, list_workers, open_engine
+from capgraph.scale.run_executor import advance
+from capgraph.stores import Persistence, list_suspended_threads, list_threads, waiting_questions
 from capgraph.stores.run_log import RunLog
 from tests.scale import toys
 from tests.scale.crew import FILL, READ, VALVE, Crew, step, tank, told
@@ -74,14 +74,14 @@ async def test_turns_of_a_thread_follow_each_other(crew: Crew) -> None:
 async def test_who_hears_of_the_end_of_a_run_finds_it_ended(
     crew: Crew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    end = RunLog.end
+    end = RunLog.finish
 
     async def late(log: RunLog, run_id: str, status: str) -> None:
         await log.flush()
         await asyncio.sleep(0.5)
         await end(log, run_id, status)
 
-    monkeypatch.setattr(RunLog, "end", late)
+    monkeypatch.setattr(RunLog, "finish", late)
     async with crew.client() as client, crew.worker():
         await client.submit(thread := crew.named("t"), plan=READ)
         await told(client, thread, 1)
@@ -155,7 +155,7 @@ async def test_what_waits_or_runs_is_stopped(crew: Crew) -> None:
             await crew.until(lambda: any(line.startswith("fill") for line in crew.notes()))
             await client.stop(runs)
             assert (await client.status(runs)).status == "stopped"
-            assert [run.status for run in await client.log.of_thread(runs)] == ["stopped"] * 2
+            assert [run.status for run in await client.log.thread_runs(runs)] == ["stopped"] * 2
             assert "filled" not in crew.notes()
             # What is stopped may be asked anew.
             await client.submit(runs, plan=READ)
@@ -167,9 +167,9 @@ async def test_orders_may_be_lost_doubled_and_late(crew: Crew) -> None:
     async with crew.client() as client:
         run = await client.submit(thread, plan=READ)
         assert await client.submit(thread, plan=READ, run_id=run) == run
-        order = TurnOrder(thread, run)
+        order = TurnJob(thread, run)
         reports = [await advance(client.graph, order, log=client.log) for _ in range(3)]
-        assert [dict(report.ended) for report in reports] == [{run: "completed"}, {}, {}]
+        assert [dict(report.statuses) for report in reports] == [{run: "completed"}, {}, {}]
         async with crew.worker():
             await client.engine.submit(order)
             await client.engine.submit(order)
@@ -202,7 +202,7 @@ async def test_what_cannot_be_done_is_refused_at_once(crew: Crew, tmp_path: Path
         with pytest.raises(ValidationError, match="a turn of the thread"):
             await client.submit("t", "a", run_id="trigger")
         assert not await client.signal("none", "k")
-        assert not await client.log.open_of("t")
+        assert not await client.log.open_runs("t")
     with pytest.raises(ConfigurationError, match="share over the network"):
         async with open_engine(f"sqlite:///{tmp_path / 't.db'}", graph=tank()):
             pass
@@ -233,7 +233,9 @@ async def test_signals_and_times_wake_threads(crew: Crew) -> None:
         assert (await client.status(event)).status == "queued"
         async with crew.worker():
             assert await crew.over(client, event, early) == ["completed"] * 2
-            assert [run.status for run in await client.log.of_thread(event)].count("completed") == 2
+            assert [run.status for run in await client.log.thread_runs(event)].count(
+                "completed"
+            ) == 2
     assert crew.notes() == ["read"] * 4
 
 
@@ -300,9 +302,9 @@ async def test_what_cannot_be_read_ends_as_failed_and_holds_up_nothing_else(crew
             await client.submit(good, plan=READ)
             assert await crew.over(client, good) == ["completed"]
             # One that waits is woken once for its event, not again and again.
-            await Persistence.of(client.graph.checkpointer).waits.hurry(waits)
+            await Persistence.of(client.graph.checkpointer).waits.wake_now(waits)
             await told(client, waits, 2)
-            assert await due(client.graph.checkpointer, now=time.time()) == []
+            assert await list_suspended_threads(client.graph.checkpointer, now=time.time()) == []
             found = [await client.log.get(turn) for turn in turns]
             listed = await list_threads(client.graph.checkpointer)
             assert {(one.thread_id, one.status) for one in listed} >= {
@@ -313,4 +315,4 @@ async def test_what_cannot_be_read_ends_as_failed_and_holds_up_nothing_else(crew
 
 
 async def _waits_for(client: Client, queue: str) -> bool:
-    return (await client.engine.waiting()).get(queue, 0) == 1
+    return (await client.engine.count_waiting()).get(queue, 0) == 1

@@ -64,7 +64,7 @@ class NeverConfirmed(SimLeases):
     def _is_sure(self, lease: Lease) -> bool:
         return True
 
-    async def confirm(self, thread_id: str, *, ask: bool = True) -> None:
+    async def confirm(self, thread_id: str, *, force_query: bool = True) -> None:
         """Look nowhere."""
 
 

@@ -28,10 +28,10 @@ from capgraph.base.errors import PersistenceError
 from capgraph.configs.settings import load_settings
 from capgraph.langgraph_compat import INTERRUPT
 from capgraph.pipeline import Capacity
-from capgraph.scale.advance import advance
-from capgraph.scale.order import TurnOrder
+from capgraph.scale.jobs import TurnJob
+from capgraph.scale.run_executor import advance
 from capgraph.stores.base_saver import BaseSaver
-from capgraph.stores.database import Found
+from capgraph.stores.database import StatementResult
 from capgraph.stores.leases import Leases
 from capgraph.stores.persistence import Persistence
 from capgraph.stores.records import thread_config
@@ -205,21 +205,21 @@ class SimRows(SqliteTables):
             self._execute_now(*step)
         database.has_tables = self._is_prepared = True
 
-    async def beside(self) -> SimRows:
+    async def relaxed_durability(self) -> SimRows:
         """Return these rows."""
         return self
 
-    async def run(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
+    async def run(self, statement: str, values: tuple[Any, ...] = ()) -> StatementResult:
         """Run one statement over a connection that may be lost."""
         what = " ".join(statement.split()[:4])
 
-        async def execute() -> Found:
+        async def execute() -> StatementResult:
             return self._execute_now(statement, values)
 
-        found: Found = await self._database.use(what, execute)
+        found: StatementResult = await self._database.use(what, execute)
         return found
 
-    def run_blocking(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
+    def run_blocking(self, statement: str, values: tuple[Any, ...] = ()) -> StatementResult:
         """Run one statement for a heart."""
         process = PROCESS.get()
         assert isinstance(process, Worker)
@@ -229,8 +229,8 @@ class SimRows(SqliteTables):
         self._database.world.note(process, "beats")
         return found
 
-    def _execute_now(self, statement: str, values: tuple[Any, ...]) -> Found:
-        text = statement.format(now=repr(self._database.now()), **self.words)
+    def _execute_now(self, statement: str, values: tuple[Any, ...]) -> StatementResult:
+        text = statement.format(now=repr(self._database.now()), **self.placeholders)
         conn = self._database.rows
         before = conn.total_changes
         try:
@@ -243,15 +243,15 @@ class SimRows(SqliteTables):
 class SimLeases(Leases):
     """The leases of one process; its heart is a task that goes on while the others are blocked."""
 
-    def __init__(self, rows: SimRows, saver: SimSaver, process: Worker) -> None:
-        super().__init__(rows, saver)
+    def __init__(self, tables: SimRows, saver: SimSaver, process: Worker) -> None:
+        super().__init__(tables, saver)
         self._process = process
         self._task: asyncio.Task[None] | None = None
 
     def valid(self) -> Iterator[str]:
         """Name the threads that this process may act on."""
         for thread, lease in self._held.items():
-            if lease.taken and not lease.lost and self._is_sure(lease):
+            if lease.is_acquired and not lease.is_lost and self._is_sure(lease):
                 yield thread
 
     async def identity(self) -> tuple[str, str]:
@@ -293,7 +293,7 @@ class SimSaver(BaseSaver, InMemorySaver):
         """Do an operation over a connection that may be lost."""
         return await self._database.use(what, call)
 
-    async def is_asked(self, thread_id: str) -> bool:
+    async def is_interrupted(self, thread_id: str) -> bool:
         """Tell whether a thread's latest checkpoint was interrupted."""
 
         async def look() -> bool:
@@ -355,7 +355,7 @@ class Worker(Process):
 
         async def order(thread: str) -> None:
             try:
-                await advance(self.graph, TurnOrder(thread, ""), log=self.log)
+                await advance(self.graph, TurnJob(thread, ""), log=self.log)
             except PersistenceError as exc:
                 self.world.note(self, f"left {thread}: {exc}")
             finally:
@@ -363,7 +363,7 @@ class Worker(Process):
 
         while not self.over:
             with suppress(PersistenceError):
-                runs = await self.log.unfinished()
+                runs = await self.log.unfinished_runs()
                 threads = list(dict.fromkeys(run.thread_id for run in runs))
                 rng.shuffle(threads)
                 for thread in threads:
@@ -409,7 +409,7 @@ class World:
                 f"{name}-{turn}",
                 name,
                 "",
-                opened=float(turn),
+                created_at=float(turn),
                 request={
                     "message": "Do it",
                     "plan": plan_of(name, turn, self.choices),
@@ -545,14 +545,14 @@ class World:
         saver = SimSaver(self.database, None, self.leases)
         desk, log = graph_on(saver, -1), Persistence.of(saver).open_run_log()
         for run in self.runs:
-            await log.open(run, here=False)
+            await log.create(run, is_local=False)
         for machine in self.machines:
             self._begin(machine)
         while True:
             await asyncio.sleep(1.0)
             if self.broken:
                 raise Broken(self.broken[0])
-            open_ = await log.unfinished()
+            open_ = await log.unfinished_runs()
             asked = await self._people(saver, log, open_)
             if not asked and not open_:
                 break
@@ -576,9 +576,9 @@ class World:
             name = f"{thread}-answer-{self.count}-{len(self.trace)}"
             self.note(None, f"somebody answers {thread}: {[*answers.values()]}")
             request = {"answers": answers, "caller": {}}
-            await log.open(
-                LoggedRun(name, thread, "", opened=100 + self.loop.moment, request=request),
-                here=False,
+            await log.create(
+                LoggedRun(name, thread, "", created_at=100 + self.loop.moment, request=request),
+                is_local=False,
             )
             asked.append(name)
         return asked
@@ -601,7 +601,7 @@ class World:
         told: dict[str, Any] = {}
         for thread in self.threads:
             values = (await desk.aget_state({"configurable": {"thread_id": thread}})).values
-            runs = await log.of_thread(thread, 100)
+            runs = await log.thread_runs(thread, 100)
             for run in runs:
                 await self._heard(log, run)
             told[thread] = {

@@ -8,8 +8,8 @@ from typing import Any
 
 from capgraph import CapabilityContext, bind, capability_node
 from capgraph.adapters import as_mcp_server
+from capgraph.base.argument_injection import Progress
 from capgraph.base.errors import CapabilityError
-from capgraph.base.injected import Progress
 from capgraph.engine.services import Services
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from capgraph import build_graph
 from capgraph.base.errors import PersistenceError
-from capgraph.scale.order import StepOrder, TurnOrder
-from capgraph.scale.remote import Steps
+from capgraph.scale.jobs import StepJob, TurnJob
+from capgraph.scale.remote import RemoteSteps
 from capgraph.stores import open_saver
 from capgraph.stores.persistence import Persistence
 
@@ -20,13 +20,13 @@ from capgraph.stores.persistence import Persistence
 class OneQueue:
     """Hands orders to whoever takes them; nothing is lost, and nobody is asked what came of it."""
 
-    waiting: asyncio.Queue[StepOrder] = field(default_factory=asyncio.Queue)
-    seen: list[StepOrder] = field(default_factory=list)
+    waiting: asyncio.Queue[StepJob] = field(default_factory=asyncio.Queue)
+    seen: list[StepJob] = field(default_factory=list)
 
-    async def submit(self, order: TurnOrder) -> None:
+    async def submit(self, order: TurnJob) -> None:
         raise NotImplementedError
 
-    async def run_step(self, order: StepOrder) -> None:
+    async def run_step(self, order: StepJob) -> None:
         self.seen.append(order)
         self.waiting.put_nowait(order)
 
@@ -36,7 +36,7 @@ class Worker:
     """A process, as far as one test process can have two: its own graph on a saver of its own."""
 
     graph: Any
-    steps: Steps
+    steps: RemoteSteps
     engine: OneQueue
     draining: asyncio.Event
     running: set[asyncio.Task[None]] = field(default_factory=set)
@@ -56,7 +56,7 @@ class Worker:
             self.running.add(task)
             task.add_done_callback(self.running.discard)
 
-    async def _run(self, order: StepOrder) -> None:
+    async def _run(self, order: StepJob) -> None:
         with suppress(PersistenceError):  # it is busy, or for others
             await self.steps.run(order)
 
@@ -93,7 +93,7 @@ class Place:
         leases = Persistence.of(saver).leases
         leases.ttl_seconds, leases.heartbeat_seconds = ttl, ttl / 3
         draining = asyncio.Event()
-        steps = Steps(graph, self.engine, queues=queues, draining=draining)  # type: ignore[arg-type]
+        steps = RemoteSteps(graph, self.engine, queues=queues, draining=draining)  # type: ignore[arg-type]
         made = Worker(graph, steps, self.engine, draining)
         self.stack.push_async_callback(made.stop)
         return made

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from capgraph.base.errors import ThreadBusyError
-from capgraph.scale.order import StepOrder, TurnOrder
+from capgraph.scale.jobs import StepJob, TurnJob
 from capgraph.scale.temporal import TemporalEngine
 
 LEASE_SECONDS = 3.0
@@ -41,13 +41,13 @@ class Scripted:
         self._failed: set[str] = set()
         self._note = note
 
-    async def turn(self, order: TurnOrder) -> None:
-        await self._do(order.thread, order.run)
+    async def run_turn(self, job: TurnJob) -> None:
+        await self._do(job.thread, job.run)
 
-    async def step(self, order: StepOrder) -> None:
-        await self._do(order.queue, order.id)
+    async def run_step(self, job: StepJob) -> None:
+        await self._do(job.queue, job.id)
 
-    async def scheduled(self, schedule: str, moment: float) -> None:
+    async def start_scheduled(self, schedule: str, moment: float) -> None:
         self.moments.append((schedule, moment))
         self._note(f"{self.name} moment {schedule}")
 
@@ -102,7 +102,7 @@ async def _main(address: str, name: str, file: str) -> None:
         engine.serve(
             worker,
             ["turns", "gpu"],
-            worker=name,
+            worker_id=name,
             concurrency=2,
             draining=worker.draining,
             ready=ready,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from temporalio.client import Client, ScheduleBackfill
 
-from capgraph.scale.order import TurnOrder
+from capgraph.scale.jobs import TurnJob
 from capgraph.scale.temporal import TemporalEngine
 from tests.support.scripted_orders import LEASE_SECONDS, Scripted
 from tests.support.temporal_server import temporal
@@ -32,15 +32,15 @@ async def _main() -> None:
             engine.serve(
                 worker,
                 ["turns"],
-                worker="w",
+                worker_id="w",
                 concurrency=4,
                 draining=worker.draining,
                 ready=asyncio.Event(),
             )
         )
-        await engine.submit(TurnOrder("recorded", "hold"))
+        await engine.submit(TurnJob("recorded", "hold"))
         for run in ("r2", "fail3", "r2"):
-            await engine.submit(TurnOrder("recorded", run))
+            await engine.submit(TurnJob("recorded", run))
         worker.go.set()
         await _keep(client, "thread", "capgraph/recorded")
         await engine.schedule("daily", "30 7 * * *")

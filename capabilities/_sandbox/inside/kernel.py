@@ -35,28 +35,28 @@ class _CapData(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint32) for name in ("effective", "permitted", "inheritable")]
 
 
-def checked(result: int, what: str) -> int:
+def check_result(result: int, operation: str) -> int:
     """Return `result`, or raise OSError naming `what` when it is the C error value -1."""
     if result == -1:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{operation}: {os.strerror(number)}")
     return result
 
 
-def syscall(what: str, number: int, *arguments: object) -> int:
+def syscall(operation: str, number: int, *arguments: object) -> int:
     """Make one raw system call and raise OSError when it fails."""
-    return checked(int(_libc.syscall(ctypes.c_long(number), *arguments)), what)
+    return check_result(int(_libc.syscall(ctypes.c_long(number), *arguments)), operation)
 
 
 def unshare(flags: int) -> None:
     """Move the calling process into new namespaces."""
-    checked(_libc.unshare(ctypes.c_int(flags)), "unshare")
+    check_result(_libc.unshare(ctypes.c_int(flags)), "unshare")
 
 
-def prctl(what: str, option: int, argument: int = 0) -> None:
+def prctl(operation: str, option: int, argument: int = 0) -> None:
     """Call prctl with every unused argument zero, as newer options demand."""
     rest = (ctypes.c_ulong(argument), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
-    checked(_libc.prctl(ctypes.c_int(option), *rest), what)
+    check_result(_libc.prctl(ctypes.c_int(option), *rest), operation)
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
@@ -68,7 +68,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str =
         ctypes.c_ulong(flags),
         options.encode() or None,
     )
-    checked(result, f"mount {target}")
+    check_result(result, f"mount {target}")
 
 
 def restrict_mount(target: str, attributes: int, *, recursive: bool) -> None:
@@ -93,7 +93,7 @@ def enter_root(new_root: str) -> None:
         raise OSError(f"pivot_root: no call number known for {os.uname().machine}")
     os.chdir(new_root)
     syscall("pivot_root", number, b".", b".")
-    checked(_libc.umount2(b".", MNT_DETACH), "umount old root")
+    check_result(_libc.umount2(b".", MNT_DETACH), "umount old root")
     os.chdir("/")
 
 
@@ -118,4 +118,4 @@ def drop_capabilities() -> None:
             raise
     header = _CapHeader(version=0x20080522, pid=0)
     nothing = (_CapData * 2)()
-    checked(_libc.capset(ctypes.byref(header), ctypes.byref(nothing)), "capset")
+    check_result(_libc.capset(ctypes.byref(header), ctypes.byref(nothing)), "capset")

@@ -186,7 +186,7 @@ def _confine(request: Request) -> dict[str, Any]:
     contained = level in ("bubblewrap", "namespaces")
     uid = _reachable_uid(request)
     if contained:
-        layers["own_folder_limit"] = _attempt(_mount_work, request, uid)
+        layers["own_folder_limit"] = _try_layer(_mount_work, request, uid)
     existing = _tasks_of_user(os.getuid()) if not contained and uid is None else 0
     os.umask(0o077)
     os.environ.clear()
@@ -212,15 +212,15 @@ def _confine(request: Request) -> dict[str, Any]:
             kernel_files = ("/proc/self/cgroup", "/sys/fs/cgroup")
             readable += [path for path in kernel_files if os.path.exists(path)]
         writable = [work, "/dev/null"]
-        layers["landlock"] = _attempt(landlock.restrict, readable, writable)
-        layers["seccomp"] = _attempt(seccomp.restrict, own_mounts=contained)
+        layers["landlock"] = _try_layer(landlock.restrict, readable, writable)
+        layers["seccomp"] = _try_layer(seccomp.restrict, own_mounts=contained)
     missing = [name for name in request["demanded"] if layers.get(name) in (None, False)]
     if missing:
         raise OSError(f"no longer available on this host: {', '.join(missing)}")
     return layers
 
 
-def _attempt(build: Any, *arguments: Any, **options: Any) -> Any:
+def _try_layer(build: Any, *arguments: Any, **options: Any) -> Any:
     """Build one wall; None when the host does not allow it, which the probe reports."""
     try:
         result = build(*arguments, **options)

@@ -41,8 +41,8 @@ def run_code(request: dict[str, Any], channel: Channel) -> NoReturn:
     """Run the request's code in this process, report, and end the process."""
     limits = request["limits"]
     try:
-        _prepare(request)
-        done = _execute(request["code"], request["inputs"], limits)
+        _prepare_folder(request)
+        done = _execute_code(request["code"], request["inputs"], limits)
         channel.send({"event": "done", **done})
         status = 0
     except BaseException as error:
@@ -58,7 +58,7 @@ def run_code(request: dict[str, Any], channel: Channel) -> NoReturn:
     os._exit(status)
 
 
-def _prepare(request: dict[str, Any]) -> None:
+def _prepare_folder(request: dict[str, Any]) -> None:
     """Lay out the own folder and let imports find the host's packages."""
     # The first entry is this package's own folder; the standard library's are already there.
     sys.path[:1] = []
@@ -71,7 +71,7 @@ def _prepare(request: dict[str, Any]) -> None:
     sys.argv = [CODE_FILE]
 
 
-def _execute(code: str, inputs: Any, limits: dict[str, int]) -> dict[str, Any]:
+def _execute_code(code: str, inputs: Any, limits: dict[str, int]) -> dict[str, Any]:
     """Run the code and collect `result` and the figures."""
     lines = code.splitlines(keepends=True)
     linecache.cache[CODE_FILE] = (len(code), None, lines, CODE_FILE)
@@ -90,48 +90,50 @@ def _execute(code: str, inputs: Any, limits: dict[str, int]) -> dict[str, Any]:
     return {"result": result, "figures": figures, "rejected": rejected}
 
 
-def to_json(value: Any, where: str, depth: int) -> Any:
+def to_json(value: Any, location: str, depth: int) -> Any:
     """Return `value` as plain JSON data, or raise ResultError that names the offending place.
 
     Args:
         value: Plain data, or a number, array or table of numpy or pandas.
-        where: The place, as a Python expression, for the error.
+        location: The place, as a Python expression, for the error.
         depth: How many more levels may follow.
     """
     if depth < 0:
-        raise ResultError(f"{where[:120]} is nested too deeply; return flatter data")
+        raise ResultError(f"{location[:120]} is nested too deeply; return flatter data")
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):
         if value != value or value in (float("inf"), float("-inf")):
-            raise ResultError(f"{where} is {value}, which JSON cannot hold; use None instead")
+            raise ResultError(f"{location} is {value}, which JSON cannot hold; use None instead")
         return float(value)
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str):
                 raise ResultError(
-                    f"{where} has the key {key!r:.80} of type {type(key).__name__}; use str(key)"
+                    f"{location} has the key {key!r:.80} of type {type(key).__name__}; use str(key)"
                 )
-        return {key: to_json(item, f"{where}[{key!r}]", depth - 1) for key, item in value.items()}
+        return {
+            key: to_json(item, f"{location}[{key!r}]", depth - 1) for key, item in value.items()
+        }
     if isinstance(value, (list, tuple)):
-        return [to_json(item, f"{where}[{i}]", depth - 1) for i, item in enumerate(value)]
-    return _converted(value, where, depth)
+        return [to_json(item, f"{location}[{i}]", depth - 1) for i, item in enumerate(value)]
+    return _convert(value, location, depth)
 
 
-def _converted(value: Any, where: str, depth: int) -> Any:
+def _convert(value: Any, location: str, depth: int) -> Any:
     """Convert what numpy, pandas and datetime give into plain data by the methods they offer."""
     kind = type(value).__name__
     if kind == "DataFrame":
-        return to_json(value.to_dict(orient="records"), where, depth)
+        return to_json(value.to_dict(orient="records"), location, depth)
     if kind == "Series":
-        return to_json({str(key): item for key, item in value.items()}, where, depth)
+        return to_json({str(key): item for key, item in value.items()}, location, depth)
     for method in ("isoformat", "tolist"):
         if callable(getattr(value, method, None)):
-            return to_json(getattr(value, method)(), where, depth - 1)
+            return to_json(getattr(value, method)(), location, depth - 1)
     raise ResultError(
-        f"{where} is a {kind}, which is not JSON data; "
+        f"{location} is a {kind}, which is not JSON data; "
         "use None, bool, int, float, str, list or dict with str keys"
     )
 

@@ -12,7 +12,7 @@ _NE, _EQ, _MASKED_EQ = 1, 4, 7
 _CLONE_THREAD, _AF_UNIX, _SOCK_DGRAM = 0x10000, 1, 2
 
 
-def _names(text: str) -> tuple[str, ...]:
+def _split_names(text: str) -> tuple[str, ...]:
     """Read a list of call names."""
     return tuple(text.split())
 
@@ -21,7 +21,7 @@ def _names(text: str) -> tuple[str, ...]:
 # and one memory limit holds for the whole run.
 _NO_PROCESS = ("fork", "vfork", "execve", "execveat")
 # Kernel interfaces no analysis needs, most of them the usual way into the kernel.
-_NO_KERNEL = _names(
+_NO_KERNEL = _split_names(
     "mount umount2 pivot_root chroot unshare setns move_mount open_tree fsopen fsmount fsconfig "
     "fspick mount_setattr ptrace process_vm_readv process_vm_writev process_madvise kcmp bpf "
     "perf_event_open userfaultfd keyctl add_key request_key io_uring_setup io_uring_enter "
@@ -32,18 +32,18 @@ _NO_KERNEL = _names(
     "pidfd_open pidfd_getfd pidfd_send_signal landlock_create_ruleset"
 )
 # Memory outside the address-space limit, and channels to other processes.
-_NO_SHARING = _names(
+_NO_SHARING = _split_names(
     "memfd_create memfd_secret shmget shmat msgget semget mq_open socket connect bind listen "
     "accept accept4"
 )
 # Calls that can act on another process: only the caller itself may be named.
 _OTHER_BY_PID = ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
-_OTHER_BY_ZERO = _names(
+_OTHER_BY_ZERO = _split_names(
     "prlimit64 sched_setaffinity sched_setscheduler sched_setparam sched_setattr setpgid"
 )
 _OTHER_ALWAYS = ("tkill", "setpriority", "ioprio_set")
 # What Landlock leaves open on files of the same user: their owner, mode, times and attributes.
-_FILE_METADATA = _names(
+_FILE_METADATA = _split_names(
     "chmod fchmod fchmodat fchmodat2 chown lchown fchown fchownat utime utimes futimesat "
     "utimensat setxattr lsetxattr fsetxattr setxattrat removexattr lremovexattr fremovexattr "
     "removexattrat file_setattr truncate inotify_init inotify_init1"
@@ -69,15 +69,15 @@ class _Filter:
         if not self.context:
             raise OSError("seccomp_init failed")
 
-    def deny(self, call: str, *where: _Compare, code: int = errno.EPERM) -> None:
+    def deny(self, call: str, *conditions: _Compare, code: int = errno.EPERM) -> None:
         """Make `call` fail with `code`; calls this architecture does not have are skipped."""
         number = self.library.seccomp_syscall_resolve_name(call.encode())
         if number < 0:
             return
-        compare = (_Compare * len(where))(*where)
+        compare = (_Compare * len(conditions))(*conditions)
         action = ctypes.c_uint32(0x00050000 | code)
         result = self.library.seccomp_rule_add_array(
-            self.context, action, ctypes.c_int(number), ctypes.c_uint(len(where)), compare
+            self.context, action, ctypes.c_int(number), ctypes.c_uint(len(conditions)), compare
         )
         if result != 0:
             raise OSError(-result, f"seccomp rule for {call}: {os.strerror(-result)}")

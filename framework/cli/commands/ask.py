@@ -8,20 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from capgraph.cli.exit_codes import EXIT_CODES_HELP, ExitCode
-from capgraph.cli.options import Shared, takes
+from capgraph.cli.options import SharedOptions, with_shared_options
 from capgraph.cli.terminal import is_interactive, make_console, print_error
 from capgraph.configs.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from capgraph.cli.session import Answers, Session
+    from capgraph.cli.session import AnswerProvider, Session
 
 app: typer.Typer = typer.Typer()
 
 
 @app.command("ask", epilog=EXIT_CODES_HELP)
-@takes("data", "config", "model", "thread", "db", "submit", "engine", "temporal", "plain")
+@with_shared_options(
+    "data", "config", "model", "thread", "db", "submit", "engine", "temporal", "plain"
+)
 def ask(
-    shared: Shared,
+    shared: SharedOptions,
     question: Annotated[
         str | None,
         typer.Argument(help="What you want to know; leave it out to go on with --thread."),
@@ -52,8 +54,8 @@ def ask(
 ) -> None:
     """Ask one question, and watch how the answer is found."""
     from capgraph.cli.session import open_session
-    from capgraph.cli.show import make_view
     from capgraph.cli.timeline import Timeline
+    from capgraph.cli.views import make_view
 
     if shared.submit:
         from capgraph.cli.submit import submit_one
@@ -65,12 +67,12 @@ def ask(
     view = make_view(as_json=as_json, plain=shared.plain, quiet=quiet)
     picture = Timeline()
     with open_session(view, ("capgraph", "ask"), shared, user=user) as session:
-        session.watchers.append(picture.take)
-        answers = _answers(answer, as_json)
+        session.watchers.append(picture.record)
+        answers = _answer_provider(answer, as_json)
         given = _first_input(
             session, question, plan, abandon, answers if answer is not None else None
         )
-        end = session.turn(given, question, answers)
+        end = session.run_turn(given, question, answers)
     if timeline is not None:
         picture.write(timeline, title=question or end.thread_id)
     if quiet and end.error is not None:
@@ -78,12 +80,12 @@ def ask(
     raise typer.Exit(ExitCode.of_status(end.status))
 
 
-def _answers(approve: bool | None, as_json: bool) -> Answers | None:
+def _answer_provider(approval: bool | None, as_json: bool) -> AnswerProvider | None:
     """Return who answers: the option, the person at the terminal, or nobody."""
-    from capgraph.cli.questions import ask_all, by_option
+    from capgraph.cli.questions import answer_by_option, ask_all
 
-    if approve is not None:
-        return by_option(approve=approve)
+    if approval is not None:
+        return answer_by_option(approve=approval)
     if is_interactive() and not as_json:
         return lambda questions: ask_all(questions, make_console())
     return None
@@ -94,13 +96,13 @@ def _first_input(
     question: str | None,
     plan: Path | None,
     abandon: bool,
-    answers: Answers | None,
+    answers: AnswerProvider | None,
 ) -> Any:
     """Return what the graph begins with; ``None`` to go on with an unfinished turn."""
-    from capgraph.planning.waits import is_wait
+    from capgraph.planning.waits import is_wait_interrupt
 
     state = session.state()
-    asked = {item.id: item.value for item in state.interrupts if not is_wait(item.value)}
+    asked = {item.id: item.value for item in state.interrupts if not is_wait_interrupt(item.value)}
     if asked and not abandon:
         from langgraph.types import Command
 
@@ -137,4 +139,4 @@ def _first_input(
         from capgraph.base import load_execution_plan_from_file
 
         first["planning_execution_plan"] = load_execution_plan_from_file(plan)
-    return session.with_data(first)
+    return session.add_data(first)

@@ -7,15 +7,15 @@ from typing import Any
 import typer
 
 from capgraph.cli.agent import read_registry
-from capgraph.cli.options import Shared, takes
-from capgraph.cli.terminal import show_rows
+from capgraph.cli.options import SharedOptions, with_shared_options
+from capgraph.cli.terminal import print_rows
 
 app: typer.Typer = typer.Typer()
 
 
 @app.command("capabilities")
-@takes("config", "as_json")
-def capabilities(shared: Shared) -> None:
+@with_shared_options("config", "as_json")
+def capabilities(shared: SharedOptions) -> None:
     """List what the agent can do."""
     registry = read_registry(shared.settings())
     rows: list[dict[str, Any]] = [
@@ -32,4 +32,4 @@ def capabilities(shared: Shared) -> None:
     cells = [
         [", ".join(v) or "-" if isinstance(v, list) else v for v in row.values()] for row in rows
     ]
-    show_rows(rows[0] if rows else ["name"], cells, data=rows if shared.as_json else None)
+    print_rows(rows[0] if rows else ["name"], cells, data=rows if shared.as_json else None)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from capgraph.cli.exit_codes import EXIT_CODES_HELP, ExitCode
-from capgraph.cli.options import Shared, takes
-from capgraph.cli.terminal import is_interactive, make_console, one_line, print_error, safe
+from capgraph.cli.options import SharedOptions, with_shared_options
+from capgraph.cli.terminal import is_interactive, make_console, one_line, print_error, to_printable
 from capgraph.configs.errors import CapgraphError
 
 if TYPE_CHECKING:
@@ -20,16 +20,18 @@ if TYPE_CHECKING:
     from capgraph.cli.session import Session
 
 app: typer.Typer = typer.Typer()
-_HISTORY_SHOWN = 6
+_SHOWN_MESSAGES = 6
 _PROMPT = "you> "
 
 
 @app.command("chat", epilog=EXIT_CODES_HELP)
-@takes("thread", "data", "config", "model", "db", "submit", "engine", "temporal", "plain")
-def chat(shared: Shared) -> None:
+@with_shared_options(
+    "thread", "data", "config", "model", "db", "submit", "engine", "temporal", "plain"
+)
+def chat(shared: SharedOptions) -> None:
     """Talk with the agent; '/help' shows the commands."""
     from capgraph.cli.session import open_session
-    from capgraph.cli.show import make_view
+    from capgraph.cli.views import make_view
 
     if shared.submit:
         from capgraph.cli.submit import submit_lines
@@ -44,8 +46,8 @@ def chat(shared: Shared) -> None:
         talk = _Chat(session, make_console())
         try:
             talk.welcome()
-            talk.go_on()
-            while talk.one_line():
+            talk.continue_turn()
+            while talk.handle_line():
                 pass
         except KeyboardInterrupt:
             talk.console.print()
@@ -61,7 +63,7 @@ class _Chat:
     session: Session
     console: Console
 
-    def one_line(self) -> bool:
+    def handle_line(self) -> bool:
         """Read a line and do what it says; returns whether to go on."""
         try:
             line = input(_PROMPT).strip()
@@ -80,21 +82,21 @@ class _Chat:
         for command in prepared.commands:
             if command == "exit":
                 return False
-            self._command(command)
+            self._run_command(command)
         given = prepared.input
         if given is not None:
-            self._turn(self.session.with_data(given) if isinstance(given, dict) else given)
+            self._run_turn(self.session.add_data(given) if isinstance(given, dict) else given)
         return True
 
-    def _turn(self, given: Any) -> None:
+    def _run_turn(self, graph_input: Any) -> None:
         from capgraph.cli.questions import ask_all
 
         asks = (lambda asked: ask_all(asked, self.console)) if is_interactive() else None
-        end = self.session.turn(given, None, asks)
+        end = self.session.run_turn(graph_input, None, asks)
         if end.status == "cancelled":
             if end.questions:
                 raise KeyboardInterrupt
-            self.go_on()
+            self.continue_turn()
 
     def welcome(self) -> None:
         """Name the agent and show what was said last."""
@@ -104,22 +106,22 @@ class _Chat:
             "Write a question; '/help' shows the commands, '/exit' leaves.", style="dim"
         )
         messages = self.session.state().values.get("messages") or []
-        for message in messages[-_HISTORY_SHOWN:]:
+        for message in messages[-_SHOWN_MESSAGES:]:
             who = "you" if message.type == "human" else "agent"
-            self.console.print(f"{who}> {safe(message.text)}", style="dim", soft_wrap=True)
+            self.console.print(f"{who}> {to_printable(message.text)}", style="dim", soft_wrap=True)
 
-    def go_on(self) -> None:
+    def continue_turn(self) -> None:
         """Go on with an unfinished turn, if the person wants to."""
         state = self.session.state()
         if state.interrupts:
-            self._turn(None)
+            self._run_turn(None)
         elif state.tasks:
             self.console.print("The last turn of this thread is unfinished.", style="yellow")
             with contextlib.suppress(EOFError):
                 if input("Go on with it? [Y/n] ").strip().lower() in {"", "y", "yes"}:
-                    self._turn(None)
+                    self._run_turn(None)
 
-    def _command(self, command: str) -> None:
+    def _run_command(self, command: str) -> None:
         if command == "help":
             for name, meaning in self.session.gateway.HELP.items():
                 self.console.print(f"  {name:<15} {meaning}")
@@ -130,12 +132,12 @@ class _Chat:
             self.session.thread_id = new_thread_id()
             self.console.print(f"thread {self.session.thread_id}", style="bold")
         elif command == "capabilities":
-            self.console.print(safe(self.session.agent.registry.describe()), soft_wrap=True)
+            self.console.print(to_printable(self.session.agent.registry.describe()), soft_wrap=True)
         elif command == "status":
-            for line in self._status():
+            for line in self._status_lines():
                 self.console.print(one_line(line, 1000))
 
-    def _status(self) -> Iterator[str]:
+    def _status_lines(self) -> Iterator[str]:
         values = self.session.state().values
         turns = (values.get("runtime_info") or {}).get("turn", 0)
         yield f"thread {self.session.thread_id}: {turns} turn(s)"

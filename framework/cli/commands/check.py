@@ -11,37 +11,37 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from capgraph.cli.agent import (
-    MEMORY,
+    MEMORY_DATABASE,
     config_files,
+    database_exists,
     database_url,
-    is_there,
     open_database,
     read_registry,
 )
 from capgraph.cli.exit_codes import ExitCode
-from capgraph.cli.options import Shared, takes
+from capgraph.cli.options import SharedOptions, with_shared_options
 from capgraph.configs.errors import CapgraphError, ConfigurationError
 
 if TYPE_CHECKING:
     from capgraph.configs.settings import Settings
-    from capgraph.graph.findings import Finding
+    from capgraph.graph.diagnostics import Finding
 
 app: typer.Typer = typer.Typer()
 MODEL_SECONDS = 20.0
 """How long a model has to answer."""
 
-_SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "error": ("✗", "red")}
+_LEVEL_SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "error": ("✗", "red")}
 
 
 @app.command("check")
-@takes("config", "model", "db", "as_json")
+@with_shared_options("config", "model", "db", "as_json")
 def check(
-    shared: Shared,
+    shared: SharedOptions,
     ask_models: Annotated[
         bool,
         typer.Option("--ask-models/--no-ask-models", help="Ask every model for one word."),
     ] = True,
-    models: Annotated[
+    show_methods: Annotated[
         bool,
         typer.Option("--models", help="Show how the model of each role keeps a form, and why."),
     ] = False,
@@ -51,7 +51,7 @@ def check(
     Looks at configuration, registry, extras, models and database without running anything. With --db
     it also says which waiting threads, plans and approvals this code could not go on with.
     """
-    found = list(findings(shared, ask=ask_models, methods=models))
+    found = list(iter_findings(shared, ask_models=ask_models, show_methods=show_methods))
     if shared.as_json:
         typer.echo(json.dumps([asdict(finding) for finding in found], indent=2))
     else:
@@ -60,22 +60,24 @@ def check(
     raise typer.Exit(ExitCode.USAGE if failed else ExitCode.ANSWERED)
 
 
-def findings(shared: Shared, *, ask: bool, methods: bool = False) -> Iterator[Finding]:
+def iter_findings(
+    shared: SharedOptions, *, ask_models: bool, show_methods: bool = False
+) -> Iterator[Finding]:
     """Look at everything that the options name.
 
     Args:
         shared: The options.
-        ask: Whether to ask the models; that costs a few tokens.
-        methods: True to show how each model keeps a form; servers of which this is unknown are
+        ask_models: Whether to ask the models; that costs a few tokens.
+        show_methods: True to show how each model keeps a form; servers of which this is unknown are
             probed again.
     """
-    from capgraph.engine.strategies import describe_models
-    from capgraph.graph.findings import Finding
+    from capgraph.engine.strategies import resolve_models
+    from capgraph.graph.diagnostics import Finding
 
     try:
         settings = shared.settings()
     except CapgraphError as exc:
-        yield Finding.of_error("configuration", exc)
+        yield Finding.from_error("configuration", exc)
         return
     files = ", ".join(map(str, config_files(shared.config))) or "what CAPGRAPH_CONFIG names"
     yield Finding("configuration", "ok", f"read from {files}")
@@ -83,21 +85,21 @@ def findings(shared: Shared, *, ask: bool, methods: bool = False) -> Iterator[Fi
     try:
         url = database_url(shared.db, settings)
     except ConfigurationError as exc:
-        yield Finding.of_error("database", exc)
-    configured = describe_models(shared.model, settings)
+        yield Finding.from_error("database", exc)
+    configured = resolve_models(shared.model, settings)
     yield from check_registry(settings, offline=not configured, url=url)
     yield from check_extras(settings, offline=not configured)
-    yield from asyncio.run(check_models(configured, ask=ask))
-    if methods and configured:
-        yield from asyncio.run(check_methods(configured, ask=ask))
-    if not is_there(shared.db):
+    yield from asyncio.run(check_models(configured, ask_models=ask_models))
+    if show_methods and configured:
+        yield from asyncio.run(check_methods(configured, probe_unknown=ask_models))
+    if not database_exists(shared.db):
         told = f"There is no database {shared.db!r}, so nothing waits in it; a first run makes it."
         yield Finding("database", "warning", told, "Check the path of --db.")
     elif url:
         found = asyncio.run(check_database(url, settings))
         yield found
         if shared.db and found.level == "ok":
-            yield from asyncio.run(check_waiting(url, settings))
+            yield from asyncio.run(check_waiting_threads(url, settings))
 
 
 def check_registry(settings: Settings, *, offline: bool, url: str) -> Iterator[Finding]:
@@ -109,27 +111,27 @@ def check_registry(settings: Settings, *, offline: bool, url: str) -> Iterator[F
         url: Where threads are kept; empty when that is nowhere.
     """
     from capgraph.base import RegistryError
-    from capgraph.graph.findings import Finding, findings_of
+    from capgraph.graph.diagnostics import Finding, collect_findings
 
     problems: list[CapgraphError] = []
     try:
         registry = read_registry(settings, problems)
     except RegistryError as exc:
-        yield Finding.of_error("registry", exc)
+        yield Finding.from_error("registry", exc)
         return
     try:
-        registry.frozen()  # its recipes have what they use
+        registry.freeze()  # its recipes have what they use
     except CapgraphError as exc:
         problems.append(exc)
-    yield from (Finding.of_error("registry", exc) for exc in problems)
-    yield from _adapted(settings, problems)
-    saved = url not in ("", MEMORY)
-    yield from findings_of(registry, settings, offline=offline, saved=saved)
+    yield from (Finding.from_error("registry", exc) for exc in problems)
+    yield from _check_adapters(settings, problems)
+    saved = url not in ("", MEMORY_DATABASE)
+    yield from collect_findings(registry, settings, offline=offline, has_saver=saved)
 
 
-def _adapted(settings: Settings, problems: list[CapgraphError]) -> Iterator[Finding]:
+def _check_adapters(settings: Settings, problems: list[CapgraphError]) -> Iterator[Finding]:
     """Find the tools, graphs, agents and MCP servers of the settings that became capabilities."""
-    from capgraph.graph.findings import Finding
+    from capgraph.graph.diagnostics import Finding
 
     named = {name: getattr(settings, name) for name in ("tools", "graphs", "agents")}
     entries = [
@@ -149,15 +151,15 @@ def _adapted(settings: Settings, problems: list[CapgraphError]) -> Iterator[Find
 def check_extras(settings: Settings, *, offline: bool) -> Iterator[Finding]:
     """Find the optional packages that a run loads late; loading tells of all others."""
     from capgraph.base.errors import MissingExtraError, require_extra
-    from capgraph.cli.commands.serve import NEEDED
-    from capgraph.graph.findings import Finding
+    from capgraph.cli.commands.serve import REQUIRED_MODULES
+    from capgraph.graph.diagnostics import Finding
 
     wanted: dict[str, tuple[str, ...]] = {"offline": ("numpy",)} if offline else {}
     if any(f"{module}.".startswith("capgraph.capabilities.") for module in settings.modules):
         wanted["data"] = ("duckdb",)
     serve = settings.serve
     if "serve" in settings.model_fields_set:
-        wanted |= {"serve": NEEDED, "mcp": ("mcp.server",), "a2a": ("a2a.server.routes",)}
+        wanted |= {"serve": REQUIRED_MODULES, "mcp": ("mcp.server",), "a2a": ("a2a.server.routes",)}
         wanted |= {"oidc": ("authlib", "itsdangerous")} if serve.oidc is not None else {}
     # Without these the server leaves out what they serve, and says so.
     left_out = {"a2a"} if serve.mcp.tools else {"a2a", "mcp"}
@@ -171,7 +173,7 @@ def check_extras(settings: Settings, *, offline: bool) -> Iterator[Finding]:
                     "extras", "warning", f"/{extra} is not served. {exc.message}", exc.fix or ""
                 )
             else:
-                yield Finding.of_error("extras", exc)
+                yield Finding.from_error("extras", exc)
         else:
             yield Finding("extras", "ok", f"{extra}: installed")
 
@@ -179,24 +181,24 @@ def check_extras(settings: Settings, *, offline: bool) -> Iterator[Finding]:
 async def check_database(url: str, settings: Settings) -> Finding:
     """Open the database and read from it."""
     from capgraph.configs.logger import mask_secrets
-    from capgraph.graph.findings import Finding
+    from capgraph.graph.diagnostics import Finding
 
-    if url == MEMORY:
+    if url == MEMORY_DATABASE:
         return Finding("database", "ok", "in memory; threads end with the process")
     try:
         async with open_database(url, settings) as (saver, store):
             await saver.aget_tuple({"configurable": {"thread_id": "capgraph-check"}})
             await store.aget(("capgraph",), "check")
     except Exception as exc:
-        return Finding.of_error("database", exc)
+        return Finding.from_error("database", exc)
     return Finding("database", "ok", f"{mask_secrets(url)} can be read and written")
 
 
-async def check_waiting(url: str, settings: Settings) -> list[Finding]:
+async def check_waiting_threads(url: str, settings: Settings) -> list[Finding]:
     """Find what waits in the database and could not be taken over; only reads it."""
     from capgraph.adapters import open_registry
     from capgraph.evaluation import check_threads
-    from capgraph.graph.findings import Finding
+    from capgraph.graph.diagnostics import Finding
 
     try:
         async with (
@@ -205,7 +207,7 @@ async def check_waiting(url: str, settings: Settings) -> list[Finding]:
         ):
             found = await check_threads(saver, registry, settings=settings, store=store)
     except Exception as exc:
-        return [Finding.of_error("threads", exc)]
+        return [Finding.from_error("threads", exc)]
     told = [
         Finding(
             "threads",
@@ -213,21 +215,21 @@ async def check_waiting(url: str, settings: Settings) -> list[Finding]:
             f"{one.thread_id or 'every thread'}, {one.part}: {one.text}",
             one.fix,
         )
-        for one in found.obstacles
+        for one in found.incompatibilities
     ]
     return told or [
         Finding("threads", "ok", f"{found.threads} waiting or unfinished, can be taken over")
     ]
 
 
-async def check_models(configured: Any, *, ask: bool) -> list[Finding]:
+async def check_models(configured: Any, *, ask_models: bool) -> list[Finding]:
     """Make every configured model, and ask each one for a word.
 
     Args:
         configured: Whatever ``build_graph`` takes as ``model``; nothing to run without one.
-        ask: Whether to ask.
+        ask_models: Whether to ask.
     """
-    from capgraph.graph.findings import Finding
+    from capgraph.graph.diagnostics import Finding
 
     if not configured:
         return [Finding("models", "ok", "none configured; the agent runs without one")]
@@ -237,42 +239,46 @@ async def check_models(configured: Any, *, ask: bool) -> list[Finding]:
     try:
         made = await asyncio.to_thread(chat_models, configured)
     except Exception as exc:
-        return [Finding.of_error("models", exc)]
+        return [Finding.from_error("models", exc)]
     roles: dict[int, list[str]] = {}
     for role, chat_model in made.items():
         roles.setdefault(id(chat_model), []).append(role)
     models = {id(chat_model): chat_model for chat_model in made.values()}
     asked = [
-        _ask(models[number], f"{model_name(models[number])} for {', '.join(names)}", ask=ask)
+        _ask_model(
+            models[number],
+            f"{model_name(models[number])} for {', '.join(names)}",
+            is_enabled=ask_models,
+        )
         for number, names in roles.items()
     ]
     return await asyncio.gather(*asked)
 
 
-async def check_methods(configured: Any, *, ask: bool) -> list[Finding]:
+async def check_methods(configured: Any, *, probe_unknown: bool) -> list[Finding]:
     """Show how the model of each role is made to keep a form.
 
     Args:
         configured: Whatever ``build_graph`` takes as ``model``.
-        ask: True to probe servers of which this is unknown.
+        probe_unknown: True to probe servers of which this is unknown.
     """
-    from capgraph.graph.findings import Finding
-    from capgraph.models.probing import methods_used, probe_models
+    from capgraph.graph.diagnostics import Finding
+    from capgraph.models.probing import describe_methods, probe_models
 
     try:
-        if ask:
-            await probe_models(configured, again=True)
-        used = await asyncio.to_thread(methods_used, configured)
+        if probe_unknown:
+            await probe_models(configured, force=True)
+        used = await asyncio.to_thread(describe_methods, configured)
     except CapgraphError:
         return []  # check_models has reported why the models cannot be made
     return [Finding("models", "ok", f"{one.role}: {one.method} ({one.reason})") for one in used]
 
 
-async def _ask(model: Any, name: str, *, ask: bool) -> Finding:
+async def _ask_model(model: Any, name: str, *, is_enabled: bool) -> Finding:
     from capgraph.configs.logger import mask_secrets
-    from capgraph.graph.findings import Finding
+    from capgraph.graph.diagnostics import Finding
 
-    if not ask:
+    if not is_enabled:
         return Finding("models", "ok", f"{name}: made, not asked")
     try:
         async with asyncio.timeout(MODEL_SECONDS):
@@ -289,15 +295,15 @@ async def _ask(model: Any, name: str, *, ask: bool) -> Finding:
 def _print(found: list[Finding]) -> None:
     from rich.text import Text
 
-    from capgraph.cli.terminal import make_console, safe
+    from capgraph.cli.terminal import make_console, to_printable
 
     console = make_console()
     for finding in found:
-        sign, style = _SIGNS[finding.level]
+        sign, style = _LEVEL_SIGNS[finding.level]
         words = finding.level if not console.is_terminal else sign
-        line = Text.assemble((words, style), f" {finding.area}: {safe(finding.text)}")
+        line = Text.assemble((words, style), f" {finding.area}: {to_printable(finding.text)}")
         console.print(line, soft_wrap=True)
         if finding.fix:
-            console.print(f"  Fix: {safe(finding.fix)}", soft_wrap=True)
+            console.print(f"  Fix: {to_printable(finding.fix)}", soft_wrap=True)
     levels = [finding.level for finding in found]
     console.print(f"{levels.count('error')} error(s), {levels.count('warning')} warning(s)")

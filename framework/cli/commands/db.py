@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from capgraph.cli.options import Shared, takes
-from capgraph.cli.terminal import say
+from capgraph.cli.options import SharedOptions, with_shared_options
+from capgraph.cli.terminal import print_text
 
 if TYPE_CHECKING:
     from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -21,13 +21,13 @@ def _group() -> None:
 
 
 @app.command("upgrade")
-@takes("config", "db")
-def upgrade(shared: Shared) -> None:
+@with_shared_options("config", "db")
+def upgrade(shared: SharedOptions) -> None:
     """Bring the tables of a database up to date."""
     from capgraph.stores.schema import MIGRATIONS
 
     async def nothing(saver: BaseCheckpointSaver[Any], store: object) -> None:
         """Do nothing: a database is brought up to date when it is opened."""
 
-    shared.on_database(nothing)
-    say(f"The schema has version {len(MIGRATIONS)}.")
+    shared.run_with_database(nothing)
+    print_text(f"The schema has version {len(MIGRATIONS)}.")

@@ -16,21 +16,21 @@ import typer
 
 from capgraph.cli.agent import read_settings
 from capgraph.cli.exit_codes import EXIT_CODES_HELP, ExitCode
-from capgraph.cli.options import Shared, takes
-from capgraph.cli.terminal import one_line, say, show_rows, write_file
+from capgraph.cli.options import SharedOptions, with_shared_options
+from capgraph.cli.terminal import one_line, print_rows, print_text, write_file
 from capgraph.configs.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from capgraph.evaluation import CaseResult, Dataset, Report, Thresholds
 
 app: typer.Typer = typer.Typer()
-_MISSING = {"cost_usd": "unknown price"}
+_MISSING_VALUES = {"cost_usd": "unknown price"}
 
 
 @app.command("eval", epilog=EXIT_CODES_HELP)
-@takes("config", "db")
+@with_shared_options("config", "db")
 def evaluate(
-    shared: Shared,
+    shared: SharedOptions,
     dataset: Annotated[Path, typer.Argument(help="Evaluation set, a YAML file.")],
     model: Annotated[
         list[str] | None,
@@ -46,10 +46,10 @@ def evaluate(
         list[str] | None, typer.Option("--case", help="Run only this case; may be repeated.")
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Cases at once.")] = 1,
-    json_file: Annotated[
+    json_path: Annotated[
         Path | None, typer.Option("--json", help="Also write all figures here; '-' prints them.")
     ] = None,
-    runs: Annotated[
+    runs_folder: Annotated[
         Path | None,
         typer.Option(
             "--runs",
@@ -77,17 +77,17 @@ def evaluate(
     from capgraph.evaluation import load_dataset
 
     if from_threads:
-        _write(dataset, shared, thread, limit)
+        _write_dataset(dataset, shared, thread, limit)
         return
-    loaded = _picked(load_dataset(dataset), case or [])
+    loaded = _select_cases(load_dataset(dataset), case or [])
     config = shared.config
     if config is None and loaded.config is not None:
         config = Path(loaded.config)
     configs = [config, *([compare] if compare else [])]
-    reports, folder = asyncio.run(_run(loaded, configs, model or [None], jobs))
-    if runs is None and len(model or []) > 1 and folder is None:
+    reports, folder = asyncio.run(_run_reports(loaded, configs, model or [None], jobs))
+    if runs_folder is None and len(model or []) > 1 and folder is None:
         folder = dataset.with_name(f"{dataset.stem}_runs")
-    short = reports[0].below(loaded.thresholds)
+    short = reports[0].check_thresholds(loaded.thresholds)
     now = datetime.now(UTC)
     data = {
         "dataset": loaded.name,
@@ -98,13 +98,13 @@ def evaluate(
         "reports": [report.as_data() for report in reports],
     }
     text = json.dumps(data, indent=2, ensure_ascii=False)
-    if json_file is not None and str(json_file) == "-":
+    if json_path is not None and str(json_path) == "-":
         typer.echo(json.dumps(data, indent=2))
     else:
-        if json_file is not None:
-            write_file(json_file, text + "\n")
-        _print(reports, loaded.thresholds)
-    if (kept := runs or folder) is not None:
+        if json_path is not None:
+            write_file(json_path, text + "\n")
+        _print_reports(reports, loaded.thresholds)
+    if (kept := runs_folder or folder) is not None:
         name = re.sub(r"[^\w.-]+", "_", loaded.name)
         file = kept.expanduser() / f"{now:%Y%m%dT%H%M%S%f}_{name}.json"
         write_file(file, text + "\n")
@@ -112,13 +112,15 @@ def evaluate(
     raise typer.Exit(ExitCode.FAILED if short else ExitCode.ANSWERED)
 
 
-def _write(file: Path, shared: Shared, threads: list[str] | None, limit: int | None) -> None:
+def _write_dataset(
+    file: Path, shared: SharedOptions, threads: list[str] | None, limit: int | None
+) -> None:
     from capgraph.configs.logger import SecretMasker, use_masker
-    from capgraph.evaluation import dataset_of_threads, write_dataset
+    from capgraph.evaluation import dataset_from_threads, write_dataset
 
     with use_masker(SecretMasker.of(shared.settings())):
-        made, recordings = shared.on_database(
-            lambda saver, _: dataset_of_threads(saver, threads, name=file.stem, limit=limit)
+        made, recordings = shared.run_with_database(
+            lambda saver, _: dataset_from_threads(saver, threads, name=file.stem, limit=limit)
         )
         folder = file.resolve().parent
         if shared.config is not None and shared.config.resolve().is_relative_to(folder):
@@ -128,7 +130,7 @@ def _write(file: Path, shared: Shared, threads: list[str] | None, limit: int | N
     typer.echo(f"{len(recordings)} turn(s) written to {file}")
 
 
-def _picked(dataset: Dataset, names: Sequence[str]) -> Dataset:
+def _select_cases(dataset: Dataset, names: Sequence[str]) -> Dataset:
     """Return the set with only the named cases; all without names."""
     unknown = sorted(set(names) - {case.name for case in dataset.cases})
     if unknown:
@@ -140,12 +142,12 @@ def _picked(dataset: Dataset, names: Sequence[str]) -> Dataset:
     return dataset.model_copy(update={"cases": cases})
 
 
-async def _run(
+async def _run_reports(
     dataset: Dataset, configs: Sequence[Path | None], models: Sequence[str | None], jobs: int
 ) -> tuple[list[Report], Path | None]:
     """Return a report for each configuration with each model, and the folder of stored runs."""
     from capgraph.adapters import open_registry
-    from capgraph.evaluation import check_names, evaluate
+    from capgraph.evaluation import evaluate, validate_dataset
 
     # Everything is read and checked before the first request costs anything.
     agents = []
@@ -153,7 +155,7 @@ async def _run(
         for config in configs:
             settings = await asyncio.to_thread(read_settings, config)
             registry = await stack.enter_async_context(open_registry(settings))
-            check_names(dataset, registry)
+            validate_dataset(dataset, registry)
             agents.append((settings, registry))
         reports = [
             await evaluate(
@@ -163,7 +165,7 @@ async def _run(
                 model=model,
                 jobs=jobs,
                 label=_label(config.stem if config else settings.name, model, configs, models),
-                on_case=_tell if sys.stderr.isatty() else None,
+                on_case=_report_case if sys.stderr.isatty() else None,
             )
             for config, (settings, registry) in zip(configs, agents, strict=True)
             for model in models
@@ -180,21 +182,21 @@ def _label(
     return model if len(configs) == 1 else f"{name} {model}"
 
 
-def _tell(result: CaseResult) -> None:
+def _report_case(result: CaseResult) -> None:
     sign = "ok" if result.passed else "failed"
     typer.echo(f"{sign:7} {one_line(result.case.name, 60)} ({result.seconds:.2f} s)", err=True)
 
 
-def _print(reports: Sequence[Report], thresholds: Thresholds) -> None:
+def _print_reports(reports: Sequence[Report], thresholds: Thresholds) -> None:
     for report in reports:
         for result in report.failures:
             for line in _failure_lines(result, f"{report.label}: " if len(reports) > 1 else ""):
-                say(line)
-    heading, *rows = _rows(reports, thresholds)
+                print_text(line)
+    heading, *rows = _report_rows(reports, thresholds)
     # In a pipe the headings tell the reports apart.
-    show_rows(heading, rows if sys.stdout.isatty() else [heading, *rows])
-    for shortfall in reports[0].below(thresholds):
-        say(f"Below: {shortfall}")
+    print_rows(heading, rows if sys.stdout.isatty() else [heading, *rows])
+    for shortfall in reports[0].check_thresholds(thresholds):
+        print_text(f"Below: {shortfall}")
 
 
 def _failure_lines(result: CaseResult, heading: str) -> Iterator[str]:
@@ -207,7 +209,7 @@ def _failure_lines(result: CaseResult, heading: str) -> Iterator[str]:
     yield ""
 
 
-def _rows(reports: Sequence[Report], thresholds: Thresholds) -> Iterator[tuple[str, ...]]:
+def _report_rows(reports: Sequence[Report], thresholds: Thresholds) -> Iterator[tuple[str, ...]]:
     """Yield a heading and one row for each figure."""
     from capgraph.evaluation import METRICS
 
@@ -216,9 +218,9 @@ def _rows(reports: Sequence[Report], thresholds: Thresholds) -> Iterator[tuple[s
     for name, metric in METRICS.items():
         least = getattr(thresholds, name, None)
         cells = [
-            _MISSING.get(name, "not judged")
+            _MISSING_VALUES.get(name, "not judged")
             if (value := found[name]) is None
-            else f"{value:{metric.form}}"
+            else f"{value:{metric.format_spec}}"
             for found in figures
         ]
         if name == "passed":

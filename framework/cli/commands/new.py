@@ -21,21 +21,21 @@ from capgraph.configs.errors import ConfigurationError
 app: typer.Typer = typer.Typer(
     name="new", help="Write a new project, capability or node.", no_args_is_help=True
 )
-_Name = Annotated[str, typer.Argument(help="Its name.")]
-_Project = Annotated[Path, typer.Option("--in", help="Folder of the project.")]
+_NameArgument = Annotated[str, typer.Argument(help="Its name.")]
+_ProjectOption = Annotated[Path, typer.Option("--in", help="Folder of the project.")]
 _TEMPLATES = Path(__file__).parents[1] / "templates"
 _SUFFIX = ".tmpl"
-_TAKEN = {"capgraph", "capgraph_pytest", "tests"}
+_RESERVED_NAMES = {"capgraph", "capgraph_pytest", "tests"}
 
 
 @app.command("project")
 def project(
-    name: _Name,
+    name: _NameArgument,
     folder: Annotated[Path, typer.Option("--in", help="Folder that it is made in.")] = Path(),
 ) -> None:
     """Write a project: an agent with two capabilities, its configuration and its tests."""
     package = python_name(name)
-    if package in _TAKEN or package in sys.stdlib_module_names:
+    if package in _RESERVED_NAMES or package in sys.stdlib_module_names:
         raise ConfigurationError(
             f"The name {name!r} is that of another package.", fix="Choose another name."
         )
@@ -56,15 +56,15 @@ def project(
 
 @app.command("capability")
 def capability(
-    name: _Name,
+    name: _NameArgument,
     function: Annotated[
         bool, typer.Option("--function", help="One annotated function instead of a class.")
     ] = False,
-    folder: _Project = Path(),
+    folder: _ProjectOption = Path(),
 ) -> None:
     """Write a capability and its test into the project of this folder."""
-    module, (package, _) = python_name(name), project_of(folder)
-    klass = f"{_camel(module)}Capability"
+    module, (package, _) = python_name(name), read_project(folder)
+    klass = f"{_to_camel_case(module)}Capability"
     _write_with_test(
         "capability",
         "function" if function else "capability",
@@ -73,7 +73,7 @@ def capability(
         name=module,
         words=module.replace("_", " "),
         klass=klass,
-        context=f"{_camel(module)}Result",
+        context=f"{_to_camel_case(module)}Result",
         context_type=f"{module.upper()}_RESULT",
         module=f"{package}.capabilities.{module}",
         item=module if function else klass,
@@ -82,12 +82,12 @@ def capability(
 
 @app.command("node")
 def node(
-    name: _Name,
+    name: _NameArgument,
     role: Annotated[
         str | None,
         typer.Option("--role", help="Built-in node that it replaces; without it, respond."),
     ] = None,
-    folder: _Project = Path(),
+    folder: _ProjectOption = Path(),
 ) -> None:
     """Write a node that takes the place of a built-in one, and its test, into this project.
 
@@ -95,7 +95,7 @@ def node(
     """
     from capgraph.registry import Registry
 
-    module, (package, settings) = python_name(name), project_of(folder)
+    module, (package, settings) = python_name(name), read_project(folder)
     known = Registry().infrastructure
     asked, role = role, role or (module if module in known else "respond")
     if role not in known:
@@ -120,7 +120,7 @@ def node(
         nodes / f"{module}.py",
         folder / "tests" / f"test_{module}.py",
         name=module,
-        klass=f"{_camel(module)}Node",
+        klass=f"{_to_camel_case(module)}Node",
         role=role,
         node=role if own is None else module,
         builtin=known[role].cls.__name__,
@@ -146,7 +146,7 @@ def python_name(name: str) -> str:
     return found
 
 
-def project_of(folder: Path) -> tuple[str, dict[str, Any]]:
+def read_project(folder: Path) -> tuple[str, dict[str, Any]]:
     """Return the package and the configuration of the project in a folder.
 
     Raises:
@@ -202,5 +202,5 @@ def _write(files: Iterable[tuple[Path, Path]], **values: str) -> None:
         typer.echo(f"wrote {one_line(target, 4000)}")
 
 
-def _camel(name: str) -> str:
+def _to_camel_case(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("_"))

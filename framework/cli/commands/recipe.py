@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from capgraph.cli.options import Shared, takes
-from capgraph.cli.terminal import say
+from capgraph.cli.options import SharedOptions, with_shared_options
+from capgraph.cli.terminal import print_text
 from capgraph.configs.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 app: typer.Typer = typer.Typer(
     name="recipe", help="Save recipes: plans as capabilities.", no_args_is_help=True
 )
-_FOLDER = "recipes"
+_DEFAULT_FOLDER = "recipes"
 
 
 @app.command("save")
-@takes("config", "db")
+@with_shared_options("config", "db")
 def save(
-    shared: Shared,
+    shared: SharedOptions,
     thread: Annotated[str, typer.Argument(help="Thread whose last turn is to become a recipe.")],
     name: Annotated[str, typer.Argument(help="What the capability shall be called.")],
     parameter: Annotated[
@@ -43,14 +43,14 @@ def save(
     ] = None,
 ) -> None:
     """Make a recipe of a thread's last turn and write it to a file."""
-    from capgraph.graph.turns import thread_values
+    from capgraph.graph.turn_runner import load_thread_values
     from capgraph.planning import Recipe, recipe_of
     from capgraph.registry import load_recipe, save_recipe
 
-    shared.need_database()
+    shared.require_database()
     settings = shared.settings()
     folders = [Path(place) for place in settings.recipes if not Path(place).suffix]
-    target = output or (folders or [Path(_FOLDER)])[0] / f"{name}.yml"
+    target = output or (folders or [Path(_DEFAULT_FOLDER)])[0] / f"{name}.yml"
 
     before = load_recipe(target) if target.is_file() else None
 
@@ -62,7 +62,7 @@ def save(
                     f"{name!r} is a capability already, and no recipe.", fix="Choose another name."
                 )
             recipe = Recipe.from_turn(
-                await thread_values(agent.graph, thread),
+                await load_thread_values(agent.graph, thread),
                 name,
                 agent.registry,
                 parameters=parameter or None,
@@ -81,6 +81,8 @@ def save(
     recipe = asyncio.run(make())
     save_recipe(recipe, target)
     said = ", ".join(recipe.parameters) or "none"
-    say(f"{target}: version {recipe.version}, {len(recipe.steps)} step(s), parameters: {said}")
+    print_text(
+        f"{target}: version {recipe.version}, {len(recipe.steps)} step(s), parameters: {said}"
+    )
     if not {str(target), str(target.parent)} & set(settings.recipes):
-        say(f"To use it, name {str(target.parent)!r} under 'recipes' in the configuration.")
+        print_text(f"To use it, name {str(target.parent)!r} under 'recipes' in the configuration.")

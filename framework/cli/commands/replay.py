@@ -10,27 +10,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from capgraph.cli.exit_codes import ExitCode
-from capgraph.cli.options import Shared, takes
-from capgraph.cli.terminal import say, show_rows, write_file
+from capgraph.cli.options import SharedOptions, with_shared_options
+from capgraph.cli.terminal import print_rows, print_text, write_file
 from capgraph.configs.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from capgraph.evaluation import Cost, Recording, Replay
+    from capgraph.evaluation import Recording, ReplayResult, TurnCost
 
 app: typer.Typer = typer.Typer()
-_Turn = Annotated[
+_TurnOption = Annotated[
     int | None, typer.Option("--turn", min=1, help="Which turn, from 1 (default: the last).")
 ]
 
 
 @app.command("record")
-@takes("config", "db")
+@with_shared_options("config", "db")
 def record(
-    shared: Shared,
+    shared: SharedOptions,
     thread: Annotated[
         str | None, typer.Argument(help="Thread id (default: the one that was saved last).")
     ] = None,
-    turn: _Turn = None,
+    turn: _TurnOption = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="File to write (default: standard output).")
     ] = None,
@@ -39,7 +39,7 @@ def record(
     from capgraph.configs.logger import SecretMasker, use_masker
 
     with use_masker(SecretMasker.of(shared.settings())):
-        found = _recorded(shared, thread, turn).as_data()
+        found = _read_recording(shared, thread, turn).as_data()
     text = json.dumps(found, indent=1, ensure_ascii=False)
     if out is None:
         typer.echo(text)
@@ -48,11 +48,11 @@ def record(
 
 
 @app.command("replay")
-@takes("config", "db", "as_json")
+@with_shared_options("config", "db", "as_json")
 def replay(
-    shared: Shared,
+    shared: SharedOptions,
     thread: Annotated[str, typer.Argument(help="Thread id, or a file that 'record' wrote.")],
-    turn: _Turn = None,
+    turn: _TurnOption = None,
     with_model: Annotated[
         str | None,
         typer.Option("--with-model", help="Choose, plan and answer anew with provider:model."),
@@ -74,11 +74,11 @@ def replay(
     file = Path(thread)
     # A file without an ending, here, may bear the name of a thread by chance.
     named = file.is_file() and (file.suffix or len(file.parts) > 1)
-    found = load_recording(file) if named else _recorded(shared, thread, turn)
+    found = load_recording(file) if named else _read_recording(shared, thread, turn)
     settings = shared.settings()
     more: dict[str, Any] = {"settings": settings, "model": with_model, "from_step": from_step}
 
-    async def again() -> Replay:
+    async def again() -> ReplayResult:
         async with open_registry(settings) as registry:
             return await run(found, registry, **more)
 
@@ -88,10 +88,10 @@ def replay(
             typer.echo(json.dumps(result.as_data(), indent=2))
         else:
             _print(result)
-    raise typer.Exit(ExitCode.ANSWERED if result.same else ExitCode.FAILED)
+    raise typer.Exit(ExitCode.ANSWERED if result.is_same else ExitCode.FAILED)
 
 
-def _recorded(shared: Shared, thread: str | None, turn: int | None) -> Recording:
+def _read_recording(shared: SharedOptions, thread: str | None, turn: int | None) -> Recording:
     from capgraph.evaluation import record as read
     from capgraph.stores.threads import iter_thread_ids
 
@@ -101,32 +101,34 @@ def _recorded(shared: Shared, thread: str | None, turn: int | None) -> Recording
             raise ConfigurationError("There are no threads.", fix="Check --db.")
         return await read(saver, last, turn)
 
-    return shared.on_database(work)
+    return shared.run_with_database(work)
 
 
-def _print(result: Replay) -> None:
+def _print(result: ReplayResult) -> None:
     data = result.as_data()
     rows = [
-        (one["part"], one["name"], _text(one["recorded"]), _text(one["replayed"]))
+        (one["part"], one["name"], _format_value(one["recorded"]), _format_value(one["replayed"]))
         for one in data["differences"]
     ]
     if rows:
-        show_rows(("part", "of", "recorded", "replayed"), rows)
+        print_rows(("part", "of", "recorded", "replayed"), rows)
     for what in data["unrecorded"]:
-        say(f"no record: {what}")
+        print_text(f"no record: {what}")
     if result.ran:
-        say(f"ran anew: {', '.join(result.ran)}")
-    say(f"cost recorded: {_cost(result.recorded.cost)}; replayed: {_cost(result.replayed.cost)}")
-    say("No difference." if result.same else f"{len(rows)} difference(s).")
+        print_text(f"ran anew: {', '.join(result.ran)}")
+    print_text(
+        f"cost recorded: {_format_cost(result.recorded.cost)}; replayed: {_format_cost(result.replayed.cost)}"
+    )
+    print_text("No difference." if result.is_same else f"{len(rows)} difference(s).")
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, str) or value is None:
         return value or "-"
     return json.dumps(value, ensure_ascii=False)
 
 
-def _cost(cost: Cost) -> str:
+def _format_cost(cost: TurnCost) -> str:
     from capgraph.telemetry import format_cost
 
     price = "unknown price" if cost.cost_usd is None else format_cost(cost.cost_usd)

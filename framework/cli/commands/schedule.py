@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from capgraph.cli.agent import check_thread_id, new_thread_id
-from capgraph.cli.options import Shared, takes
-from capgraph.cli.terminal import say, show_rows
+from capgraph.cli.options import SharedOptions, with_shared_options
+from capgraph.cli.terminal import print_rows, print_text
 from capgraph.configs.errors import ConfigurationError
 
 app: typer.Typer = typer.Typer(
@@ -18,9 +18,9 @@ app: typer.Typer = typer.Typer(
 
 
 @app.command("add")
-@takes("config", "db", "engine", "temporal")
+@with_shared_options("config", "db", "engine", "temporal")
 def add(
-    shared: Shared,
+    shared: SharedOptions,
     cron: Annotated[str, typer.Argument(help="When, as five fields of cron in UTC.")],
     question: Annotated[str, typer.Argument(help="What is asked.")],
     thread: Annotated[
@@ -32,39 +32,39 @@ def add(
 
     named = check_thread_id(thread) if thread else ""
     schedule = Schedule(new_thread_id(), cron, question, named)
-    shared.on_engine(lambda opened, saver: Schedules(saver).add(schedule, opened))
+    shared.run_with_engine(lambda opened, saver: Schedules(saver).add(schedule, opened))
     typer.echo(schedule.id)
 
 
 @app.command("list")
-@takes("config", "db", "engine", "temporal", "as_json")
-def list_(shared: Shared) -> None:
+@with_shared_options("config", "db", "engine", "temporal", "as_json")
+def list_(shared: SharedOptions) -> None:
     """List the schedules."""
     from capgraph.scale.schedules import Schedules
 
-    found = shared.on_engine(lambda _, saver: Schedules(saver).all())
+    found = shared.run_with_engine(lambda _, saver: Schedules(saver).list_all())
     rows = [
         (one.id, one.cron, one.thread or "a new one each", one.message or one.unreadable)
         for one in found
     ]
-    show_rows(
+    print_rows(
         ("schedule", "when", "thread", "question"),
         rows,
-        none="There are no schedules.",
+        empty_message="There are no schedules.",
         data=[asdict(one) for one in found] if shared.as_json else None,
     )
 
 
 @app.command("remove")
-@takes("config", "db", "engine", "temporal")
+@with_shared_options("config", "db", "engine", "temporal")
 def remove(
-    shared: Shared, schedule: Annotated[str, typer.Argument(help="Id of the schedule.")]
+    shared: SharedOptions, schedule: Annotated[str, typer.Argument(help="Id of the schedule.")]
 ) -> None:
     """Forget a schedule."""
     from capgraph.scale.schedules import Schedules
 
-    if not shared.on_engine(lambda opened, saver: Schedules(saver).remove(schedule, opened)):
+    if not shared.run_with_engine(lambda opened, saver: Schedules(saver).remove(schedule, opened)):
         raise ConfigurationError(
             f"There is no schedule {schedule!r:.80}.", fix="See 'capgraph schedule list'."
         )
-    say("It is gone.")
+    print_text("It is gone.")

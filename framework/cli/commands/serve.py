@@ -12,19 +12,19 @@ import typer
 
 from capgraph.cli.agent import database_url
 from capgraph.cli.exit_codes import ExitCode
-from capgraph.cli.options import Shared, takes
+from capgraph.cli.options import SharedOptions, with_shared_options
 from capgraph.cli.terminal import is_interactive
 from capgraph.configs.errors import ConfigurationError
 
 app: typer.Typer = typer.Typer()
-NEEDED = ("starlette", "uvicorn", "prometheus_client", "ag_ui")
+REQUIRED_MODULES = ("starlette", "uvicorn", "prometheus_client", "ag_ui")
 """Modules of the extra ``serve``."""
 
 
 @app.command("serve")
-@takes("config", "model", "db", "engine", "temporal")
+@with_shared_options("config", "model", "db", "engine", "temporal")
 def serve(
-    shared: Shared,
+    shared: SharedOptions,
     host: Annotated[
         str,
         typer.Option("--host", help="Address to listen on; another than loopback needs --auth."),
@@ -43,7 +43,7 @@ def serve(
         str | None,
         typer.Option("--thread", "-t", help="Thread that the one-time link opens."),
     ] = None,
-    workers: Annotated[
+    worker_count: Annotated[
         int,
         typer.Option("--workers", min=0, help="Have so many processes of their own run the turns."),
     ] = 0,
@@ -55,15 +55,15 @@ def serve(
     from capgraph.base.errors import require_extra
     from capgraph.configs.logger import configure_logging
 
-    for module in NEEDED:
+    for module in REQUIRED_MODULES:
         require_extra(module, "serve")
-    from capgraph.serve.shield import is_loopback
+    from capgraph.serve.security import is_loopback
 
     level = logging.getLogger("capgraph").getEffectiveLevel()
     configure_logging(min(level, logging.INFO), json_lines=True)
     settings = shared.settings()
-    if auth is not None or settings.serve.has_logins:
-        settings = shared.settings(shared=True)
+    if auth is not None or settings.serve.authenticates_users:
+        settings = shared.settings(is_shared=True)
     elif not is_loopback(host):
         raise ConfigurationError(
             f"Everybody who reaches {host!r} could use the agent.",
@@ -74,51 +74,53 @@ def serve(
             f"The file of tokens {str(auth)!r} does not exist.",
             fix=f"capgraph token NAME --auth {auth}",
         )
-    ran = asyncio.run(_serve(shared, settings, workers, thread, not no_open, host, port, auth=auth))
+    ran = asyncio.run(
+        _serve(shared, settings, worker_count, thread, not no_open, host, port, auth=auth)
+    )
     raise typer.Exit(ExitCode.ANSWERED if ran else ExitCode.FAILED)
 
 
 async def _serve(
-    shared: Shared,
+    shared: SharedOptions,
     settings: Any,
-    workers: int,
+    worker_count: int,
     thread: str | None,
-    opens: bool,
+    open_browser: bool,
     host: str,
     port: int | None,
     **options: Any,
 ) -> bool:
-    from capgraph.cli.workers import working
+    from capgraph.cli.workers import worker_processes
     from capgraph.scale import connect
     from capgraph.serve.app import create_app
-    from capgraph.serve.links import opened
-    from capgraph.serve.server import Server, address_of, listen_on
+    from capgraph.serve.links import thread_query
+    from capgraph.serve.server import Server, open_listening_socket, socket_url
 
-    with listen_on(host, port) as listening:
+    with open_listening_socket(host, port) as listening:
         async with contextlib.AsyncExitStack() as stack:
             agent = await stack.enter_async_context(shared.open_agent(settings))
-            if workers or shared.engine:
+            if worker_count or shared.engine:
                 url, saver = database_url(shared.db, settings), agent.graph.checkpointer
                 named = {"engine": shared.engine, "temporal": shared.temporal}
                 engine = await connect(url, saver, settings.scale, **named)
                 options["engine"] = engine
                 stack.push_async_callback(engine.close)
-                words = shared.words("config", "model", "db", "engine", "temporal")
-                await stack.enter_async_context(working(workers, words))
+                words = shared.to_arguments("config", "model", "db", "engine", "temporal")
+                await stack.enter_async_context(worker_processes(worker_count, words))
             application = create_app(agent.graph, settings=agent.settings, host=host, **options)
-            address, link = address_of(listening), application.state.link
+            address, link = socket_url(listening), application.state.link
             if thread is not None and link is None:
                 raise ConfigurationError(
                     "There is no one-time link that could open a thread.",
-                    fix=f"Log in, and open {address}{opened(thread)}",
+                    fix=f"Log in, and open {address}{thread_query(thread)}",
                 )
 
             def ready() -> None:
                 shown = f" {address}login?link={link}" if link else ""
-                shown += f"&{opened(thread)[1:]}" if thread is not None else ""
+                shown += f"&{thread_query(thread)[1:]}" if thread is not None else ""
                 # Whoever started the process reads this line to know that it answers.
                 print(f"serving {address}{shown}", flush=True)  # noqa: T201
-                if link and opens and is_interactive():
+                if link and open_browser and is_interactive():
                     typer.launch(shown.strip())
 
             return await Server(application, listening, ready).listen()

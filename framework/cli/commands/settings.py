@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from capgraph.cli.agent import config_files
-from capgraph.cli.options import Shared, takes
-from capgraph.cli.terminal import show_rows
+from capgraph.cli.options import SharedOptions, with_shared_options
+from capgraph.cli.terminal import print_rows
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -20,9 +20,9 @@ app: typer.Typer = typer.Typer()
 
 
 @app.command("settings")
-@takes("config", "as_json")
+@with_shared_options("config", "as_json")
 def settings(
-    shared: Shared,
+    shared: SharedOptions,
     schema: Annotated[
         bool,
         typer.Option("--schema", help="Print the JSON schema of configuration files, for editors."),
@@ -34,18 +34,18 @@ def settings(
     from capgraph.configs.yaml_files import read_yaml
 
     if schema:
-        typer.echo(json.dumps(described(Settings), indent=2))
+        typer.echo(json.dumps(settings_schema(Settings), indent=2))
         return
     read = shared.settings()
     named = os.environ.get("CAPGRAPH_CONFIG")
     files = [*([named] if named else []), *map(str, config_files(shared.config))]
     sources = [(file, read_yaml(file)) for file in files]
     told = []
-    for path, value in leaves(read):
+    for path, value in iter_settings(read):
         variable = "CAPGRAPH_" + "__".join(path).upper()
         source = "command line" if path[0] in {"data_folders", "user"} else "default"
         for file, values in sources:
-            source = file if _names(values, path) else source
+            source = file if _has_path(values, path) else source
         for known in os.environ:
             # A whole section may be given by one variable, as JSON, and one key of it by its own.
             given = known.upper()
@@ -54,10 +54,12 @@ def settings(
         masked = mask_data({path[-1]: value})[path[-1]]
         told.append({"key": ".".join(path), "value": masked, "source": source})
     rows = [(row["key"], json.dumps(row["value"], default=str), row["source"]) for row in told]
-    show_rows(("key", "value", "source"), rows, data=told if shared.as_json else None)
+    print_rows(("key", "value", "source"), rows, data=told if shared.as_json else None)
 
 
-def leaves(section: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def iter_settings(
+    section: BaseModel, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield each key of the settings with its value as plain data."""
     from pydantic import BaseModel
 
@@ -65,12 +67,12 @@ def leaves(section: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[tup
     for name in type(section).model_fields:
         value = getattr(section, name)
         if isinstance(value, BaseModel):
-            yield from leaves(value, (*path, name))
+            yield from iter_settings(value, (*path, name))
         else:
             yield (*path, name), plain[name]
 
 
-def _names(values: Any, path: tuple[str, ...]) -> bool:
+def _has_path(values: Any, path: tuple[str, ...]) -> bool:
     for part in path:
         if not isinstance(values, Mapping) or part not in values:
             return False
@@ -78,7 +80,7 @@ def _names(values: Any, path: tuple[str, ...]) -> bool:
     return True
 
 
-def described(model: type[BaseModel]) -> dict[str, Any]:
+def settings_schema(model: type[BaseModel]) -> dict[str, Any]:
     """Return the schema of the settings, each key with what the documentation says of it."""
     schema = model.model_json_schema()
     for part in [schema, *schema["$defs"].values()]:

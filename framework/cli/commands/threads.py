@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from capgraph.cli.agent import check_thread_id, new_thread_id
-from capgraph.cli.options import Shared, read_duration, takes
-from capgraph.cli.terminal import one_line, safe, say, show_rows
+from capgraph.cli.options import SharedOptions, parse_duration_option, with_shared_options
+from capgraph.cli.terminal import one_line, print_rows, print_text, to_printable
 from capgraph.configs.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ _Thread = Annotated[str, typer.Argument(help="Thread id.")]
 
 
 @app.command("list")
-@takes("config", "db", "as_json")
+@with_shared_options("config", "db", "as_json")
 def list_(
-    shared: Shared,
+    shared: SharedOptions,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 50,
     after: Annotated[
         str | None, typer.Option("--after", help="Go on after this thread of the last page.")
@@ -38,34 +38,35 @@ def list_(
     """List threads, the one that was saved last first."""
     from capgraph.stores import list_threads
 
-    found = shared.on_database(lambda saver, _: list_threads(saver, limit=limit, after=after))
+    found = shared.run_with_database(lambda saver, _: list_threads(saver, limit=limit, after=after))
     rows = [
-        (item.thread_id, item.status, _moment(item), item.turns, item.task or "") for item in found
+        (item.thread_id, item.status, _format_saved_at(item), item.turns, item.task or "")
+        for item in found
     ]
     headings = ("thread", "status", "saved", "turns", "last task")
-    data = [_data(item) for item in found] if shared.as_json else None
-    show_rows(headings, rows, none="There are no threads.", data=data)
+    data = [_to_dict(item) for item in found] if shared.as_json else None
+    print_rows(headings, rows, empty_message="There are no threads.", data=data)
 
 
 @app.command("show")
-@takes("config", "db", "as_json")
-def show(shared: Shared, thread: _Thread) -> None:
+@with_shared_options("config", "db", "as_json")
+def show(shared: SharedOptions, thread: _Thread) -> None:
     """Show what a thread has come to, with its messages."""
     from capgraph.cli.questions import question_lines
     from capgraph.stores import thread_messages
 
     async def read(saver: BaseCheckpointSaver[Any], _: object) -> tuple[ThreadSummary, list[Any]]:
-        return await _summary(saver, thread), await thread_messages(saver, thread)
+        return await _require_summary(saver, thread), await thread_messages(saver, thread)
 
-    summary, messages = shared.on_database(read)
+    summary, messages = shared.run_with_database(read)
     if shared.as_json:
         said = [{"from": message.type, "text": message.text} for message in messages]
-        typer.echo(json.dumps({**_data(summary), "conversation": said}, indent=2, default=str))
+        typer.echo(json.dumps({**_to_dict(summary), "conversation": said}, indent=2, default=str))
         return
     rows = {
         "thread": summary.thread_id,
         "status": summary.status,
-        "saved": _moment(summary),
+        "saved": _format_saved_at(summary),
         "turns": summary.turns,
         "task": summary.task or "-",
         "done": ", ".join(summary.done) or "-",
@@ -76,17 +77,17 @@ def show(shared: Shared, thread: _Thread) -> None:
     lines += [line for asked in summary.questions.values() for line in question_lines(asked)]
     for message in messages:
         who = "you" if message.type == "human" else "agent"
-        lines.append(f"{who}> {safe(message.text)}")
+        lines.append(f"{who}> {to_printable(message.text)}")
     for line in lines:
-        say(line)
+        print_text(line)
 
 
 @app.command("prune")
-@takes("config", "db")
+@with_shared_options("config", "db")
 def prune(
-    shared: Shared,
+    shared: SharedOptions,
     thread: Annotated[list[str] | None, typer.Argument(help="Thread ids.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every thread.")] = False,
+    all_threads: Annotated[bool, typer.Option("--all", help="Every thread.")] = False,
     older_than: Annotated[
         str | None,
         typer.Option("--older-than", help="Drop threads not saved for so long, such as 30d."),
@@ -94,7 +95,9 @@ def prune(
     delete: Annotated[
         bool, typer.Option("--delete", help="Drop the threads, not only their history.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before threads go.")] = False,
+    skip_confirmation: Annotated[
+        bool, typer.Option("--yes", help="Do not ask before threads go.")
+    ] = False,
 ) -> None:
     """Drop the history of threads, or the threads.
 
@@ -104,18 +107,18 @@ def prune(
     from capgraph.stores import prune_threads
 
     kept = shared.settings().persistence
-    by_settings = not (thread or everything or older_than is not None or delete)
-    steps = _by_settings(kept) if by_settings else _by_options(older_than, delete)
-    if not steps or not (by_settings or thread or everything or older_than is not None):
+    by_settings = not (thread or all_threads or older_than is not None or delete)
+    steps = _steps_from_settings(kept) if by_settings else _steps_from_options(older_than, delete)
+    if not steps or not (by_settings or thread or all_threads or older_than is not None):
         raise ConfigurationError(
             "It is not said which threads to prune.",
             fix="Name threads, give --all, or set persistence.keep_turns, keep_checkpoints or"
             " keep_days.",
         )
-    if thread and everything:
+    if thread and all_threads:
         raise ConfigurationError("--all and thread ids are given.", fix="Give one of them.")
     age = next((step["older_than"] for step in steps if "older_than" in step), None)
-    if (age or delete) and not yes:
+    if (age or delete) and not skip_confirmation:
         which = "every thread" if not thread else f"{len(thread)} thread(s)"
         which += f" not saved for {older_than or f'{kept.keep_days:g}d'}" if age else ""
         if not typer.confirm(f"Drop {which}? This cannot be undone."):
@@ -123,18 +126,18 @@ def prune(
 
     async def change(saver: BaseCheckpointSaver[Any], _: object) -> list[str]:
         for name in thread or ():
-            await _summary(saver, name)
+            await _require_summary(saver, name)
         found = [await prune_threads(saver, thread or None, **step) for step in steps]
         return sorted({name for names in found for name in names})
 
-    for name in shared.on_database(change):
-        say(name)
+    for name in shared.run_with_database(change):
+        print_text(name)
 
 
 @app.command("fork")
-@takes("config", "db")
+@with_shared_options("config", "db")
 def fork(
-    shared: Shared,
+    shared: SharedOptions,
     thread: _Thread,
     new: Annotated[str | None, typer.Argument(help="Id of the copy (default: a new one).")] = None,
     checkpoint: Annotated[
@@ -150,7 +153,7 @@ def fork(
     target = check_thread_id(new) if new is not None else new_thread_id()
 
     async def change(saver: BaseCheckpointSaver[Any], _: object) -> None:
-        summary = await _summary(saver, thread)
+        summary = await _require_summary(saver, thread)
         midway = checkpoint is not None or summary.status in {"unfinished", "cancelled"}
         if midway and not force:
             raise ConfigurationError(
@@ -160,27 +163,27 @@ def fork(
             )
         await fork_thread(saver, thread, target, checkpoint_id=checkpoint)
 
-    shared.on_database(change)
-    say(target)
+    shared.run_with_database(change)
+    print_text(target)
 
 
-def _by_options(older_than: str | None, delete: bool) -> list[dict[str, Any]]:
+def _steps_from_options(older_than: str | None, delete: bool) -> list[dict[str, Any]]:
     if older_than is not None:
-        return [{"policy": "older_than", "older_than": read_duration(older_than)}]
+        return [{"policy": "older_than", "older_than": parse_duration_option(older_than)}]
     return [{"policy": "delete" if delete else "keep_latest"}]
 
 
-def _by_settings(kept: PersistenceSettings) -> list[dict[str, Any]]:
+def _steps_from_settings(settings: PersistenceSettings) -> list[dict[str, Any]]:
     steps: list[dict[str, Any]] = []
-    if kept.keep_days:
-        steps.append({"policy": "older_than", "older_than": timedelta(days=kept.keep_days)})
-    if kept.keep_turns or kept.keep_checkpoints:
-        counts = {"keep_turns": kept.keep_turns, "keep_checkpoints": kept.keep_checkpoints}
+    if settings.keep_days:
+        steps.append({"policy": "older_than", "older_than": timedelta(days=settings.keep_days)})
+    if settings.keep_turns or settings.keep_checkpoints:
+        counts = {"keep_turns": settings.keep_turns, "keep_checkpoints": settings.keep_checkpoints}
         steps.append({"policy": "keep", **counts})
     return steps
 
 
-async def _summary(saver: BaseCheckpointSaver[Any], thread: str) -> ThreadSummary:
+async def _require_summary(saver: BaseCheckpointSaver[Any], thread: str) -> ThreadSummary:
     from capgraph.stores import thread_summary
 
     summary = await thread_summary(saver, thread)
@@ -192,11 +195,11 @@ async def _summary(saver: BaseCheckpointSaver[Any], thread: str) -> ThreadSummar
     return summary
 
 
-def _moment(summary: ThreadSummary) -> str:
+def _format_saved_at(summary: ThreadSummary) -> str:
     moment = summary.updated_at
     return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S") if moment else "-"
 
 
-def _data(summary: ThreadSummary) -> dict[str, Any]:
+def _to_dict(summary: ThreadSummary) -> dict[str, Any]:
     moment = summary.updated_at
     return {**asdict(summary), "updated_at": moment.isoformat() if moment else None}

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from capgraph.cli.options import Shared, takes
-from capgraph.cli.terminal import show_rows
+from capgraph.cli.options import SharedOptions, with_shared_options
+from capgraph.cli.terminal import print_rows
 
 if TYPE_CHECKING:
     from langgraph.checkpoint.base import BaseCheckpointSaver
 
-    from capgraph.telemetry.usage_book import UsageTotal
+    from capgraph.telemetry.usage_recorder import UsageTotal
 
 app: typer.Typer = typer.Typer()
 
 
 @app.command("usage")
-@takes("config", "db", "as_json")
+@with_shared_options("config", "db", "as_json")
 def usage(
-    shared: Shared,
+    shared: SharedOptions,
     thread: Annotated[
         str | None, typer.Option("--thread", "-t", help="Only calls of this thread.")
     ] = None,
@@ -39,14 +39,14 @@ def usage(
     """Show what calls of models used: model (or what --by says), calls, tokens, cost."""
     from capgraph.stores import Persistence
     from capgraph.telemetry import format_cost
-    from capgraph.telemetry.usage_book import usage_totals
+    from capgraph.telemetry.usage_recorder import usage_totals
 
     async def read(saver: BaseCheckpointSaver[Any], _: object) -> list[UsageTotal]:
         rows = Persistence.of(saver).tables
         about: Any = {"thread_id": thread, "user_id": user, "tenant": tenant, "by": by}
         return await usage_totals(rows, **about) if rows is not None else []
 
-    found = shared.on_database(read)
+    found = shared.run_with_database(read)
     headings = (by, "calls", "input", "output", "cached", "cost")
     rows = [
         (
@@ -63,4 +63,4 @@ def usage(
     if by != "model":
         plain = [{name: one[name] for name in one if name != "model"} for one in plain]
     data = plain if shared.as_json else None
-    show_rows(headings, rows, none="No calls were kept.", data=data)
+    print_rows(headings, rows, empty_message="No calls were kept.", data=data)

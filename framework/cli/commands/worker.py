@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from capgraph.cli.exit_codes import ExitCode
-from capgraph.cli.options import Shared, takes
-from capgraph.cli.terminal import say, show_rows
+from capgraph.cli.options import SharedOptions, with_shared_options
+from capgraph.cli.terminal import print_rows, print_text
 from capgraph.configs.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ _GRACE_SECONDS = 5.0
 
 
 @app.command("worker")
-@takes("config", "model", "db", "engine", "temporal")
+@with_shared_options("config", "model", "db", "engine", "temporal")
 def worker(
-    shared: Shared,
+    shared: SharedOptions,
     queues: Annotated[
         str | None,
         typer.Option(
@@ -45,37 +45,43 @@ def worker(
     concurrency: Annotated[
         int, typer.Option("--concurrency", min=1, help="Most orders at a time.")
     ] = 10,
-    while_stdin: Annotated[
+    exit_with_stdin: Annotated[
         bool, typer.Option("--while-stdin", help="End when standard input does.")
     ] = False,
 ) -> None:
     """Run turns and steps that others ask for; SIGTERM hands over what runs."""
-    from capgraph.base.spec import QUEUE
+    from capgraph.base.spec import QUEUE_PATTERN
     from capgraph.configs.logger import configure_logging
 
     level = logging.getLogger("capgraph").getEffectiveLevel()
     configure_logging(min(level, logging.WARNING), json_lines=True)
-    settings = shared.settings(shared=True)
+    settings = shared.settings(is_shared=True)
     served = settings.scale.queues if queues is None else [q.strip() for q in queues.split(",")]
-    if not all(re.match(QUEUE, queue) for queue in served):
+    if not all(re.match(QUEUE_PATTERN, queue) for queue in served):
         raise ConfigurationError(
             f"{','.join(served)!r:.80} names no queues.",
             fix="Name them with commas: --queues turns,gpu.",
         )
-    raise typer.Exit(asyncio.run(_work(shared, settings, served, concurrency, while_stdin)))
+    raise typer.Exit(
+        asyncio.run(_run_worker(shared, settings, served, concurrency, exit_with_stdin))
+    )
 
 
-async def _work(
-    shared: Shared, settings: Settings, queues: list[str], concurrency: int, while_stdin: bool
+async def _run_worker(
+    shared: SharedOptions,
+    settings: Settings,
+    queues: list[str],
+    concurrency: int,
+    exit_with_stdin: bool,
 ) -> int:
     from capgraph.base.errors import PersistenceError
     from capgraph.scale import Worker
 
     async with shared.open_client(settings) as (_, client):
         one = Worker(client, queues, concurrency=concurrency)
-        code = _end_on_signals(one)
-        if while_stdin:
-            _end_with_stdin()
+        code = _install_signal_handlers(one)
+        if exit_with_stdin:
+            _drain_when_stdin_closes()
         running = asyncio.create_task(one.run())
         ready = asyncio.create_task(one.ready.wait())
         await asyncio.wait({running, ready}, return_when=asyncio.FIRST_COMPLETED)
@@ -91,9 +97,9 @@ async def _work(
         return code[0]
 
 
-def _end_on_signals(one: Worker) -> list[int]:
+def _install_signal_handlers(worker: Worker) -> list[int]:
     """Drain on the first signal and end at once on the second; returns the exit code to be."""
-    from capgraph.graph.turns import DRAIN_SECONDS
+    from capgraph.graph.turn_runner import DRAIN_SECONDS
 
     loop, code = asyncio.get_running_loop(), [int(ExitCode.FAILED)]
     asked = threading.Event()
@@ -103,7 +109,7 @@ def _end_on_signals(one: Worker) -> list[int]:
             os._exit(code[0])
         code[0] = int(ends[number])
         asked.set()
-        loop.call_soon_threadsafe(one.drain)
+        loop.call_soon_threadsafe(worker.drain)
 
     def last() -> None:
         asked.wait()
@@ -122,7 +128,7 @@ def _end_on_signals(one: Worker) -> list[int]:
     return code
 
 
-def _end_with_stdin() -> None:
+def _drain_when_stdin_closes() -> None:
     """Drain when standard input ends: whoever started the process has ended, in whatever way."""
     loop, stdin = asyncio.get_running_loop(), sys.stdin.fileno()
 
@@ -135,8 +141,8 @@ def _end_with_stdin() -> None:
 
 
 @app.command("workers")
-@takes("config", "db", "engine", "temporal", "as_json")
-def workers(shared: Shared) -> None:
+@with_shared_options("config", "db", "engine", "temporal", "as_json")
+def workers(shared: SharedOptions) -> None:
     """List the workers that live, what they work on, and what waits."""
     from capgraph.scale import list_workers
     from capgraph.stores import Persistence
@@ -146,9 +152,9 @@ def workers(shared: Shared) -> None:
         assert rows is not None  # a database that processes share has some
         return [asdict(one) for one in await list_workers(rows)], await opened.waiting()
 
-    live, waiting = shared.on_engine(read)
+    live, waiting = shared.run_with_engine(read)
     data = {"workers": live, "waiting": dict(waiting)} if shared.as_json else None
     rows = [(one["id"], ",".join(one["queues"]), one["running"]) for one in live]
-    show_rows(("worker", "queues", "running"), rows, none="No worker lives.", data=data)
+    print_rows(("worker", "queues", "running"), rows, empty_message="No worker lives.", data=data)
     for queue, number in waiting.items() if data is None else ():
-        say(f"{number} waiting for {queue}")
+        print_text(f"{number} waiting for {queue}")

@@ -58,32 +58,32 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from capgraph.approvals import is_approval, question_text
+from capgraph.approvals import describe_question, is_approval_request
 from capgraph.base.errors import CapgraphError, LimitError, PersistenceError, ThreadBusyError
 from capgraph.base.ports import Caller
-from capgraph.base.values import to_plain
 from capgraph.configs.settings import ServeSettings
 from capgraph.engine.services import Services
+from capgraph.helpers.plain_data import to_plain
 from capgraph.serve.identity import caller_of
-from capgraph.serve.links import base_of
+from capgraph.serve.links import server_url
 from capgraph.serve.openapi import server_version
 from capgraph.serve.problems import (
     AnswerRefusedError,
     ConflictError,
     NotFoundError,
-    public_line,
+    public_message_line,
 )
 from capgraph.serve.runs import Run, Runs
 from capgraph.serve.threads import Threads
 
-_FINE = frozenset({"completed", "partial"})
-_RUNNING = {
+_COMPLETED_STATUSES = frozenset({"completed", "partial"})
+_RUNNING_STATES = {
     "queued": TaskState.TASK_STATE_SUBMITTED,
     "running": TaskState.TASK_STATE_WORKING,
     "stopping": TaskState.TASK_STATE_WORKING,
 }
 _ANSWER = "answer"
-_PAGE = 50
+_DEFAULT_PAGE_SIZE = 50
 
 
 def endpoint(
@@ -97,19 +97,19 @@ def endpoint(
         services: What the graph runs with; its capabilities are the skills of the card.
         settings: How the server answers.
     """
-    made = _card(services)
+    made = _build_card(services)
 
     async def card(request: Request) -> Response:
         shown = AgentCard()
         shown.CopyFrom(made)
-        shown.supported_interfaces[0].url = f"{base_of(settings, request)}/a2a"
+        shown.supported_interfaces[0].url = f"{server_url(settings, request)}/a2a"
         return JSONResponse(agent_card_to_dict(shown))
 
-    rpc = create_jsonrpc_routes(_Agent(runs), "/a2a", _WithCaller())
+    rpc = create_jsonrpc_routes(_TaskHandler(runs), "/a2a", _CallerContextBuilder())
     return [Route(AGENT_CARD_WELL_KNOWN_PATH, card, methods=["GET"]), *rpc], nullcontext
 
 
-def _card(services: Services) -> AgentCard:
+def _build_card(services: Services) -> AgentCard:
     about = services.settings
     return AgentCard(
         name=about.name,
@@ -134,7 +134,7 @@ def _card(services: Services) -> AgentCard:
     )
 
 
-class _WithCaller(DefaultServerCallContextBuilder):
+class _CallerContextBuilder(DefaultServerCallContextBuilder):
     """Hands on who asks, as the shield knows it."""
 
     def build(self, request: Request) -> ServerCallContext:
@@ -144,21 +144,21 @@ class _WithCaller(DefaultServerCallContextBuilder):
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     """Say what went wrong in the words of the protocol."""
     try:
         yield
     except NotFoundError as exc:
         raise TaskNotFoundError from exc
     except AnswerRefusedError as exc:
-        raise InvalidParamsError(public_line(exc), {"problems": exc.problems}) from exc
+        raise InvalidParamsError(public_message_line(exc), {"problems": exc.problems}) from exc
     except (ThreadBusyError, LimitError, PersistenceError, ConflictError) as exc:
-        raise UnsupportedOperationError(public_line(exc)) from exc
+        raise UnsupportedOperationError(public_message_line(exc)) from exc
     except CapgraphError as exc:
-        raise InvalidParamsError(public_line(exc)) from exc
+        raise InvalidParamsError(public_message_line(exc)) from exc
 
 
-class _Agent(RequestHandler):
+class _TaskHandler(RequestHandler):
     """Tasks as turns. The id of a task is that of the run that began the turn."""
 
     def __init__(self, runs: Runs) -> None:
@@ -171,29 +171,31 @@ class _Agent(RequestHandler):
         self, params: SendMessageRequest, context: ServerCallContext
     ) -> Task | Message:
         """Begin a task, or answer the question of one; waits for its end, unless told otherwise."""
-        with _told():
-            task_id, run = await self._begin(params, _caller(context))
+        with _translate_errors():
+            task_id, run = await self._start_or_answer(params, _caller(context))
             if isinstance(run, Task):
                 return run
             if not params.configuration.return_immediately:
-                await self._last(_caller(context), run)
-            return await self._task(_caller(context), task_id)
+                await self._wait_for_last_event(_caller(context), run)
+            return await self._get_task(_caller(context), task_id)
 
     @validate_request_params
     async def on_message_send_stream(
         self, params: SendMessageRequest, context: ServerCallContext
     ) -> AsyncGenerator[Event]:
         """Do the same, and tell how far it is."""
-        with _told():
-            task_id, run = await self._begin(params, _caller(context))
+        with _translate_errors():
+            task_id, run = await self._start_or_answer(params, _caller(context))
             if isinstance(run, Task):
                 yield run
                 return
-            async with aclosing(self._followed(_caller(context), task_id, run)) as events:
+            async with aclosing(self._stream_events(_caller(context), task_id, run)) as events:
                 async for event in events:
                     yield event
 
-    async def _begin(self, params: SendMessageRequest, caller: Caller) -> tuple[str, Run | Task]:
+    async def _start_or_answer(
+        self, params: SendMessageRequest, caller: Caller
+    ) -> tuple[str, Run | Task]:
         message = params.message
         if params.configuration.HasField("task_push_notification_config"):
             raise PushNotificationNotSupportedError
@@ -205,32 +207,36 @@ class _Agent(RequestHandler):
                 caller, message.context_id or uuid.uuid4().hex, message=text
             )
             return run.run_id, run
-        last = (await self._runs.turn(caller, message.task_id))[-1]
+        last = (await self._runs.turn_runs(caller, message.task_id))[-1]
         if message.context_id and message.context_id != last.thread_id:
             raise InvalidParamsError("The task is not of this context.")
-        asked = await self._asked(caller, last)
+        asked = await self._open_question(caller, last)
         if asked is None:
             raise UnsupportedOperationError(
                 f"The task asks nothing: it is {last.status}. Begin another one in its context."
             )
         answer = data[0] if data else "\n".join(texts)
-        if isinstance(answer, dict) and [*answer] == ["answer"] and "answer" not in _keys(asked):
+        if (
+            isinstance(answer, dict)
+            and [*answer] == ["answer"]
+            and "answer" not in _step_keys(asked)
+        ):
             answer = answer["answer"]  # as the JSON API takes it
         try:
             return message.task_id, await self._runs.answer(caller, asked["question_id"], answer)
         except AnswerRefusedError as exc:
             # The task asks again, and says what did not fit.
-            return message.task_id, _asking(message.task_id, last, asked, exc.problems)
+            return message.task_id, _input_required_task(message.task_id, last, asked, exc.problems)
 
-    async def _asked(self, caller: Caller, run: Run) -> dict[str, Any] | None:
+    async def _open_question(self, caller: Caller, run: Run) -> dict[str, Any] | None:
         if run.status != "waiting":
             return None
-        asked = await self._runs.questions(caller, run.thread_id)
+        asked = await self._runs.list_questions(caller, run.thread_id)
         return asked[0] if asked else None
 
     # --- look -----------------------------------------------------------------------------
 
-    async def _last(self, caller: Caller, run: Run) -> dict[str, Any]:
+    async def _wait_for_last_event(self, caller: Caller, run: Run) -> dict[str, Any]:
         """Return the last event of a run, when it has come."""
         found: dict[str, Any] = {}
         async with aclosing(self._runs.events(caller, run.run_id)) as events:  # type: ignore[type-var]
@@ -238,32 +244,32 @@ class _Agent(RequestHandler):
                 found = event
         return found
 
-    async def _task(self, caller: Caller, task_id: str) -> Task:
-        run = (await self._runs.turn(caller, task_id))[-1]
-        if run.status in _RUNNING:
-            return _made(task_id, run, _RUNNING[run.status])
-        if (asked := await self._asked(caller, run)) is not None:
-            return _asking(task_id, run, asked)
-        return _ended(task_id, run, await self._last(caller, run))
+    async def _get_task(self, caller: Caller, task_id: str) -> Task:
+        run = (await self._runs.turn_runs(caller, task_id))[-1]
+        if run.status in _RUNNING_STATES:
+            return _build_task(task_id, run, _RUNNING_STATES[run.status])
+        if (asked := await self._open_question(caller, run)) is not None:
+            return _input_required_task(task_id, run, asked)
+        return _ended_task(task_id, run, await self._wait_for_last_event(caller, run))
 
-    async def _followed(self, caller: Caller, task_id: str, run: Run) -> AsyncGenerator[Event]:
-        yield _made(task_id, run, TaskState.TASK_STATE_WORKING)
+    async def _stream_events(self, caller: Caller, task_id: str, run: Run) -> AsyncGenerator[Event]:
+        yield _build_task(task_id, run, TaskState.TASK_STATE_WORKING)
         appends = False
         async with aclosing(self._runs.events(caller, run.run_id)) as events:  # type: ignore[type-var]
             async for _, event in events:
                 if event["type"] == "TEXT_MESSAGE_CONTENT":
-                    yield _piece(task_id, run, event["delta"], append=appends)
+                    yield _artifact_chunk(task_id, run, event["delta"], append=appends)
                     appends = True
                 elif event["type"] == "TEXT_MESSAGE_START":
                     appends = False
-                elif text := _progress(event):
-                    status = _status(
+                elif text := _progress_text(event):
+                    status = _build_status(
                         task_id, run, TaskState.TASK_STATE_WORKING, [new_text_part(text)]
                     )
                     yield TaskStatusUpdateEvent(
                         task_id=task_id, context_id=run.thread_id, status=status
                     )
-        task = await self._task(caller, task_id)
+        task = await self._get_task(caller, task_id)
         for artifact in task.artifacts:
             yield TaskArtifactUpdateEvent(
                 task_id=task_id, context_id=run.thread_id, artifact=artifact, last_chunk=True
@@ -273,8 +279,8 @@ class _Agent(RequestHandler):
     @validate_request_params
     async def on_get_task(self, params: GetTaskRequest, context: ServerCallContext) -> Task | None:
         """Return a task of the caller's."""
-        with _told():
-            return await self._task(_caller(context), params.id)
+        with _translate_errors():
+            return await self._get_task(_caller(context), params.id)
 
     @validate_request_params
     async def on_list_tasks(
@@ -282,17 +288,17 @@ class _Agent(RequestHandler):
     ) -> ListTasksResponse:
         """Return the caller's tasks, the latest first."""
         caller = _caller(context)
-        size = params.page_size or _PAGE
+        size = params.page_size or _DEFAULT_PAGE_SIZE
         validate_page_size(size)
-        with _told():
+        with _translate_errors():
             begun = [
                 run
-                for run in await self._runs.begun(caller)
+                for run in await self._runs.list_first_runs(caller)
                 if params.context_id in ("", run.thread_id)
             ]
             names = [run.run_id for run in begun]
             place = names.index(params.page_token) if params.page_token in names else 0
-            tasks = [await self._task(caller, name) for name in names[place : place + size]]
+            tasks = [await self._get_task(caller, name) for name in names[place : place + size]]
         if params.status:
             tasks = [task for task in tasks if task.status.state == params.status]
         after = names[place + size : place + size + 1]
@@ -308,11 +314,11 @@ class _Agent(RequestHandler):
         self, params: SubscribeToTaskRequest, context: ServerCallContext
     ) -> AsyncGenerator[Event]:
         """Tell how far a task is that goes on."""
-        with _told():
-            run = (await self._runs.turn(_caller(context), params.id))[-1]
-            if run.status not in _RUNNING:
+        with _translate_errors():
+            run = (await self._runs.turn_runs(_caller(context), params.id))[-1]
+            if run.status not in _RUNNING_STATES:
                 raise UnsupportedOperationError(f"The task does not go on: it is {run.status}.")
-            async with aclosing(self._followed(_caller(context), params.id, run)) as events:
+            async with aclosing(self._stream_events(_caller(context), params.id, run)) as events:
                 async for event in events:
                     yield event
 
@@ -322,13 +328,13 @@ class _Agent(RequestHandler):
     ) -> Task | None:
         """Stop the run of a task; one that asks is not gone on with."""
         caller = _caller(context)
-        with _told():
-            run = (await self._runs.turn(caller, params.id))[-1]
-            if run.status not in (*_RUNNING, "waiting"):
+        with _translate_errors():
+            run = (await self._runs.turn_runs(caller, params.id))[-1]
+            if run.status not in (*_RUNNING_STATES, "waiting"):
                 raise TaskNotCancelableError
             run = await self._runs.stop(caller, run.run_id)
-            await self._last(caller, run)
-            return await self._task(caller, params.id)
+            await self._wait_for_last_event(caller, run)
+            return await self._get_task(caller, params.id)
 
     # --- what there is not ----------------------------------------------------------------
 
@@ -336,13 +342,13 @@ class _Agent(RequestHandler):
         """Refuse: everybody sees the same card."""
         raise ExtendedAgentCardNotConfiguredError
 
-    async def _no_push(self, params: Any, context: Any) -> Any:
+    async def _refuse_push(self, params: Any, context: Any) -> Any:
         raise PushNotificationNotSupportedError
 
-    on_create_task_push_notification_config = _no_push
-    on_get_task_push_notification_config = _no_push
-    on_list_task_push_notification_configs = _no_push
-    on_delete_task_push_notification_config = _no_push
+    on_create_task_push_notification_config = _refuse_push
+    on_get_task_push_notification_config = _refuse_push
+    on_list_task_push_notification_configs = _refuse_push
+    on_delete_task_push_notification_config = _refuse_push
 
 
 def _caller(context: ServerCallContext) -> Caller:
@@ -350,7 +356,7 @@ def _caller(context: ServerCallContext) -> Caller:
     return caller
 
 
-def _progress(event: Mapping[str, Any]) -> str:
+def _progress_text(event: Mapping[str, Any]) -> str:
     match event["type"]:
         case "STEP_STARTED":
             return f"{event['stepName']} began"
@@ -362,12 +368,12 @@ def _progress(event: Mapping[str, Any]) -> str:
     return ""
 
 
-def _made(task_id: str, run: Run, state: TaskState, parts: Sequence[Part] = ()) -> Task:
-    status = _status(task_id, run, state, parts)
+def _build_task(task_id: str, run: Run, state: TaskState, parts: Sequence[Part] = ()) -> Task:
+    status = _build_status(task_id, run, state, parts)
     return Task(id=task_id, context_id=run.thread_id, status=status)
 
 
-def _status(task_id: str, run: Run, state: TaskState, parts: Sequence[Part]) -> TaskStatus:
+def _build_status(task_id: str, run: Run, state: TaskState, parts: Sequence[Part]) -> TaskStatus:
     status = TaskStatus(state=state)
     status.timestamp.GetCurrentTime()
     if parts:
@@ -383,47 +389,47 @@ def _status(task_id: str, run: Run, state: TaskState, parts: Sequence[Part]) -> 
     return status
 
 
-def _asking(
-    task_id: str, run: Run, asked: Mapping[str, Any], problems: Sequence[Mapping[str, str]] = ()
+def _input_required_task(
+    task_id: str, run: Run, question: Mapping[str, Any], problems: Sequence[Mapping[str, str]] = ()
 ) -> Task:
     """Return a task that asks: in words, and each step as data with its ``context_key``."""
-    about = {"question_id": asked["question_id"]}
+    about = {"question_id": question["question_id"]}
     if problems:
         about["problems"] = [dict(one) for one in problems]
     told = [f"{one['path']}: {one['message']}" for one in problems]
-    steps = asked["steps"] if is_approval(asked) else [asked]
+    steps = question["steps"] if is_approval_request(question) else [question]
     parts = [
-        new_text_part(question_text({**asked, "problems": told})),
+        new_text_part(describe_question({**question, "problems": told})),
         *(new_data_part(to_plain({**step, **about}, lenient=True)) for step in steps),
     ]
-    return _made(task_id, run, TaskState.TASK_STATE_INPUT_REQUIRED, parts)
+    return _build_task(task_id, run, TaskState.TASK_STATE_INPUT_REQUIRED, parts)
 
 
-def _ended(task_id: str, run: Run, end: Mapping[str, Any]) -> Task:
-    result = end.get("result") or {}
+def _ended_task(task_id: str, run: Run, last_event: Mapping[str, Any]) -> Task:
+    result = last_event.get("result") or {}
     answer = str(result.get("answer") or "")
     if run.status == "waiting":  # for something that no person is asked for
-        return _made(task_id, run, TaskState.TASK_STATE_WORKING)
-    if run.status in _FINE:
-        task = _made(task_id, run, TaskState.TASK_STATE_COMPLETED)
-        task.artifacts.append(_artifact(answer))
+        return _build_task(task_id, run, TaskState.TASK_STATE_WORKING)
+    if run.status in _COMPLETED_STATUSES:
+        task = _build_task(task_id, run, TaskState.TASK_STATE_COMPLETED)
+        task.artifacts.append(_answer_artifact(answer))
         return task
     # Of a task that asked, the run's last event is its question.
-    if run.status == "stopped" and (end.get("outcome") or {}).get("type") != "success":
-        return _made(task_id, run, TaskState.TASK_STATE_CANCELED)
-    why = str(end.get("message") or answer or run.status)
-    return _made(task_id, run, TaskState.TASK_STATE_FAILED, [new_text_part(why)])
+    if run.status == "stopped" and (last_event.get("outcome") or {}).get("type") != "success":
+        return _build_task(task_id, run, TaskState.TASK_STATE_CANCELED)
+    why = str(last_event.get("message") or answer or run.status)
+    return _build_task(task_id, run, TaskState.TASK_STATE_FAILED, [new_text_part(why)])
 
 
-def _keys(asked: Mapping[str, Any]) -> list[str]:
-    return [step["context_key"] for step in asked.get("steps") or ()]
+def _step_keys(question: Mapping[str, Any]) -> list[str]:
+    return [step["context_key"] for step in question.get("steps") or ()]
 
 
-def _artifact(text: str) -> Artifact:
+def _answer_artifact(text: str) -> Artifact:
     return Artifact(artifact_id=_ANSWER, name=_ANSWER, parts=[new_text_part(text)])
 
 
-def _piece(task_id: str, run: Run, text: str, *, append: bool) -> TaskArtifactUpdateEvent:
+def _artifact_chunk(task_id: str, run: Run, text: str, *, append: bool) -> TaskArtifactUpdateEvent:
     return TaskArtifactUpdateEvent(
-        task_id=task_id, context_id=run.thread_id, artifact=_artifact(text), append=append
+        task_id=task_id, context_id=run.thread_id, artifact=_answer_artifact(text), append=append
     )

@@ -13,18 +13,18 @@ from starlette.responses import Response
 
 from capgraph.base.errors import ValidationError
 from capgraph.base.ports import Caller
-from capgraph.scale.translate import Translator, interrupt_of
+from capgraph.scale.agui_events import EventTranslator, to_interrupt
 from capgraph.serve.identity import caller_of
-from capgraph.serve.openapi import ANY, NAME, TEXT, Operation, object_of
+from capgraph.serve.openapi import ANY, NAME, TEXT, Operation, object_schema
 from capgraph.serve.problems import AnswerRefusedError, BadRequestError
-from capgraph.serve.routes.api import body_of
+from capgraph.serve.routes.api import read_json_body
 from capgraph.serve.runs import Runs
-from capgraph.serve.streams import Pages, stream
+from capgraph.serve.sse import EventPages, event_stream
 
 if TYPE_CHECKING:
     from ag_ui.core import RunAgentInput
 
-_OF_THE_RUN = ('"RUN_STARTED"', '"RUN_FINISHED"')
+_RUN_EVENT_TYPES = ('"RUN_STARTED"', '"RUN_FINISHED"')
 
 
 def routes(runs: Runs) -> list[Operation]:
@@ -38,7 +38,7 @@ def routes(runs: Runs) -> list[Operation]:
         from ag_ui.core import RunAgentInput
 
         try:
-            given = RunAgentInput.model_validate(await body_of(request))
+            given = RunAgentInput.model_validate(await read_json_body(request))
         except PydanticError as exc:
             first = exc.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(part) for part in first["loc"])
@@ -46,46 +46,46 @@ def routes(runs: Runs) -> list[Operation]:
                 f"The body is no RunAgentInput: {where or 'it'}: {first['msg']}.",
                 fix="See the AG-UI protocol.",
             ) from exc
-        return stream(await _begun(runs, caller_of(request), given))
+        return event_stream(await _start_run(runs, caller_of(request), given))
 
-    body = object_of(
+    body = object_schema(
         {"threadId": NAME, "runId": NAME, "messages": {"type": "array", "items": ANY}},
         resume={"type": "array", "items": ANY},
     )
     media = "text/event-stream"
-    return [Operation("POST", "/agui", run, "Run over AG-UI", TEXT, body=body, media=media)]
+    return [Operation("POST", "/agui", run, "Run over AG-UI", TEXT, body=body, media_type=media)]
 
 
-async def _begun(runs: Runs, caller: Caller, given: RunAgentInput) -> Pages:
+async def _start_run(runs: Runs, caller: Caller, run_input: RunAgentInput) -> EventPages:
     """Begin what is asked for, and return what is told of it."""
-    if given.resume:
-        answers = {entry.interrupt_id: _answer(entry) for entry in given.resume}
+    if run_input.resume:
+        answers = {entry.interrupt_id: _resume_answer(entry) for entry in run_input.resume}
         try:
-            run = await runs.answer_all(caller, answers, thread_id=given.thread_id)
+            run = await runs.answer_all(caller, answers, thread_id=run_input.thread_id)
         except AnswerRefusedError as exc:
-            return _refused(runs, caller, given, exc.problems)
+            return _refusal_events(runs, caller, run_input, exc.problems)
     else:
-        props = given.forwarded_props if isinstance(given.forwarded_props, dict) else {}
+        props = run_input.forwarded_props if isinstance(run_input.forwarded_props, dict) else {}
         more = props.get("capgraph")
         more = more if isinstance(more, dict) else {}
-        message = _message(given)
+        message = _last_user_message(run_input)
         run = await runs.start(
             caller,
-            given.thread_id,
+            run_input.thread_id,
             message=message,
             plan=more.get("plan"),
             context=more.get("context"),
         )
-    return _named(await runs.follow(caller, run.run_id), run.run_id, given.run_id)
+    return _rename_run(await runs.follow(caller, run.run_id), run.run_id, run_input.run_id)
 
 
-def _answer(entry: Any) -> Any:
+def _resume_answer(entry: Any) -> Any:
     return entry.payload if entry.status == "resolved" else "reject"
 
 
-def _message(given: RunAgentInput) -> str | None:
+def _last_user_message(run_input: RunAgentInput) -> str | None:
     """Return what the user said last."""
-    last = given.messages[-1] if given.messages else None
+    last = run_input.messages[-1] if run_input.messages else None
     if last is None or last.role != "user":
         return None
     if isinstance(last.content, str):
@@ -98,39 +98,44 @@ def _message(given: RunAgentInput) -> str | None:
     return "\n".join(part.text for part in last.content if part.type == "text")
 
 
-async def _named(
-    pages: AsyncIterator[list[tuple[int, str]]], run_id: str, asked: str
+async def _rename_run(
+    pages: AsyncIterator[list[tuple[int, str]]], run_id: str, client_run_id: str
 ) -> AsyncIterator[list[tuple[int, str]]]:
     """Call the run as the client does; what the server calls it stands beside."""
     async with aclosing(pages):  # type: ignore[type-var]
         async for page in pages:
             yield [
-                (seq, _renamed(text, run_id, asked) if text.startswith(_BEGINS) else text)
+                (
+                    seq,
+                    _rename_event(text, run_id, client_run_id)
+                    if text.startswith(_RUN_EVENT_PREFIXES)
+                    else text,
+                )
                 for seq, text in page
             ]
 
 
-_BEGINS = tuple(f'{{"type":{kind}' for kind in _OF_THE_RUN)
+_RUN_EVENT_PREFIXES = tuple(f'{{"type":{kind}' for kind in _RUN_EVENT_TYPES)
 
 
-def _renamed(text: str, run_id: str, asked: str) -> str:
+def _rename_event(text: str, run_id: str, client_run_id: str) -> str:
     event = json.loads(text)
     metadata = event.get("metadata") or {}
     ours = {**metadata.get("capgraph", {}), "run_id": run_id}
-    return json.dumps({**event, "runId": asked, "metadata": {**metadata, "capgraph": ours}})
+    return json.dumps({**event, "runId": client_run_id, "metadata": {**metadata, "capgraph": ours}})
 
 
-async def _refused(
-    runs: Runs, caller: Caller, given: RunAgentInput, problems: list[dict[str, str]]
+async def _refusal_events(
+    runs: Runs, caller: Caller, run_input: RunAgentInput, problems: list[dict[str, str]]
 ) -> AsyncIterator[list[tuple[int, str]]]:
     """Tell of a run that ended before it began: the questions are open as they were."""
-    told = Translator(given.thread_id, given.run_id)
-    asked = await runs.questions(caller, given.thread_id)
-    interrupts = [interrupt_of({**question, "problems": problems}) for question in asked]
-    result = {"thread_id": given.thread_id, "status": "waiting"}
+    told = EventTranslator(run_input.thread_id, run_input.run_id)
+    asked = await runs.list_questions(caller, run_input.thread_id)
+    interrupts = [to_interrupt({**question, "problems": problems}) for question in asked]
+    result = {"thread_id": run_input.thread_id, "status": "waiting"}
     metadata = {"capgraph": {"problems": problems}}
     events = [
-        *told.started({}, {}),
-        *told.finished(result, interrupts, metadata=metadata),
+        *told.start_events({}, {}),
+        *told.end_events(result, interrupts, metadata=metadata),
     ]
     yield [(seq, json.dumps(event, default=str)) for seq, event in enumerate(events, start=1)]

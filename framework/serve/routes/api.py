@@ -11,32 +11,32 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from capgraph.base.ports import Caller
-from capgraph.configs.near import use_known
+from capgraph.configs.suggestions import suggest_fix
 from capgraph.serve.files import Uploads
 from capgraph.serve.identity import caller_of
 from capgraph.serve.openapi import (
     ANY,
     NAME,
-    NAME_OR_NULL,
-    PAGED,
+    PAGE_QUERY,
     QUESTION,
     RUN,
     TEXT,
+    TEXT_OR_NULL,
     THREAD_DATA,
     Operation,
-    list_of,
-    object_of,
+    object_schema,
+    page_schema,
 )
 from capgraph.serve.problems import BadRequestError, NotFoundError
 from capgraph.serve.runs import Runs
-from capgraph.serve.streams import after_of, stream
+from capgraph.serve.sse import event_stream, parse_last_event_id
 from capgraph.serve.threads import Threads
 
-THREAD = "/api/threads/{id:path}"
+THREAD_PATH = "/api/threads/{id:path}"
 """Whoever names a thread may use a slash: what stands behind a name is looked for first."""
 
 
-async def body_of(request: Request) -> dict[str, Any]:
+async def read_json_body(request: Request) -> dict[str, Any]:
     """Return the object that a request's body holds; an empty one for no body.
 
     Raises:
@@ -44,7 +44,7 @@ async def body_of(request: Request) -> dict[str, Any]:
     """
     raw = await request.body()
     try:
-        found = json.loads(raw, parse_int=_number) if raw.strip() else {}
+        found = json.loads(raw, parse_int=_parse_int) if raw.strip() else {}
         # Half a character, or a number without end, could be kept and told by nothing.
         json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as exc:
@@ -54,21 +54,21 @@ async def body_of(request: Request) -> dict[str, Any]:
     return found
 
 
-def _number(text: str) -> int:
+def _parse_int(text: str) -> int:
     found = int(text)
     if not -(2**63) <= found < 2**64:
         raise ValueError(f"{text[:40]} does not fit 64 bits")
     return found
 
 
-def _text(body: Mapping[str, Any], name: str) -> str | None:
+def _text_field(body: Mapping[str, Any], name: str) -> str | None:
     found = body.get(name)
     if found is not None and not isinstance(found, str):
         raise BadRequestError(f"{name} is {type(found).__name__}.", fix="Send text.")
     return found
 
 
-def number_of(request: Request, name: str, default: int) -> int:
+def query_int(request: Request, name: str, default: int) -> int:
     """Return a number of the query.
 
     Raises:
@@ -83,9 +83,9 @@ def number_of(request: Request, name: str, default: int) -> int:
 _RUN_FIELDS = ("message", "plan", "context", "files")
 
 
-def page(found: tuple[list[dict[str, Any]], str | None]) -> Response:
+def page_response(page_of_items: tuple[list[dict[str, Any]], str | None]) -> Response:
     """Return a page of a list, and what asks for the next one."""
-    items, following = found
+    items, following = page_of_items
     return JSONResponse({"items": items, "next": following})
 
 
@@ -102,18 +102,18 @@ def routes(runs: Runs, threads: Threads, uploads: Uploads | None = None) -> list
 
 def _thread_routes(runs: Runs, threads: Threads) -> list[Operation]:
     async def create(request: Request) -> Response:
-        title = _text(await body_of(request), "title") or ""
+        title = _text_field(await read_json_body(request), "title") or ""
         thread_id = await threads.create(caller_of(request), title)
         return JSONResponse({"thread_id": thread_id}, 201)
 
     async def listed(request: Request) -> Response:
         asked = request.query_params
-        return page(
-            await threads.page(
+        return page_response(
+            await threads.list_page(
                 caller_of(request),
                 query=asked.get("query", ""),
                 outcome=asked.get("outcome", ""),
-                limit=number_of(request, "limit", 50),
+                limit=query_int(request, "limit", 50),
                 after=asked.get("after") or None,
             )
         )
@@ -122,7 +122,7 @@ def _thread_routes(runs: Runs, threads: Threads) -> list[Operation]:
         return JSONResponse(await threads.get(caller_of(request), request.path_params["id"]))
 
     async def patch(request: Request) -> Response:
-        title = _text(await body_of(request), "title")
+        title = _text_field(await read_json_body(request), "title")
         if title is None:
             raise BadRequestError("There is no title.", fix='Send {"title": "…"}.')
         found = await threads.rename(caller_of(request), request.path_params["id"], title)
@@ -133,16 +133,16 @@ def _thread_routes(runs: Runs, threads: Threads) -> list[Operation]:
         return Response(status_code=204)
 
     async def fork(request: Request) -> Response:
-        checkpoint = _text(await body_of(request), "checkpoint_id")
+        checkpoint = _text_field(await read_json_body(request), "checkpoint_id")
         found = await threads.fork(caller_of(request), request.path_params["id"], checkpoint)
         return JSONResponse({"thread_id": found}, 201)
 
     async def history(request: Request) -> Response:
-        return page(
+        return page_response(
             await threads.history(
                 caller_of(request),
                 request.path_params["id"],
-                limit=number_of(request, "limit", 50),
+                limit=query_int(request, "limit", 50),
                 after=request.query_params.get("after") or None,
             )
         )
@@ -152,27 +152,27 @@ def _thread_routes(runs: Runs, threads: Threads) -> list[Operation]:
         thread = request.path_params["id"]
         return JSONResponse(await threads.state(caller_of(request), thread, checkpoint))
 
-    made, title = object_of({"thread_id": TEXT}), {"type": "string", "maxLength": 200}
+    made, title = object_schema({"thread_id": TEXT}), {"type": "string", "maxLength": 200}
     return [
         Operation("POST", "/api/threads", create, "Make a thread", made, 201,
-                  body=object_of({}, title=title)),
+                  body=object_schema({}, title=title)),
         Operation("GET", "/api/threads", listed, "List threads, the one saved last first",
-                  list_of(THREAD_DATA), query={"query": TEXT, "outcome": TEXT, **PAGED}),
-        Operation("POST", f"{THREAD}/fork", fork, "Begin a thread with the past of another one",
-                  made, 201, body=object_of({}, checkpoint_id=NAME)),
-        Operation("GET", f"{THREAD}/history", history, "List the checkpoints of a thread",
-                  list_of(object_of({"checkpoint_id": TEXT})), query=PAGED),
-        Operation("GET", f"{THREAD}/state", state, "Read what a thread holds, or held", ANY,
+                  page_schema(THREAD_DATA), query={"query": TEXT, "outcome": TEXT, **PAGE_QUERY}),
+        Operation("POST", f"{THREAD_PATH}/fork", fork, "Begin a thread with the past of another one",
+                  made, 201, body=object_schema({}, checkpoint_id=NAME)),
+        Operation("GET", f"{THREAD_PATH}/history", history, "List the checkpoints of a thread",
+                  page_schema(object_schema({"checkpoint_id": TEXT})), query=PAGE_QUERY),
+        Operation("GET", f"{THREAD_PATH}/state", state, "Read what a thread holds, or held", ANY,
                   query={"checkpoint_id": NAME}),
-        Operation("GET", THREAD, get, "Read a thread with its conversation", THREAD_DATA,
+        Operation("GET", THREAD_PATH, get, "Read a thread with its conversation", THREAD_DATA,
                   name="thread"),
-        Operation("PATCH", THREAD, patch, "Give a thread a title", THREAD_DATA,
-                  body=object_of({"title": title})),
-        Operation("DELETE", THREAD, delete, "Drop a thread", None, 204),
+        Operation("PATCH", THREAD_PATH, patch, "Give a thread a title", THREAD_DATA,
+                  body=object_schema({"title": title})),
+        Operation("DELETE", THREAD_PATH, delete, "Drop a thread", None, 204),
     ]  # fmt: skip
 
 
-async def _context_of(caller: Caller, body: Mapping[str, Any], uploads: Uploads | None) -> Any:
+async def _read_context(caller: Caller, body: Mapping[str, Any], uploads: Uploads | None) -> Any:
     """Return the context data of a body, with the files that it names."""
     named, context = body.get("files") or [], body.get("context")
     if not isinstance(named, list) or not all(isinstance(one, str) for one in named):
@@ -183,25 +183,25 @@ async def _context_of(caller: Caller, body: Mapping[str, Any], uploads: Uploads 
         raise NotFoundError("There is no such file.", fix="List the files.")
     if not isinstance(context or {}, dict):
         raise BadRequestError("context is no object.", fix='Send {"context": {…}}.')
-    return {**(context or {}), **await uploads.context(caller, named)}
+    return {**(context or {}), **await uploads.to_context(caller, named)}
 
 
 def _run_routes(runs: Runs, threads: Threads, uploads: Uploads | None) -> list[Operation]:
     async def start(request: Request) -> Response:
         caller, thread = caller_of(request), request.path_params["id"]
-        body = await body_of(request)
-        await threads.check(caller, thread)
+        body = await read_json_body(request)
+        await threads.resolve(caller, thread)
         if unknown := sorted(body.keys() - set(_RUN_FIELDS)):
             raise BadRequestError(
                 f"The body has the unknown field {unknown[0]!r}.",
-                fix=use_known(unknown[0], known=_RUN_FIELDS),
+                fix=suggest_fix(unknown[0], known=_RUN_FIELDS),
             )
         run = await runs.start(
             caller,
             thread,
-            message=_text(body, "message"),
+            message=_text_field(body, "message"),
             plan=body.get("plan"),
-            context=await _context_of(caller, body, uploads),
+            context=await _read_context(caller, body, uploads),
         )
         return JSONResponse(asdict(run), 202)
 
@@ -214,42 +214,42 @@ def _run_routes(runs: Runs, threads: Threads, uploads: Uploads | None) -> list[O
 
     async def events(request: Request) -> Response:
         caller, run_id = caller_of(request), request.path_params["id"]
-        after = after_of(request.headers.get("last-event-id"))
-        return stream(await runs.follow(caller, run_id, after))
+        after = parse_last_event_id(request.headers.get("last-event-id"))
+        return event_stream(await runs.follow(caller, run_id, after))
 
     async def questions(request: Request) -> Response:
         thread = request.query_params.get("thread_id") or None
-        return page((await runs.questions(caller_of(request), thread), None))
+        return page_response((await runs.list_questions(caller_of(request), thread), None))
 
     async def answer(request: Request) -> Response:
-        body = await body_of(request)
+        body = await read_json_body(request)
         if "answer" not in body:
             raise BadRequestError("There is no answer.", fix='Send {"answer": "approve"}.')
         run = await runs.answer(caller_of(request), request.path_params["id"], body["answer"])
         return JSONResponse(asdict(run), 202)
 
     async def signal(request: Request) -> Response:
-        value = (await body_of(request)).get("value")
+        value = (await read_json_body(request)).get("value")
         asked = request.path_params
         run = await runs.signal(caller_of(request), asked["id"], asked["key"], value)
         found = {"waited": run is not None, "run_id": run.run_id if run is not None else None}
         return JSONResponse(found, 202)
 
     return [
-        Operation("POST", f"{THREAD}/runs", start, "Begin a run", RUN, 202,
-                  body=object_of({}, message=TEXT, plan=ANY, context=ANY,
+        Operation("POST", f"{THREAD_PATH}/runs", start, "Begin a run", RUN, 202,
+                  body=object_schema({}, message=TEXT, plan=ANY, context=ANY,
                                  files={"type": "array", "items": TEXT})),
-        Operation("POST", f"{THREAD}/signals/{{key}}", signal, "Tell a thread that an event came",
-                  object_of({"waited": {"type": "boolean"}, "run_id": NAME_OR_NULL}), 202,
-                  body=object_of({}, value={})),
+        Operation("POST", f"{THREAD_PATH}/signals/{{key}}", signal, "Tell a thread that an event came",
+                  object_schema({"waited": {"type": "boolean"}, "run_id": TEXT_OR_NULL}), 202,
+                  body=object_schema({}, value={})),
         Operation("GET", "/api/runs/{id}", get, "Read a run", RUN),
         Operation("POST", "/api/runs/{id}/stop", stop, "Stop a run", RUN, 202),
         Operation("GET", "/api/runs/{id}/events", events, "Follow a run; Last-Event-ID goes on",
-                  TEXT, media="text/event-stream"),
+                  TEXT, media_type="text/event-stream"),
         Operation("GET", "/api/questions", questions, "List what people are asked",
-                  list_of(QUESTION), query={"thread_id": NAME}),
+                  page_schema(QUESTION), query={"thread_id": NAME}),
         Operation("POST", "/api/questions/{id}", answer, "Answer a question", RUN, 202,
-                  body=object_of(
+                  body=object_schema(
                       {"answer": {"description": "approve (or yes), reject (or no), or"
                                   " {context_key: {decision, …}}"}})),
     ]  # fmt: skip

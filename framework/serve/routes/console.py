@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from capgraph.serve.routes.login import login_page, not_there
+from capgraph.serve.routes.login import login_page, not_found
 
-FILES = Path(__file__).parents[1] / "console"
-_TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
+CONSOLE_FOLDER = Path(__file__).parents[1] / "console"
+_MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,30 +23,34 @@ class _File:
 
     Attributes:
         media_type: What it is.
-        plain: Its bytes.
-        packed: The same, compressed.
-        tag: Changes with its bytes.
+        content: Its bytes.
+        gzipped: The same, compressed.
+        etag: Changes with its bytes.
     """
 
     media_type: str
-    plain: bytes
-    packed: bytes
-    tag: str
+    content: bytes
+    gzipped: bytes
+    etag: str
 
-    def answer(self, request: Request, cache: str) -> Response:
-        headers = {"etag": self.tag, "cache-control": cache, "vary": "accept-encoding, cookie"}
-        if self.tag in request.headers.get("if-none-match", ""):
+    def to_response(self, request: Request, cache_control: str) -> Response:
+        headers = {
+            "etag": self.etag,
+            "cache-control": cache_control,
+            "vary": "accept-encoding, cookie",
+        }
+        if self.etag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
-        body = self.plain
+        body = self.content
         if "gzip" in request.headers.get("accept-encoding", ""):
-            body, headers["content-encoding"] = self.packed, "gzip"
+            body, headers["content-encoding"] = self.gzipped, "gzip"
         return Response(body, headers=headers, media_type=self.media_type)
 
 
-def _read(path: Path) -> _File:
+def _load_file(path: Path) -> _File:
     plain = path.read_bytes()
     tag = f'"{hashlib.sha256(plain).hexdigest()[:32]}"'
-    return _File(_TYPES[path.suffix], plain, gzip.compress(plain, mtime=0), tag)
+    return _File(_MEDIA_TYPES[path.suffix], plain, gzip.compress(plain, mtime=0), tag)
 
 
 def routes(*, oidc: bool = False) -> list[Route]:
@@ -59,19 +63,23 @@ def routes(*, oidc: bool = False) -> list[Route]:
     ['/', '/console/{file}']
     """
     # Only what is named here is ever sent: a path is a key, never a place on the disk.
-    files = {path.name: _read(path) for path in sorted(FILES.iterdir()) if path.suffix in _TYPES}
+    files = {
+        path.name: _load_file(path)
+        for path in sorted(CONSOLE_FOLDER.iterdir())
+        if path.suffix in _MEDIA_TYPES
+    }
     page = files.pop("index.html")
 
     async def index(request: Request) -> Response:
         if request.scope.get("capgraph.caller") is None:
             return login_page(oidc=oidc, thread=request.query_params.get("thread"))
-        return page.answer(request, "private, no-cache")
+        return page.to_response(request, "private, no-cache")
 
     async def file(request: Request) -> Response:
         found = files.get(request.path_params["file"])
         if found is None:
-            return not_there(request)
-        return found.answer(request, "private, no-cache")
+            return not_found(request)
+        return found.to_response(request, "private, no-cache")
 
     return [
         Route("/", index, methods=["GET"]),

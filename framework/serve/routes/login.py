@@ -12,10 +12,10 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from capgraph.base.ports import Caller
-from capgraph.serve.identity import COOKIE, Logins
-from capgraph.serve.links import opened
-from capgraph.serve.problems import problem
-from capgraph.serve.routes.api import body_of
+from capgraph.serve.identity import SESSION_COOKIE, Authenticator
+from capgraph.serve.links import thread_query
+from capgraph.serve.problems import problem_response
+from capgraph.serve.routes.api import read_json_body
 
 _STYLE = """
 :root{color-scheme:light dark;font:16px/1.5 system-ui,sans-serif}
@@ -45,21 +45,21 @@ _OIDC = '<a href="/login/oidc" data-testid="login-oidc">Log in with your organis
 
 
 def login_page(
-    told: str = "", status: int = 200, *, oidc: bool = False, thread: str | None = None
+    message: str = "", status: int = 200, *, oidc: bool = False, thread: str | None = None
 ) -> Response:
     """Return the page on which one logs in, to see a thread perhaps; it needs no script."""
-    alert = f'<p role="alert">{html.escape(told)}</p>' if told else ""
+    alert = f'<p role="alert">{html.escape(message)}</p>' if message else ""
     text = _PAGE.format(
-        style=_STYLE, told=alert, others=_OIDC if oidc else "", thread=_query(thread)
+        style=_STYLE, told=alert, others=_OIDC if oidc else "", thread=_thread_query(thread)
     )
     return HTMLResponse(text, status)
 
 
-def routes(logins: Logins, *, oidc: bool = False) -> list[Route]:
+def routes(authenticator: Authenticator, *, oidc: bool = False) -> list[Route]:
     """Return the routes of logging in and out.
 
     Args:
-        logins: Who may log in.
+        authenticator: Who may log in.
         oidc: Whether a provider is configured.
     """
 
@@ -67,26 +67,26 @@ def routes(logins: Logins, *, oidc: bool = False) -> list[Route]:
         link = request.query_params.get("link")
         if link is None or request.method == "HEAD":  # whoever only looks does not use it up
             return login_page(oidc=oidc, thread=request.query_params.get("thread"))
-        caller = logins.by_link(link)
+        caller = authenticator.redeem_link(link)
         if caller is None:
             told = "This link has been used, or is not of this server. Start it again for another."
             return login_page(told, 401, oidc=oidc)
-        return await logged_in(logins, caller, thread=request.query_params.get("thread"))
+        return await start_session(authenticator, caller, thread=request.query_params.get("thread"))
 
     async def post(request: Request) -> Response:
         thread = request.query_params.get("thread")
-        given = await _given(request)
-        found = await logins.by_token(given.strip())
+        given = await _read_token(request)
+        found = await authenticator.authenticate_token(given.strip())
         if found is None:
             told = "This token is not known, or has ended."
             return login_page(told, 401, oidc=oidc, thread=thread)
         caller, hashed = found
-        return await logged_in(logins, caller, hashed, thread=thread)
+        return await start_session(authenticator, caller, hashed, thread=thread)
 
     async def logout(request: Request) -> Response:
-        await logins.sessions.close(request.cookies.get(COOKIE, ""))
+        await authenticator.sessions.close(request.cookies.get(SESSION_COOKIE, ""))
         answer = RedirectResponse("/", 303)
-        answer.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
+        answer.delete_cookie(SESSION_COOKIE, path="/", httponly=True, samesite="strict")
         return answer
 
     return [
@@ -96,35 +96,39 @@ def routes(logins: Logins, *, oidc: bool = False) -> list[Route]:
     ]
 
 
-async def logged_in(
-    logins: Logins, caller: Caller, token: str | None = None, *, thread: str | None = None
+async def start_session(
+    authenticator: Authenticator,
+    caller: Caller,
+    token: str | None = None,
+    *,
+    thread: str | None = None,
 ) -> Response:
     """Begin a session, and send its browser to the console, where a thread may be open."""
-    answer = RedirectResponse(f"/{_query(thread)}", 303)
+    answer = RedirectResponse(f"/{_thread_query(thread)}", 303)
     answer.set_cookie(
-        COOKIE,
-        await logins.sessions.open(caller, token),
-        max_age=int(logins.sessions.seconds),
+        SESSION_COOKIE,
+        await authenticator.sessions.open(caller, token),
+        max_age=int(authenticator.sessions.seconds),
         path="/",
         httponly=True,
         samesite="strict",
-        secure=logins.secure,
+        secure=authenticator.uses_https,
     )
     return answer
 
 
-def _query(thread: str | None) -> str:
-    return opened(thread) if thread else ""
+def _thread_query(thread: str | None) -> str:
+    return thread_query(thread) if thread else ""
 
 
-async def _given(request: Request) -> str:
+async def _read_token(request: Request) -> str:
     if request.headers.get("content-type", "").startswith("application/json"):
-        token = (await body_of(request)).get("token")
+        token = (await read_json_body(request)).get("token")
         return token if isinstance(token, str) else ""
     fields = parse_qs((await request.body()).decode("utf-8", "replace"))
     return fields.get("token", [""])[0]
 
 
-def not_there(_: Request) -> Response:
+def not_found(_: Request) -> Response:
     """Return what a path answers that there is not."""
-    return problem(404, "CG-NOT-FOUND", "There is nothing here.")
+    return problem_response(404, "CG-NOT-FOUND", "There is nothing here.")

@@ -16,8 +16,8 @@ from capgraph.base.ports import Caller
 from capgraph.configs.errors import CapgraphError
 from capgraph.configs.logger import get_logger
 from capgraph.configs.settings import OidcSettings, ServeSettings
-from capgraph.serve.identity import Logins
-from capgraph.serve.routes.login import logged_in, login_page
+from capgraph.serve.identity import Authenticator
+from capgraph.serve.routes.login import login_page, start_session
 
 _COOKIE = "capgraph_login"
 _PATH = "/login/oidc"
@@ -31,14 +31,16 @@ class LoginFailedError(CapgraphError):
     code = "CG-LOGIN"
 
 
-def routes(logins: Logins, settings: OidcSettings, serve: ServeSettings) -> list[Route]:
+def routes(
+    authenticator: Authenticator, settings: OidcSettings, serve: ServeSettings
+) -> list[Route]:
     """Return the routes that log people in at a provider.
 
     A login in progress is kept in a signed cookie, so that any server process with the same
     ``serve.session_secret`` can complete it.
 
     Args:
-        logins: Opens the sessions.
+        authenticator: Opens the sessions.
         settings: The provider.
         serve: Settings of the server.
 
@@ -72,7 +74,7 @@ def routes(logins: Logins, settings: OidcSettings, serve: ServeSettings) -> list
             return login_page(str(exc), 401, oidc=True)
         finally:
             request.session.clear()
-        return await logged_in(logins, caller)
+        return await start_session(authenticator, caller)
 
     secret = serve.session_secret
     cookie = Middleware(
@@ -83,7 +85,7 @@ def routes(logins: Logins, settings: OidcSettings, serve: ServeSettings) -> list
         path=_PATH,
         # The person returns from the provider's site, which a strict cookie would not survive.
         same_site="lax",
-        https_only=logins.secure,
+        https_only=authenticator.uses_https,
     )
     return [
         Route(_PATH, begin, methods=["GET"], middleware=[cookie]),

@@ -16,12 +16,12 @@ from capgraph.base.ports import Caller
 from capgraph.configs.settings import ServeSettings
 from capgraph.serve.identity import caller_of
 from capgraph.serve.links import thread_link
-from capgraph.serve.openapi import ANY, TEXT, Operation, object_of
-from capgraph.serve.problems import BadRequestError, error_of, problem
-from capgraph.serve.routes.api import body_of
+from capgraph.serve.openapi import ANY, TEXT, Operation, object_schema
+from capgraph.serve.problems import BadRequestError, openai_error, problem_response
+from capgraph.serve.routes.api import read_json_body
 from capgraph.serve.runs import Run, Runs
 
-MODEL = "capgraph"
+MODEL_NAME = "capgraph"
 _ROLES = frozenset({"system", "developer", "user", "assistant"})
 
 
@@ -38,34 +38,36 @@ def routes(runs: Runs, settings: ServeSettings) -> list[Operation]:
     """
 
     async def completions(request: Request) -> Response:
-        body = await body_of(request)
-        if (model := body.get("model", MODEL)) != MODEL:
+        body = await read_json_body(request)
+        if (model := body.get("model", MODEL_NAME)) != MODEL_NAME:
             told = f"There is no model {str(model)[:100]!r}."
-            return problem(404, "CG-NOT-FOUND", told, f"Use {MODEL!r}.")
+            return problem_response(404, "CG-NOT-FOUND", told, f"Use {MODEL_NAME!r}.")
         caller = caller_of(request)
-        message, history, thread = _read(body)
+        message, history, thread = _parse_request(body)
         run = await runs.start(
             caller, thread or uuid.uuid4().hex, message=message, history=None if thread else history
         )
-        answer = _Answer(runs, caller, run, thread_link(settings, request, run.thread_id))
+        answer = _Completion(runs, caller, run, thread_link(settings, request, run.thread_id))
         if body.get("stream"):
             options = body.get("stream_options")
             usage = isinstance(options, Mapping) and bool(options.get("include_usage"))
             return StreamingResponse(answer.stream(usage), media_type="text/event-stream")
-        return await answer.whole()
+        return await answer.to_response()
 
     async def models(_: Request) -> Response:
-        about = {"id": MODEL, "object": "model", "created": 0, "owned_by": "capgraph"}
+        about = {"id": MODEL_NAME, "object": "model", "created": 0, "owned_by": "capgraph"}
         return JSONResponse({"object": "list", "data": [about]})
 
     async def model(request: Request) -> Response:
-        if request.path_params["model"] != MODEL:
-            return problem(404, "CG-NOT-FOUND", "There is no such model.", f"Use {MODEL!r}.")
-        about = {"id": MODEL, "object": "model", "created": 0, "owned_by": "capgraph"}
+        if request.path_params["model"] != MODEL_NAME:
+            return problem_response(
+                404, "CG-NOT-FOUND", "There is no such model.", f"Use {MODEL_NAME!r}."
+            )
+        about = {"id": MODEL_NAME, "object": "model", "created": 0, "owned_by": "capgraph"}
         return JSONResponse(about)
 
-    said = object_of({"role": {"enum": sorted(_ROLES)}, "content": TEXT})
-    body = object_of(
+    said = object_schema({"role": {"enum": sorted(_ROLES)}, "content": TEXT})
+    body = object_schema(
         {"messages": {"type": "array", "items": said}},
         model=TEXT,
         stream={"type": "boolean"},
@@ -79,7 +81,7 @@ def routes(runs: Runs, settings: ServeSettings) -> list[Operation]:
     ]
 
 
-def _read(body: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]], str | None]:
+def _parse_request(body: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]], str | None]:
     """Return the message, what was said before, and the thread that a request goes on with.
 
     Raises:
@@ -88,7 +90,7 @@ def _read(body: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]], str | Non
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise BadRequestError("There are no messages.", fix='Send {"messages": [{"role": …}]}.')
-    said = [_message(one, place) for place, one in enumerate(messages)]
+    said = [_parse_message(one, place) for place, one in enumerate(messages)]
     if said[-1]["role"] != "user" or not said[-1]["content"].strip():
         raise BadRequestError(
             "The last message is not of the user, or is empty.", fix="End with what is asked."
@@ -100,14 +102,14 @@ def _read(body: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]], str | Non
     return said[-1]["content"], said[:-1], thread
 
 
-def _message(given: Any, place: int) -> dict[str, Any]:
-    where = f"messages[{place}]"
-    role = given.get("role") if isinstance(given, Mapping) else None
+def _parse_message(message: Any, index: int) -> dict[str, Any]:
+    where = f"messages[{index}]"
+    role = message.get("role") if isinstance(message, Mapping) else None
     if role not in _ROLES:
         raise BadRequestError(
             f"{where}.role is {str(role)[:40]!r}.", fix=f"Use one of {', '.join(sorted(_ROLES))}."
         )
-    content = given.get("content")
+    content = message.get("content")
     if isinstance(content, list):
         parts = [
             part.get("text")
@@ -121,7 +123,7 @@ def _message(given: Any, place: int) -> dict[str, Any]:
     return {"role": "system" if role == "developer" else role, "content": content}
 
 
-class _Answer:
+class _Completion:
     """The answer to one request, from the events of its run."""
 
     def __init__(self, runs: Runs, caller: Caller, run: Run, link: str) -> None:
@@ -129,16 +131,16 @@ class _Answer:
         self._about = {
             "id": f"chatcmpl-{run.run_id}",
             "created": int(time.time()),
-            "model": MODEL,
+            "model": MODEL_NAME,
         }
         self._error: dict[str, str] | None = None
         self._usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
 
-    async def whole(self) -> Response:
+    async def to_response(self) -> Response:
         """Return the answer when it is there."""
-        text = "".join([part async for part in self._parts()])
+        text = "".join([part async for part in self._iter_text()])
         if self._error is not None:
-            return problem(500, self._error["code"], self._error["message"])
+            return problem_response(500, self._error["code"], self._error["message"])
         choice = {
             "index": 0,
             "message": {"role": "assistant", "content": text},
@@ -151,7 +153,7 @@ class _Answer:
     async def stream(self, include_usage: bool) -> AsyncIterator[bytes]:
         """Yield the answer as it comes."""
         yield self._chunk({"role": "assistant", "content": ""})
-        async with aclosing(self._parts()) as parts:  # type: ignore[type-var]
+        async with aclosing(self._iter_text()) as parts:  # type: ignore[type-var]
             async for part in parts:
                 yield self._chunk({"content": part})
         if self._error is not None:
@@ -168,7 +170,7 @@ class _Answer:
         chunk = {**self._about, "object": "chat.completion.chunk", "choices": [choice]}
         return b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n"
 
-    async def _parts(self) -> AsyncIterator[str]:
+    async def _iter_text(self) -> AsyncIterator[str]:
         streamed = ""
         events = self._runs.events(self._caller, self._run.run_id)
         async with aclosing(events) as told:  # type: ignore[type-var]
@@ -181,24 +183,24 @@ class _Answer:
                     streamed = ""
                     yield "\n\n"
                 elif kind == "RUN_ERROR":
-                    self._error = error_of(event["message"], event.get("code") or "CG-000")
+                    self._error = openai_error(event["message"], event.get("code") or "CG-000")
                 elif kind == "RUN_FINISHED":
                     for used in event.get("usage") or ():
-                        self._count(used)
-                    for part in self._rest(event, streamed):
+                        self._add_usage(used)
+                    for part in self._remaining_text(event, streamed):
                         yield part
 
-    def _rest(self, event: Mapping[str, Any], streamed: str) -> list[str]:
+    def _remaining_text(self, end: Mapping[str, Any], streamed: str) -> list[str]:
         """Return what the end of a run says that was not streamed."""
-        outcome = event.get("outcome") or {}
+        outcome = end.get("outcome") or {}
         if outcome.get("type") != "interrupt":
-            answer = str((event.get("result") or {}).get("answer") or "")
+            answer = str((end.get("result") or {}).get("answer") or "")
             return [answer] if not streamed and answer else []
-        asked = [_question(one) for one in outcome["interrupts"]]
+        asked = [_question_text(one) for one in outcome["interrupts"]]
         told = "\n\n".join([*asked, f"Answer here: {self._link}"])
         return [f"\n\n{told}" if streamed else told]
 
-    def _count(self, used: Mapping[str, Any]) -> None:
+    def _add_usage(self, used: Mapping[str, Any]) -> None:
         self._usage["prompt_tokens"] += used.get("inputTokens") or 0
         self._usage["completion_tokens"] += used.get("outputTokens") or 0
         self._usage["total_tokens"] = (
@@ -206,7 +208,7 @@ class _Answer:
         )
 
 
-def _question(interrupt: Mapping[str, Any]) -> str:
+def _question_text(interrupt: Mapping[str, Any]) -> str:
     """Say what is asked: of each step, what it does and with what."""
     about = interrupt["metadata"]["capgraph"]
     lines = []

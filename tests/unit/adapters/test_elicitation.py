@@ -9,7 +9,7 @@ import pytest
 from mcp_types import ElicitResult
 from pydantic import BaseModel, Field
 
-from capgraph.adapters.elicitation import _fields, answer_of
+from capgraph.adapters.elicitation import _step_fields, read_answer
 
 
 class Colour(Enum):
@@ -43,11 +43,11 @@ def answered(*given: dict[str, Any], steps: Any = (STEP,)) -> Any:
     question = {"steps": list(steps)}
     names = ["q"] if len(steps) == 1 else [f"q/{place}" for place in range(len(steps))]
     accepted = [ElicitResult(action="accept", content=one) for one in given]
-    return answer_of("q", question, dict(zip(names, accepted, strict=True)))
+    return read_answer("q", question, dict(zip(names, accepted, strict=True)))
 
 
 def test_each_parameter_is_a_flat_field() -> None:
-    fields, needed = _fields(STEP)
+    fields, needed = _step_fields(STEP)
     assert needed == "decision"
     assert list(fields) == [
         *("decision", "reason", "message", "parameters.decision", "colour", "times"),
@@ -101,6 +101,6 @@ def test_each_of_several_steps_has_a_form() -> None:
 
 
 def test_who_declines_rejects() -> None:
-    found = answer_of("q", {"steps": [STEP]}, {"q": ElicitResult(action="decline")})
+    found = read_answer("q", {"steps": [STEP]}, {"q": ElicitResult(action="decline")})
     assert found["draw"]["decision"] == "reject"
-    assert answer_of("q", "How many?", {"q": ElicitResult(action="decline")}) is None
+    assert read_answer("q", "How many?", {"q": ElicitResult(action="decline")}) is None

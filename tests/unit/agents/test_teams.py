@@ -339,8 +339,8 @@ async def test_teams_agents_and_workflows_are_members() -> None:
 
 async def test_a_team_of_ones_own_needs_one_method() -> None:
     class Best(BaseOrchestrator):
-        async def lead(self, task: str, context: Any, work: Any) -> Any:
-            found = await work.give([(name, task) for name in self.members], context)
+        async def lead(self, task: str, context: Any, team_run: Any) -> Any:
+            found = await team_run.give([(name, task) for name in self.members], context)
             return max((one.output for one in found), key=len)
 
     team = Best(members={"short": lambda task: task, "long": lambda task: task * 2})

@@ -35,7 +35,7 @@ from capgraph.base import (
     capability_node,
     infrastructure_node,
 )
-from capgraph.base.declarations import FORMS, YAML_FORMS, Form, accepted
+from capgraph.base.declarations import FORMS, YAML_FORMS, Form, accepted_names
 from capgraph.base.spec import DECLARED
 from capgraph.configs.settings import McpSettings, load_settings
 
@@ -126,7 +126,7 @@ def misspelling(name: str) -> str:
 # --- every form ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("form", "name"), [(f, n) for f in FORMS for n in accepted(f)])
+@pytest.mark.parametrize(("form", "name"), [(f, n) for f in FORMS for n in accepted_names(f)])
 async def test_a_misspelled_declaration_is_refused_with_the_nearest_name(
     form: Form, name: str
 ) -> None:
@@ -138,7 +138,8 @@ async def test_a_misspelled_declaration_is_refused_with_the_nearest_name(
 
 
 @pytest.mark.parametrize(
-    ("section", "name"), [(s, n) for s, f in YAML_FORMS.items() for n in accepted(f, data=True)]
+    ("section", "name"),
+    [(s, n) for s, f in YAML_FORMS.items() for n in accepted_names(f, yaml=True)],
 )
 async def test_a_misspelled_key_of_a_yaml_entry_is_refused_with_the_nearest_name(
     section: str, name: str
@@ -154,7 +155,7 @@ async def test_a_misspelled_key_of_a_yaml_entry_is_refused_with_the_nearest_name
 
 
 def test_settings_of_a_server_have_every_declaration_of_its_tools() -> None:
-    assert set(McpSettings.model_fields) == set(accepted("mcp", data=True))
+    assert set(McpSettings.model_fields) == set(accepted_names("mcp", yaml=True))
 
 
 _METHODS: dict[str, Any] = {
@@ -196,10 +197,10 @@ VALUES: dict[str, Any] = {
 
 def test_every_declaration_is_in_the_table_of_every_form() -> None:
     for form in FORMS:
-        missing = set(DECLARED) - set(accepted(form))
+        missing = set(DECLARED) - set(accepted_names(form))
         assert missing <= ({"effect"} if form == "mcp" else set())
     for form in YAML_FORMS.values():
-        assert set(accepted(form)) <= set(accepted(form, data=True))
+        assert set(accepted_names(form)) <= set(accepted_names(form, yaml=True))
 
 
 def test_the_documented_table_is_up_to_date() -> None:

@@ -149,10 +149,10 @@ def test_any_text_can_be_looked_at(text: str) -> None:
 
 async def test_all_objections_come_together_and_a_refusal_stands_over_a_question() -> None:
     asks = PatternGuardrail(["a"], name="asks", action="ask")
-    passed = await Guards([asks]).after("a", tool="t", can=["ask"])
+    passed = await Guards([asks]).check_output("a", tool="t", supported_actions=["ask"])
     assert passed.approval_reasons == ("asks: it matches pattern 1",)
     with pytest.raises(GuardrailViolationError) as caught:
-        await Guards([asks, PatternGuardrail(["a"], name="refuses")]).after("a", tool="t")
+        await Guards([asks, PatternGuardrail(["a"], name="refuses")]).check_output("a", tool="t")
     assert [v.guardrail for v in caught.value.violations] == ["asks", "refuses"]
 
 
@@ -160,10 +160,10 @@ async def test_what_the_caller_cannot_do_is_a_refusal() -> None:
     asks = Guards([PatternGuardrail(["a"], action="ask")])
     masks = Guards([PIIGuardrail(action="rewrite", analyzer=None)])
     with pytest.raises(GuardrailViolationError):
-        await asks.before({"text": "a"}, tool="t")
+        await asks.check_input({"text": "a"}, tool="t")
     with pytest.raises(GuardrailViolationError):
-        await masks.before({"text": "a@b.org"}, tool="t", can=())
-    assert (await masks.before({"text": "a@b.org"}, tool="t")).rewritten
+        await masks.check_input({"text": "a@b.org"}, tool="t", supported_actions=())
+    assert (await masks.check_input({"text": "a@b.org"}, tool="t")).rewritten
 
 
 async def test_later_guards_see_what_earlier_ones_rewrote() -> None:
@@ -171,7 +171,9 @@ async def test_later_guards_see_what_earlier_ones_rewrote() -> None:
         def check_post(self, value: Any, *, role: str, tool: str) -> GuardrailOutcome:
             return GuardrailOutcome(True, action="rewrite", value=value[:3])
 
-    passed = await Guards([Cuts(), PatternGuardrail(["secret"])]).after("abc secret", tool="t")
+    passed = await Guards([Cuts(), PatternGuardrail(["secret"])]).check_output(
+        "abc secret", tool="t"
+    )
     assert (passed.value, passed.rewritten) == ("abc", True)
 
 
@@ -193,13 +195,13 @@ async def test_the_hooks_can_be_called_by_hand() -> None:
 
 
 def test_settings_name_rules_and_guards() -> None:
-    from capgraph.engine.named import named
+    from capgraph.engine.configured_objects import build_configured
 
     rule = {"use": "GuardrailRule", "name": "polite", "blocked_words": ["damn"]}
     codes = {"use": "PatternGuardrail", "patterns": ["4711"], "name": "codes"}
     guards = [{"use": "PromptInjectionGuardrail"}, codes]
     given = {"use": "guardrail", "rules": [rule], "guardrails": guards}
-    (made,) = named([given], "behaviors")
+    (made,) = build_configured([given], "behaviors")
     assert repr(made) == "GuardrailBehavior(polite, prompt_injection, codes)"
     with pytest.raises(ConfigurationError, match="no guard"):
-        named([{"use": "guardrail", "guardrails": ["pii"]}], "behaviors")
+        build_configured([{"use": "guardrail", "guardrails": ["pii"]}], "behaviors")

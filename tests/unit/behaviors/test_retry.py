@@ -25,7 +25,7 @@ from capgraph.base.ports import Failure
 from capgraph.behaviors import RetryBehavior, TimeoutBehavior, backoff_delay
 from capgraph.configs.settings import load_settings
 from capgraph.models import RoleModel
-from capgraph.models.calls import structured
+from capgraph.models.calls import generate_structured
 from capgraph.testing import FakeClock, ScriptedModel
 
 PLAN = {"steps": [{"context_key": "k", "capability": "read", "task_objective": "read it"}]}
@@ -291,7 +291,7 @@ def test_an_error_that_nobody_knows_counts_by_what_it_was_read_as() -> None:
 
 def role(*responses: Any, behaviors: Any, clock: Any = None) -> RoleModel:
     model = ScriptedModel(responses=list(responses))
-    return RoleModel("planning", model, around=behaviors, clock=clock or FakeClock())
+    return RoleModel("planning", model, behaviors=behaviors, clock=clock or FakeClock())
 
 
 async def test_a_model_call_is_tried_again_and_answers_that_cannot_be_read_too() -> None:
@@ -299,14 +299,14 @@ async def test_a_model_call_is_tried_again_and_answers_that_cannot_be_read_too()
     asked = role(
         ConnectionError("x"), "no json", {"a": 1}, behaviors=[RetryBehavior()], clock=clock
     )
-    assert await structured(asked, SCHEMA, [HumanMessage("?")]) == {"a": 1}
+    assert await generate_structured(asked, SCHEMA, [HumanMessage("?")]) == {"a": 1}
     assert clock.sleeps == [1, 2]
 
 
 async def test_after_the_last_try_nobody_tries_again() -> None:
     asked = role(*["no json"] * 9, behaviors=[RetryBehavior(max_retries=2)])
     with pytest.raises(MalformedAnswerError) as caught:
-        await structured(asked, SCHEMA, [HumanMessage("?")])
+        await generate_structured(asked, SCHEMA, [HumanMessage("?")])
     assert caught.value.severity is ErrorSeverity.CRITICAL
     assert len(asked.model.calls) == 3  # type: ignore[attr-defined]
 
@@ -325,7 +325,7 @@ async def test_what_cannot_pass_is_asked_once(error: Exception) -> None:
 
     refuses = Refuses()
     with pytest.raises((LimitError, ModelError)):
-        await structured(
+        await generate_structured(
             role({}, behaviors=[RetryBehavior(), refuses]), SCHEMA, [HumanMessage("?")]
         )
     assert refuses.count == 1
@@ -358,7 +358,7 @@ async def test_a_model_call_has_the_time_that_is_said() -> None:
 
     slow = RoleModel("planning", Slow(responses=[]), 3600, [TimeoutBehavior(0.01)])
     with pytest.raises(ModelError, match=r"within 0\.01 s"):
-        await structured(slow, SCHEMA, [HumanMessage("?")])
+        await generate_structured(slow, SCHEMA, [HumanMessage("?")])
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan"), "1", True])

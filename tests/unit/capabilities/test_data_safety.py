@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from capgraph.base import CapabilityError, ErrorSeverity, ValidationError
+from capgraph.capabilities.data.cell_formats import number_sql, time_sql
 from capgraph.capabilities.data.files import find_file
 from capgraph.capabilities.data.profile import TableProfile
-from capgraph.capabilities.data.readings import number_sql, time_sql
 from capgraph.capabilities.data.schema import read_tables
-from capgraph.capabilities.data.session import identifier, open_session
-from capgraph.capabilities.data.work import Workers, classify_data_error
+from capgraph.capabilities.data.session import open_session, quote_identifier
+from capgraph.capabilities.data.thread_pool import DataThreadPool, classify_data_error
 
 ENDLESS = "CREATE VIEW endless AS WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c)"
 SILENT = f"{ENDLESS} SELECT n FROM c WHERE n < 0"
@@ -50,7 +50,7 @@ def numbers(file: Path, column: str) -> list[float | None]:
     with open_session(settings) as session:
         (profile,) = read_tables(session, [str(file)], settings)
         found = next(c for c in profile.columns if c.name == column)
-        value = number_sql(found.reading, identifier(column))
+        value = number_sql(found.number_format, quote_identifier(column))
         rows = session.query(f"SELECT {value} FROM {session.relation(profile.table)}")
         return sorted((row[0] for row in rows), key=lambda value: (value is None, value))
 
@@ -60,7 +60,7 @@ class TestAFileThatTakesForEver:
         path = database(tmp_path, SILENT)
 
         with pytest.raises(CapabilityError, match=r"longer than 0\.3 s") as raised:
-            await Workers().run({"max_seconds": 0.3}, profiles, path)
+            await DataThreadPool().run({"max_seconds": 0.3}, profiles, path)
 
         assert raised.value.severity is ErrorSeverity.CRITICAL
 
@@ -75,7 +75,7 @@ class TestAFileThatTakesForEver:
             finally:
                 ended.set()
 
-        task = asyncio.create_task(Workers().run({}, read))
+        task = asyncio.create_task(DataThreadPool().run({}, read))
         await asyncio.to_thread(began.wait)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -89,11 +89,11 @@ class TestAFileThatTakesForEver:
                 session.query("SELECT count(*) FROM range(1e9::BIGINT) a, range(1e9::BIGINT) b")
 
         with pytest.raises(CapabilityError, match="longer than"):
-            await Workers().run({"max_seconds": 0.3}, endless)
+            await DataThreadPool().run({"max_seconds": 0.3}, endless)
 
     async def test_the_event_loops_own_threads_stay_free(self, tmp_path: Path) -> None:
         path = database(tmp_path, SILENT)
-        tasks = [asyncio.create_task(Workers().run({}, profiles, path)) for _ in range(40)]
+        tasks = [asyncio.create_task(DataThreadPool().run({}, profiles, path)) for _ in range(40)]
         await asyncio.sleep(0)
 
         assert await asyncio.to_thread(lambda: "free") == "free"
@@ -123,7 +123,7 @@ class TestAFileThatIsAskedAgain:
             return profile_table(*args)
 
         monkeypatch.setattr(schema, "profile_table", counted)
-        path, workers = write(tmp_path, "a\n1\n"), Workers()
+        path, workers = write(tmp_path, "a\n1\n"), DataThreadPool()
         await workers.run({}, profiles, path)
         (again,) = await workers.run({}, profiles, path)
         write(tmp_path, "a\n1\n22\n")
@@ -159,18 +159,18 @@ class TestAFileThatGrows:
         (profile,) = profiles(path)
 
         assert len(profile.columns) == 10_000
-        assert len(profile.names()) < 1000
-        assert "and 9,960 more" in profile.names()
+        assert len(profile.column_list()) < 1000
+        assert "and 9,960 more" in profile.column_list()
         with pytest.raises(ValidationError, match="limit is 500"):
             profiles(path, max_columns=500)
 
     def test_thousands_of_columns_of_text_are_not_all_tried_as_dates(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from capgraph.capabilities.data import readings
+        from capgraph.capabilities.data import cell_formats
 
         tried: list[str] = []
-        monkeypatch.setattr(readings, "_parse", lambda fmt, value: tried.append(fmt))
+        monkeypatch.setattr(cell_formats, "_parse", lambda fmt, value: tried.append(fmt))
         line = ",".join(["a5"] * 3000)
         head = ",".join(f"column_{number}" for number in range(3000))
         path = write(tmp_path, "\n".join([head, *[line] * 30]))
@@ -251,7 +251,7 @@ class TestFiguresAreRight:
 
         (profile,) = profiles(path)
 
-        assert profile.unread(["x"]) == [
+        assert profile.unreadable_notes(["x"]) == [
             "1 value of day in data.csv ('soon') is no date that can be read and is not counted",
             "1 value of x in data.csv ('broken') is no number that can be read and is not counted",
         ]

@@ -8,7 +8,7 @@ import pytest
 
 from capgraph.base import ValidationError
 from capgraph.capabilities.data.answer import answer_question
-from capgraph.capabilities.periods.reading import read_times
+from capgraph.capabilities.periods.options import parse_times
 
 PUMP = "time,flow (m3/h),inlet pressure (bar),motor temp (degC)\n" + "".join(
     f"2025-03-{day:02} {hour:02}:00,{flow},{pressure},{temp}\n"
@@ -102,10 +102,10 @@ def test_what_cannot_be_told_is_asked_back(tmp_path: Path, table: str, question:
     ],
 )
 def test_parts_of_a_month_are_of_that_month(text: str, first: str, after: str) -> None:
-    (period,) = read_times(text, {}).periods
+    (period,) = parse_times(text, {}).periods
     assert [str(moment)[:10] for moment in (period.start, period.end)] == [first, after]
 
 
 def test_a_part_of_a_month_without_a_year_is_not_taken_for_the_whole_month() -> None:
-    found = read_times("in the second half of March", {})
+    found = parse_times("in the second half of March", {})
     assert "second half" not in "in the second half of March"[slice(*found.spans[0])]

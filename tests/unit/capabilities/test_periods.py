@@ -7,19 +7,19 @@ from datetime import datetime
 import pytest
 
 from capgraph.base import ValidationError
-from capgraph.capabilities.periods.connect import parse
-from capgraph.capabilities.periods.items import Options
-from capgraph.capabilities.periods.reading import options_from
+from capgraph.capabilities.periods.expressions import TimeOptions
+from capgraph.capabilities.periods.options import options_from_settings
+from capgraph.capabilities.periods.parser import parse_expressions
 from capgraph.capabilities.time_range_parsing import time_range_of
 from capgraph.testing import run_capability
 
-NOW = Options(datetime(2026, 11, 21, 10, 30))
+NOW = TimeOptions(datetime(2026, 11, 21, 10, 30))
 
 
-def spans(text: str, options: Options = NOW) -> list[tuple[str | None, str | None]]:
+def spans(text: str, options: TimeOptions = NOW) -> list[tuple[str | None, str | None]]:
     return [
         (str(i.start)[:16] if i.start else None, str(i.end)[:16] if i.end else None)
-        for i in parse(text, options).periods
+        for i in parse_expressions(text, options).periods
     ]
 
 
@@ -111,7 +111,7 @@ def test_several_periods_are_all_kept(text: str, starts: list[str]) -> None:
 def test_a_question_without_time_means_the_whole_data(text: str) -> None:
     found = time_range_of(text, {})
 
-    assert found.whole
+    assert found.is_unrestricted
     assert found.label == "the whole data"
 
 
@@ -127,7 +127,7 @@ def test_times_that_come_again() -> None:
 
 
 def test_the_southern_summer() -> None:
-    assert spans("summer 2015", Options(NOW.now, southern=True)) == [
+    assert spans("summer 2015", TimeOptions(NOW.now, southern=True)) == [
         ("2014-12-01 00:00", "2015-03-01 00:00")
     ]
 
@@ -139,17 +139,19 @@ def test_a_moment_within_a_day() -> None:
 @pytest.mark.parametrize("text", ["31 February 2015", "2015-02-31", "April 31, 2014", "31/4/2014"])
 def test_an_impossible_date_is_named(text: str) -> None:
     with pytest.raises(ValidationError, match=text.split(",")[0]):
-        parse(text, NOW)
+        parse_expressions(text, NOW)
 
 
 def test_now_is_read_in_the_zone() -> None:
-    options = options_from({"now": "2024-03-01T01:00:00+00:00", "timezone": "America/New_York"})
+    options = options_from_settings(
+        {"now": "2024-03-01T01:00:00+00:00", "timezone": "America/New_York"}
+    )
 
     assert options.now == datetime(2024, 2, 29, 20)
     with pytest.raises(ValidationError, match="Nowhere/City"):
-        options_from({"timezone": "Nowhere/City"})
+        options_from_settings({"timezone": "Nowhere/City"})
     with pytest.raises(ValidationError, match="soon"):
-        options_from({"now": "soon"})
+        options_from_settings({"now": "soon"})
 
 
 async def test_the_capability_reads_the_task_or_the_stated_words() -> None:

@@ -29,10 +29,10 @@ from capgraph.base import (
 from capgraph.capabilities._sandbox.checks import (
     HostileOutputError,
     check_json,
-    clean_png,
     parse_message,
+    sanitize_png,
 )
-from capgraph.capabilities._sandbox.process import file_name
+from capgraph.capabilities._sandbox.process import safe_file_name
 from capgraph.capabilities.python import (
     Code,
     CodeFailedError,
@@ -73,7 +73,7 @@ async def run(
     instance = capability()
     instance._context = StepContext(
         capability=instance.name,
-        planned=PlannedStep(context_key="out", capability=instance.name),
+        planned_step=PlannedStep(context_key="out", capability=instance.name),
         inputs=inputs or {},
         parameters=PythonParameters(code=code, **parameters),
         task=task,
@@ -256,7 +256,7 @@ class TestFailures:
         config = {"isolation": "bubblewrap", "readable": ["/nowhere"]}
         report = await isolation_report(config)
         assert report.level is None
-        assert "bwrap" in report.tried["bubblewrap"]
+        assert "bwrap" in report.rejected_levels["bubblewrap"]
         with pytest.raises(CapabilityError, match="bwrap"):
             await run("result = 1", config=config)
 
@@ -393,13 +393,13 @@ class TestChecks:
     )
     def test_pictures_that_are_not_taken(self, data, why):
         with pytest.raises(HostileOutputError, match=why):
-            clean_png(data)
+            sanitize_png(data)
 
     def test_what_follows_a_picture_is_cut_off(self):
-        clean, width, height = clean_png(png(3, 5) + b"<script>")
+        clean, width, height = sanitize_png(png(3, 5) + b"<script>")
         assert (width, height) == (3, 5)
         assert b"script" not in clean
-        assert clean_png(clean)[0] == clean
+        assert sanitize_png(clean)[0] == clean
 
     @pytest.mark.parametrize(
         "value",
@@ -407,11 +407,11 @@ class TestChecks:
     )
     def test_values_that_a_checkpoint_cannot_hold(self, value):
         with pytest.raises(HostileOutputError):
-            check_json([value], depth=3)
+            check_json([value], max_depth=3)
 
     def test_values_that_it_can_hold(self):
         values = [2**63 - 1, -(2**63), 1.5, True, None, "é😀", {"a": []}]
-        check_json(values, depth=3)
+        check_json(values, max_depth=3)
         serde = JsonPlusSerializer()
         assert serde.loads_typed(serde.dumps_typed(values)) == values
 
@@ -425,7 +425,8 @@ class TestChecks:
     def test_figure_names_are_plain_and_distinct(self):
         taken: set[str] = set()
         names = [
-            file_name(name, taken) for name in ("a.png", "A.PNG", "a/../..", "", None, "." * 300)
+            safe_file_name(name, taken)
+            for name in ("a.png", "A.PNG", "a/../..", "", None, "." * 300)
         ]
         assert len({name.lower() for name in names}) == len(names)
         assert all(name.endswith(".png") and "/" not in name and name[0] != "." for name in names)

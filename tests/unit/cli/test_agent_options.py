@@ -10,14 +10,14 @@ from capgraph.base import CapabilityContext, ConfigurationError
 from capgraph.cli.agent import (
     check_thread_id,
     config_files,
-    data_files,
     database_url,
     new_thread_id,
     open_agent,
     read_settings,
+    resolve_data_files,
 )
 from capgraph.configs.settings import Settings
-from capgraph.graph.turns import files_given
+from capgraph.graph.turn_runner import file_contexts
 from capgraph.registry import Registry
 
 
@@ -82,19 +82,19 @@ async def test_data_files_take_the_place_of_configured_ones(home):
 
 def test_data_files_are_found_from_any_folder(home, registry):
     (home / "my data.csv").write_text("a")
-    given = files_given(registry, data_files(["my data.csv", "vega:seattle-weather.csv"]))
+    given = file_contexts(registry, resolve_data_files(["my data.csv", "vega:seattle-weather.csv"]))
     files = [str(home / "my data.csv"), "vega:seattle-weather.csv"]
     assert given == {"DATA_SOURCE": {"data": {"files": files}}}
 
 
 def test_a_data_file_that_is_missing_is_named(home, registry):
     with pytest.raises(ConfigurationError, match=r"'no.csv' does not exist"):
-        data_files(["no.csv"])
+        resolve_data_files(["no.csv"])
 
 
 def test_an_agent_that_reads_no_data_says_so(home):
     with pytest.raises(ConfigurationError, match=r"no context type of the agent takes.*Fix:"):
-        files_given(Registry(), ["x.csv"])
+        file_contexts(Registry(), ["x.csv"])
 
 
 def test_the_database_is_the_option_else_the_settings_else_the_users_file(home):
@@ -139,10 +139,10 @@ def test_folders_of_the_configuration_take_the_place_of_the_working_folder(home)
     (home / "capgraph.yml").write_text("data_folders: [/srv/data]\n")
 
     assert read_settings(None).data_folders == ["/srv/data"]
-    assert read_settings(None, shared=True).data_folders == ["/srv/data"]
+    assert read_settings(None, is_shared=True).data_folders == ["/srv/data"]
 
 
 def test_of_a_shared_agent_only_what_is_named_may_be_read(home):
     # Threads of others and tokens may lie in the working folder.
-    assert read_settings(None, shared=True).data_folders == []
+    assert read_settings(None, is_shared=True).data_folders == []
     assert Settings().data_folders == []

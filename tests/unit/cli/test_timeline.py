@@ -15,7 +15,7 @@ BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 def noted(*events):
     picture = Timeline()
     for event in events:
-        picture.take(event)
+        picture.record(event)
     return picture
 
 
@@ -30,7 +30,7 @@ def words(svg):
 
 def test_each_attempt_has_a_bar_in_the_order_of_its_beginning():
     failed = ended("b", 1.5, 1.5, StepFailed, severity="retriable", message="no")
-    svg = noted(ended("a", 4.0, 1.0), failed, ended("b", 3.0, 1.25)).svg("Why <b>?")
+    svg = noted(ended("a", 4.0, 1.0), failed, ended("b", 3.0, 1.25)).to_svg("Why <b>?")
     shown = words(svg)
     assert shown.index("1.50 s") < shown.index("1.25 s") < shown.index("1.00 s")
     assert shown.count("b (look)") == 2
@@ -38,11 +38,11 @@ def test_each_attempt_has_a_bar_in_the_order_of_its_beginning():
 
 
 def test_nothing_to_draw_and_a_step_without_end_are_drawn_all_the_same():
-    assert words(noted(StepStarted(context_key="a", capability="look")).svg("empty"))
+    assert words(noted(StepStarted(context_key="a", capability="look")).to_svg("empty"))
 
 
 def test_text_of_others_is_visible_and_nothing_is_fetched():
-    svg = noted(ended("\x1b[2J\u202ekey</svg>", 1, 1)).svg("\x1b]0;x\x07<script>")
+    svg = noted(ended("\x1b[2J\u202ekey</svg>", 1, 1)).to_svg("\x1b]0;x\x07<script>")
     assert "\\x1b[2J\\u202ekey</svg>" in words(svg)
     assert "http" not in svg.replace("http://www.w3.org/2000/svg", "").replace(
         "https://www.textualize.io", ""

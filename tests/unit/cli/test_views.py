@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from capgraph.base import CapabilityError
-from capgraph.cli.show import AnswerOnly, JsonLines, LiveView, PlainLines
-from capgraph.graph.turns import TurnEnd
+from capgraph.cli.views import AnswerView, JsonView, LiveView, PlainView
+from capgraph.graph.turn_runner import TurnResult
 from capgraph.telemetry import (
     AnswerToken,
     CapabilitiesSelected,
@@ -49,7 +49,7 @@ EVENTS = [
     AnswerToken(text="It is "),
     AnswerToken(text=f"blue. {EVIL}"),
 ]
-END = TurnEnd(
+END = TurnResult(
     "t1",
     "partial",
     outcome={
@@ -93,7 +93,7 @@ def live(width=100, height=40, **options):
     return out.getvalue()
 
 
-@pytest.mark.parametrize("show", [lambda: plain(PlainLines), lambda: plain(AnswerOnly), live])
+@pytest.mark.parametrize("show", [lambda: plain(PlainView), lambda: plain(AnswerView), live])
 def test_text_of_others_cannot_act_on_the_terminal(show):
     shown = show()
     assert "\x1b[2J" not in shown
@@ -102,7 +102,7 @@ def test_text_of_others_cannot_act_on_the_terminal(show):
 
 
 def test_piped_output_tells_every_event_in_a_line():
-    shown = plain(PlainLines)
+    shown = plain(PlainView)
     for words in (
         "thread: t1",
         "Choosing capabilities",
@@ -129,8 +129,8 @@ def test_piped_output_tells_every_event_in_a_line():
 
 
 def test_quiet_output_is_the_answer_alone():
-    assert plain(AnswerOnly).startswith("It is blue. ")
-    assert "outcome" not in plain(AnswerOnly)
+    assert plain(AnswerView).startswith("It is blue. ")
+    assert "outcome" not in plain(AnswerView)
 
 
 def test_a_terminal_shows_plan_answer_files_and_outcome():
@@ -142,7 +142,7 @@ def test_a_terminal_shows_plan_answer_files_and_outcome():
 
 def test_an_answer_is_shown_once_however_it_came():
     assert live(events=EVENTS[:-2]).count("It is blue.") == 1
-    whole = live(end=TurnEnd("t1", "completed", answer="It is blue. And so on."),
+    whole = live(end=TurnResult("t1", "completed", answer="It is blue. And so on."),
                  events=[AnswerToken(text="It is "), AnswerToken(text="blue.")])  # fmt: skip
     assert whole.count("It is blue. And so on.") == 1
     assert whole.count("It is") == 1
@@ -154,7 +154,7 @@ def test_an_answer_that_was_begun_anew_ends_whole():
         Retry(name="respond", attempt=2, max_attempts=3, delay=0),
     ]
     shown = live(events=[*begun, AnswerToken(text="It is blue.")],
-                 end=TurnEnd("t1", "completed", answer="It is blue."))  # fmt: skip
+                 end=TurnResult("t1", "completed", answer="It is blue."))  # fmt: skip
     assert shown.rstrip().count("\nIt is blue.") == 1
     assert "retry respond" in shown
 
@@ -162,7 +162,7 @@ def test_an_answer_that_was_begun_anew_ends_whole():
 def test_an_answer_that_broke_off_is_told_from_the_one_that_follows():
     shown = live(events=[AnswerToken(text="It is gr"), AnswerToken(text="", resets=True),
                          AnswerToken(text="It is blue.")],
-                 end=TurnEnd("t1", "completed", answer="It is blue."))  # fmt: skip
+                 end=TurnResult("t1", "completed", answer="It is blue."))  # fmt: skip
     assert shown.index("It is gr\n") < shown.index("begins anew") < shown.index("\nIt is blue.")
     assert shown.count("It is blue.") == 1
 
@@ -173,7 +173,7 @@ def test_a_turn_that_goes_on_shows_what_is_done():
         "execution_step_results": {"sky": {"success": True}},
         "execution_pending_approvals": {"art": {}},
     }
-    assert "already done: sky" in plain(PlainLines, values=values, events=[])
+    assert "already done: sky" in plain(PlainView, values=values, events=[])
     shown = live(values=values, events=[])
     assert "✓" in shown
     assert "?" in shown
@@ -209,7 +209,7 @@ def test_a_narrow_low_terminal_shows_what_runs_and_how_much_is_done():
 
 def test_json_lines_are_ascii_events_and_end_with_the_result():
     out = io.StringIO()
-    play(JsonLines(out))
+    play(JsonView(out))
     lines = out.getvalue().splitlines()
     assert out.getvalue().isascii()
     events = [json.loads(line) for line in lines]
@@ -223,9 +223,9 @@ def test_json_lines_are_ascii_events_and_end_with_the_result():
 
 
 def test_an_error_is_part_of_the_end():
-    end = TurnEnd("t1", "failed", error=CapabilityError("It broke.", fix="Mend it."))
-    assert "error: It broke. Fix: Mend it." in plain(PlainLines, end=end)
-    assert end.as_data()["error"] == {
+    end = TurnResult("t1", "failed", error=CapabilityError("It broke.", fix="Mend it."))
+    assert "error: It broke. Fix: Mend it." in plain(PlainView, end=end)
+    assert end.to_dict()["error"] == {
         "code": "CG-CAPABILITY",
         "message": "It broke.",
         "fix": "Mend it.",
@@ -253,7 +253,7 @@ def test_a_step_over_a_list_is_one_row_and_what_is_not_needed_says_why():
             context_key="art", capability="paint", reason="x.n > 3 does not hold.", not_needed=True
         ),
     ]
-    shown = plain(PlainLines, events=events)
+    shown = plain(PlainView, events=events)
     assert "1. sky = look for each of x.places" in shown
     assert "2. art = paint if x.n > 3" in shown
     assert "step art (paint) is not needed: x.n > 3 does not hold." in shown

@@ -55,11 +55,11 @@ def test_an_unacceptable_risk_stops_work_and_is_named() -> None:
 def test_an_incident_is_overdue_after_fifteen_days() -> None:
     report = incident()
     assert report.reporting_deadline == SEEN + timedelta(days=15)
-    assert not report.overdue(now=SEEN + timedelta(days=15))
-    assert report.overdue(now=SEEN + timedelta(days=15, seconds=1))
-    assert report.overdue()
-    assert not incident(reported_at=SEEN + timedelta(days=2)).overdue()
-    assert not incident(detected_at=SEEN.replace(tzinfo=None)).overdue(now=SEEN)
+    assert not report.is_overdue(now=SEEN + timedelta(days=15))
+    assert report.is_overdue(now=SEEN + timedelta(days=15, seconds=1))
+    assert report.is_overdue()
+    assert not incident(reported_at=SEEN + timedelta(days=2)).is_overdue()
+    assert not incident(detected_at=SEEN.replace(tzinfo=None)).is_overdue(now=SEEN)
     with pytest.raises(ValueError, match="no severity"):
         incident(severity="awful")
 

@@ -447,7 +447,7 @@ async def test_ten_thousand_events_end_once_each() -> None:
     await processor.join()
     await processor.stop()
     await running
-    assert all(event.status.ended for event in events)
+    assert all(event.status.is_terminal for event in events)
     assert set(ended.values()) == {1}
     assert processor.available_capacity == 500
     kinds = {event.status for event in events}

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from capgraph.base import ErrorSeverity, ValidationError
-from capgraph.base.ports import Question
+from capgraph.base.ports import ApprovalRequest
 from capgraph.behaviors import GuardrailViolation, PendingApproval
 from capgraph.behaviors.guardrails import GuardrailViolationError
-from capgraph.capabilities.data.placing import Unplaced
+from capgraph.capabilities.data.question_parser import UnparsedWordsError
 from capgraph.capabilities.python import CodeFailedError
 from capgraph.compat.worker import AgentStatus, InvalidTransitionError
 from capgraph.configs.errors import CapgraphError
@@ -53,8 +53,10 @@ EXAMPLES: dict[type[BaseException], Callable[[], BaseException]] = {
     PermissionDeniedError: lambda: PermissionDeniedError(
         PermissionOutcome(False, "The role may not.")
     ),
-    Unplaced: lambda: Unplaced(["bar"], ValidationError("The word 'bar' has no place.")),
-    UnknownOutcome: lambda: UnknownOutcome(Question("unknown_outcome", "fill_tank")),
+    UnparsedWordsError: lambda: UnparsedWordsError(
+        ["bar"], ValidationError("The word 'bar' has no place.")
+    ),
+    UnknownOutcome: lambda: UnknownOutcome(ApprovalRequest("unknown_outcome", "fill_tank")),
 }
 
 
@@ -139,7 +141,7 @@ def test_copies_of_an_authors_exception_keep_its_fields(copier: Any) -> None:
 
 
 def test_a_copy_has_a_question_as_the_original() -> None:
-    question = Question("step", "fill_tank", reason="Unknown outcome.")
+    question = ApprovalRequest("step", "fill_tank", reason="Unknown outcome.")
     copied = copy.deepcopy(UnknownOutcome(question))
     assert copied.question == question
 

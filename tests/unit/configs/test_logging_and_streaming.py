@@ -11,7 +11,7 @@ from langgraph.graph import START, StateGraph
 from typing_extensions import TypedDict
 
 from capgraph.configs.logger import SafeFormatter, get_logger
-from capgraph.configs.streaming import get_streamer, step_of_plan
+from capgraph.configs.streaming import get_streamer, use_step_position
 
 
 def test_kinds_of_messages(caplog: pytest.LogCaptureFixture) -> None:
@@ -102,7 +102,7 @@ async def test_steps_side_by_side_name_their_own_place() -> None:
     plan = {"planning_execution_plan": {"steps": [{}] * 5}, "planning_current_step_index": 0}
 
     async def step(index: int) -> Any:
-        with step_of_plan(index, 5):
+        with use_step_position(index, 5):
             return (await events_of("weather", plan))[0]
 
     sent = await asyncio.gather(*(step(index) for index in range(5)))

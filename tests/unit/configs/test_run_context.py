@@ -7,17 +7,17 @@ import contextvars
 
 import pytest
 
-from capgraph.configs.run_context import RunContext, run_context, using
+from capgraph.configs.run_context import RunContext, override_run_context, run_context
 
 
 def test_a_block_changes_its_fields_and_no_others() -> None:
-    with using(is_heard=False), using(step_position=(1, 2)):
+    with override_run_context(is_heard=False), override_run_context(step_position=(1, 2)):
         assert (run_context().is_heard, run_context().step_position) == (False, (1, 2))
     assert run_context() == RunContext()
 
 
 def test_a_block_that_ends_before_one_inside_it_restores_its_own_fields_only() -> None:
-    outer, inner = using(is_heard=False), using(step_position=(1, 2))
+    outer, inner = override_run_context(is_heard=False), override_run_context(step_position=(1, 2))
     outer.__enter__()
     inner.__enter__()
     outer.__exit__()
@@ -27,9 +27,9 @@ def test_a_block_that_ends_before_one_inside_it_restores_its_own_fields_only() -
 
 
 def test_the_same_block_is_entered_again_for_each_piece_of_a_stream() -> None:
-    block = using(is_heard=False)
+    block = override_run_context(is_heard=False)
     for position in ((0, 2), (1, 2)):
-        with using(step_position=position):
+        with override_run_context(step_position=position):
             with block:
                 assert (run_context().is_heard, run_context().step_position) == (False, position)
             assert run_context().is_heard
@@ -37,23 +37,26 @@ def test_the_same_block_is_entered_again_for_each_piece_of_a_stream() -> None:
 
 async def test_tasks_inherit_the_context_and_keep_their_changes() -> None:
     async def read() -> tuple[int, int] | None:
-        with using(is_heard=False):
+        with override_run_context(is_heard=False):
             await asyncio.sleep(0)
             return run_context().step_position
 
-    with using(step_position=(1, 2)):
+    with override_run_context(step_position=(1, 2)):
         assert await asyncio.gather(read(), read()) == [(1, 2), (1, 2)]
     assert run_context().is_heard
 
 
 def test_an_unknown_field_is_refused() -> None:
-    with pytest.raises(TypeError, match="no field clok"), using(clok=None):
+    with pytest.raises(TypeError, match="no field clok"), override_run_context(clok=None):
         pass
 
 
 def test_a_block_that_ends_late_leaves_what_a_later_block_set() -> None:
     def ends_late() -> tuple[int, int] | None:
-        outer, inner = using(step_position=(0, 2)), using(step_position=(1, 2))
+        outer, inner = (
+            override_run_context(step_position=(0, 2)),
+            override_run_context(step_position=(1, 2)),
+        )
         outer.__enter__()
         inner.__enter__()
         outer.__exit__()

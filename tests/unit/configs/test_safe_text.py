@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from capgraph.configs.logger import SecretMasker, clean_text, mask_data, mask_secrets, use_masker
+from capgraph.configs.logger import (
+    SecretMasker,
+    escape_control_characters,
+    mask_data,
+    mask_secrets,
+    use_masker,
+)
 from capgraph.configs.settings import load_settings
 
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N"
@@ -143,11 +149,11 @@ async def test_a_masker_holds_in_the_tasks_of_its_block_only() -> None:
     ],
 )
 def test_what_would_deceive_becomes_visible(text: str, clean: str) -> None:
-    assert clean_text(text) == clean
+    assert escape_control_characters(text) == clean
 
 
 def test_no_format_character_of_unicode_is_printed_raw() -> None:
     for number in range(sys.maxunicode + 1):
         character = chr(number)
         if unicodedata.category(character) in {"Cc", "Cf", "Cs", "Zl", "Zp"} and character != "\t":
-            assert clean_text(character) != character, hex(number)
+            assert escape_control_characters(character) != character, hex(number)

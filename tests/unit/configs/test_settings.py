@@ -230,9 +230,12 @@ def test_errors_hold_value_cause_and_fix_and_survive_a_process_boundary() -> Non
 
 
 def test_a_lease_outlasts_a_late_beat() -> None:
-    assert load_settings().scale.beat == 10.0
-    assert load_settings(scale={"lease_seconds": 3}).scale.beat == 1.0
-    assert load_settings(scale={"lease_seconds": 3, "heartbeat_seconds": 1.5}).scale.beat == 1.5
+    assert load_settings().scale.heartbeat_interval == 10.0
+    assert load_settings(scale={"lease_seconds": 3}).scale.heartbeat_interval == 1.0
+    assert (
+        load_settings(scale={"lease_seconds": 3, "heartbeat_seconds": 1.5}).scale.heartbeat_interval
+        == 1.5
+    )
     with pytest.raises(ConfigurationError, match=r"at most half of lease_seconds"):
         load_settings(scale={"lease_seconds": 3, "heartbeat_seconds": 2})
 

@@ -9,10 +9,10 @@ import pytest
 
 from capgraph.base import CapabilitySpec, ErrorSeverity
 from capgraph.base.ports import Failure
-from capgraph.configs.limits import Limits
+from capgraph.configs.settings_model import Limits
 from capgraph.engine import Route, route
 from capgraph.engine.caller_plan import plan_digest
-from capgraph.pipeline.failures import decisive
+from capgraph.pipeline.failures import most_severe
 from capgraph.planning import StaticCatalog
 
 CATALOG = StaticCatalog.of(
@@ -198,7 +198,7 @@ def test_the_gravest_of_several_failures_decides() -> None:
             ("d", "critical"),
         ]
     ]
-    assert decisive(entries).key == "c"
+    assert most_severe(entries).key == "c"
 
 
 def test_a_plan_that_nobody_checked_is_checked_first() -> None:

@@ -141,7 +141,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     ],
 )
 def test_checks_of_an_answer(check: dict[str, Any], answer: str, right: bool) -> None:
-    assert (AnswerCheck(**check).problem(answer) is None) == right
+    assert (AnswerCheck(**check).find_problem(answer) is None) == right
 
 
 @given(
@@ -151,8 +151,8 @@ def test_checks_of_an_answer(check: dict[str, Any], answer: str, right: bool) ->
 def test_a_number_is_found_however_it_is_written(value: float, around: str) -> None:
     for written in (f"{value:.3f}", f"{value:,.3f}"):
         text = f"{around.rstrip('.')} {written} {around}"
-        assert AnswerCheck(number=value).problem(text) is None
-        assert AnswerCheck(number=value + 1, tolerance=0.5).problem(text) is not None
+        assert AnswerCheck(number=value).find_problem(text) is None
+        assert AnswerCheck(number=value + 1, tolerance=0.5).find_problem(text) is not None
 
 
 def test_edges_between_optional_capabilities_may_be_named() -> None:

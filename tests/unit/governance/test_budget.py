@@ -145,8 +145,8 @@ async def test_what_a_dead_process_held_goes_back_once_even_if_it_was_not_dead(
 ) -> None:
     url = f"sqlite:///{tmp_path}/shared.db"
     one, other = (Budget(steps=10, store=url) for _ in range(2))
-    slow = await one.reserve(steps=4, resumable="k")
-    again = await other.reserve(steps=4, resumable="k")
+    slow = await one.reserve(steps=4, resume_key="k")
+    again = await other.reserve(steps=4, resume_key="k")
     assert await other.left() == {"steps": 6}
     await slow.settle(steps=4)  # it has acted, so both count
     assert await other.left() == {"steps": 2}
@@ -195,21 +195,21 @@ async def test_who_is_cancelled_while_taking_holds_nothing(tmp_path: Path) -> No
 async def test_what_a_dead_process_had_reserved_for_the_same_goes_first(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/b.db"
     died = Budget(steps=2, tokens=100, store=url)
-    step = await died.reserve("t", steps=1, tokens=60, resumable="turn/a")
+    step = await died.reserve("t", steps=1, tokens=60, resume_key="turn/a")
     call = await step.draw(tokens=10)
     await call.settle(tokens=10)  # was paid for, and stays so
     resumed = Budget(steps=2, tokens=100, store=url)
-    again = await resumed.reserve("t", steps=1, tokens=60, resumable="turn/a")
+    again = await resumed.reserve("t", steps=1, tokens=60, resume_key="turn/a")
     await again.settle(steps=1, tokens=20)
     assert await resumed.left("t") == {"steps": 1, "tokens": 70}
 
 
 async def test_two_of_one_process_are_two(tmp_path: Path) -> None:
     budget = Budget(steps=2, store=f"sqlite:///{tmp_path}/b.db")
-    await budget.reserve(steps=1, resumable="a")
-    await budget.reserve(steps=1, resumable="a")
+    await budget.reserve(steps=1, resume_key="a")
+    await budget.reserve(steps=1, resume_key="a")
     with pytest.raises(BudgetExceededError):
-        await budget.reserve(steps=1, resumable="a")
+        await budget.reserve(steps=1, resume_key="a")
 
 
 AMOUNT = st.integers(0, 12)

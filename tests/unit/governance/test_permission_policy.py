@@ -21,7 +21,7 @@ from capgraph.governance import (
     PermissionPolicy,
     RolePermissionConfig,
 )
-from capgraph.graph.findings import findings_of
+from capgraph.graph.diagnostics import collect_findings
 
 READ, WRITE, FULL = PermissionMode
 
@@ -235,11 +235,11 @@ def test_a_policy_that_names_no_registered_capability_is_reported_where_a_graph_
     assert "Use 'send_mail'" in caplog.text
     assert "Send_Mail'," not in caplog.text
     services = bind([send_mail], permissions=shared)
-    found = findings_of(
+    found = collect_findings(
         services.registry,
         services.settings,
         offline=True,
-        saved=True,
+        has_saver=True,
         permissions=services.permissions,
     )
     [finding] = [one for one in found if "send_mial" in one.text]

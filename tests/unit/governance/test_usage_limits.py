@@ -20,7 +20,7 @@ from capgraph.telemetry import ModelPricing, PriceTable, UsageSnapshot, UsageTra
 
 
 def _tracker(**used: int) -> UsageTracker:
-    tracker = UsageTracker(prices=PriceTable({"m": ModelPricing(1, 1)}, others=False))
+    tracker = UsageTracker(prices=PriceTable({"m": ModelPricing(1, 1)}, use_genai_prices=False))
     tracker.record_turn("m", UsageSnapshot(**used))
     return tracker
 

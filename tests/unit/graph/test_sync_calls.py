@@ -15,7 +15,7 @@ from langgraph.graph import START, StateGraph
 
 from capgraph import CapabilityContext, ErrorSeverity, Registry, build_graph, capability_node
 from capgraph.base import CapabilityError, FatalExecutionError
-from capgraph.graph.compiled import agent_graph
+from capgraph.graph.agent_graph import agent_graph
 
 GIVEN: Any = {"messages": [("user", "read the gauge")]}
 

@@ -9,7 +9,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from capgraph import capability_node
 from capgraph.base import ValidationError
-from capgraph.infrastructure.gateway import parse_commands, prepare
+from capgraph.infrastructure.gateway import parse_commands, prepare_input
 from capgraph.state import merge_by_key
 from tests.support.doors import Gauge, answer, question, status
 from tests.support.toys import Reading, measure
@@ -27,12 +27,12 @@ def test_a_command_changes_its_switch_and_no_other(command: str) -> None:
 
 async def test_switches_reach_the_nodes_and_survive_turns(agent: Any, step: Any) -> None:
     bench = agent(Reading, measure, plans=[[step("a", "measure")]], checkpointer=InMemorySaver())
-    prepared = await prepare(bench.graph, "/caps:off Do it", bench.config())
+    prepared = await prepare_input(bench.graph, "/caps:off Do it", bench.config())
     await bench.graph.ainvoke(prepared.input, bench.config())
     assert bench.selector.calls == []
     await bench.ask("And again")
     assert bench.selector.calls == []
-    prepared = await prepare(bench.graph, "/caps:on Do it", bench.config())
+    prepared = await prepare_input(bench.graph, "/caps:on Do it", bench.config())
     await bench.graph.ainvoke(prepared.input, bench.config())
     assert len(bench.selector.calls) == 1
 
@@ -41,7 +41,7 @@ async def test_approval_off_is_refused_where_it_may_not_be(agent: Any, step: Any
     it = agent(Gauge, plans=[[]], checkpointer=InMemorySaver())
     await it.ask()
     with pytest.raises(ValidationError, match="approval_disabled"):
-        await prepare(it.graph, "/approval:off", it.config())
+        await prepare_input(it.graph, "/approval:off", it.config())
 
 
 async def test_a_switch_beside_an_answer_is_not_lost(agent: Any, step: Any) -> None:
@@ -53,5 +53,5 @@ async def test_a_switch_beside_an_answer_is_not_lost(agent: Any, step: Any) -> N
     it = agent(Gauge, act, plans=[[step("a", "act")]], checkpointer=InMemorySaver())
     assert question(await it.ask())
     with pytest.raises(ValidationError, match="unfinished"):
-        await prepare(it.graph, "/caps:off yes", it.config())
+        await prepare_input(it.graph, "/caps:off yes", it.config())
     assert status(await answer(it, "approve")) == "completed"

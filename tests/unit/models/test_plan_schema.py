@@ -12,13 +12,13 @@ from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
 from capgraph.base import CapabilityContext, CapabilitySpec, Requirement
-from capgraph.base.value_context import value_context
+from capgraph.base.value_context import create_value_context
 from capgraph.models.plan_schema import (
-    MAX_STEPS,
+    MAX_GRAMMAR_STEPS,
     open_schema,
     plan_schema,
+    remove_default_nulls,
     usable_features,
-    without_nulls,
 )
 from capgraph.models.signatures import describe_capability
 
@@ -97,7 +97,7 @@ def test_a_grammar_has_constants_bounds_and_optional_properties() -> None:
     assert not valid({"steps": [{"capability": "read"}]})
     assert not valid({"steps": [{**STEP, "parameters": {**STEP["parameters"], "x": 1}}]})  # type: ignore[dict-item]
     assert not valid({"steps": [{**STEP, "parameters": {**STEP["parameters"], "days": 10}}]})  # type: ignore[dict-item]
-    assert not valid({"steps": [STEP] * (MAX_STEPS + 1)})
+    assert not valid({"steps": [STEP] * (MAX_GRAMMAR_STEPS + 1)})
     assert {"const": "read"} in list(parts_of(schema))
 
 
@@ -112,7 +112,7 @@ def test_strict_requires_every_property_and_has_no_bounds() -> None:
     step = {"capability": "read", "parameters": {**parameters, "tags": None, "mode": None}}
     schema, _ = plan_schema([READ, ADD], "strict")
     assert jsonschema.Draft202012Validator(schema).is_valid({"steps": [step], "answer": None})
-    without_nulls(step, READ)
+    remove_default_nulls(step, READ)
     assert step["parameters"] == {"place": {"name": "roof", "floor": None}}
 
 
@@ -224,7 +224,7 @@ def test_only_parameters_that_an_output_fits_may_refer_to_it() -> None:
     send = CapabilitySpec("send", "Sends.", parameters=Sent)
     usable = usable_features([find, ship, send], by_name=True)
     referring = frozenset().union(*usable.values())
-    schema, _ = plan_schema([find, ship, send], "grammar", usable, referring=referring)
+    schema, _ = plan_schema([find, ship, send], "grammar", usable, reference_parameters=referring)
     forms = {
         form["properties"]["capability"]["const"]: form["properties"]
         for form in schema["properties"]["steps"]["items"]["anyOf"]
@@ -269,7 +269,7 @@ class Color(BaseModel):
 def test_what_an_element_or_an_unknown_result_holds_may_be_referred_to(
     form: Any, by_name: bool
 ) -> None:
-    kinds = () if form is None else (value_context("search", form, __name__),)
+    kinds = () if form is None else (create_value_context("search", form, __name__),)
     search = CapabilitySpec("search", "S.", provides=("SEARCH",), context_types=kinds)
     book = CapabilitySpec("book", "Books.", parameters=Booking)
     stay = CapabilitySpec("stay", "Stays.", parameters=Stay)

@@ -9,9 +9,9 @@ from langchain_core.language_models import BaseChatModel
 from capgraph import Registry, build_graph
 from capgraph.base import ConfigurationError, MissingExtraError
 from capgraph.configs.settings import ModelSettings, load_settings
-from capgraph.engine.strategies import describe_models
+from capgraph.engine.strategies import resolve_models
 from capgraph.models import chat_models, model_strategies
-from capgraph.models.roles import ROLES
+from capgraph.models.roles import MODEL_ROLES
 from capgraph.selection import LexicalSelector
 from capgraph.testing import ScriptedModel
 
@@ -21,7 +21,7 @@ KEYED = {"model": "openai:gpt-test", "api_key": "sk-0123456789abcdef"}
 def test_one_model_serves_every_role_unless_one_is_named() -> None:
     every, answer = ScriptedModel(responses=[]), ScriptedModel(responses=[])
     made = chat_models({"default": every, "answer": answer})
-    assert set(made) == set(ROLES)
+    assert set(made) == set(MODEL_ROLES)
     assert made["answer"] is answer
     assert all(model is every for role, model in made.items() if role != "answer")
 
@@ -132,7 +132,7 @@ def test_roles_of_the_settings_come_on_top_of_their_one_model() -> None:
             "answer": {"model": "openai:gpt-b", "api_key": "sk-0123456789"},
         },
     )
-    configured = describe_models(None, settings)
+    configured = resolve_models(None, settings)
     chosen = model_strategies(configured, Registry(), settings, LexicalSelector())
     model: Any = chosen["chat_model"]("answer")
     assert model.model_name == "gpt-b"

@@ -17,7 +17,7 @@ from langchain_core.exceptions import (
 )
 
 from capgraph.base import ErrorSeverity, ModelError
-from capgraph.base.classify import classify_exception, diagnose
+from capgraph.base.error_classification import classify_exception, diagnose
 
 REQUEST = httpx.Request("POST", "http://127.0.0.1/v1/chat/completions")
 

@@ -9,10 +9,10 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from pydantic import BaseModel
 
 from capgraph.base import ErrorSeverity, ModelError, PlannedStep
-from capgraph.base.classify import classify_exception
+from capgraph.base.error_classification import classify_exception
 from capgraph.configs.settings import load_settings
 from capgraph.models import model_strategies
-from capgraph.models.plan_schema import FEATURES, open_schema
+from capgraph.models.plan_schema import PLAN_FEATURES, open_schema
 from capgraph.models.signatures import describe_capability
 from capgraph.planning.strategies import AnswerRequest, PlanRequest, StepSummary
 from capgraph.registry import Registry
@@ -181,7 +181,7 @@ async def test_planning_prompts_share_their_beginning() -> None:
 
 
 def test_the_schema_of_plans_has_only_fields_of_plans() -> None:
-    item = open_schema([], FEATURES)["properties"]["steps"]["items"]
+    item = open_schema([], PLAN_FEATURES)["properties"]["steps"]["items"]
     assert set(item["properties"]) < set(PlannedStep.__annotations__)
     assert item["required"] == ["capability"]
 

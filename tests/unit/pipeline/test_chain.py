@@ -12,7 +12,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 import capgraph
 from capgraph import build_graph, capability_node
 from capgraph.configs.settings import Settings
-from capgraph.pipeline.job import current_job
+from capgraph.pipeline.step_execution import current_execution
 
 PACKAGE = str(Path(capgraph.__file__).resolve().parent)
 MOST_FRAMES = 14  # lower it whenever it falls; it never rises
@@ -73,9 +73,9 @@ async def test_each_try_begins_with_nothing_of_the_last_one() -> None:
     @capability_node(examples=["how full is the tank?"], max_attempts=2, delay_seconds=0)
     async def tank_level() -> float:
         """Read the water level of the tank, in metres."""
-        job = current_job()
+        job = current_execution()
         assert job is not None
-        seen.append((job.current.returned, job.current.failure))
+        seen.append((job.attempt_state.body_result, job.attempt_state.failure))
         if len(seen) == 1:
             raise ConnectionError("The sensor does not answer.")
         return 2.5

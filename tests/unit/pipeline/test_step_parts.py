@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from capgraph import CapabilityContext, ErrorSeverity
 from capgraph.base import CapabilityError, CapabilitySpec, Requirement, ValidationError
-from capgraph.configs.limits import Limits
-from capgraph.engine.turn_outcome import outcome_of
+from capgraph.configs.settings_model import Limits
+from capgraph.engine.turn_outcome import describe_outcome
 from capgraph.pipeline.inputs import resolve_inputs
-from capgraph.pipeline.retry_policy import RetryPolicy, wait_seconds
-from capgraph.pipeline.sort_result import sort_result
+from capgraph.pipeline.result_normalization import normalize_result
+from capgraph.pipeline.retry_policy import RetryPolicy, retry_delay_seconds
 
 
 class Reading(CapabilityContext):
@@ -73,7 +73,7 @@ def test_inputs_that_were_not_asked_for_are_handed_over_too() -> None:
 
 def sort(result: Any, *provides: str, expected: str | None = None, stored: Any = ()) -> Any:
     step: Any = {"context_key": "k", "expected_output": expected}
-    found = sort_result(result, list(stored), spec(provides=provides), step, "k", TYPES)
+    found = normalize_result(result, list(stored), spec(provides=provides), step, "k", TYPES)
     return found.updates, found.contexts
 
 
@@ -146,7 +146,7 @@ def test_no_returned_key_is_ever_lost(result: dict[str, Any], provides: bool) ->
     step: Any = {"context_key": "k", "expected_output": "REST" if provides else None}
     error = ""
     try:
-        found = sort_result(result, [], declared, step, "k", {})
+        found = normalize_result(result, [], declared, step, "k", {})
         updates, contexts = found.updates, found.contexts
         if found.plan is not None:
             updates = {**updates, "planning_execution_plan": found.plan}
@@ -175,7 +175,9 @@ def test_a_wait_is_never_negative_and_never_above_its_bound(
 ) -> None:
     limits = Limits(max_retry_delay_seconds=60)
     policy = RetryPolicy(50, delay, factor)
-    waited = wait_seconds(policy, failures, limits, retry_after=asked, rng=random.Random(seed))
+    waited = retry_delay_seconds(
+        policy, failures, limits, retry_after=asked, rng=random.Random(seed)
+    )
     assert 0 <= waited <= 60
     if asked is not None and asked <= 60:
         assert waited >= asked
@@ -184,7 +186,7 @@ def test_a_wait_is_never_negative_and_never_above_its_bound(
 def test_waits_grow_by_the_factor_and_spread_by_a_tenth() -> None:
     policy = RetryPolicy(9, 2.0, 2.0)
     assert [policy.delay(n) for n in (1, 2, 3)] == [2.0, 4.0, 8.0]
-    waits = {wait_seconds(policy, 1, Limits(), rng=random.Random(n)) for n in range(50)}
+    waits = {retry_delay_seconds(policy, 1, Limits(), rng=random.Random(n)) for n in range(50)}
     assert min(waits) >= 2.0
     assert max(waits) <= 2.2
     assert len(waits) > 10
@@ -225,14 +227,14 @@ def test_partial_and_failed_are_never_called_completed(
             "control_has_error": True,
             "control_error_info": {"user_message": "m", "classification": {"severity": error}},
         }
-    found = outcome_of(state)
+    found = describe_outcome(state)
     assert found["status"] == status
     assert set(found["done"]) | set(found["missing"]) == {"a", "b"}
 
 
 def test_a_limit_and_a_stop_are_told_apart_from_a_failure() -> None:
     info = {"user_message": "m", "classification": {"metadata": {"code": "CG-LIMIT"}}}
-    found = outcome_of({"control_has_error": True, "control_error_info": info})
+    found = describe_outcome({"control_has_error": True, "control_error_info": info})
     assert found["status"] == "stopped"
-    found = outcome_of({"control_is_killed": True, "control_kill_reason": "by hand"})
+    found = describe_outcome({"control_is_killed": True, "control_kill_reason": "by hand"})
     assert (found["status"], found["reason"]) == ("stopped", "by hand")

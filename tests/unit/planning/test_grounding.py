@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from capgraph.base import CapabilitySpec
-from capgraph.planning.grounding import Grounds, Ungrounded, ungrounded_values
+from capgraph.planning.grounding import GroundingSources, UngroundedValue, find_ungrounded_values
 from tests.support.sweeps import examples
 
 TODAY = [date(2026, 3, 4)]  # a Wednesday
@@ -49,7 +49,7 @@ TODAY = [date(2026, 3, 4)]  # a Wednesday
     ],
 )
 def test_a_value_that_was_said_in_any_form_is_grounded(said: str, value: Any) -> None:
-    assert Grounds([said], today=TODAY).holds(value)
+    assert GroundingSources([said], today=TODAY).supports(value)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_value_that_was_said_in_any_form_is_grounded(said: str, value: Any) ->
     ],
 )
 def test_a_value_that_nobody_said_is_not_grounded(said: str, value: Any) -> None:
-    assert not Grounds([said], today=TODAY).holds(value)
+    assert not GroundingSources([said], today=TODAY).supports(value)
 
 
 class Booking(BaseModel):
@@ -86,14 +86,16 @@ SPEC = CapabilitySpec("book", "Book it.", parameters=Booking, effect="once")
 def test_defaults_choices_results_and_references_are_grounds() -> None:
     values = {"room": "Blue", "seats": 4, "kind": "night", "guests": ["Ada", "Grace", "Alan"]}
     planned = {"room": {"$from": "found.room"}, "kind": "night", "guests": ["Ada", "Grace", "Alan"]}
-    grounds = Grounds(["Book it for Ada"], [{"GUEST": {"names": ["Grace Hopper"]}}])
-    assert ungrounded_values(SPEC, values, planned, grounds) == [Ungrounded("guests[2]", "Alan")]
-    assert ungrounded_values(SPEC, values, planned, grounds, ["Alan"]) == []
+    grounds = GroundingSources(["Book it for Ada"], [{"GUEST": {"names": ["Grace Hopper"]}}])
+    assert find_ungrounded_values(SPEC, values, planned, grounds) == [
+        UngroundedValue("guests[2]", "Alan")
+    ]
+    assert find_ungrounded_values(SPEC, values, planned, grounds, ["Alan"]) == []
 
 
 @given(st.text() | st.integers() | st.floats(allow_nan=False, allow_infinity=False), st.text())
 @settings(max_examples=examples(150))
 def test_any_value_can_be_compared_and_is_grounded_by_itself(value: Any, more: str) -> None:
-    Grounds([more], today=TODAY).holds(value)
+    GroundingSources([more], today=TODAY).supports(value)
     if isinstance(value, (int, str)) and len(str(value)) < 15:
-        assert Grounds([f"{more}\n{value}\n"], [value], today=TODAY).holds(value)
+        assert GroundingSources([f"{more}\n{value}\n"], [value], today=TODAY).supports(value)

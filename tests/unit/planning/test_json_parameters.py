@@ -11,7 +11,7 @@ from capgraph.base.errors import MissingExtraError, ValidationError
 from capgraph.base.spec import CapabilitySpec, parameter_names
 from capgraph.planning import validated_parameters
 from capgraph.planning.json_parameters import json_parameters
-from capgraph.planning.parameters import parameter_faults, required_parameters
+from capgraph.planning.parameters import parameter_errors, required_parameters
 
 TREE: dict[str, Any] = {
     "type": "dict",
@@ -39,7 +39,7 @@ RIGHT = {"a": 1, "class": "x"}
 
 
 def wrong(given: dict[str, Any], model: Any = MODEL) -> list[tuple[Any, ...]]:
-    return [fault.path[1:] for fault in parameter_faults(model, given, "tree")]
+    return [fault.path[1:] for fault in parameter_errors(model, given, "tree")]
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_names_and_defaults() -> None:
 
 
 def test_an_exact_form_is_known() -> None:
-    [fault] = parameter_faults(MODEL, {"a": "1", "class": "x"}, "tree")
-    assert fault.mended == 1
+    [fault] = parameter_errors(MODEL, {"a": "1", "class": "x"}, "tree")
+    assert fault.corrected_value == 1
 
 
 def test_parts_that_are_put_together() -> None:

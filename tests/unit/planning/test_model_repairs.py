@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from capgraph.base import CapabilitySpec, Requirement
 from capgraph.planning import StaticCatalog, check_plan, repair_plan
-from capgraph.planning.model_repairs import MODEL_REPAIRS, read_model_plan
+from capgraph.planning.model_repairs import MODEL_REPAIRS, parse_model_plan
 from tests.support.sweeps import examples
 
 
@@ -60,7 +60,7 @@ PLAN = {"steps": [STEP]}
 )
 def test_a_reply_in_another_form_is_read_as_the_plan(reply: Any) -> None:
     before = copy.deepcopy(reply)
-    assert read_model_plan(reply, CATALOG).plan == PLAN
+    assert parse_model_plan(reply, CATALOG).plan == PLAN
     assert reply == before
 
 
@@ -79,19 +79,20 @@ def test_a_reply_in_another_form_is_read_as_the_plan(reply: Any) -> None:
     ],
 )
 def test_what_is_no_plan_or_half_a_plan_comes_back_as_it_was(reply: Any) -> None:
-    assert read_model_plan(reply, CATALOG) == (reply, {})
+    assert parse_model_plan(reply, CATALOG) == (reply, {})
 
 
 def test_an_object_stays_where_the_parameter_takes_objects() -> None:
     wind = {"type": 1.0, "default": 2.0}
     plan = {"steps": [{**STEP, "parameters": {"city": "Oslo", "wind": wind}}]}
-    assert read_model_plan(plan, CATALOG).plan is plan
+    assert parse_model_plan(plan, CATALOG).plan is plan
 
 
 def test_every_repair_has_a_name_of_its_own_and_a_row_in_the_guide() -> None:
     guide = Path(__file__).parents[3] / "docs/guides/use_a_model.md"
     rows = [
-        f"| `{row.name}` | {_cell(row.written)} | {_cell(row.read_as)} |" for row in MODEL_REPAIRS
+        f"| `{row.name}` | {_cell(row.original_form)} | {_cell(row.repaired_form)} |"
+        for row in MODEL_REPAIRS
     ]
     lines = guide.read_text().splitlines()
     first = lines.index(rows[0])
@@ -144,10 +145,10 @@ JSON: Any = st.recursive(
 @settings(max_examples=examples(300))
 def test_reading_any_json_twice_changes_nothing_more(reply: Any) -> None:
     before = copy.deepcopy(reply)
-    once = read_model_plan(reply, CATALOG)
+    once = parse_model_plan(reply, CATALOG)
     assert reply == before
     if not isinstance(once.plan, str):
-        assert read_model_plan(once.plan, CATALOG) == (once.plan, {})
+        assert parse_model_plan(once.plan, CATALOG) == (once.plan, {})
 
 
 @given(
@@ -182,5 +183,5 @@ def test_a_right_plan_comes_back_as_the_same_object(steps: list[dict[str, Any]])
     }
     right: Any = repair_plan(plan, CATALOG).plan
     assert check_plan(right, CATALOG) == []
-    assert read_model_plan(right, CATALOG) == (right, {})
-    assert read_model_plan(right, CATALOG).plan is right
+    assert parse_model_plan(right, CATALOG) == (right, {})
+    assert parse_model_plan(right, CATALOG).plan is right

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from capgraph.base import CapabilitySpec, Requirement
 from capgraph.planning import Recipe, StaticCatalog, check_plan, expand_recipes
-from capgraph.planning.lifting import pattern_of, plain
-from capgraph.planning.recipes import once_each, work_of
+from capgraph.planning.parameterize import normalize_request, request_pattern
+from capgraph.planning.recipes import drop_overlapping, underlying_capabilities
 
 MAKE = CapabilitySpec("make", "Makes one.", provides=("A",))
 JOIN = CapabilitySpec("join", "Joins some.", provides=("A",), requires=(Requirement("A", "many"),))
@@ -55,7 +55,7 @@ def test_written_out_it_is_the_plan_it_was_made_of(
 ) -> None:
     request = "Do it for " + " and ".join(said)
     recipe = Recipe.from_turn(turn(steps, request), "again", CATALOG)
-    read = recipe.read(request + "!")
+    read = recipe.match_request(request + "!")
     assert read is not None
     assert {name: str(value) for name, value in recipe.examples[0].parameters.items()} == read
     whole = StaticCatalog.of(MAKE, JOIN, recipe.as_capability(CATALOG).spec())
@@ -90,13 +90,15 @@ def test_written_out_it_is_the_plan_it_was_made_of(
 
 @given(st.text(max_size=40), st.dictionaries(st.sampled_from(["p", "q"]), st.text(max_size=5)))
 def test_any_request_is_worded_as_itself(request: str, values: dict[str, str]) -> None:
-    found = re.fullmatch(pattern_of(request, values), plain(request), re.IGNORECASE)
-    said = {name for name in values if f"(?P<{name}>" in pattern_of(request, values)}
+    found = re.fullmatch(
+        request_pattern(request, values), normalize_request(request), re.IGNORECASE
+    )
+    said = {name for name in values if f"(?P<{name}>" in request_pattern(request, values)}
     assert found is not None or said  # a value that holds a comma is a list, which no slot takes
 
 
 def test_what_is_said_twice_is_one_value() -> None:
-    pattern = pattern_of("From Oslo to Oslo", {"place": "Oslo"})
+    pattern = request_pattern("From Oslo to Oslo", {"place": "Oslo"})
     assert re.fullmatch(pattern, "From Rome to Rome")
     assert not re.fullmatch(pattern, "From Rome to Bari")
 
@@ -105,6 +107,6 @@ def test_of_a_recipe_and_its_steps_the_better_placed_is_chosen() -> None:
     steps = [{"context_key": "a", "capability": "make"}]
     recipe = Recipe(name="r", description="x", steps=steps)
     whole = StaticCatalog.of(MAKE, JOIN, recipe.as_capability(CATALOG).spec())
-    assert once_each(["r", "make", "join"], whole) == ("r", "join")
-    assert once_each(["make", "r", "join"], whole) == ("make", "join")
-    assert work_of("r", whole) == ["make"]
+    assert drop_overlapping(["r", "make", "join"], whole) == ("r", "join")
+    assert drop_overlapping(["make", "r", "join"], whole) == ("make", "join")
+    assert underlying_capabilities("r", whole) == ["make"]

@@ -65,4 +65,4 @@ def test_ready_steps_start_as_soon_as_their_own_inputs_exist() -> None:
     assert ready_steps(DIAMOND, ["a", "b"], started=["c"]) == []
     assert ready_steps(DIAMOND, ["a", "b", "c", "d"]) == ["respond"]
     needs = dependencies(DIAMOND)
-    assert ready_steps(DIAMOND, {"a": 1}, depends=needs) == ["b", "c"]
+    assert ready_steps(DIAMOND, {"a": 1}, known_dependencies=needs) == ["b", "c"]

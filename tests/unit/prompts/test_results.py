@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 
 from capgraph import CapabilityContext
-from capgraph.prompts.results import ShownResults, preview
+from capgraph.prompts.results import ResultPreviews, preview_json
 
 HOTELS = [{"id": f"H{n}", "stars": n % 5, "note": "quiet " * 10} for n in range(60)]
 
 
 def test_a_list_keeps_its_first_elements_and_the_ids_of_others() -> None:
-    found = json.loads(preview(HOTELS, 400))
+    found = json.loads(preview_json(HOTELS, 400))
     assert found[0] == HOTELS[0]
     assert found[-1].startswith(f"… {len(HOTELS) - len(found) + 1} more: H")
 
@@ -24,17 +24,19 @@ def test_a_list_keeps_its_first_elements_and_the_ids_of_others() -> None:
 @pytest.mark.parametrize("name", ["flight", "sailing", "offer"])
 def test_whatever_tells_elements_apart_is_their_id(name: str) -> None:
     rows = [{"kind": "x", name: f"LX{n}", "text": "y" * 90} for n in range(9)]
-    assert "LX8" in preview(rows, 400)
+    assert "LX8" in preview_json(rows, 400)
 
 
 def test_an_object_keeps_its_keys_and_small_values_whole() -> None:
-    found = json.loads(preview({"title": "Moby Dick", "text": "whale " * 500, "year": 1851}, 200))
+    found = json.loads(
+        preview_json({"title": "Moby Dick", "text": "whale " * 500, "year": 1851}, 200)
+    )
     assert (found["title"], found["year"]) == ("Moby Dick", 1851)
     assert found["text"].endswith("more characters)")
 
 
 def test_columns_of_a_table_keep_their_names_and_their_head() -> None:
-    found = json.loads(preview({"day": [*range(500)], "high": [20.5] * 500}, 200))
+    found = json.loads(preview_json({"day": [*range(500)], "high": [20.5] * 500}, 200))
     assert found["day"][:3] == [0, 1, 2]
     assert found["high"][0] == 20.5
 
@@ -48,7 +50,7 @@ values = st.recursive(
 @settings(max_examples=60, deadline=None)
 @given(values)
 def test_a_preview_is_json_and_never_longer_than_a_small_value(value: Any) -> None:
-    text = preview(value, 200)
+    text = preview_json(value, 200)
     json.loads(text)
     whole = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     assert text == whole or len(whole) > 200
@@ -56,7 +58,7 @@ def test_a_preview_is_json_and_never_longer_than_a_small_value(value: Any) -> No
 
 def test_the_budget_goes_to_the_first_results() -> None:
     available = {"ROWS": {"a": HOTELS, "b": HOTELS}}
-    shown = ShownResults(available, 1500).whole([("ROWS", "b"), ("ROWS", "a")])
+    shown = ResultPreviews(available, 1500).full_texts([("ROWS", "b"), ("ROWS", "a")])
     assert json.loads(shown["ROWS", "b"]) == HOTELS
     assert len(shown["ROWS", "a"]) < 1000
 
@@ -71,7 +73,7 @@ def test_an_authors_summary_stands_for_a_result_that_is_not_shown_whole() -> Non
             return f"{sum(self.kilos)} kg of apples"
 
     stored = {"HARVEST": {"may": {"kilos": [2, 3]}, "june": {"kilos": [4, 5]}}}
-    results = ShownResults(stored, 100, {"HARVEST": Harvest})
-    assert results.stored(1, {}) == "HARVEST june: 9 kg of apples\nHARVEST, older: may"
-    whole = results.whole([("HARVEST", "may")])
-    assert "HARVEST may: " + '{"kilos":[2,3]}' in results.stored(1, whole)
+    results = ResultPreviews(stored, 100, {"HARVEST": Harvest})
+    assert results.stored_lines(1, {}) == "HARVEST june: 9 kg of apples\nHARVEST, older: may"
+    whole = results.full_texts([("HARVEST", "may")])
+    assert "HARVEST may: " + '{"kilos":[2,3]}' in results.stored_lines(1, whole)

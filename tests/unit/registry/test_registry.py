@@ -302,7 +302,7 @@ def test_candidates_leave_out_what_is_always_active_and_split_the_examples() -> 
 def test_a_frozen_registry_refuses_every_change_and_says_how_to_get_another() -> None:
     registry = Registry()
     one = registry.register(capability("one"))
-    registry.frozen()
+    registry.freeze()
     for change in (
         lambda: registry.register(capability("two")),
         lambda: registry.register(one),
@@ -312,14 +312,14 @@ def test_a_frozen_registry_refuses_every_change_and_says_how_to_get_another() ->
     ):
         with pytest.raises(RegistryError, match=r"cannot change any more.*registry\.with_"):
             change()
-    assert registry.frozen() is registry
+    assert registry.freeze() is registry
 
 
 def test_with_makes_another_registry_and_leaves_the_first_alone() -> None:
     registry = Registry(provided_types=["PLACE"])
     registry.register(capability("one"))
     registry.register(capability("two"))
-    registry.frozen()
+    registry.freeze()
     new = capability("two", description="Better")
     other = registry.with_(capability("three"), new, Reading, without=["one"])
     assert list(other.capabilities) == ["two", "three"]
@@ -397,7 +397,7 @@ def test_what_a_closed_registry_offers_to_selection_is_made_once() -> None:
     registry = Registry()
     registry.register(capability("a"))
     assert registry.candidates() is not registry.candidates()
-    registry.frozen()
+    registry.freeze()
     assert registry.candidates() is registry.candidates()
     assert [c.name for c in registry.with_(capability("b")).candidates()] == ["a", "b"]
 

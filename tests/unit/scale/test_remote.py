@@ -15,10 +15,10 @@ from langgraph.runtime import RunControl
 from langgraph.types import Command, interrupt
 
 from capgraph import BaseCapability, capability_node
+from capgraph.base.argument_injection import Progress
 from capgraph.base.capability import ErrorClassification
 from capgraph.base.context import CapabilityContext
 from capgraph.base.errors import ConfigurationError, ErrorSeverity, PersistenceError
-from capgraph.base.injected import Progress
 from capgraph.behaviors import RateLimitBehavior
 from capgraph.configs.settings import Settings
 from capgraph.governance import Budget
@@ -130,13 +130,13 @@ async def test_a_router_hears_of_the_end_of_a_step_and_looks_no_more(
         gpu = await there.worker([grab, segment("gpu", work)], "gpu")
         gpu.serve()
         results = Persistence.of(router.saver).step_results
-        look = results.look
+        look = results.get_status
 
         async def counted(name: str) -> Any:
             looks[0] += 1
             return await look(name)
 
-        monkeypatch.setattr(results, "look", counted)
+        monkeypatch.setattr(results, "get_status", counted)
         turn = asyncio.create_task(router.graph.ainvoke(plan(*STEPS), thread()))
         await until(lambda: results.listener.is_connected)
         before = -1
@@ -553,7 +553,7 @@ async def test_copies_of_a_step_run_on_other_workers(one: Place) -> None:
 
 
 async def test_an_effect_inside_a_step_of_another_worker_is_refused(one: Place) -> None:
-    from capgraph.engine.as_node import run_request
+    from capgraph.engine.capability_node import run_standalone_step
 
     @capability_node(name="pay", effect="once")
     async def pay() -> Frame:
@@ -566,7 +566,7 @@ async def test_an_effect_inside_a_step_of_another_worker_is_refused(one: Place) 
         async def execute(self) -> Any:
             services = gpu.graph.services
             spec = services.registry.capabilities["pay"]
-            record = await run_request(spec, {}, services=services)
+            record = await run_standalone_step(spec, {}, services=services)
             return {"ui_captured_figures": [record.error.message]}
 
     outer = capability_node(Outer)
@@ -579,7 +579,7 @@ async def test_an_effect_inside_a_step_of_another_worker_is_refused(one: Place) 
 
 def test_check_names_what_a_queue_takes_away() -> None:
     from capgraph import Registry
-    from capgraph.graph.validate import queued_warnings
+    from capgraph.graph.validate import queue_warnings
 
     @capability_node(name="asks", queue="gpu")
     async def asks(frame: Frame) -> Mask:
@@ -589,13 +589,13 @@ def test_check_names_what_a_queue_takes_away() -> None:
     registry = Registry()
     for one in (asks, capability_node(_Reads), segment("gpu")):
         registry.register(one)
-    told = queued_warnings(registry, Settings())
+    told = queue_warnings(registry, Settings())
     assert [line.partition(":")[0] for line in told] == [
         "The capability 'asks' has a queue and uses 'interrupt'",
         "The capability 'reads' has a queue and uses 'messages'",
     ]
     with pytest.raises(ConfigurationError, match="names no queue"):
-        queued_warnings(registry, Settings(capabilities={"asks": {"queue": "a b"}}))
+        queue_warnings(registry, Settings(capabilities={"asks": {"queue": "a b"}}))
 
 
 async def test_a_part_of_a_step_is_done_once_over_two_tries(one: Place) -> None:

@@ -27,7 +27,7 @@ async def test_one_that_cannot_be_read_hides_no_other() -> None:
             await schedules.add(Schedule(name, "0 7 * * *", f"{name}?"), engine)
         rows: Any = Persistence.of(saver).tables
         await rows.run("UPDATE capgraph_schedules SET request = 'x' WHERE id = 'a'")
-        bad, good = await schedules.all()
+        bad, good = await schedules.list_all()
         assert "cannot be read" in bad.unreadable
         assert (bad.id, bad.cron, bad.message) == ("a", "0 7 * * *", "")
         assert good == await schedules.get("b") == Schedule("b", "0 7 * * *", "b?")

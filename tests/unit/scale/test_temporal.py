@@ -24,9 +24,9 @@ from temporalio.client import Client, ScheduleBackfill, WorkflowHistory
 from temporalio.worker import Replayer
 
 from capgraph.base.errors import ConfigurationError, PersistenceError, ValidationError
-from capgraph.scale import temporal, turn_workflow
+from capgraph.scale import temporal, temporal_workflows
 from capgraph.scale.engine import Engine
-from capgraph.scale.order import StepOrder, TurnOrder
+from capgraph.scale.jobs import StepJob, TurnJob
 from capgraph.scale.temporal import TemporalEngine
 from tests.support.scripted_orders import LEASE_SECONDS, Scripted
 from tests.support.sweeps import sample
@@ -78,7 +78,7 @@ async def serving(
         engine.serve(
             worker,
             queues,
-            worker=worker.name,
+            worker_id=worker.name,
             concurrency=concurrency,
             draining=worker.draining,
             ready=ready,
@@ -96,13 +96,13 @@ async def test_orders_of_a_thread_are_done_one_after_the_other(
     engine: TemporalEngine, notes: Notes, thread: str
 ) -> None:
     async with serving(engine, Scripted("w", notes.append)) as worker:
-        await engine.submit(TurnOrder(thread, "hold1"))
+        await engine.submit(TurnJob(thread, "hold1"))
         await notes.until(f"w begins {thread} hold1")
         for run in ("r2", "r3", "r2"):
-            await engine.submit(TurnOrder(thread, run))
+            await engine.submit(TurnJob(thread, run))
         worker.go.set()
         await notes.until(f"w ends {thread} r3")
-        await engine.submit(TurnOrder(thread, "after"))
+        await engine.submit(TurnJob(thread, "after"))
         await notes.until(f"w ends {thread} after")
     runs = ["hold1", "r2", "r3", "after"]
     # An order that is done while another one comes may be done again, which finds nothing to do.
@@ -115,7 +115,7 @@ async def test_a_thread_that_has_nothing_to_do_has_no_workflow(
     engine: TemporalEngine, client: Client, notes: Notes, thread: str
 ) -> None:
     async with serving(engine, Scripted("w", notes.append)):
-        await engine.submit(TurnOrder(thread, "r"))
+        await engine.submit(TurnJob(thread, "r"))
         handle = client.get_workflow_handle(f"capgraph/{thread}")
         await handle.result()
         history = await handle.fetch_history()
@@ -129,10 +129,10 @@ async def test_orders_count_over_all_queues_of_a_worker(
 ) -> None:
     queues = (f"a{thread}", f"b{thread}")
     for number in range(6):
-        order = StepOrder(f"{number}-{thread}", queues[number % 2], "ref", "token")
-        await engine.run_step(order)
+        order = StepJob(f"{number}-{thread}", queues[number % 2], "ref", "token")
+        await engine.enqueue_step(order)
     async with asyncio.timeout(60):
-        while not dict.fromkeys(queues, 3).items() <= (await engine.waiting()).items():
+        while not dict.fromkeys(queues, 3).items() <= (await engine.count_waiting()).items():
             await asyncio.sleep(0.2)  # the server counts every few seconds
     async with serving(engine, Scripted("w", notes.append), queues, concurrency=1) as worker:
         ends = (f"w ends {queues[number % 2]} {number}-{thread}" for number in range(6))
@@ -143,11 +143,11 @@ async def test_orders_count_over_all_queues_of_a_worker(
 async def test_a_step_that_is_ordered_twice_runs_once(
     engine: TemporalEngine, client: Client, notes: Notes, thread: str
 ) -> None:
-    order = StepOrder(f"hold-{thread}", f"gpu{thread}", "ref", "token")
-    await engine.run_step(order)
+    order = StepJob(f"hold-{thread}", f"gpu{thread}", "ref", "token")
+    await engine.enqueue_step(order)
     async with serving(engine, Scripted("w", notes.append), (order.queue,)) as worker:
         await notes.until(f"w begins {order.queue} {order.id}")
-        await engine.run_step(order)
+        await engine.enqueue_step(order)
         worker.go.set()
         await notes.until(f"w ends {order.queue} {order.id}")
         await client.get_activity_handle(order.id).result()
@@ -158,8 +158,8 @@ async def test_what_fails_is_tried_again_and_its_error_stays_here(
     engine: TemporalEngine, client: Client, notes: Notes, thread: str
 ) -> None:
     async with serving(engine, Scripted("w", notes.append)):
-        await engine.submit(TurnOrder(thread, "fail1"))
-        await engine.submit(TurnOrder(thread, "r2"))
+        await engine.submit(TurnJob(thread, "fail1"))
+        await engine.submit(TurnJob(thread, "r2"))
         await notes.until(f"w ends {thread} fail1", f"w ends {thread} r2")
         handle = client.get_workflow_handle(f"capgraph/{thread}")
         await handle.result()
@@ -174,7 +174,7 @@ async def test_whoever_comes_after_somebody_waits_for_the_lease(
     worker = Scripted("w", notes.append)
     worker.busy = 4
     async with serving(engine, worker):
-        await engine.submit(TurnOrder(thread, "busy"))
+        await engine.submit(TurnJob(thread, "busy"))
         handle = client.get_workflow_handle(f"capgraph/{thread}")
         await handle.result()
         events = (await handle.fetch_history()).events
@@ -190,7 +190,7 @@ async def test_a_drained_worker_hands_its_order_on(
     second = Scripted("b", notes.append)
     second.go.set()
     async with serving(engine, Scripted("a", notes.append)):
-        await engine.submit(TurnOrder(thread, "hold"))
+        await engine.submit(TurnJob(thread, "hold"))
         await notes.until(f"a begins {thread} hold")
     async with serving(engine, second):
         await notes.until(f"b ends {thread} hold")
@@ -204,10 +204,10 @@ async def test_a_worker_drains_for_longer_than_a_lease(
     draining = asyncio.Event()
     ready = asyncio.Event()
     work = asyncio.create_task(
-        engine.serve(first, ["turns"], worker="a", concurrency=1, draining=draining, ready=ready)
+        engine.serve(first, ["turns"], worker_id="a", concurrency=1, draining=draining, ready=ready)
     )
     await ready.wait()
-    await engine.submit(TurnOrder(thread, "hold"))
+    await engine.submit(TurnJob(thread, "hold"))
     await notes.until(f"a begins {thread} hold")
     draining.set()
     async with serving(engine, second):
@@ -225,11 +225,11 @@ async def test_a_worker_that_is_cancelled_hands_its_order_on(
     ready = asyncio.Event()
     work = asyncio.create_task(
         engine.serve(
-            first, ["turns"], worker="a", concurrency=1, draining=first.draining, ready=ready
+            first, ["turns"], worker_id="a", concurrency=1, draining=first.draining, ready=ready
         )
     )
     await ready.wait()
-    await engine.submit(TurnOrder(thread, "hold"))
+    await engine.submit(TurnJob(thread, "hold"))
     await notes.until(f"a begins {thread} hold")
     work.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -246,7 +246,7 @@ async def test_what_becomes_of_a_workflow_does_not_reach_the_turn(
     name = f"capgraph/{thread}"
     handle = client.get_workflow_handle(name)
     async with serving(engine, Scripted("w", notes.append)) as worker:
-        await engine.submit(TurnOrder(thread, "hold"))
+        await engine.submit(TurnJob(thread, "hold"))
         await notes.until(f"w begins {thread} hold")
         if how == "deleted":
             await client.workflow_service.delete_workflow_execution(
@@ -261,7 +261,7 @@ async def test_what_becomes_of_a_workflow_does_not_reach_the_turn(
         await asyncio.sleep(1.5 * LEASE_SECONDS)  # the server has said that it is of no use
         worker.go.set()
         await notes.until(f"w ends {thread} hold")
-        await engine.submit(TurnOrder(thread, "next"))
+        await engine.submit(TurnJob(thread, "next"))
         await notes.until(f"w ends {thread} next")
     assert not [line for line in notes if "fails" in line]
 
@@ -284,7 +284,7 @@ async def test_a_schedule_begins_its_moments(
     with pytest.raises(ValidationError, match="refuses it: Invalid schedule"):
         await engine.schedule("x", "never")
     with pytest.raises(ValidationError, match=r"refuses it: .* length"):
-        await engine.submit(TurnOrder("long" * 1000, "r"))
+        await engine.submit(TurnJob("long" * 1000, "r"))
 
 
 async def test_times_mean_what_they_mean_to_cron(
@@ -303,18 +303,18 @@ async def test_times_mean_what_they_mean_to_cron(
 async def test_what_was_handed_over_before_is_told_only_where_it_was_lost(
     engine: TemporalEngine, client: Client, notes: Notes, thread: str
 ) -> None:
-    order = TurnOrder(thread, "hold")
+    order = TurnJob(thread, "hold")
     handle = client.get_workflow_handle(f"capgraph/{thread}")
     async with serving(engine, Scripted("w", notes.append)) as worker:
-        await engine.submit(order, again=True)
+        await engine.submit(order, is_resubmission=True)
         await notes.until(f"w begins {thread} hold")
         for _ in range(3):
-            await engine.submit(order, again=True)
+            await engine.submit(order, is_resubmission=True)
         worker.go.set()
         await handle.result()
         history = await handle.fetch_history()
         assert not [one for one in history.events if one.event_type == _SIGNALED]
-        await engine.submit(order, again=True)
+        await engine.submit(order, is_resubmission=True)
         await notes.until(*[f"w ends {thread} hold"] * 2)
 
 
@@ -327,12 +327,12 @@ async def test_databases_that_share_a_server_have_their_orders_apart(
         )
         for name in "ab"
     ]
-    turn, step = TurnOrder(thread, "hold"), StepOrder(f"hold-{thread}", "gpu", "ref", "token")
+    turn, step = TurnJob(thread, "hold"), StepJob(f"hold-{thread}", "gpu", "ref", "token")
     queues = ("turns", "gpu")
     async with serving(one, Scripted("a", notes.append), queues) as first:
         for engine in (one, other):
             await engine.submit(turn)
-            await engine.run_step(step)
+            await engine.enqueue_step(step)
         await notes.until(f"a begins {thread} hold", f"a begins gpu {step.id}")
         async with serving(other, Scripted("b", notes.append), queues) as second:
             await notes.until(f"b begins gpu {step.id}")
@@ -346,14 +346,16 @@ async def test_databases_that_share_a_server_have_their_orders_apart(
 
 
 async def test_threads_without_a_worker_wait(engine: TemporalEngine, thread: str) -> None:
-    await engine.submit(TurnOrder(thread, "r"))
+    await engine.submit(TurnJob(thread, "r"))
     async with asyncio.timeout(60):
-        while not (await engine.waiting()).get("turns"):  # the server counts every few seconds
+        while not (await engine.count_waiting()).get(
+            "turns"
+        ):  # the server counts every few seconds
             await asyncio.sleep(0.2)
 
 
 async def test_a_server_that_is_away_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(temporal, "_CONNECT", timedelta(seconds=0.5))
+    monkeypatch.setattr(temporal, "_CONNECT_TIMEOUT", timedelta(seconds=0.5))
     with pytest.raises(PersistenceError, match=r"'127\.0\.0\.1:9' cannot be reached"):
         await TemporalEngine.open("127.0.0.1:9", lease_seconds=LEASE_SECONDS)
     for address in ("host:x", "host"):
@@ -430,7 +432,7 @@ async def killed(scene: Scene) -> None:
     """A killed worker's orders are taken over."""
     engine, crew, thread = scene.engine, scene.crew, scene.thread
     await crew.start("a", "b")
-    await engine.submit(TurnOrder(thread, "hold"))
+    await engine.submit(TurnJob(thread, "hold"))
     first = await crew.who(f"begins {thread} hold")
     crew.send(first, signal.SIGKILL)
     second = other(first)
@@ -443,7 +445,7 @@ async def frozen(scene: Scene) -> None:
     """A frozen worker that wakes up disturbs nobody."""
     engine, crew, thread = scene.engine, scene.crew, scene.thread
     await crew.start("a", "b")
-    await engine.submit(TurnOrder(thread, "hold"))
+    await engine.submit(TurnJob(thread, "hold"))
     first = await crew.who(f"begins {thread} hold")
     crew.send(first, signal.SIGSTOP)
     second = other(first)
@@ -455,7 +457,7 @@ async def frozen(scene: Scene) -> None:
     await scene.client.get_workflow_handle(f"capgraph/{thread}").result()
     crew.send(first, signal.SIGUSR1)  # its lease, not the engine, says what it may still do
     await crew.until(f"{first} ends {thread} hold")
-    await engine.submit(TurnOrder(thread, "next"))
+    await engine.submit(TurnJob(thread, "next"))
     await crew.who(f"ends {thread} next")
     assert not [line for line in crew.lines if "fails" in line]
 
@@ -464,7 +466,7 @@ async def blocked(scene: Scene) -> None:
     """A worker whose loop is blocked keeps its order."""
     engine, crew, thread = scene.engine, scene.crew, scene.thread
     await crew.start("a", "b")
-    await engine.submit(TurnOrder(thread, "block"))
+    await engine.submit(TurnJob(thread, "block"))
     await scene.client.get_workflow_handle(f"capgraph/{thread}").result()
     assert len([line for line in crew.lines if line.endswith("block")]) == 2
 
@@ -473,10 +475,10 @@ async def server_away(scene: Scene) -> None:
     """A server that is away for a while loses nothing."""
     engine, crew, thread = scene.engine, scene.crew, scene.thread
     await crew.start("a")
-    await engine.submit(TurnOrder(thread, "hold"))
+    await engine.submit(TurnJob(thread, "hold"))
     await crew.until(f"a begins {thread} hold")
     scene.server.stop()
-    later = asyncio.create_task(engine.submit(TurnOrder(f"{thread}2", "r")))
+    later = asyncio.create_task(engine.submit(TurnJob(f"{thread}2", "r")))
     try:
         await asyncio.sleep(2 * LEASE_SECONDS)
     finally:
@@ -484,7 +486,7 @@ async def server_away(scene: Scene) -> None:
     await later
     await crew.until(f"a ends {thread}2 r")
     crew.send("a", signal.SIGUSR1)
-    await engine.submit(TurnOrder(thread, "next"))
+    await engine.submit(TurnJob(thread, "next"))
     await crew.until(f"a ends {thread} hold", f"a ends {thread} next")
     assert not [line for line in crew.lines if "fails" in line]
 
@@ -493,7 +495,7 @@ async def told_to_end(scene: Scene) -> None:
     """A worker that is told to end goes when its orders are handed on."""
     engine, crew, thread = scene.engine, scene.crew, scene.thread
     await crew.start("a", "b")
-    await engine.submit(TurnOrder(thread, "hold"))
+    await engine.submit(TurnJob(thread, "hold"))
     first = await crew.who(f"begins {thread} hold")
     crew.send(first, signal.SIGTERM)
     second = other(first)
@@ -521,7 +523,7 @@ async def test_what_happens_to_processes_loses_no_order(
 
 
 def test_what_is_replayed_imports_nothing_of_ours() -> None:
-    tree = ast.parse(Path(turn_workflow.__file__).read_text())
+    tree = ast.parse(Path(temporal_workflows.__file__).read_text())
     names = {
         name.partition(".")[0]
         for node in ast.walk(tree)
@@ -539,5 +541,5 @@ def test_what_is_replayed_imports_nothing_of_ours() -> None:
 @pytest.mark.parametrize("file", sorted(HISTORIES.glob("*.json")), ids=lambda file: file.stem)
 async def test_a_recorded_history_replays(file: Path) -> None:
     history = WorkflowHistory.from_json("capgraph/recorded", file.read_text())
-    workflows = [turn_workflow.ThreadWorkflow, turn_workflow.ScheduleWorkflow]
+    workflows = [temporal_workflows.ThreadWorkflow, temporal_workflows.ScheduleWorkflow]
     await Replayer(workflows=workflows).replay_workflow(history)

@@ -13,7 +13,7 @@ from langchain_core.messages import AIMessage
 
 from capgraph.base import ConfigurationError, ModelError
 from capgraph.models import RoleModel
-from capgraph.models.calls import structured
+from capgraph.models.calls import generate_structured
 from capgraph.selection import (
     BaseRouter,
     LLMRouter,
@@ -198,7 +198,9 @@ async def test_a_metered_caller_serves_too():
     model = ScriptedModel(
         responses=[{"target": "sales", "confidence": 1, "reasoning": ""}, "Hm."],
     )
-    router = LLMRouter(partial(structured, RoleModel("router", model)), fallback_target="support")
+    router = LLMRouter(
+        partial(generate_structured, RoleModel("router", model)), fallback_target="support"
+    )
     assert (await router.route(asked())).target == "sales"
     assert (await router.route(asked())).target == "support"
 

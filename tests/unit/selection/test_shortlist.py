@@ -9,7 +9,7 @@ ALL = (*DATA_AGENT, *SUPPORT, *HOME)
 
 
 async def names(task: str, **options: object) -> list[str]:
-    kept = await LexicalSelector().nearest(task, ALL, **options)  # type: ignore[arg-type]
+    kept = await LexicalSelector().nearest_candidates(task, ALL, **options)  # type: ignore[arg-type]
     return [candidate.name for candidate in kept]
 
 
@@ -32,7 +32,7 @@ async def test_a_small_registry_is_kept_whole_without_scoring() -> None:
         async def score(self, task: str, candidates: object) -> dict[str, float]:
             raise AssertionError("nothing to rank")
 
-    assert await Untouched().nearest("x", HOME, limit=3) == HOME
+    assert await Untouched().nearest_candidates("x", HOME, limit=3) == HOME
 
 
 async def test_a_task_that_resembles_nothing_still_gets_its_number() -> None:
@@ -41,5 +41,7 @@ async def test_a_task_that_resembles_nothing_still_gets_its_number() -> None:
 
 async def test_the_right_one_of_hundreds_is_kept() -> None:
     many = [Candidate(f"handle_{n}", f"Handles case {n}.") for n in range(300)]
-    kept = await LexicalSelector().nearest("Track my parcel please", [*many, *ALL], limit=10)
+    kept = await LexicalSelector().nearest_candidates(
+        "Track my parcel please", [*many, *ALL], limit=10
+    )
     assert "order_status" in {candidate.name for candidate in kept}

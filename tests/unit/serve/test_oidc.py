@@ -24,12 +24,12 @@ from starlette.routing import Route
 from capgraph import build_graph
 from capgraph.configs.settings import OidcSettings, ServeSettings, Settings
 from capgraph.serve.app import create_app
-from capgraph.serve.identity import Logins
+from capgraph.serve.identity import Authenticator
 from capgraph.serve.routes import login, oidc
-from capgraph.serve.shield import Shield
+from capgraph.serve.security import SecurityMiddleware
 from capgraph.stores.threads import iter_thread_ids
 from tests.support.listening import on_loopback
-from tests.unit.serve.test_shield import HOST, client, health, who
+from tests.unit.serve.test_security_middleware import HOST, client, health, who
 
 
 class FakeProvider:
@@ -104,12 +104,12 @@ SECRET = "signs cookies of logins, 32 bytes"
 def served(provider: FakeProvider, secret: str = SECRET, **more: Any) -> Any:
     own = OidcSettings(issuer=provider.issuer, client_id="capgraph", role_claim="groups")
     settings = ServeSettings(oidc=own, base_url=HOST, session_secret=SecretStr(secret), **more)
-    logins = Logins(settings)
+    logins = Authenticator(settings)
     paths = [Route("/api/who", who), Route("/healthz", health)]
     app = Starlette(
         routes=[*paths, *login.routes(logins, oidc=True), *oidc.routes(logins, own, settings)]
     )
-    return Shield(app, settings, logins)
+    return SecurityMiddleware(app, settings, logins)
 
 
 async def come_back(asking: httpx.AsyncClient, provider: FakeProvider) -> httpx.Response:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from capgraph import build_graph
 from capgraph.configs.settings import ProxySettings, ServeSettings, Settings
 from capgraph.serve.app import create_app
-from capgraph.serve.server import Server, address_of, listen_on
+from capgraph.serve.server import Server, open_listening_socket, socket_url
 from capgraph.serve.tokens import issue_token
 
 
@@ -25,12 +25,12 @@ async def running(auth: Any = None, **serve: Any) -> AsyncIterator[str]:
     settings = Settings(serve=ServeSettings(**serve))
     graph = build_graph([], checkpointer=InMemorySaver(), settings=settings)
     app = await asyncio.to_thread(lambda: create_app(graph, auth=auth, host="127.0.0.1"))
-    listening = listen_on("127.0.0.1", 0)
+    listening = open_listening_socket("127.0.0.1", 0)
     ready = asyncio.Event()
     server = Server(app, listening, ready.set)
     task = asyncio.create_task(server.listen())
     await asyncio.wait_for(ready.wait(), 20)
-    yield address_of(listening)
+    yield socket_url(listening)
     server.should_exit = True
     await task
 

@@ -16,8 +16,8 @@ from capgraph import build_graph
 from capgraph.configs.settings import Settings
 from capgraph.registry import Registry
 from capgraph.serve.app import create_app
-from capgraph.serve.identity import COOKIE
-from capgraph.serve.shield import OPEN
+from capgraph.serve.identity import SESSION_COOKIE
+from capgraph.serve.security import PUBLIC_PATHS
 from tests.support.serve_process import CANARY, Answer, Served, Things, serve_process, things_of
 from tests.support.served import OpenValve, Source, read_level
 from tests.support.sweeps import sample
@@ -209,7 +209,7 @@ def told_of_ann(told: str, answer: Answer) -> list[str]:
 
 
 def is_open(path: str) -> bool:
-    return path in OPEN or path.startswith("/login/")
+    return path in PUBLIC_PATHS or path.startswith("/login/")
 
 
 # --- nobody ---------------------------------------------------------------------------------------
@@ -226,10 +226,10 @@ def test_nothing_is_done_for_whom_nobody_knows(
         ("revoked token", [("Authorization", f"Bearer {served.revoked}")]),
         ("empty token", [("Authorization", "Bearer ")]),
         ("another scheme", [("Authorization", f"Basic {served.ann}")]),
-        ("a token for a session", [("Cookie", f"{COOKIE}={served.ann}")]),
-        ("a made-up session", [("Cookie", f"{COOKIE}={made_up}; {COOKIE}=ann")]),
+        ("a token for a session", [("Cookie", f"{SESSION_COOKIE}={served.ann}")]),
+        ("a made-up session", [("Cookie", f"{SESSION_COOKIE}={made_up}; {SESSION_COOKIE}=ann")]),
         ("a header", FORGED_HEADERS),
-        ("bytes", [("Authorization", "Bearer \xff\xfe"), ("Cookie", f"{COOKIE}=\xff")]),
+        ("bytes", [("Authorization", "Bearer \xff\xfe"), ("Cookie", f"{SESSION_COOKIE}=\xff")]),
     ]
     wrong = []
     for one in table:
@@ -246,7 +246,7 @@ def test_nothing_is_done_for_whom_nobody_knows(
 
 
 def test_what_is_open_is_the_same_for_everybody(served: Served, anns: Things) -> None:
-    for path in sorted(OPEN - {"/", "/.well-known/agent-card.json"}):
+    for path in sorted(PUBLIC_PATHS - {"/", "/.well-known/agent-card.json"}):
         nobody, ann = served.ask("GET", path), served.ask("GET", path, served.ann)
         assert nobody.status == 200, path
         assert (nobody.status, nobody.body) == (ann.status, ann.body), path
@@ -303,16 +303,17 @@ def test_a_page_of_another_site_cannot_use_a_session(
     served: Served, table: list[Entry], anns: Things
 ) -> None:
     chosen = "chosen-by-somebody-else"
-    login = served.ask("POST", "/login", headers=[("Cookie", f"{COOKIE}={chosen}")],
+    login = served.ask("POST", "/login", headers=[("Cookie", f"{SESSION_COOKIE}={chosen}")],
                        body={"token": served.ann})  # fmt: skip
     assert login.status == 303
-    cookie = SimpleCookie(login.headers["set-cookie"])[COOKIE]
+    cookie = SimpleCookie(login.headers["set-cookie"])[SESSION_COOKIE]
     assert (cookie["httponly"], cookie["samesite"].lower(), cookie["path"]) == (True, "strict", "/")
     assert cookie.value != chosen
     assert (
-        served.ask("GET", "/api/threads", headers=[("Cookie", f"{COOKIE}={chosen}")]).status == 401
+        served.ask("GET", "/api/threads", headers=[("Cookie", f"{SESSION_COOKIE}={chosen}")]).status
+        == 401
     )
-    mine = ("Cookie", f"{COOKIE}={cookie.value}")
+    mine = ("Cookie", f"{SESSION_COOKIE}={cookie.value}")
     assert served.ask("GET", "/api/threads", headers=[mine]).status == 200
     wrong = []
     for one in table:

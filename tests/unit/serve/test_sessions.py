@@ -21,7 +21,7 @@ PAGE = {"origin": HOST}
 
 @pytest.fixture(autouse=True)
 def looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("capgraph.serve.identity._SEEN_SECONDS", -1.0)
+    monkeypatch.setattr("capgraph.serve.identity._SESSION_CACHE_SECONDS", -1.0)
 
 
 def browser(app: Any) -> httpx.AsyncClient:

@@ -68,17 +68,17 @@ def test_an_expired_token_is_nobodys(file: Path) -> None:
 
 
 def test_a_change_is_seen_without_a_restart(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "_LOOKED_EVERY", 0.0)
+    monkeypatch.setattr(tokens, "_REFRESH_SECONDS", 0.0)
     token = issue_token(file, "ada")
 
     async def look() -> None:
         known = await asyncio.to_thread(TokenFile, file)
         found = await known.caller(token)
         assert found is not None
-        assert await known.still_holds(found[1])
+        assert await known.is_active(found[1])
         await asyncio.to_thread(revoke_token, file, "ada")
         assert await known.caller(token) is None
-        assert not await known.still_holds(found[1])
+        assert not await known.is_active(found[1])
         await asyncio.to_thread(file.unlink)
         assert await known.caller(token) is None
 

@@ -28,8 +28,8 @@ SECRET = "a secret of sixteen"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(webhook, "_PAUSES", (0.0, 0.01, 0.02, 0.02))
-    monkeypatch.setattr(webhook, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(webhook, "_RETRY_DELAYS", (0.0, 0.01, 0.02, 0.02))
+    monkeypatch.setattr(webhook, "_POLL_SECONDS", 0.02)
 
 
 class Receiver:

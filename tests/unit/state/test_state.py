@@ -15,12 +15,12 @@ from capgraph.base import ValidationError
 from capgraph.state import (
     AgentState,
     StateSchema,
-    append,
+    append_entries,
     dump_context,
-    fold_context,
     load_context,
     merge_by_key,
-    summarize,
+    merge_context_data,
+    summarize_context,
 )
 
 
@@ -34,7 +34,7 @@ SCHEMA = StateSchema.of(AgentState)
 
 
 def merge_context(current: Any, update: Any) -> Any:
-    return fold_context(current, [update])
+    return merge_context_data(current, [update])
 
 
 contexts = st.dictionaries(
@@ -78,18 +78,18 @@ def test_a_merge_does_not_copy_the_data() -> None:
 
 def test_other_reducers() -> None:
     assert merge_by_key(None, {"a": 1}) == {"a": 1}
-    assert append(None, [1]) == [1]
+    assert append_entries(None, [1]) == [1]
     old = [1]
-    assert append(old, [2]) == [1, 2]
+    assert append_entries(old, [2]) == [1, 2]
     assert old == [1]
 
 
 def test_the_reset_empties_all_but_what_survives() -> None:
     full: dict[str, Any] = {key: {"left": 1} for key in SCHEMA.names}
     update = SCHEMA.reset(full)
-    assert set(update) == SCHEMA.names - SCHEMA.survives
+    assert set(update) == SCHEMA.names - SCHEMA.thread_keys
     for key, value in update.items():
-        if key in SCHEMA.reduced:
+        if key in SCHEMA.reduced_keys:
             assert isinstance(value, Overwrite), f"{key} would be merged with the old value"
             assert not value.value
         else:
@@ -106,7 +106,7 @@ def test_keys_that_parallel_steps_write_have_reducers() -> None:
         "capability_context_data",
         "execution_step_results",
         "control_attempts",
-    } <= SCHEMA.reduced
+    } <= SCHEMA.reduced_keys
 
 
 def test_context_is_checked_on_the_way_in() -> None:
@@ -130,9 +130,9 @@ def test_context_is_checked_on_the_way_out() -> None:
 
 
 def test_summaries() -> None:
-    assert summarize("READING", "a", {"value": 1}, TYPES) == "value: 1.0, unit: K"
-    assert summarize("OTHER", "a", {"x": 1}, {}) == "x: 1"
-    assert summarize("OTHER", "a", 5, {}) == "5"
+    assert summarize_context("READING", "a", {"value": 1}, TYPES) == "value: 1.0, unit: K"
+    assert summarize_context("OTHER", "a", {"x": 1}, {}) == "x: 1"
+    assert summarize_context("OTHER", "a", 5, {}) == "5"
 
 
 @pytest.mark.parametrize(

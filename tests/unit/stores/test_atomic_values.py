@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from capgraph.base.clock import SystemClock
+from capgraph.helpers.clock import SystemClock
 from capgraph.stores.atomic_values import FOREVER, TableValues
 from capgraph.stores.sqlite import SqliteFile
 

@@ -87,7 +87,7 @@ async def test_of_two_copies_at_once_one_is_refused(saver: Any) -> None:
 
 async def test_a_copy_onto_a_thread_that_another_run_has_is_refused(saver: Any) -> None:
     leases = Persistence.of(saver).leases
-    lease = await leases.take("3")
+    lease = await leases.acquire("3")
     with pytest.raises(ThreadBusyError, match="'3'"):
         await saver.acopy_thread("1", "3")
     await leases.release(lease)

@@ -17,7 +17,7 @@ from capgraph import build_graph
 from capgraph.base import PersistenceError
 from capgraph.base.errors import StoppedError, ThreadBusyError
 from capgraph.governance import stop
-from capgraph.stores import Persistence, due, open_saver
+from capgraph.stores import Persistence, list_suspended_threads, open_saver
 from capgraph.stores.records import read_record, write_record
 
 pytestmark = pytest.mark.may_block
@@ -47,7 +47,7 @@ async def test_a_record_is_what_was_written_last(saver: Any, path: Path) -> None
     assert await read_record(saver, "1", "a/b") == {}
     await write_record(saver, "1", "a/b", {"status": "started", "word": "treasure"})
     await write_record(saver, "1", "a/b", {"status": "finished", "word": "treasure", "n": 1})
-    await write_record(saver, "1", "c", {"status": "other"}, builds_on="x")
+    await write_record(saver, "1", "c", {"status": "other"}, parent_checkpoint_id="x")
     record = await read_record(saver, "1", "a/b")
     assert record == {"status": "finished", "word": "treasure", "n": 1}
     assert await read_record(saver, "2", "a/b") == {}
@@ -76,7 +76,7 @@ async def test_a_statement_with_the_moment_is_the_same_each_time(path: Path) -> 
         rows = Persistence.of(saver).tables
         assert rows is not None
         await rows.run(TABLE)
-        beside = await rows.beside()
+        beside = await rows.relaxed_durability()
         conn = beside._connection()  # type: ignore[attr-defined]
 
         class Heard:
@@ -137,19 +137,19 @@ async def test_a_database_in_memory_has_no_second_connection() -> None:
 
 async def test_copies_of_a_saver_and_several_graphs_share_leases_and_stops(saver: Any) -> None:
     one, other, copied = (Persistence.of(of) for of in (saver, saver, copy.copy(saver)))
-    lease = await one.leases.take("1")
+    lease = await one.leases.acquire("1")
     for same in (other, copied):
         with pytest.raises(ThreadBusyError):
-            await same.leases.take("1")
-    inside = await other.leases.take("1", outer=[lease])
+            await same.leases.acquire("1")
+    inside = await other.leases.acquire("1", outer_leases=[lease])
     await one.leases.release(lease)
-    assert copied.leases.held("1") is lease, "the graph inside has not ended"
+    assert copied.leases.find_held("1") is lease, "the graph inside has not ended"
     await other.leases.release(inside)
-    await copied.leases.release(await copied.leases.take("1"))
+    await copied.leases.release(await copied.leases.acquire("1"))
     await stop(saver, thread="1")
     for same in (one, other, copied):
         with pytest.raises(StoppedError):
-            await same.stops.go_on("1", [], confirm=False)
+            await same.stops.raise_if_stopped("1", [], force_read=False)
 
 
 async def test_nothing_is_attached_to_a_saver(saver: Any) -> None:
@@ -158,5 +158,5 @@ async def test_nothing_is_attached_to_a_saver(saver: Any) -> None:
     config: Any = {"configurable": {"thread_id": "1"}}
     await graph.ainvoke({"messages": [("user", "Hello")]}, config)
     await stop(saver, thread="2")
-    assert await due(saver) == []
+    assert await list_suspended_threads(saver) == []
     assert {*vars(saver)} == before

@@ -42,9 +42,9 @@ async def test_runs_that_were_followed_leave_nothing_in_memory(tmp_path: Path) -
         log, other = Persistence.of(saver).open_run_log(), Persistence.of(saver).open_run_log()
 
         async def follow(name: str) -> None:
-            await log.open(LoggedRun(name, "t", "ann", request={"message": "Hi"}))
-            log.tell(name, [{"n": 1}])
-            await log.end(name, "completed")
+            await log.create(LoggedRun(name, "t", "ann", request={"message": "Hi"}))
+            log.append_events(name, [{"n": 1}])
+            await log.finish(name, "completed")
             for one in (log, other):
                 assert len(await followed(one, name)) == 1
 
@@ -59,13 +59,13 @@ async def test_runs_that_were_followed_leave_nothing_in_memory(tmp_path: Path) -
 
 async def test_what_is_told_is_numbered_and_read_by_all(saver: Any) -> None:
     log = Persistence.of(saver).open_run_log()
-    await log.open(LoggedRun("r", "t", "ann", request={"message": "Hi"}))
+    await log.create(LoggedRun("r", "t", "ann", request={"message": "Hi"}))
     early = asyncio.create_task(followed(log, "r"))
     for number in range(1000):
-        log.tell("r", [{"n": number, "text": "é\u2028\n"}])
+        log.append_events("r", [{"n": number, "text": "é\u2028\n"}])
         if number % 100 == 0:
             await asyncio.sleep(0)
-    await log.end("r", "completed")
+    await log.finish("r", "completed")
     whole = await early
     assert [seq for seq, _ in whole] == [*range(1, 1001)]
     assert all("\n" not in text for _, text in whole)
@@ -86,11 +86,11 @@ async def test_what_is_told_within_a_moment_is_one_row(tmp_path: Path) -> None:
     async with open_saver(f"sqlite:///{tmp_path / 't.db'}") as saver:
         log, rows = Persistence.of(saver).open_run_log(), Persistence.of(saver).tables
         assert rows is not None
-        await log.open(LoggedRun("r", "t", "ann", request={"message": "Hi"}))
+        await log.create(LoggedRun("r", "t", "ann", request={"message": "Hi"}))
         for number in range(30):
-            log.tell("r", [{"n": number}])
+            log.append_events("r", [{"n": number}])
             await asyncio.sleep(0)
-        await log.end("r", "completed")
+        await log.finish("r", "completed")
         _, found = await rows.run("SELECT seq FROM capgraph_run_events")
         assert found == [(30,)]
         other = Persistence.of(saver).open_run_log()
@@ -101,7 +101,7 @@ async def test_what_is_told_within_a_moment_is_one_row(tmp_path: Path) -> None:
 
 async def test_who_hears_of_the_end_finds_the_run_ended(saver: Any) -> None:
     log, other = Persistence.of(saver).open_run_log(), Persistence.of(saver).open_run_log()
-    await log.open(LoggedRun("r", "t", "ann"))
+    await log.create(LoggedRun("r", "t", "ann"))
     readers = [log] if isinstance(saver, InMemorySaver) else [log, other]
 
     async def heard(reader: RunLog) -> str:
@@ -113,10 +113,10 @@ async def test_who_hears_of_the_end_finds_the_run_ended(saver: Any) -> None:
         raise AssertionError("nothing was told")
 
     listening = [asyncio.create_task(heard(reader)) for reader in readers]
-    log.tell("r", [{"type": "RUN_STARTED"}, {"type": "RUN_FINISHED"}])
+    log.append_events("r", [{"type": "RUN_STARTED"}, {"type": "RUN_FINISHED"}])
     await log.flush()
     assert not (await asyncio.wait(listening, timeout=0.1))[0]
-    await log.end("r", "completed")
+    await log.finish("r", "completed")
     assert await asyncio.gather(*listening) == ["completed"] * len(readers)
     for one in (log, other):
         one.close()
@@ -127,11 +127,11 @@ async def test_what_somebody_listens_to_is_not_gathered(
 ) -> None:
     monkeypatch.setattr(run_log, "_GATHER_SECONDS", 3600.0)
     log = Persistence.of(saver).open_run_log()
-    await log.open(LoggedRun("r", "t", "ann"))
+    await log.create(LoggedRun("r", "t", "ann"))
     listening = log.follow("r")
     heard = asyncio.ensure_future(anext(listening))
     await asyncio.sleep(0)
-    log.tell("r", [{"n": 0}])
+    log.append_events("r", [{"n": 0}])
     assert await heard == [(1, '{"n":0}')]
     await listening.aclose()
     log.close()
@@ -139,15 +139,15 @@ async def test_what_somebody_listens_to_is_not_gathered(
 
 async def test_a_slow_listener_reads_what_left_memory(saver: Any) -> None:
     log = Persistence.of(saver).open_run_log()
-    await log.open(LoggedRun("r", "t", "ann"))
+    await log.create(LoggedRun("r", "t", "ann"))
     slow = log.follow("r")
-    log.tell("r", [{"n": 0}])
+    log.append_events("r", [{"n": 0}])
     first = await anext(slow)
-    log.tell("r", [{"n": number} for number in range(1, 2000)])
+    log.append_events("r", [{"n": number} for number in range(1, 2000)])
     await log.flush()
     if not isinstance(saver, InMemorySaver):
         assert len(log._live["r"].tail) == run_log._TAIL
-    await log.end("r", "completed")
+    await log.finish("r", "completed")
     rest = [line async for page in slow for line in page]
     assert [seq for seq, _ in first + rest] == [*range(1, 2001)]
     log.close()
@@ -158,22 +158,22 @@ async def test_who_lost_the_thread_tells_nothing_more(tmp_path: Path) -> None:
     async with open_saver(url) as saver, open_saver(url) as another:
         logs = Persistence.of(saver).open_run_log(), Persistence.of(another).open_run_log()
         for one, log in zip((saver, another), logs, strict=True):
-            await Persistence.of(one).leases.take("t")
-            await log.open(run)
-            await log.take_up(replace(run, status="running"))
-            log.tell("r", [{"by": logs.index(log)}])
+            await Persistence.of(one).leases.acquire("t")
+            await log.create(run)
+            await log.claim(replace(run, status="running"))
+            log.append_events("r", [{"by": logs.index(log)}])
             await log.flush()
             # As if it had been taken over.
             await Persistence.of(saver).tables.run("DELETE FROM capgraph_leases")  # type: ignore[union-attr]
-        logs[0].tell("r", [{"by": "ghost"}, {"by": "ghost"}])
+        logs[0].append_events("r", [{"by": "ghost"}, {"by": "ghost"}])
         await logs[0].flush()
         with pytest.raises(PersistenceError, match="has taken over"):
-            await logs[0].take_up(run)
-        await logs[1].end("r", "completed")
+            await logs[0].claim(run)
+        await logs[1].finish("r", "completed")
         assert [text for _, text in await followed(logs[1], "r")] == ['{"by":0}', '{"by":1}']
         for one, log in zip((saver, another), logs, strict=True):
             log.close()
-            if (lease := Persistence.of(one).leases.held("t")) is not None:
+            if (lease := Persistence.of(one).leases.find_held("t")) is not None:
                 await Persistence.of(one).leases.release(lease)
 
 
@@ -181,19 +181,19 @@ async def test_numbers_go_on_in_another_process(saver: Any) -> None:
     if isinstance(saver, InMemorySaver):
         pytest.skip("memory ends with its process")
     log, other = Persistence.of(saver).open_run_log(), Persistence.of(saver).open_run_log()
-    await log.open(LoggedRun("r", "t", "ann"))
-    log.tell("r", [{"n": 0}, {"n": 1}])
+    await log.create(LoggedRun("r", "t", "ann"))
+    log.append_events("r", [{"n": 0}, {"n": 1}])
     await log.flush()
-    log.leave("r")
-    (left,) = await other.unfinished()
+    log.release("r")
+    (left,) = await other.unfinished_runs()
     assert left.run_id == "r"
-    told, _ = await other.take_up(LoggedRun("r", "t", "ann", "running"))
+    told, _ = await other.claim(LoggedRun("r", "t", "ann", "running"))
     assert told == [{"n": 0}, {"n": 1}]
     listening = asyncio.create_task(followed(log, "r"))
-    other.tell("r", [{"n": 2}])
-    await other.end("r", "failed")
+    other.append_events("r", [{"n": 2}])
+    await other.finish("r", "failed")
     assert [seq for seq, _ in await listening] == [1, 2, 3]
-    assert await log.unfinished() == []
+    assert await log.unfinished_runs() == []
     log.close()
     other.close()
 
@@ -201,19 +201,19 @@ async def test_numbers_go_on_in_another_process(saver: Any) -> None:
 async def test_runs_are_found_by_owner_and_thread_and_forgotten(saver: Any) -> None:
     log = Persistence.of(saver).open_run_log()
     for number, status in enumerate(["waiting", "completed", "waiting", "running"]):
-        run = LoggedRun(f"r{number}", f"t{number // 2}", "ann", opened=float(number + 1))
-        await log.open(run)
-        await (log.take_up(run) if status == "running" else log.end(run.run_id, status))
-    await log.open(LoggedRun("b", "t9", "bob", opened=9.0))
-    await log.end("b", "waiting")
-    assert await log.waiting("ann") == []
-    assert await log.waiting() == ["t9"]
-    assert [run.run_id for run in await log.of_thread("t1")] == ["r3", "r2"]
+        run = LoggedRun(f"r{number}", f"t{number // 2}", "ann", created_at=float(number + 1))
+        await log.create(run)
+        await (log.claim(run) if status == "running" else log.finish(run.run_id, status))
+    await log.create(LoggedRun("b", "t9", "bob", created_at=9.0))
+    await log.finish("b", "waiting")
+    assert await log.waiting_threads("ann") == []
+    assert await log.waiting_threads() == ["t9"]
+    assert [run.run_id for run in await log.thread_runs("t1")] == ["r3", "r2"]
     await log.prune(-1)
     assert await log.get("r0") is None
-    assert [run.run_id for run in await log.unfinished()] == ["r3"]
+    assert [run.run_id for run in await log.unfinished_runs()] == ["r3"]
     await log.drop_thread("t1")
-    assert await log.unfinished() == []
+    assert await log.unfinished_runs() == []
     log.close()
 
 
@@ -223,7 +223,7 @@ async def test_nothing_is_told_that_is_not_written(
     monkeypatch.setattr(run_log, "_LOOK_SECONDS", 0.01)
     async with open_saver(f"sqlite:///{tmp_path / 't.db'}") as saver:
         log = Persistence.of(saver).open_run_log()
-        await log.open(LoggedRun("r", "t", "ann"))
+        await log.create(LoggedRun("r", "t", "ann"))
         rows: Any = log._rows
         run, away = rows.run, [True]
 
@@ -234,13 +234,13 @@ async def test_nothing_is_told_that_is_not_written(
 
         monkeypatch.setattr(rows, "run", refusing)
         listening = log.follow("r")
-        log.tell("r", [{"n": 0}])
+        log.append_events("r", [{"n": 0}])
         waiting = asyncio.ensure_future(anext(listening))
         await asyncio.sleep(0.1)
         assert not waiting.done()
         away[0] = False
         assert [seq for seq, _ in await waiting] == [1]
-        await log.end("r", "completed")
+        await log.finish("r", "completed")
         log.close()
 
 
@@ -248,9 +248,9 @@ async def test_what_is_kept_is_encrypted_where_threads_are(tmp_path: Path) -> No
     file = tmp_path / "t.db"
     async with open_saver(f"sqlite:///{file}", encryption_key=KEY) as saver:
         log = Persistence.of(saver).open_run_log()
-        await log.open(LoggedRun("r", "t", "ann", request={"message": "topsecret"}))
-        log.tell("r", [{"text": "topsecret"}])
-        await log.end("r", "completed")
+        await log.create(LoggedRun("r", "t", "ann", request={"message": "topsecret"}))
+        log.append_events("r", [{"text": "topsecret"}])
+        await log.finish("r", "completed")
         rows: Any = log._rows
         _, found = await rows.run(
             "SELECT request FROM capgraph_runs UNION ALL SELECT data FROM capgraph_run_events"
@@ -267,7 +267,7 @@ async def test_what_is_open_is_found_without_reading_what_has_ended(
     """Each worker asks each second, and runs are kept for a month."""
     async with open_saver(f"sqlite:///{tmp_path / 't.db'}") as saver:
         log = Persistence.of(saver).open_run_log()
-        await log.open(LoggedRun("r", "t", "ann"))
+        await log.create(LoggedRun("r", "t", "ann"))
         rows, asked = log._rows, []
         run = rows.run
 
@@ -277,7 +277,10 @@ async def test_what_is_open_is_found_without_reading_what_has_ended(
 
         monkeypatch.setattr(rows, "run", told)
         monkeypatch.setattr(log, "_read", lambda row: replace(LoggedRun("", "", ""), run_id=row[3]))
-        for plan in ([one.run_id for one in await log.unfinished()], await log.stopping()):
+        for plan in (
+            [one.run_id for one in await log.unfinished_runs()],
+            await log.stopping_run_ids(),
+        ):
             assert "capgraph_runs_open" in plan[0]
         assert len(asked) == 2
         log.close()

@@ -14,7 +14,7 @@ from langgraph.store.base import GetOp, PutOp
 
 from capgraph.stores import open_saver, open_store
 from capgraph.stores.sqlite import SqliteFile
-from capgraph.telemetry.shipped import SqliteEventSink
+from capgraph.telemetry.builtin_sinks import SqliteEventSink
 
 pytestmark = pytest.mark.may_block
 

@@ -11,7 +11,7 @@ from capgraph.telemetry import (
     AgentEventName,
     AgentEventStatus,
     AgentFailureClass,
-    agent_event,
+    to_agent_event,
 )
 
 
@@ -147,7 +147,7 @@ def test_attributes_hold_no_content_unless_asked() -> None:
     ],
 )
 def test_our_events_under_their_names(ours: dict[str, object], name: str, failure: str) -> None:
-    seen = agent_event({**ours, "run_id": "r"})
+    seen = to_agent_event({**ours, "run_id": "r"})
     assert seen is not None
     assert seen.event.value == name
     assert (seen.failure_class.value if seen.failure_class else None) == failure
@@ -155,4 +155,4 @@ def test_our_events_under_their_names(ours: dict[str, object], name: str, failur
 
 
 def test_what_has_no_name_there_is_no_event() -> None:
-    assert agent_event({"event_type": "answer_token", "text": "x"}) is None
+    assert to_agent_event({"event_type": "answer_token", "text": "x"}) is None

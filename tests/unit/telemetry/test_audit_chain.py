@@ -22,7 +22,7 @@ from capgraph.base.errors import PersistenceError, ValidationError
 from capgraph.stores import open_saver
 from capgraph.stores.persistence import Persistence
 from capgraph.telemetry import AuditLog
-from capgraph.telemetry.audit_chain import NOTHING, Checker, Head, seal
+from capgraph.telemetry.audit_chain import EMPTY_HASH, ChainHead, ChainVerifier, build_record
 from capgraph.telemetry.audit_log import AuditTable
 
 
@@ -34,16 +34,16 @@ def written(path: Path, count: int = 5, **options: Any) -> AuditLog:
 
 
 def chain(count: int, key: bytes | None = None) -> list[str]:
-    head, lines = Head(), []
+    head, lines = ChainHead(), []
     for number in range(count):
-        head, line = seal(head, "effect", {"number": number, "to": ["é", 1.5, None]}, key)
+        head, line = build_record(head, "effect", {"number": number, "to": ["é", 1.5, None]}, key)
         lines.append(line)
     return lines
 
 
 def checked(lines: list[Any], key: bytes | None = None, **more: Any) -> bool:
-    checker = Checker(key, **more)
-    checker.take(lines)
+    checker = ChainVerifier(key, **more)
+    checker.feed(lines)
     return checker.result().valid
 
 
@@ -57,7 +57,7 @@ def test_a_chain_as_it_was_written_holds(tmp_path: Path) -> None:
     assert log.anchor() == found.head
     assert len(found.head) == 64
     assert [record["data"]["number"] for record in log.records()] == [0, 1, 2, 3, 4]
-    assert AuditLog(tmp_path / "none.jsonl").verify().head == NOTHING
+    assert AuditLog(tmp_path / "none.jsonl").verify().head == EMPTY_HASH
 
 
 async def test_on_a_loop_it_is_awaited(tmp_path: Path) -> None:
@@ -160,7 +160,9 @@ def test_the_old_can_go_and_the_rest_holds(tmp_path: Path, monkeypatch: pytest.M
 
     log = AuditLog(tmp_path / "a.jsonl")
     for day in range(1, 7):
-        monkeypatch.setattr(audit_chain, "now_text", lambda d=day: f"2026-01-0{d}T00:00:00+00:00")
+        monkeypatch.setattr(
+            audit_chain, "utc_now_text", lambda d=day: f"2026-01-0{d}T00:00:00+00:00"
+        )
         log.append("effect", {"day": day})
     monkeypatch.undo()
     first = log.records()[0]["hash"]
@@ -225,7 +227,7 @@ def whole_chain(kind: str, place: Path) -> tuple[Any, list[dict[str, Any]]]:
             table = AuditTable(rows)
             verified = await table.averify()
             lines: list[str] = []
-            while page := await table.alines(len(lines)):
+            while page := await table.aread_lines(len(lines)):
                 lines += page
             return verified, [json.loads(line) for line in lines]
 
@@ -281,7 +283,7 @@ async def test_a_chain_beside_the_threads(tmp_path: Path, monkeypatch: pytest.Mo
         assert not (await table.averify("0" * 63 + "1")).valid
         rows = Persistence.of(saver).tables
         assert rows is not None
-        monkeypatch.setattr(audit_chain, "now_text", lambda: "2020-01-01T00:00:00+00:00")
+        monkeypatch.setattr(audit_chain, "utc_now_text", lambda: "2020-01-01T00:00:00+00:00")
         old = await table_of(saver, signing_key="k")
         await old.awrite([("effect", {"n": 20})])
         monkeypatch.undo()

@@ -55,7 +55,9 @@ def test_prices_come_from_genai_prices() -> None:
 
 
 def test_a_name_is_found_whole_then_by_the_longest_beginning_of_words() -> None:
-    table = PriceTable({"m": ModelPricing(1, 1), "m-big": ModelPricing(2, 2)}, others=False)
+    table = PriceTable(
+        {"m": ModelPricing(1, 1), "m-big": ModelPricing(2, 2)}, use_genai_prices=False
+    )
     million = UsageSnapshot(input_tokens=1_000_000)
     assert table.cost("M", million) == 1
     assert table.cost("m-big-2026", million) == 2
@@ -109,7 +111,7 @@ def test_a_price_is_a_number_from_zero(number: float) -> None:
 
 
 def test_prices_are_read_from_a_file(tmp_path: Path) -> None:
-    file, table = tmp_path / "prices.json", PriceTable(others=False)
+    file, table = tmp_path / "prices.json", PriceTable(use_genai_prices=False)
     file.write_text('{"models": {"m": {"input_per_million": 2, "output_per_million": 4}}}')
     load_pricing_from_file(file, table=table)
     assert table.find("M") == ModelPricing(2, 4)
@@ -133,7 +135,7 @@ def test_a_file_of_something_else_holds_no_prices(tmp_path: Path, text: str, cau
 
 
 def test_a_summary_has_the_names_of_its_source() -> None:
-    tracker = UsageTracker(prices=PriceTable({"m": ModelPricing(2.0, 4.0)}, others=False))
+    tracker = UsageTracker(prices=PriceTable({"m": ModelPricing(2.0, 4.0)}, use_genai_prices=False))
     tracker.record_turn("m", UsageSnapshot(input_tokens=1_000_000))
     told = tracker.summary()
     assert (told["turns"], told["total_input_tokens"]) == (1, 1_000_000)

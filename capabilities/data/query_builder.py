@@ -1,0 +1,536 @@
+"""Fills a query from a question without a model.
+
+Every word of the question is placed in the query or is known to carry nothing. Where a word is
+left over, or two readings are possible, there is no query but an error that names the words: an
+answer to another question is worse than none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from capgraph.base import ValidationError
+from capgraph.capabilities.data.lexicon import (
+    CHANGE_VERB,
+    CLAUSE_BREAK,
+    COMPARISON_PHRASE,
+    FILLER_WORDS,
+    FOLLOW_UP_PHRASE,
+    HOW_CLAUSE,
+    POSSESSION_VERB,
+    STATE_VERB,
+    UNIT_ORDER,
+)
+from capgraph.capabilities.data.mentions import concept_of
+from capgraph.capabilities.data.profile import TableProfile
+from capgraph.capabilities.data.question_parser import (
+    BothDirectionsError,
+    QuestionParser,
+    UnparsedWordsError,
+)
+from capgraph.capabilities.data.words import blank_spans, split_name, split_words
+from capgraph.capabilities.periods.expressions import DataWindow, ParsedTime, floor, shift
+from capgraph.capabilities.periods.options import parse_times
+from capgraph.capabilities.query import TIME_PARTS, Filter, Query
+
+
+def build_queries(
+    question: str,
+    profiles: Sequence[TableProfile],
+    settings: Mapping[str, Any],
+    previous_queries: Sequence[Query] = (),
+    parsed_time: ParsedTime | None = None,
+) -> list[Query]:
+    """Fill a query for each part of a question.
+
+    Args:
+        question: The question.
+        profiles: The tables at hand.
+        settings: ``now``, ``timezone``, ``day_first``, ``hemisphere``.
+        previous_queries: Queries of the question before, for one that follows it ("and in 1985?").
+        parsed_time: The times of the question, where they were read before.
+
+    Raises:
+        ValidationError: A word cannot be placed, or may mean several things.
+    """
+    clauses = _split_clauses(question, settings)
+    base = previous_queries[-1] if previous_queries and FOLLOW_UP_PHRASE.search(question) else None
+    queries: list[Query] = []
+    for clause in clauses:
+        times = (
+            parsed_time
+            if parsed_time is not None and len(clauses) == 1
+            else parse_times(clause, settings)
+        )
+        # Only a month or season without a year can have a part that was not read.
+        if times.months and not times.periods and (year := _only_year(profiles)):
+            dated = parse_times(clause, {**settings, "year": year})
+            times = dated if dated.periods else times
+        try:
+            found = [_build_clause_query(clause, profiles, times, base, bool(queries))]
+        except BothDirectionsError:
+            found = [
+                _build_clause_query(clause, profiles, times, base, bool(queries), aspect)
+                for aspect in ("max", "min")
+            ]
+        if queries and found == [queries[-1].model_copy(update={"order": found[0].order})]:
+            queries.pop()  # the second part only sorts what the first one asks
+        queries += found
+        base = queries[-1]
+    if not queries:
+        raise QuestionParser(question, profiles[0], ParsedTime()).unparsed_error("nothing").error
+    return queries
+
+
+def _only_year(profiles: Sequence[TableProfile]) -> int | None:
+    """Return the year in which all times of the tables lie, if there is one."""
+    moments = [(p.first, p.last) for p in profiles if p.first and p.last]
+    years = {moment.year for pair in moments for moment in pair}
+    return years.pop() if len(years) == 1 else None
+
+
+def _split_clauses(text: str, settings: Mapping[str, Any]) -> list[str]:
+    """Split a question that asks twice; "In 2007, how many …" asks once."""
+    parts = [
+        part
+        for part in CLAUSE_BREAK.split(HOW_CLAUSE.sub("", text))
+        if part and part.strip(" ?.!,")
+    ]
+    for part in parts[:-1]:
+        rest = split_words(blank_spans(part, parse_times(part, settings).spans))
+        if all(word.stem in FILLER_WORDS for word in rest):
+            return [text]
+    return parts
+
+
+def _build_clause_query(
+    text: str,
+    profiles: Sequence[TableProfile],
+    times: ParsedTime,
+    previous_query: Query | None,
+    is_same_question: bool,
+    direction: str | None = None,
+) -> Query:
+    """Fill one query from the only table that places every word."""
+    found: list[tuple[int, Query]] = []
+    problems: list[UnparsedWordsError] = []
+    for profile, main in [(known, p) for p in profiles for known in (p, *p.alternate_profiles)]:
+        form = _QueryBuilder(text, profile, times, direction)
+        try:
+            query = form.build(previous_query, is_same_question)
+        except UnparsedWordsError as exc:
+            problems.append(exc)
+            continue
+        if profile is not main:
+            if form.parsed.time_column is None:
+                continue  # nothing says that this one of its dates is meant
+            query = query.model_copy(update={"time": form.parsed.time_column})
+        if len(profiles) > 1:
+            query = query.model_copy(update={"table": profile.table.label})
+        found.append((form.parsed.table_mentions, query))
+    if not found:
+        raise min(problems, key=lambda exc: len(exc.words)).error
+    best = max(score for score, _ in found)
+    fitting = [query for score, query in found if score == best]
+    if len(fitting) > 1:
+        labels = ", ".join(str(query.table) for query in fitting)
+        raise ValidationError(
+            f"The question may be about several tables: {labels}.", fix="Name the table."
+        )
+    return fitting[0]
+
+
+class _QueryBuilder(QuestionParser):
+    """Makes the query of a question whose words are placed."""
+
+    def build(self, previous_query: Query | None, is_same_question: bool) -> Query:
+        """Place all words and return the query.
+
+        Args:
+            previous_query: The query before, whose times go on.
+            is_same_question: Whether it stands in the same question.
+
+        Raises:
+            Unplaced: There is a word left, or more than one reading.
+        """
+        placed = self.parse()
+        numbers = [m.column.name for m in placed.columns]
+        if placed.unit and any(m.column.unit is None for m in placed.columns):
+            raise self.unparsed_error(placed.unit)  # nothing tells what it is converted from
+        if any(m.column.kind not in ("number", "flag") for m in placed.columns):
+            raise self.unparsed_error(*numbers)
+        partly = [m.column.name for m in placed.columns if m.score < 100]
+        if placed.aggregate == "sum" and any(self.is_additive(name) is False for name in partly):
+            raise self.unparsed_error("total")  # "total gdp" is no total of what each one has
+        self.fields: dict[str, Any] = {
+            "where": placed.where, "group_by": placed.groups, "limit": placed.limit,
+            "unit": placed.unit,
+        }  # fmt: skip
+        followed = (
+            self._follow_up_fields(previous_query, is_same_question, numbers)
+            if previous_query is not None
+            else None
+        )
+        if followed is None:
+            self.fields |= self._question_fields(list(dict.fromkeys(numbers)))
+        else:
+            self.fields = followed
+        self._add_time_constraints(previous_query)
+        timed = self.profile.time.columns if self.profile.time else ()
+        own = {name.casefold() for name in (*timed, *(c.name for c in self.profile.columns))}
+        for key in ("group_by", "show"):  # a part of the time, where a column has its name
+            self.fields[key] = [
+                f"time.{name}"
+                if name.casefold() in own and name in (*UNIT_ORDER, *TIME_PARTS) and self.has_time
+                and name not in {c.name for c in self.profile.category_columns}
+                else name
+                for name in self.fields.get(key) or []
+            ]  # fmt: skip
+        return Query.model_validate(self.fields)
+
+    def _follow_up_fields(
+        self, previous_query: Query, is_same_question: bool, numbers: list[str]
+    ) -> dict[str, Any] | None:
+        """Change the query before by what this question names."""
+        placed, form = self.parsed, previous_query.model_dump()
+        if is_same_question:
+            parts = {"hour": "hour_of_day", "day": "weekday", "month": "month_of_year"}
+            same = {placed.subject, parts.get(placed.subject or "")} & set(previous_query.group_by)
+            if not (same and placed.rank) or placed.where or placed.aggregate:
+                return None
+            return form | {"order": _sort_order(placed.rank.direction)}
+        if placed.kind not in ("", "count") or placed.rank or placed.groups or placed.subject:
+            return None
+        if numbers or placed.limits or not (placed.where or self.times.periods):
+            return None
+        changed = {given.column for given in placed.where}
+        form["where"] = [
+            *(f for f in previous_query.where if f.column not in changed),
+            *placed.where,
+        ]
+        return form | ({"aggregate": placed.aggregate} if placed.aggregate else {})
+
+    def _add_time_constraints(self, previous_query: Query | None) -> None:
+        """Add what the times of the question limit."""
+        times, profile = self.times, self.profile
+        if not self.has_time:
+            if times.periods or times.window:
+                raise self.unparsed_error(
+                    times.label,
+                    message=f"{profile.table.label} has no column with dates, so {times.label!r}"
+                    " cannot be selected.",
+                    fix=f"Ask without a time; columns: {profile.column_list()}.",
+                )
+            return
+        if times.days:
+            raise self.unparsed_error(times.label)
+        periods = [(i.start, i.end) for i in times.periods]
+        if times.endpoints and (
+            COMPARISON_PHRASE.search(self.text) or CHANGE_VERB.search(self.text)
+        ):
+            periods = [(i.start, i.end) for i in times.endpoints]
+        if times.window is not None and profile.first and profile.last:
+            periods = [_window_bounds(times.window, profile.first, profile.last)]
+        if not periods and previous_query is not None:
+            periods = list(previous_query.periods)
+        single = self.fields["aggregate"] == "values" or self.fields.get("rolling")
+        self.fields |= {
+            "where": [*self.fields["where"], *recurring_filters(times)],
+            "periods": periods,
+            "change": len(periods) > 1 and not single,
+        }
+
+    # --- sorts of questions --------------------------------------------------------------------
+
+    def _question_fields(self, numbers: list[str]) -> dict[str, Any]:
+        """Return aggregate, value and what else the sort of the question decides."""
+        placed = self.parsed
+        kind, rank = placed.kind, placed.rank
+        tested = {given.column for given in placed.where}
+        if kind in ("correlation", "streak", "crossing", "trend", "rolling", "gaps", "ratio"):
+            plain = rank is None and placed.aggregate is None
+            own = placed.subject in (None, self.profile.frequency)
+            if not plain or not (own or (kind == "crossing" and placed.subject in UNIT_ORDER)):
+                raise self.unparsed_error(kind)
+            return self._special_fields(kind, numbers)
+        if kind == "share":
+            free = [name for name in numbers if name not in tested]
+            if rank or placed.groups or placed.subject or len(placed.where) != 1:
+                raise self.unparsed_error("share")  # of all rows, or of those that pass one test?
+            if not free:
+                return {"aggregate": "rows", "share": True}
+            if self.is_additive(self._single_column(free)) is False or self._is_boolean(free[0]):
+                raise self.unparsed_error(free[0])
+            return {"aggregate": "sum", "value": free[0], "share": True}
+        if kind == "distinct" or (
+            kind == "list" and not rank and not numbers and not placed.groups
+        ):
+            subject = placed.subject or (numbers[0] if len(numbers) == 1 else None)
+            if subject is None or rank:
+                raise self.unparsed_error("different" if kind == "distinct" else "list")
+            if kind == "distinct":
+                return {"aggregate": "distinct", "value": subject}
+            return {"aggregate": "rows", "group_by": [subject]}
+        if kind == "moved":
+            return self._development_fields(self._single_column(numbers))
+        if kind == "count":
+            return self._count_fields([name for name in numbers if name not in tested])
+        return self._extreme_fields(numbers) if rank else self._value_fields(numbers)
+
+    def _special_fields(self, kind: str, numbers: list[str]) -> dict[str, Any]:
+        placed = self.parsed
+        if kind == "correlation" and len(numbers) == 2:
+            return {"aggregate": "correlation", "value": numbers[0], "by": numbers[1]}
+        if kind == "streak" and placed.where:
+            return {"aggregate": "streak"}
+        if kind == "ratio" and self.is_additive(self._single_column(numbers)):
+            return {"aggregate": "sum", "value": numbers[0], "by": placed.divisor}
+        if kind == "gaps" and not numbers and not placed.where:
+            return {"aggregate": "gaps"}
+        if kind in ("correlation", "streak", "gaps", "ratio") or self._has_several_series():
+            raise self.unparsed_error(kind)
+        name = self._single_column(numbers)
+        if kind == "crossing" and any(given.column == name for given in placed.where):
+            return {"aggregate": "values", "value": name, "limit": 1}
+        if kind == "trend":
+            return {"aggregate": "slope", "value": name}
+        if kind == "rolling" and len(self.times.periods) == 1 and not placed.groups:
+            return {"aggregate": "last", "value": name, "rolling": int(placed.number)}
+        raise self.unparsed_error(kind)
+
+    def _development_fields(self, name: str) -> dict[str, Any]:
+        """Answer how something developed: its groups over time."""
+        placed = self.parsed
+        unit = placed.subject or next(iter(placed.groups), "month")
+        if placed.rank or not self.has_time or unit not in UNIT_ORDER:
+            raise self.unparsed_error("how")
+        if unit == self.profile.frequency:
+            unit = UNIT_ORDER[min(UNIT_ORDER.index(unit) + (2 if unit == "day" else 1), 7)]
+        aggregate = placed.aggregate or self._default_aggregate(name)
+        return {"aggregate": aggregate, "value": name, "group_by": [unit]}
+
+    def _count_fields(self, numbers: list[str]) -> dict[str, Any]:
+        """Answer "how many": rows, different things, or the sum of a column of counts."""
+        placed = self.parsed
+        if placed.rank is not None:
+            if placed.rank.word == "top" or placed.subject:
+                return self._most_rows_fields(numbers)
+            raise self.unparsed_error(placed.rank.word)
+        if numbers:
+            name = self._single_column(numbers)
+            heads = self._has_quantity(name, "population") and self._is_single_time_step()
+            if placed.subject or not (self.is_additive(name) or heads):
+                raise self.unparsed_error(*numbers)
+            return {"aggregate": "sum", "value": numbers[0]}
+        if placed.aggregate not in (None, "sum"):
+            raise self.unparsed_error(placed.aggregate)
+        if placed.subject in (*UNIT_ORDER, *TIME_PARTS):
+            if placed.subject != self.profile.frequency or self._has_several_series():
+                raise self.unparsed_error(placed.subject)
+        elif placed.subject is not None:
+            return {"aggregate": "distinct", "value": placed.subject}
+        return {"aggregate": "rows"}
+
+    def _most_rows_fields(self, numbers: list[str]) -> dict[str, Any]:
+        """Answer "which X has the most rows"."""
+        placed = self.parsed
+        assert placed.rank is not None
+        if placed.subject is None or numbers:
+            raise self.unparsed_error(placed.rank.word)
+        self._check_granularity(placed.subject)
+        if placed.subject == self.profile.frequency and self.profile.unique_times:
+            raise self.unparsed_error(placed.rank.word)  # each has one
+        return {
+            "aggregate": "rows", "group_by": [*placed.groups, placed.subject],
+            "order": _sort_order(placed.rank.direction), "limit": placed.limit or 1,
+        }  # fmt: skip
+
+    def _extreme_fields(self, numbers: list[str]) -> dict[str, Any]:
+        """Answer "which X had the highest V", "highest V", "heaviest X"."""
+        placed, rank = self.parsed, self.parsed.rank
+        assert rank is not None
+        vague = rank.word in ("most", "fewest", "least")
+        if rank.quantity == "rows" or (not numbers and (vague or rank.word == "top")):
+            return self._most_rows_fields(numbers)
+        name, subject = self._single_column(numbers), placed.subject
+        if placed.groups:
+            if subject is not None or placed.aggregate:
+                raise self.unparsed_error(subject or rank.word)
+            return {"aggregate": rank.direction, "value": name}
+        ranked = {"value": name, "order": _sort_order(rank.direction), "limit": placed.limit or 1}
+        series, frequency = self._has_several_series(), self.profile.frequency
+        if subject is None or (subject == self.profile.frequency and not series):
+            if placed.aggregate:
+                raise self.unparsed_error(placed.aggregate)
+            label = self.profile.label_column
+            return {**ranked, "aggregate": "values", "show": [label] if label else []}
+        adds = self.is_additive(name)
+        if subject in (*UNIT_ORDER, *TIME_PARTS):
+            self._check_granularity(subject)
+            own = rank.quantity and subject != frequency
+            single = subject == "day" and not (placed.aggregate or adds)
+            if not (placed.aggregate or adds or own or single):
+                raise self._ambiguous_aggregate_error(rank.word, subject)
+            aggregate = (
+                rank.direction if single else placed.aggregate or self._default_aggregate(name)
+            )
+            return {**ranked, "aggregate": aggregate, "group_by": [subject]}
+        once = self._has_one_row_per_item(subject)
+        if placed.aggregate or (adds and not once):
+            return {**ranked, "aggregate": placed.aggregate or "sum", "group_by": [subject]}
+        if vague and adds is None and not once:
+            raise self.unparsed_error(rank.word)
+        if rank.quantity and not once:
+            if not STATE_VERB.search(self.text) or POSSESSION_VERB.search(self.text):
+                raise self._ambiguous_aggregate_error(rank.word, subject)
+            # What a kind of thing is like in general.
+            return {**ranked, "aggregate": "mean", "group_by": [subject]}
+        return {**ranked, "aggregate": "values", "show": [subject]}
+
+    def _value_fields(self, numbers: list[str]) -> dict[str, Any]:
+        """Answer "mean of V", "V by group", "V in 1932"."""
+        placed, subject = self.parsed, self.parsed.subject
+        tested = {given.column for given in placed.where}
+        if not numbers and not (placed.aggregate and len(self.profile.numeric_columns) == 1):
+            return self._row_count_fields(subject)
+        name = self._single_column(numbers)
+        single = (
+            not placed.groups and not self._has_several_series() and self._is_single_time_step()
+        )
+        alone = (subject == self.profile.frequency and single) or subject in placed.groups
+        if subject is not None and not alone:
+            if not placed.aggregate and subject not in UNIT_ORDER and name in tested:
+                return {"aggregate": "values", "value": name, "show": [subject]}
+            raise self.unparsed_error(subject)
+        if name in tested and not placed.aggregate:
+            raise self.unparsed_error(name)
+        if placed.kind == "percentile":
+            return {"aggregate": "percentile", "value": name, "percentile": placed.number}
+        if placed.aggregate is None and single:
+            return {"aggregate": "values", "value": name}
+        if placed.aggregate is None and placed.wants_chart and self.is_additive(name) is None:
+            return {"aggregate": "mean", "value": name}
+        aggregate = placed.aggregate or self._default_aggregate(name)
+        units = [unit for unit in placed.groups if unit in UNIT_ORDER]
+        if placed.frequency_group and self._has_several_series():
+            units.append(placed.frequency_group)
+        if aggregate == "mean" and units and self.is_additive(name):
+            raise self._ambiguous_aggregate_error(units[0], units[0])
+        if aggregate == "sum" and placed.frequency_group and not placed.groups:
+            return {"aggregate": "sum", "value": name, "group_by": [placed.frequency_group]}
+        return {"aggregate": aggregate, "value": name}
+
+    def _row_count_fields(self, subject: str | None) -> dict[str, Any]:
+        """Answer "events per month", "which years are missing X": no column is measured."""
+        placed = self.parsed
+        if placed.aggregate is None and placed.kind == "":
+            named = placed.table_mentions or any(f.op in ("=", "in") for f in placed.where)
+            if placed.groups and subject is None and named:
+                return {"aggregate": "rows"}
+            if subject and placed.where and not placed.groups:
+                return {"aggregate": "rows", "group_by": [subject]}
+        raise self.unparsed_error("which column")
+
+    # --- what a question leaves open -----------------------------------------------------------
+
+    def _single_column(self, numbers: list[str]) -> str:
+        known = numbers or [column.name for column in self.profile.numeric_columns]
+        if len(set(known)) == 1:
+            return known[0]
+        raise self.unparsed_error(
+            *(numbers or ["which column"]),
+            message=f"The question does not tell which column of {self.profile.table.label} is"
+            f" meant{': ' + ', '.join(numbers) if numbers else ''}.",
+            fix=f"Name one of: {self.profile.column_list()}.",
+        )
+
+    def _default_aggregate(self, name: str) -> str:
+        adds = self.is_additive(name)
+        if self._has_quantity(name, "population"):
+            adds = (
+                True if self._is_single_time_step() else None
+            )  # heads are the same heads next year
+        if adds is None:
+            raise self.unparsed_error(
+                name,
+                message=f"The question does not tell whether the mean or the total of {name!r} is"
+                " meant.",
+                fix="Say 'mean' or 'total'.",
+            )
+        return "sum" if adds else "mean"
+
+    @staticmethod
+    def _has_quantity(name: str, quantity: str) -> bool:
+        return concept_of(quantity) in {concept_of(word) for word in split_name(name)}
+
+    def _ambiguous_aggregate_error(self, word: str, unit: str) -> UnparsedWordsError:
+        return self.unparsed_error(
+            word,
+            message="The question does not tell whether single values or those of each"
+            f" {unit} are meant.",
+            fix=f"Say 'highest mean by {unit}', or ask without the {unit}.",
+        )
+
+    def _is_boolean(self, name: str) -> bool:
+        return any((c.low, c.high) == (0, 1) for c in self.profile.columns if c.name == name)
+
+    def _check_granularity(self, subject: str) -> None:
+        frequency = self.profile.frequency
+        known = subject in UNIT_ORDER and frequency in UNIT_ORDER
+        if known and UNIT_ORDER.index(subject) < UNIT_ORDER.index(str(frequency)):
+            raise self.unparsed_error(subject)
+
+    def _has_several_series(self) -> bool:
+        filtered = {f.column for f in self.parsed.where if f.op == "="}
+        return not set(self.profile.series) <= filtered
+
+    def _is_single_time_step(self) -> bool:
+        """Say whether the asked time is one time of the table."""
+        frequency, intervals = self.profile.frequency, self.times.periods
+        if len(intervals) != 1 or frequency in (None, "minute"):
+            return False
+        start, end = intervals[0].start, intervals[0].end
+        return bool(start and end and end <= shift(floor(start, frequency), 1, frequency))
+
+    def _has_one_row_per_item(self, subject: str) -> bool:
+        """Say whether each thing has one row at a time, and one time is asked."""
+        profile = self.profile
+        if profile.time is None:
+            column = next(c for c in profile.columns if c.name == subject)
+            return column.kind == "text" or len(column.values) >= 0.98 * profile.rows
+        return (
+            subject in profile.series
+            and len(self.times.periods) == 1
+            and profile.frequency == "year"
+        )
+
+
+def _sort_order(direction: str) -> str:
+    return "highest" if direction == "max" else "lowest"
+
+
+def _window_bounds(
+    window: DataWindow, first: datetime, last: datetime
+) -> tuple[datetime, datetime]:
+    """Return the first or last part of whatever the data covers."""
+    amount, unit = window.amount, window.unit
+    if window.edge == "last":
+        end = shift(floor(last, unit), 1, unit)
+        return shift(end, -amount, unit), end
+    start = floor(first, unit)
+    return start, shift(start, amount, unit)
+
+
+def recurring_filters(times: Any) -> list[Filter]:
+    """Return the tests of times that come again: months, weekdays, hours."""
+    return [
+        Filter(column=column, op="in", value=list(numbers))
+        for column, numbers in (
+            ("month_of_year", times.months),
+            ("weekday", times.weekdays),
+            ("hour_of_day", times.hours),
+        )
+        if numbers
+    ]

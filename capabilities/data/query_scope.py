@@ -1,0 +1,467 @@
+"""The names of a query: which columns they are, and the SQL that stands for them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from difflib import get_close_matches
+from typing import Any
+
+from capgraph.base import ErrorSeverity, ValidationError
+from capgraph.capabilities.data.arithmetic import arithmetic_sql
+from capgraph.capabilities.data.cell_formats import TimeColumns, number_sql, time_sql
+from capgraph.capabilities.data.profile import TableColumn, TableProfile
+from capgraph.capabilities.data.session import DataSession, quote_identifier
+from capgraph.capabilities.data.units import unit_conversion
+from capgraph.capabilities.data.words import fold, split_name
+from capgraph.capabilities.periods.expressions import DAY_NAMES, MONTH_NAMES
+from capgraph.capabilities.query import TIME_PARTS, TIME_UNITS, Filter, Query
+
+_DUPLICATE_SUFFIX = re.compile(r" \(column \d+\)$")
+_TIME_PART_SQL = {
+    "weekday": "isodow({t}) - 1",
+    "weekend": "CASE WHEN isodow({t}) > 5 THEN 'weekend' ELSE 'working day' END",
+    "hour_of_day": "hour({t})",
+    "month_of_year": "month({t})",
+    "iso_week": "week({t})",
+}
+_TIME_PART_NAMES = {"weekday": DAY_NAMES, "month_of_year": MONTH_NAMES}
+_YES, _NO = ("true", "yes", "1", "t", "y"), ("false", "no", "0", "f", "n")
+_MAX_LISTED_NAMES = 20
+
+
+def query_error(message: str, fix: str) -> ValidationError:
+    """Return the error of a query that can be asked better: what is wrong, and what there is."""
+    return ValidationError(message, fix=fix, severity=ErrorSeverity.REPLANNING)
+
+
+def list_names(names: Iterable[str], similar_to: str = "") -> str:
+    """List names; of very many those that are nearest to a word.
+
+    >>> list_names(["wind", "rain"])
+    'wind, rain'
+    """
+    known = list(names)
+    if len(known) > _MAX_LISTED_NAMES:
+        close = get_close_matches(similar_to, known[:5000], n=5, cutoff=0.4)
+        rest = [name for name in known[:_MAX_LISTED_NAMES] if name not in close]
+        known = [*close, *rest[: _MAX_LISTED_NAMES - len(close)], f"… ({len(known):,} in all)"]
+    return ", ".join(name[:80] for name in known)
+
+
+@dataclass(frozen=True)
+class KnownColumn:
+    """A column that a query may name.
+
+    Attributes:
+        column: What is known of it; ``None`` for a column of the time.
+        sql: The column itself.
+        profile: Its table.
+    """
+
+    column: TableColumn | None
+    sql: str
+    profile: TableProfile
+
+
+class QueryScope:
+    """What the names of one query mean.
+
+    Args:
+        session: Where the tables are open.
+        profiles: The tables at hand.
+        query: The query.
+
+    Attributes:
+        profile: The table that is asked.
+        source: What stands after FROM.
+        moment_sql: SQL of a row's time, if there is one.
+        parameters: Values of the query, bound by name.
+        used_columns: Columns that the query reads.
+    """
+
+    def __init__(
+        self, session: DataSession, profiles: Sequence[TableProfile], query: Query
+    ) -> None:
+        self.profile: TableProfile = choose_table(profiles, query)
+        self.date_columns: dict[str, TimeColumns] = {
+            known.time.columns[0]: known.time
+            for known in self.profile.alternate_profiles
+            if known.time
+        }
+        self.parameters: dict[str, Any] = {}
+        self.used_columns: dict[str, KnownColumn] = {}
+        self.source: str = session.relation(self.profile.table)
+        self.known_columns: dict[str, KnownColumn] = _table_columns(self.profile, "a")
+        if query.join:
+            self._join(session, _table_named(profiles, query.join))
+        else:
+            self.source = f"{self.source} AS a"
+        self.moment_sql: str | None = (
+            time_sql(self.profile.time, "a.") if self.profile.time else None
+        )
+
+    def _join(self, session: DataSession, other: TableProfile) -> None:
+        """Join the table whose key the first one holds, so that no row of it is counted twice."""
+        theirs = _table_columns(other, "b")
+        shared = [name for name in theirs if name in self.known_columns]
+        relation = session.relation(other.table)
+        key = None
+        for name in [*([n] for n in shared), shared] if shared else []:
+            listed = ", ".join(quote_identifier(n) for n in name)
+            doubled = session.query(
+                f"SELECT 1 FROM {relation} GROUP BY {listed} HAVING count(*) > 1 LIMIT 1"  # noqa: S608
+            )
+            if not doubled:
+                key = name
+                break
+        if key is None:
+            raise query_error(
+                f"{other.table.label} cannot be joined with {self.profile.table.label}: it has no"
+                " key among their common columns"
+                + (f" ({list_names(shared)})." if shared else ", for there are none."),
+                "Swap 'table' and 'join', or ask one table only.",
+            )
+        on = " AND ".join(
+            f"a.{quote_identifier(name)} = b.{quote_identifier(name)}" for name in key
+        )
+        self.source = f"{self.source} AS a LEFT JOIN {relation} AS b ON {on}"
+        self.known_columns = {**theirs, **self.known_columns}
+
+    # --- names ---------------------------------------------------------------------------------
+
+    def find_column(self, name: str) -> KnownColumn | None:
+        """Find a column by its name; the literal one comes before any other spelling.
+
+        Raises:
+            ValidationError: Several columns may be meant.
+        """
+        if name in self.known_columns:
+            found = [name]
+        else:
+            found = [n for n in self.known_columns if fold(n) == fold(name)]
+            found = found or [
+                n for n in self.known_columns if fold(_DUPLICATE_SUFFIX.sub("", n)) == fold(name)
+            ]
+            words = [] if re.search(r"[-+*/;]", name) else split_name(name)
+            found = found or [n for n in self.known_columns if words and split_name(n) == words]
+        if len(found) > 1:
+            raise query_error(
+                f"{name!r} may mean {len(found)} columns of {self.profile.table.label}.",
+                f"Name one of: {list_names(found)}.",
+            )
+        if not found:
+            return None
+        self.used_columns[found[0]] = self.known_columns[found[0]]
+        return self.known_columns[found[0]]
+
+    def require_column(self, name: str) -> KnownColumn:
+        """Find a column that must be there.
+
+        Raises:
+            ValidationError: It is not; lists what there is.
+        """
+        found = self.find_column(name)
+        if found is None:
+            raise query_error(
+                f"{self.profile.table.label} has no column {name[:80]!r}.",
+                f"Use one of: {list_names(self.known_columns, name)}.",
+            )
+        return found
+
+    def require_time_sql(self) -> str:
+        """Return the SQL of a row's time.
+
+        Raises:
+            ValidationError: The table has none.
+        """
+        if self.moment_sql is None:
+            raise query_error(
+                f"{self.profile.table.label} has no column with dates.",
+                f"Ask without a time; columns: {list_names(self.known_columns)}.",
+            )
+        return self.moment_sql
+
+    def bind_value(self, value: Any) -> str:
+        """Bind a value and return its place."""
+        name = f"v{len(self.parameters)}_"
+        self.parameters[name] = value
+        return f"${name}"
+
+    def unit_of(self, text: str | None) -> str | None:
+        """Return the unit of a column; arithmetic has none, but that of two dates."""
+        found = self.find_column(text) if text else None
+        dates = [name.strip("` ") for name in (text or "").split(" - ")]
+        if found is None and len(dates) == 2 and self.profile.date_columns.issuperset(dates):
+            return "days"
+        return found.column.unit if found and found.column else None
+
+    # --- expressions ---------------------------------------------------------------------------
+
+    def number_sql(self, name: str) -> str:
+        """Return SQL for a column as a number.
+
+        Raises:
+            ValidationError: It holds none.
+        """
+        found = self.require_column(name)
+        if found.column is None:
+            return f"TRY_CAST({found.sql} AS DOUBLE)"
+        if found.column.kind in ("number", "flag") or found.column.number_format != "plain":
+            return number_sql(found.column.number_format, found.sql)
+        codes = [c.name for c in found.profile.numeric_columns]
+        raise query_error(
+            f"The column {found.column.name!r} of {found.profile.table.label} holds no numbers.",
+            f"Use one of: {list_names(codes, name)}.",
+        )
+
+    def text_sql(self, name: str) -> str:
+        """Return SQL for a column, or a part of the time, as text; ``NULL`` where it is empty."""
+        if self.find_column(name) is None and name in (*TIME_UNITS, *TIME_PARTS, "time"):
+            return f"CAST({self.group_sql(name)[0]} AS VARCHAR)"
+        return f"nullif(trim(CAST({self.require_column(name).sql} AS VARCHAR)), '')"
+
+    def group_sql(self, name: str) -> tuple[str, str | None]:
+        """Return SQL to group by, and the part of the time that it is."""
+        found = None if name.startswith("time.") else self.find_column(name)
+        if found is not None:
+            if found.column is not None and found.column.kind == "number":
+                return self.number_sql(name), None
+            return self.text_sql(name), None
+        name = name.removeprefix("time.")
+        if name == "time":
+            return self.require_time_sql(), "time"
+        if name in TIME_UNITS:
+            return f"date_trunc('{name}', {self.require_time_sql()})", name
+        if name in TIME_PARTS:
+            self._check_precision(name)
+            return f"({_TIME_PART_SQL[name].format(t=self.require_time_sql())})", name
+        self.require_column(name)
+        raise AssertionError(name)
+
+    def _check_precision(self, part: str) -> None:
+        """Refuse the weekdays of years: each would be that of its first day."""
+        needed = {"hour_of_day": "hour", "month_of_year": "month"}.get(part, "day")
+        known = ("hour", "day", "month", "quarter", "year")
+        if self.profile.precision in known[known.index(needed) + 1 :] and self.require_time_sql():
+            raise query_error(
+                f"The times of {self.profile.table.label} are whole {self.profile.precision}s, which"
+                f" have no {part.replace('_', ' ')}.",
+                f"Ask without it; columns: {list_names(self.known_columns)}.",
+            )
+
+    def value_sql(self, text: str) -> str:
+        """Return SQL for a column as a number, or for arithmetic of columns."""
+        if self.find_column(text) is not None:
+            return self.number_sql(text)
+        if text in TIME_UNITS or text == "weekend":
+            raise query_error(
+                f"{text!r} is no number.", "Group by it, or count its different values."
+            )
+        if text in TIME_PARTS:
+            return f"CAST({self.group_sql(text)[0]} AS DOUBLE)"
+        if not re.search(r"[-+*/]", text):
+            self.require_column(text.strip("` "))
+        try:
+            return arithmetic_sql(text, self._term_sql)
+        except SyntaxError:
+            raise query_error(
+                f"{self.profile.table.label} has no column {text!r}, and it is no arithmetic of its"
+                " columns.",
+                f"Use + - * / and ( ), other names in backticks; columns: {list_names(self.known_columns)}.",
+            ) from None
+
+    def _term_sql(self, name: str) -> str:
+        """Return SQL for a column inside of arithmetic; dates count in days."""
+        found, own = self.find_column(name), self.profile.time
+        time = own if own and found and found.column is None else self.date_columns.get(name)
+        return f"(epoch({time_sql(time, 'a.')}) / 86400)" if time else self.number_sql(name)
+
+    # --- tests ---------------------------------------------------------------------------------
+
+    def filter_sql(self, row_filter: Filter) -> str:
+        """Return SQL for a filter.
+
+        Raises:
+            ValidationError: No row can have its value; says which there are.
+        """
+        if row_filter.op in ("missing", "present"):
+            found = self.require_column(row_filter.column)
+            number = found.column is not None and found.column.kind == "number"
+            value = (
+                self.number_sql(row_filter.column) if number else self.text_sql(row_filter.column)
+            )
+            return f"({value} IS {'NOT ' if row_filter.op == 'present' else ''}NULL)"
+        values: list[Any] = (
+            row_filter.value if isinstance(row_filter.value, list) else [row_filter.value]
+        )
+        found_column = self.find_column(row_filter.column)
+        kind = found_column.column.kind if found_column and found_column.column else None
+        if found_column is None and row_filter.column in _TIME_PART_NAMES:
+            names = _TIME_PART_NAMES[row_filter.column]
+            offset = 0 if row_filter.column == "weekday" else 1
+            values = [_name_index(value, names, offset) for value in values]
+        if kind == "flag":
+            values = [_to_flag(value) for value in values]
+        if row_filter.op in ("<", "<=", ">", ">="):
+            return self._comparison_sql(row_filter, values[0])
+        negated = row_filter.op in ("!=", "not in")
+        if self._is_numeric(row_filter.column, kind, values):
+            left = self.value_sql(row_filter.column)
+            factor, offset_by = self._unit_conversion(row_filter)
+            places = ", ".join(self.bind_value(float(v) * factor + offset_by) for v in values)
+        else:
+            left = f"lower({self.text_sql(row_filter.column)})"
+            if kind == "category" and found_column and found_column.column:
+                self._check_values(row_filter, found_column.column, values)
+            places = ", ".join(self.bind_value(str(value).strip().lower()) for value in values)
+        test = f"({left} IN ({places}))"
+        return f"(NOT coalesce({test}, FALSE))" if negated else test
+
+    def _is_numeric(self, name: str, kind: str | None, values: Sequence[Any]) -> bool:
+        if kind in ("number", "flag") or (kind is None and self.find_column(name) is None):
+            if all(_is_number(value) for value in values):
+                return True
+            if kind == "number":
+                raise query_error(
+                    f"{name!r} holds numbers, and {values[0]!r} is none.", "Compare with a number."
+                )
+        return False
+
+    def _unit_conversion(self, row_filter: Filter) -> tuple[float, float]:
+        return (
+            unit_conversion(row_filter.unit, self.unit_of(row_filter.column))
+            if row_filter.unit
+            else (1.0, 0.0)
+        )
+
+    def _comparison_sql(self, row_filter: Filter, value: Any) -> str:
+        """Compare with a number, a moment, or another column."""
+        found = self.find_column(row_filter.column)
+        timed = row_filter.column == "time" and found is None
+        timed = timed or (found is not None and found.column is None and not _is_number(value))
+        other = self.date_columns.get(found.column.name) if found and found.column else None
+        if timed or other:
+            try:
+                moment = datetime.fromisoformat(str(value))
+            except ValueError:
+                raise query_error(
+                    f"{value!r} is no time.", "Write it as 2024-05-31T12:00."
+                ) from None
+            known = time_sql(other, "a.") if other else self.require_time_sql()
+            return f"({known} {row_filter.op} {self.bind_value(moment)})"
+        left = self.value_sql(row_filter.column)
+        if _is_number(value):
+            factor, offset = self._unit_conversion(row_filter)
+            return f"({left} {row_filter.op} {self.bind_value(float(value) * factor + offset)})"
+        return f"({left} {row_filter.op} {self.value_sql(str(value))})"
+
+    def _check_values(self, row_filter: Filter, column: TableColumn, values: Sequence[Any]) -> None:
+        known = {value.strip().lower() for value in column.values}
+        for value in values:
+            if column.has_all_values and str(value).strip().lower() not in known:
+                raise query_error(
+                    f"No row of {self.profile.table.label} has {column.name} = {str(value)[:80]!r}.",
+                    f"Use one of: {list_names(column.values, str(value))}.",
+                )
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, str):
+        try:
+            float(value)
+        except ValueError:
+            return False
+        return True
+    return isinstance(value, int | float)
+
+
+def _name_index(value: Any, names: list[str], offset: int) -> Any:
+    if _is_number(value):
+        return value
+    found = [i for i, n in enumerate(names) if n.startswith(str(value).strip().lower())]
+    if len(found) != 1:
+        raise query_error(f"{value!r} is none of {', '.join(names)}.", "Use one of these.")
+    return found[0] + offset
+
+
+def _to_flag(value: Any) -> Any:
+    text = str(value).strip().lower()
+    return 1 if text in _YES else 0 if text in _NO else value
+
+
+def _table_columns(profile: TableProfile, alias: str) -> dict[str, KnownColumn]:
+    found = {
+        c.name: KnownColumn(c, f"{alias}.{quote_identifier(c.name)}", profile)
+        for c in profile.columns
+    }
+    timed = profile.time.columns if profile.time else []
+    return {
+        **{name: KnownColumn(None, f"{alias}.{quote_identifier(name)}", profile) for name in timed},
+        **found,
+    }
+
+
+def _table_named(profiles: Sequence[TableProfile], name: str) -> TableProfile:
+    """Find a table by its label, its name, or a part of them."""
+    wanted = fold(name)
+    names = {p.table.label: {fold(p.table.label), fold(p.table.name or "")} for p in profiles}
+    stems = {p.table.label: fold(p.table.label).rsplit(".", 1)[0] for p in profiles}
+    for found in (
+        [p for p in profiles if wanted in names[p.table.label]],
+        [p for p in profiles if wanted == stems[p.table.label]],
+        [p for p in profiles if wanted in fold(p.table.label)],
+    ):
+        if len(found) == 1:
+            return found[0]
+        if found:
+            break
+    raise query_error(
+        f"There is no table {name[:80]!r}." if not found else f"{name!r} may mean several tables.",
+        f"Use one of: {list_names((p.table.label for p in profiles), name)}.",
+    )
+
+
+def choose_table(profiles: Sequence[TableProfile], query: Query) -> TableProfile:
+    """Choose the table that a query asks: the named one, or the only one with its columns.
+
+    Raises:
+        ValidationError: There is none, or more than one; or its rows have no such time.
+    """
+    profile = _find_table(profiles, query)
+    if query.time is None:
+        return profile
+    known = {p.time.columns[0]: p for p in (profile, *profile.alternate_profiles) if p.time}
+    found = next((known[name] for name in known if fold(name) == fold(query.time)), None)
+    if found is None:
+        raise query_error(
+            f"{profile.table.label} has no column of dates {query.time[:80]!r}.",
+            f"Use one of: {list_names(known)}." if known else "Ask without a time.",
+        )
+    return replace(
+        found,
+        alternate_profiles=[p for p in (profile, *profile.alternate_profiles) if p is not found],
+    )
+
+
+def _find_table(profiles: Sequence[TableProfile], query: Query) -> TableProfile:
+    if query.table:
+        return _table_named(profiles, query.table)
+    if len(profiles) == 1:
+        return profiles[0]
+    wanted = {fold(name) for name in query.column_names()} - {*TIME_UNITS, *TIME_PARTS, "time"}
+    fitting = [
+        profile
+        for profile in profiles
+        if wanted <= {fold(name) for name in _table_columns(profile, "a")}
+    ]
+    if len(fitting) == 1:
+        return fitting[0]
+    labels = list_names(p.table.label for p in fitting or profiles)
+    what = "Several tables have" if fitting else "No table has all of"
+    raise query_error(
+        f"{what} the columns of the query: {list_names(sorted(wanted)) or 'none is named'}.",
+        f"Name one in 'table': {labels}.",
+    )

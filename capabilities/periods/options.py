@@ -1,0 +1,54 @@
+"""From a text and settings to what the text says about time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from capgraph.base import ValidationError
+from capgraph.capabilities.periods.expressions import ParsedTime, TimeOptions
+from capgraph.capabilities.periods.parser import parse_expressions
+
+MAX_TEXT_CHARS = 4000
+"""Characters of a task that are read: what a longer one asks is said within these."""
+
+
+def options_from_settings(settings: Mapping[str, Any]) -> TimeOptions:
+    """Read ``now``, ``timezone``, ``day_first`` and ``hemisphere`` from settings.
+
+    Raises:
+        ValidationError: A setting cannot be used.
+    """
+    zone_name = settings.get("timezone") or "UTC"
+    try:
+        zone = ZoneInfo(zone_name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
+        raise ValidationError(
+            f"The time zone {zone_name!r} is not known.",
+            fix="Use a name such as 'Europe/Berlin' or 'UTC'; on Windows install 'tzdata'.",
+        ) from exc
+    now = settings.get("now")
+    if isinstance(now, str):
+        try:
+            now = datetime.fromisoformat(now)
+        except ValueError as exc:
+            raise ValidationError(
+                f"The setting now={now!r} is not a time.", fix="Write it as 2024-05-31T12:00:00."
+            ) from exc
+    if now is None:
+        now = datetime.now(zone)
+    if now.tzinfo is not None:
+        now = now.astimezone(zone).replace(tzinfo=None)
+    return TimeOptions(
+        now=now,
+        day_first=bool(settings.get("day_first", False)),
+        southern=settings.get("hemisphere", "north") in ("south", "southern"),
+        year=settings.get("year"),
+    )
+
+
+def parse_times(text: str, settings: Mapping[str, Any]) -> ParsedTime:
+    """Parse a text with the options of the settings."""
+    return parse_expressions(text, options_from_settings(settings))

@@ -1,0 +1,290 @@
+"""How the expressions of a text hang together: ranges, lists, "since", a year said once."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from datetime import timedelta
+
+from capgraph.capabilities.formatting import date_text, join_list
+from capgraph.capabilities.periods.expressions import (
+    ParsedTime,
+    Period,
+    TimeExpression,
+    TimeOptions,
+    resolve_period,
+    season_months,
+)
+from capgraph.capabilities.periods.recurring import find_recurring
+from capgraph.capabilities.periods.scanner import find_expressions
+
+_RANGE = re.compile(
+    r"^\s*+,?\s*+(?:up\s+)?(?:to|until|till|through|thru|-|\u2013|\u2014)\s*+(?:the\s+)?$", re.I
+)
+_LIST = re.compile(
+    r"^\s*+,?\s*+(?:and|or|&|vs\.?|versus|against|with|than|to|,|(?:is |was )?compared (?:to|with))"
+    r"\s*+(?:the\s+)?$|^,?\s*$",
+    re.I,
+)
+_AND = re.compile(r"^\s*+(?:and|-|\u2013|\u2014|to)\s*+(?:the\s+)?$", re.I)
+_BETWEEN = re.compile(r"\bbetween(?:\s+the)?\s*$", re.I)
+_FROM = re.compile(
+    r"\b(?:from|starting(?: in| on| from)?|beginning(?: in| on)?)(?:\s+the)?\s*$", re.I
+)
+_COMPARE = re.compile(
+    r"\b(?:compar\w*|differ\w*|versus|vs\.?|than|contrast\w*)\b|\bdifference\b", re.I
+)
+_SINCE = re.compile(r"\b(?:since|from|starting(?: in| on)?|as of)(?:\s+the)?\s*$", re.I)
+_AFTER = re.compile(r"\b(?:after|later than|following)(?:\s+the)?\s*$", re.I)
+_BEFORE = re.compile(r"\b(?:before|prior to|earlier than|preceding)(?:\s+the)?\s*$", re.I)
+_UNTIL = re.compile(r"\b(?:until|till|through|thru|up to|up until|by)(?:\s+the)?\s*$", re.I)
+
+
+def parse_expressions(text: str, options: TimeOptions) -> ParsedTime:
+    """Read every period that a text names.
+
+    >>> from datetime import datetime
+    >>> parsed = parse_expressions("between June and August 2015", TimeOptions(datetime(2020, 1, 1)))
+    >>> parsed.periods[0].label
+    '1 June 2015 to 31 August 2015'
+    """
+    items = find_expressions(text, options)
+    # What stands inside a date ("5 January 2010 at 13:00") is no rule of its own.
+    masked = text
+    for item in items:
+        masked = (
+            masked[: item.start_index]
+            + "\0" * (item.end_index - item.start_index)
+            + masked[item.end_index :]
+        )
+    result = find_recurring(masked)
+    recurring = [" ".join(masked[begin:end].split()) for begin, end in result.spans]
+    items = [_apply_assumed_year(item, options.year) for item in _fill_missing_years(text, items)]
+    result.spans += [(item.start_index, item.end_index) for item in items]
+    names: list[str] = []
+    position = 0
+    while position < len(items):
+        used = _consume_expression(text, items, position, options, result, names)
+        position += used
+    _remove_enclosing_periods(text, result)
+    result.label = _result_label(result, [*names, *recurring])
+    return result
+
+
+def _text_between(text: str, left: TimeExpression, right: TimeExpression) -> str:
+    return text[left.end_index : right.start_index]
+
+
+def _is_range(text: str, left: TimeExpression, right: TimeExpression) -> bool:
+    before, gap = text[: left.start_index], _text_between(text, left, right)
+    comparing = bool(_COMPARE.search(before))
+    if _BETWEEN.search(before):
+        # "The difference between June 2014 and June 2015" compares the two.
+        return bool(_AND.match(gap)) and not comparing
+    if not _RANGE.match(gap):
+        return False
+    return bool(_FROM.search(before)) or not (comparing and gap.strip().lower() == "to")
+
+
+def _fill_missing_years(text: str, items: list[TimeExpression]) -> list[TimeExpression]:
+    """Give each item that lacks a year the one that its neighbours have."""
+    items = list(items)
+    for index in range(len(items) - 2, -1, -1):
+        left, right = items[index], items[index + 1]
+        joined = _is_range(text, left, right) or _LIST.match(_text_between(text, left, right))
+        if left.lacks_year and joined and right.year is not None and right.unit != "year":
+            year = right.year
+            if _is_range(text, left, right) and _position_in_year(left) > _position_in_year(right):
+                year -= 1
+            items[index] = replace(left, year=year)
+    for index in range(1, len(items)):
+        left, right = items[index - 1], items[index]
+        gap = _text_between(text, left, right)
+        ranged = _is_range(text, left, right)
+        if right.lacks_year and left.year is not None and (ranged or _LIST.match(gap)):
+            year = left.year + (
+                1 if ranged and _position_in_year(right) < _position_in_year(left) else 0
+            )
+            if left.unit != "year":
+                items[index] = replace(right, year=year)
+        elif (
+            right.unit == "year"
+            and left.unit in ("month", "season", "quarter", "half", "day")
+            and left.year is not None
+            and not ranged
+            and _LIST.match(gap)
+        ):
+            # "June 2014 and 2015": the second year has the first one's month.
+            items[index] = replace(right, unit=left.unit, part=left.part, portion=left.portion)
+    return _spread_single_year(items)
+
+
+def _apply_assumed_year(item: TimeExpression, year: int | None) -> TimeExpression:
+    """Give the second half of March a year, or leave it to whoever reads the rest of the words."""
+    if not item.lacks_year or item.portion is None:
+        return item
+    if year is not None:
+        return replace(item, year=year)
+    return replace(item, portion=None, start_index=item.end_index - len(item.text))
+
+
+def _spread_single_year(items: list[TimeExpression]) -> list[TimeExpression]:
+    """Give a year that stands apart ("In 2015, … June … July") to all that lack one."""
+    years = [item for item in items if item.unit == "year" and item.portion is None]
+    lacking = [item for item in items if item.lacks_year]
+    if len(years) != 1 or not lacking:
+        return items
+    return [
+        replace(item, year=years[0].year) if item.lacks_year else item
+        for item in items
+        if item is not years[0]
+    ]
+
+
+def _position_in_year(item: TimeExpression) -> tuple[int, int]:
+    if isinstance(item.part, tuple):
+        return item.part
+    if isinstance(item.part, str):
+        # The winter of a year begins before its spring.
+        return {"winter": 0, "spring": 3, "summer": 6, "autumn": 9}[item.part], 0
+    return (item.part or 0), 0
+
+
+def _consume_expression(
+    text: str,
+    items: list[TimeExpression],
+    position: int,
+    options: TimeOptions,
+    result: ParsedTime,
+    names: list[str],
+) -> int:
+    """Handle the item at a position, with the next one if both make a range."""
+    item = items[position]
+    following = items[position + 1] if position + 1 < len(items) else None
+    before = text[: item.start_index]
+    if following is not None and _is_range(text, item, following):
+        result.spans.append((item.start_index, following.end_index))
+        if item.lacks_year and following.lacks_year:
+            _add_recurring_range(item, following, options, result, names)
+            return 2
+        if not item.lacks_year and not following.lacks_year:
+            first, last = (
+                resolve_period(item, options.southern),
+                resolve_period(following, options.southern),
+            )
+            if first.start and last.end and first.start < last.end:
+                label = f"{date_text(first.start)} to {date_text(last.end - timedelta(days=1))}"
+                result.periods.append(Period(first.start, last.end, label))
+                result.endpoints = [first, last]
+                return 2
+    if item.lacks_year:
+        _add_recurring(item, options, result, names)
+        return 1
+    result.periods.append(_apply_preposition(before, resolve_period(item, options.southern)))
+    return 1
+
+
+def _apply_preposition(before: str, period: Period) -> Period:
+    if _AFTER.search(before):
+        return Period(period.end, None, f"after {period.label}")
+    if _BEFORE.search(before):
+        return Period(None, period.start, f"before {period.label}")
+    if _FROM.search(before) and " to " in period.label:
+        return period  # "from 3 to 5 May 2024"
+    if _SINCE.search(before):
+        return Period(period.start, None, f"since {period.label}")
+    if _UNTIL.search(before):
+        return Period(None, period.end, f"until the end of {period.label}")
+    return period
+
+
+def _months_of(item: TimeExpression, southern: bool) -> list[int]:
+    if isinstance(item.part, str):
+        return season_months(item.part, southern)
+    if not isinstance(item.part, int):
+        return []
+    length = {"month": 1, "quarter": 3, "half": 6}[item.unit]
+    first = (item.part - 1) * length + 1
+    return list(range(first, first + length))
+
+
+def _add_recurring(
+    item: TimeExpression, options: TimeOptions, result: ParsedTime, names: list[str]
+) -> None:
+    names.append(item.text.strip())
+    if isinstance(item.part, tuple):
+        result.days.append(f"{item.part[0]:02d}-{item.part[1]:02d}")
+    else:
+        result.months += [
+            month for month in _months_of(item, options.southern) if month not in result.months
+        ]
+
+
+def _add_recurring_range(
+    first: TimeExpression,
+    last: TimeExpression,
+    options: TimeOptions,
+    result: ParsedTime,
+    names: list[str],
+) -> None:
+    names.append(f"{first.text.strip()} to {last.text.strip()}")
+    if isinstance(first.part, tuple) and isinstance(last.part, tuple):
+        month, day = first.part
+        while True:
+            result.days.append(f"{month:02d}-{day:02d}")
+            if (month, day) == last.part:
+                return
+            day += 1
+            if day > {2: 29, 4: 30, 6: 30, 9: 30, 11: 30}.get(month, 31):
+                month, day = month % 12 + 1, 1
+    begin = _months_of(first, options.southern)
+    finish = _months_of(last, options.southern)
+    if not begin or not finish:
+        _add_recurring(first, options, result, names)
+        _add_recurring(last, options, result, names)
+        return
+    month = begin[0]
+    while month != finish[-1]:
+        result.months.append(month)
+        month = month % 12 + 1
+    result.months.append(finish[-1])
+
+
+def _remove_enclosing_periods(text: str, result: ParsedTime) -> None:
+    """Leave out a period that only says where another one lies, and doubles."""
+    if _COMPARE.search(text):
+        unique: list[Period] = []
+        for interval in result.periods:
+            if interval not in unique:
+                unique.append(interval)
+        result.periods = unique
+        return
+    kept: list[Period] = []
+    for interval in result.periods:
+        inside = [
+            other
+            for other in result.periods
+            if other != interval
+            and other.start
+            and other.end
+            and (interval.start is None or interval.start <= other.start)
+            and (interval.end is None or interval.end >= other.end)
+        ]
+        if not inside and interval not in kept:
+            kept.append(interval)
+    # "Since 2010 until 2012" or "after May, before August": two open ends make one range.
+    if len(kept) == 2:
+        starts = [i for i in kept if i.start and i.end is None]
+        ends = [i for i in kept if i.end and i.start is None]
+        if starts and ends and starts[0].start and ends[0].end and starts[0].start < ends[0].end:
+            label = f"{starts[0].label}, {ends[0].label}"
+            kept = [Period(starts[0].start, ends[0].end, label)]
+    result.periods = kept
+
+
+def _result_label(result: ParsedTime, recurring: list[str]) -> str:
+    text = join_list([period.label for period in result.periods])
+    extra = ", ".join(recurring)
+    if text and extra:
+        return f"{extra}, {text}"
+    return text or extra or "the whole data"

@@ -1,0 +1,33 @@
+"""A context variable that holds a value inside a block."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar, Token
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class set_context_variable(Generic[T]):  # noqa: N801 - read as a verb: with scoped(variable, value)
+    """Set a context variable inside the block, tasks that are started there included.
+
+    Every step passes several of these, so it is no generator.
+
+    >>> depth: ContextVar[int] = ContextVar("depth", default=0)
+    >>> with set_context_variable(depth, 1):
+    ...     depth.get()
+    1
+    >>> depth.get()
+    0
+    """
+
+    __slots__ = ("_token", "_value", "_variable")
+
+    def __init__(self, variable: ContextVar[T], value: T) -> None:
+        self._variable, self._value = variable, value
+
+    def __enter__(self) -> None:
+        self._token: Token[T] = self._variable.set(self._value)
+
+    def __exit__(self, *_: object) -> None:
+        self._variable.reset(self._token)

@@ -1,0 +1,340 @@
+"""What a failure means: the answer of ``classify_error``, and the default one.
+
+Libraries raise their own types, so the whole cause chain is searched and types are known by
+what they carry (an HTTP status, a ``Retry-After`` header) as well as by their built-in bases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal, NamedTuple
+
+from pydantic import ValidationError as PydanticValidationError
+
+from capgraph.base.errors import (
+    CapabilityError,
+    CapgraphError,
+    ErrorSeverity,
+    MissingExtraError,
+    ModelError,
+    ValidationError,
+)
+from capgraph.helpers.plain_data import parse_enum, to_plain, validation_messages
+
+
+@dataclass
+class ErrorClassification:
+    """What a failure means: the answer of ``classify_error``.
+
+    Attributes:
+        severity: Decides the recovery.
+        user_message: What to tell the person who asked; ``None`` for nothing special.
+        metadata: Details for developers and for the next planning prompt.
+
+    Raises:
+        ValidationError: The severity is none of ``ErrorSeverity``, nor the value of one.
+
+    >>> print(ErrorClassification(
+    ...     ErrorSeverity.REPLANNING, "No data", {"missing_inputs": ["A", "B"]}
+    ... ).format_for_llm())
+    **Previous Execution Error:**
+    - **User Message:** No data
+    - **Missing Inputs:** A, B
+    """
+
+    severity: ErrorSeverity
+    user_message: str | None = None
+    metadata: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        self.severity = parse_enum(ErrorSeverity, self.severity, "severity")
+
+    def format_for_llm(self) -> str:
+        """Render the classification as a section of a planning prompt."""
+        lines = [
+            "**Previous Execution Error:**",
+            f"- **User Message:** {self.user_message or 'No error message available'}",
+        ]
+        for key, value in (self.metadata or {}).items():
+            if isinstance(value, (list, tuple)):
+                text = ", ".join(str(item) for item in value)
+            elif isinstance(value, dict):
+                text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
+            else:
+                text = str(value)
+            lines.append(f"- **{key.replace('_', ' ').title()}:** {text}")
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, the only form that enters the graph's state."""
+        return {
+            "severity": self.severity.value,
+            "user_message": self.user_message,
+            "metadata": to_plain(self.metadata or {}, lenient=True),
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> ErrorClassification:
+        """Rebuild what :meth:`to_dict` wrote."""
+        return cls(
+            ErrorSeverity(data["severity"]), data.get("user_message"), data.get("metadata") or {}
+        )
+
+
+Category = Literal[
+    "network",
+    "timeout",
+    "rate_limit",
+    "overloaded",
+    "authentication",
+    "context_too_long",
+    "bad_input",
+    "programming_error",
+    "declared",
+    "unknown",
+]
+
+_PROGRAMMING = (
+    TypeError,
+    AttributeError,
+    NameError,
+    LookupError,
+    ArithmeticError,
+    AssertionError,
+    ImportError,
+    SyntaxError,
+    NotImplementedError,
+    RecursionError,
+)
+_RETRIED: frozenset[Category] = frozenset({"network", "timeout", "rate_limit", "overloaded"})
+# LangChain's exceptions mean the same whatever the provider.
+_LANGCHAIN: dict[str, Category] = {
+    "ModelRateLimitError": "rate_limit",
+    "ModelAPIError": "overloaded",
+    "ModelConnectionError": "network",
+    "ModelTimeoutError": "timeout",
+    "ModelAuthenticationError": "authentication",
+    "ModelPermissionDeniedError": "authentication",
+    "ContextOverflowError": "context_too_long",
+}
+# What services write into a stream that has begun, where a status can no longer be sent.
+_CODES: dict[str, Category] = {
+    "server_error": "overloaded",
+    "internal_server_error": "overloaded",
+    "api_error": "overloaded",
+    "overloaded_error": "overloaded",
+    "rate_limit_error": "rate_limit",
+    "rate_limit_exceeded": "rate_limit",
+}
+_MOST_MISFITS = 5
+# Servers agree neither on a status nor on a code: llama.cpp sends 400 "exceeds the available
+# context size" or 500 "Context size has been exceeded", Ollama "exceeds the context length".
+_CONTEXT = re.compile(r"context[ _](?:length|size|window)", re.IGNORECASE)
+_EXCEEDED = re.compile(r"exceed|overflow|longer|greater|too long|only", re.IGNORECASE)
+_KEY_MARKERS = ("API key not valid", "API_KEY_INVALID")
+_RETRY_INFO = re.compile(r"retryDelay\W{1,9}+([\d.]{1,20}+)s")
+
+
+class Diagnosis(NamedTuple):
+    """What kind of failure an exception is.
+
+    Attributes:
+        category: The kind.
+        cause: The exception in the chain that shows it.
+        retry_after: Seconds the other side asked to wait, when it did.
+    """
+
+    category: Category
+    cause: BaseException
+    retry_after: float | None = None
+
+
+def diagnose(exc: BaseException) -> Diagnosis:
+    """Find out what kind of failure an exception is, along its chain of causes.
+
+    >>> diagnose(ConnectionResetError("gone")).category
+    'network'
+    >>> diagnose(KeyError("speed")).category
+    'programming_error'
+    """
+    for error in iter_causes(exc):
+        category = categorize(error)
+        if category != "unknown":
+            asked = (_retry_after(each) for each in iter_causes(exc))
+            return Diagnosis(category, error, next((s for s in asked if s is not None), None))
+    return Diagnosis("unknown", exc)
+
+
+def classify_exception(
+    exc: BaseException, origin: str, *, effect: str = "none"
+) -> ErrorClassification:
+    """Classify an exception by type; the default for capabilities and nodes.
+
+    Passing faults (network, time-out, rate limit, overload) are RETRIABLE, errors of the project
+    carry their own severity, all else is CRITICAL. A step that acts once is never retried here:
+    whether its effect happened is not known.
+
+    Args:
+        exc: What was raised.
+        origin: Start of the message, such as ``"Unhandled error in weather"``.
+        effect: The capability's declared effect.
+
+    >>> classify_exception(RuntimeError("broken"), "Unhandled error in weather").user_message
+    'Unhandled error in weather: broken'
+    """
+    found = diagnose(exc)
+    metadata: dict[str, Any] = {"technical_details": str(exc), "category": found.category}
+    if found.retry_after is not None:
+        metadata["retry_after_seconds"] = found.retry_after
+    told = (getattr(error, "person_message", "") for error in iter_causes(exc))
+    if sentence := next((text for text in told if isinstance(text, str) and text), None):
+        metadata["person_message"] = sentence
+    if found.category == "declared" and isinstance(found.cause, CapgraphError):
+        severity = ErrorSeverity(found.cause.severity or ErrorSeverity.CRITICAL)
+        if effect == "once" and severity is ErrorSeverity.RETRIABLE and found.cause is not exc:
+            severity = ErrorSeverity.CRITICAL
+        metadata["code"] = found.cause.code
+        return ErrorClassification(severity, str(exc) or type(exc).__name__, metadata)
+    severity = ErrorSeverity.CRITICAL
+    if found.category in _RETRIED and effect != "once":
+        severity = ErrorSeverity.RETRIABLE
+    text = str(exc) or type(exc).__name__
+    if isinstance(exc, PydanticValidationError):
+        # pydantic's own text has several lines, input values, and a link; the details keep it.
+        wrong = validation_messages(exc, "value")
+        more = f"; and {len(wrong) - _MOST_MISFITS} more" if len(wrong) > _MOST_MISFITS else ""
+        text = f"the data does not fit {exc.title} ({'; '.join(wrong[:_MOST_MISFITS])}{more})."
+    return ErrorClassification(severity, f"{origin}: {text}", metadata)
+
+
+def is_self_classified(exc: BaseException) -> bool:
+    """Tell whether an exception says what it means, or is about something else than the work.
+
+    >>> is_self_classified(RuntimeError("broken")), is_self_classified(MissingExtraError("no x"))
+    (False, True)
+    """
+    cause = diagnose(exc).cause
+    plain = isinstance(cause, (CapabilityError, ModelError, ValidationError))
+    return isinstance(cause, CapgraphError) and not (plain and cause.severity is None)
+
+
+def iter_causes(exc: BaseException) -> Iterator[BaseException]:
+    """Go through an exception and what it was raised for or while, each once."""
+    seen: set[int] = set()
+    pending: list[BaseException] = [exc]
+    while pending:
+        error = pending.pop(0)
+        if id(error) in seen:
+            continue
+        seen.add(id(error))
+        yield error
+        if isinstance(error, BaseExceptionGroup):
+            pending.extend(error.exceptions)
+        if error.__cause__ is not None:
+            pending.append(error.__cause__)
+        elif error.__context__ is not None and not error.__suppress_context__:
+            pending.append(error.__context__)
+
+
+def categorize(error: BaseException) -> Category:
+    """Return what kind of failure one exception shows by itself, without its causes."""
+    if isinstance(error, ModelError) and error.severity is None and error.__cause__ is not None:
+        return "unknown"  # it means what its cause means
+    if isinstance(error, CapgraphError) and not isinstance(error, MissingExtraError):
+        return "declared"
+    named = _named(error)
+    if named is not None:
+        return named
+    if isinstance(error, MissingExtraError):
+        return "declared"
+    if isinstance(error, (TimeoutError, asyncio.TimeoutError)) or "Timeout" in type(error).__name__:
+        return "timeout"
+    if isinstance(error, ConnectionError) or _is_network_type(error):
+        return "network"
+    if isinstance(error, _PROGRAMMING):
+        return "programming_error"
+    if isinstance(error, ValueError):
+        return "bad_input"
+    return "unknown"
+
+
+def _named(error: BaseException) -> Category | None:
+    """Return what a service says about its own failure: by type, by status, by code."""
+    status = _status(error)
+    codes = [getattr(error, name, None) for name in ("code", "type")]
+    is_of_service = status is not None or any(isinstance(code, str) for code in codes)
+    if is_of_service and status != 429 and _is_about_context(str(error)):
+        return "context_too_long"
+    for base in type(error).__mro__:
+        if base.__name__ in _LANGCHAIN:
+            return _LANGCHAIN[base.__name__]
+    if status is not None:
+        return _status_category(status, str(error))
+    return next((_CODES[code] for code in codes if isinstance(code, str) and code in _CODES), None)
+
+
+def _is_about_context(text: str) -> bool:
+    return bool(_CONTEXT.search(text) and _EXCEEDED.search(text))
+
+
+def _status(error: BaseException) -> int | None:
+    for holder in (error, getattr(error, "response", None)):
+        for name in ("status_code", "status", "http_status", "code"):
+            value = getattr(holder, name, None)
+            if isinstance(value, int) and 400 <= value <= 599:  # a stream fails with 200
+                return value
+    return None
+
+
+def _status_category(status: int, text: str) -> Category:
+    if status == 429:
+        return "rate_limit"
+    if status in (401, 403):
+        return "authentication"
+    if status in (408, 504):
+        return "timeout"
+    if status >= 500:
+        return "overloaded"
+    if status == 413 or _CONTEXT.search(text):
+        return "context_too_long"
+    if any(marker in text for marker in _KEY_MARKERS):
+        return "authentication"
+    return "bad_input"
+
+
+def _is_network_type(error: BaseException) -> bool:
+    # HTTP clients do not share a base class with the built-in ConnectionError.
+    names = {base.__name__ for base in type(error).__mro__}
+    return bool(names & {"APIConnectionError", "NetworkError", "TransportError", "gaierror"})
+
+
+def _retry_after(error: BaseException) -> float | None:
+    own = getattr(error, "retry_after", None)
+    if isinstance(own, (int, float)) and math.isfinite(own):
+        return max(0.0, float(own))
+    headers = getattr(getattr(error, "response", None), "headers", None)
+    if headers is None:
+        return None
+    if (told := _RETRY_INFO.search(str(error))) is not None:  # Google says it in the body
+        return float(told[1])
+    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            seconds = float(headers.get(name)) * unit
+        except (TypeError, ValueError):
+            continue
+        if math.isfinite(seconds):
+            return max(0.0, seconds)
+    try:
+        moment = email.utils.parsedate_to_datetime(headers.get("retry-after"))
+    except (TypeError, ValueError):
+        return None
+    if moment.tzinfo is None:  # "-0000" is universal time of unknown origin
+        moment = moment.replace(tzinfo=UTC)
+    return max(0.0, (moment - datetime.now(UTC)).total_seconds())

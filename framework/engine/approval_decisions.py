@@ -1,0 +1,232 @@
+"""What the answers of a person do: agreements go to the ledger, the rest into the state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from capgraph.approvals.decisions import ApprovalDecision
+from capgraph.approvals.requests import (
+    ACTED_BEFORE,
+    MISSING_CAPABILITY,
+    PLAN,
+    RESULT,
+    STEP,
+    UNKNOWN_OUTCOME,
+)
+from capgraph.base.approval_policy import ApprovalPolicy
+from capgraph.base.errors import ErrorSeverity
+from capgraph.base.plan import plan_key
+from capgraph.base.ports import Caller, Failure, StepRecord
+from capgraph.engine.caller_plan import AcceptedDigest
+from capgraph.engine.run_scope import may_bring_answer
+from capgraph.engine.services import Services
+from capgraph.engine.turn_suspension import resume_update
+from capgraph.pipeline.authorize import approval_digest
+from capgraph.pipeline.effect_ledger import EffectLedger
+from capgraph.pipeline.failures import failure_update
+from capgraph.planning import fingerprints
+from capgraph.planning.parameters import validated_parameters
+from capgraph.state import TurnView
+from capgraph.telemetry import ApprovalDecided, emit
+from capgraph.telemetry.audit import record_decision
+
+
+async def apply_answers(
+    answers: Mapping[str, ApprovalDecision],
+    view: TurnView,
+    services: Services,
+    rules: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Take up decisions about steps, and return the state update that follows from them.
+
+    Args:
+        answers: The decisions, by context key.
+        view: The turn.
+        services: Shared dependencies.
+        rules: Steps that a standing rule approved, with its id.
+    """
+    pending = dict(view.pending_approvals)
+    steps = {step["context_key"]: dict(step) for step in view.steps}
+    prints = fingerprints(view.plan)
+    decisions: dict[str, dict[str, Any]] = {}
+    results: dict[str, Any] = {}
+    by = view.sender if may_bring_answer() else Caller()
+    ledger = services.ledger(view)
+    for key, rule in (rules or {}).items():
+        decisions[key] = {"decision": "approve", "rule": rule}
+        await record_answer(
+            key, pending[key], ApprovalDecision(decision="approve"), ledger, services, Caller()
+        )
+    for key, answer in answers.items():
+        asked = pending.get(key) or {}
+        step = view.get_step(key)
+        # What was changed for one element stays, whatever else is decided about it.
+        known = view.decisions.get(key) or {}
+        decisions[key] = {part: known[part] for part in ("parameters", "plan") if part in known}
+        decisions[key] |= _decision_entry(
+            answer, asked, step, prints.get(plan_key(key)), view.plan_id
+        )
+        if by.user_id is not None:
+            decisions[key]["by"] = by.user_id
+        asked = asked or {"kind": MISSING_CAPABILITY, "capability": step["capability"]}
+        refused = await record_answer(key, asked, answer, ledger, services, by)
+        if refused:
+            decisions[key]["refused"] = refused
+        if answer.decision == "edit" and key in steps:
+            steps[key]["parameters"] = answer.parameters
+        if answer.decision == "skip" and asked.get("kind") != UNKNOWN_OUTCOME:
+            place = list(steps).index(plan_key(key))
+            about = (key, str(step["capability"]), place, view.step_objective(step))
+            results[key] = StepRecord(*about, skipped="Skipped by a person.").to_state_entry()
+    answered = {k for k, one in decisions.items() if one["decision"] not in {"reject", "respond"}}
+    update: dict[str, Any] = {
+        **resume_update(view, answered),
+        "approval_decisions": decisions,
+        "approved_payload": {
+            key: answer.model_dump(mode="json") for key, answer in answers.items()
+        },
+    }
+    if any(answer.decision == "edit" and key in steps for key, answer in answers.items()):
+        plan = {**view.plan, "steps": list(steps.values())}
+        update |= {"planning_execution_plan": plan, "planning_accepted": AcceptedDigest.of(plan)}
+    if results:
+        update["execution_step_results"] = results
+    rejected = {key: a.reason for key, a in answers.items() if a.decision == "reject"}
+    names = {key: str(view.get_step(key)["capability"]) for key in rejected}
+    update |= answers_update(answers, rejected, names, view, services)
+    if any("refused" in entry for entry in decisions.values()):
+        update["approval_approved"] = False
+    return update
+
+
+async def record_answer(
+    key: str,
+    question: Mapping[str, Any],
+    answer: ApprovalDecision,
+    ledger: EffectLedger,
+    services: Services,
+    approver: Caller,
+) -> str:
+    """Leave word in the ledger what a person agreed to: what was shown, and nothing else.
+
+    An answer that does not count (of the wrong person, or too late) is written down with the
+    reason; the step asks again and says so.
+
+    Args:
+        key: The step.
+        question: What was asked, as :class:`capgraph.base.ports.Question` writes it.
+        answer: What the person decided.
+        ledger: The records of the turn.
+        services: Shared dependencies.
+        approver: Who decided.
+
+    Returns:
+        Why the answer does not count; empty when it does.
+    """
+    kind, refused = question.get("kind", STEP), ""
+    spec = services.registry.capabilities.get(question["capability"])
+    digest = question.get("digest", "")
+    if kind == UNKNOWN_OUTCOME and answer.decision in {"rerun", "skip", "done"}:
+        decision = {"decision": answer.decision, "outputs": answer.outputs}
+        await ledger.record_outcome(question["effect"], int(question["run"]), decision)
+    elif kind == STEP and answer.decision == "edit" and spec is not None:
+        _, parameters = validated_parameters(spec, answer.parameters or {})
+        shown = {**(question.get("shown") or {}), "parameters": parameters}
+        digest = approval_digest(spec.name, shown)
+    if kind in {STEP, RESULT, ACTED_BEFORE} and answer.decision in {"approve", "edit"}:
+        wanted = spec.requires_approval if spec is not None and kind != RESULT else False
+        policy = ApprovalPolicy.of(wanted)
+        now = services.clock.now()
+        refused = await ledger.approvals.record_approval(digest, key, policy, approver, now)
+    more = {"digest": digest or None, "refused": bool(refused) or None}
+    record_decision(key, kind, answer.decision, approver, capability=question["capability"], **more)
+    emit(
+        ApprovalDecided(
+            context_key=key,
+            capability=question["capability"],
+            decision=answer.decision,
+            by=approver.user_id,
+            authenticated=approver.authenticated,
+            digest=digest or None,
+            refused=refused or None,
+        )
+    )
+    return refused
+
+
+def answers_update(
+    answers: Mapping[str, ApprovalDecision],
+    rejected: Mapping[str, str],
+    capabilities: Mapping[str, str],
+    view: TurnView,
+    services: Services,
+) -> dict[str, Any]:
+    """Return what rejections and answers in words change about the turn."""
+    update: dict[str, Any] = {}
+    if rejected:
+        update |= _rejection_update(rejected, capabilities, view, services)
+    responses = [a.message for a in answers.values() if a.decision == "respond"]
+    if responses:
+        update["task_custom_message"] = "\n\n".join(responses)
+    update["approval_approved"] = not rejected and not responses
+    return update
+
+
+def rejected_plan_decision(answer: ApprovalDecision, view: TurnView) -> dict[str, dict[str, Any]]:
+    """Remember which plan a person rejected, so that it is not shown again."""
+    entry = {
+        "decision": "reject",
+        "reason": answer.reason,
+        "fingerprints": sorted(fingerprints(view.plan).values()),
+    }
+    return {PLAN: entry}
+
+
+def _decision_entry(
+    answer: ApprovalDecision,
+    question: Mapping[str, Any],
+    step: Mapping[str, Any],
+    fingerprint: str | None,
+    plan_id: str,
+) -> dict[str, Any]:
+    entry: dict[str, Any] = {"decision": answer.decision}
+    if answer.decision == "edit":
+        entry["before"] = step.get("parameters") or {}
+        if step["context_key"] != plan_key(step["context_key"]):
+            # What is changed for one element is not the step of all.
+            entry |= {"parameters": answer.parameters, "plan": plan_id}
+    if question.get("kind") == UNKNOWN_OUTCOME:
+        entry |= {UNKNOWN_OUTCOME: answer.decision, "run": question.get("run")}
+    if answer.decision in {"approve", "reject"}:
+        # A later plan of this turn is held against what was not agreed to.
+        entry["fingerprints"] = [fingerprint]
+    if answer.decision == "reject":
+        entry["reason"] = answer.reason
+    return entry
+
+
+def _rejection_update(
+    rejected: Mapping[str, str],
+    capabilities: Mapping[str, str],
+    view: TurnView,
+    services: Services,
+) -> dict[str, Any]:
+    key, reason = next(iter(rejected.items()))
+    # One question is one rejection, however many steps it has.
+    count = view.failed_attempts.get("approval", 0) + 1
+    bound = services.settings.approvals.max_rejections
+    message = (
+        f"A person rejected step {key!r} ({capabilities[key]}): {reason or 'no reason was given'}."
+    )
+    if key == PLAN:
+        message = f"A person rejected the plan: {reason or 'no reason was given'}."
+    failure = Failure(
+        severity=ErrorSeverity.REPLANNING if count < bound else ErrorSeverity.CRITICAL,
+        message=message,
+        metadata={"rejected_by_person": dict(rejected), "category": "rejected"},
+        capability=capabilities[key],
+        key=key,
+        attempts=0,
+    )
+    return {**failure_update([failure]), "control_attempts": {"approval": count}}

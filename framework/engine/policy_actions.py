@@ -1,0 +1,323 @@
+"""What the rules of policy engines do about a turn: their actions act, and are bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from capgraph.base.errors import ErrorSeverity, StoppedError
+from capgraph.base.ports import Failure, StepRecord
+from capgraph.base.turn_budget import TurnBudget
+from capgraph.engine.caller_plan import plan_digest
+from capgraph.engine.plan_acceptance import request_plan_review
+from capgraph.engine.services import Services
+from capgraph.engine.turn_outcome import describe_outcome
+from capgraph.governance.policies import (
+    PhaseContext,
+    PolicyAction,
+    PolicyActionData,
+    PolicyEngine,
+    PolicyRule,
+)
+from capgraph.governance.quality_gate import QualityGateError, QualityLevel
+from capgraph.governance.recovery import (
+    RecoveryContext,
+    RecoveryStep,
+    aattempt_recovery,
+    classify_failure,
+)
+from capgraph.helpers.async_calls import maybe_await
+from capgraph.pipeline.failures import clear_failure_update, failure_update
+from capgraph.pipeline.retry_policy import backoff_delay
+from capgraph.planning import TERMINAL_STEPS
+from capgraph.state import TurnView
+from capgraph.telemetry import PolicyActionApplied, emit
+from capgraph.telemetry.usage_recorder import usage_totals
+
+
+async def consult_policies(
+    view: TurnView, services: Services, *, has_failed: bool, is_completed: bool
+) -> tuple[dict[str, Any], bool]:
+    """Have all rules that match act.
+
+    Args:
+        view: The turn.
+        services: Shared dependencies.
+        has_failed: Whether nothing is left to try about a failure.
+        is_completed: Whether all work is done.
+
+    Returns:
+        The state update, and whether the router has to decide again.
+    """
+    turn = _PolicyActionRunner(view, services)
+    ctx = await _phase_context(view, services, failed=has_failed, over=is_completed)
+    for engine in services.policy_engines:
+        rules: Sequence[PolicyRule] = await maybe_await(engine.matching(ctx))
+        for rule in rules:
+            name = f"policy:{rule.name}"
+            used = view.failed_attempts.get(name, 0)
+            if used >= engine.max_uses_per_turn:
+                continue
+            turn.update["control_attempts"] = {
+                **turn.update.get("control_attempts", {}),
+                name: used + 1,
+            }
+            for action in rule.actions:
+                await turn.act(engine, rule, action)
+    return turn.update, turn.needs_routing
+
+
+async def govern_node(
+    record: StepRecord,
+    view: TurnView,
+    services: Services,
+    budget: TurnBudget,
+    started_at: float,
+    rerun: Callable[[int], Awaitable[StepRecord]],
+) -> tuple[StepRecord, Failure | None]:
+    """Have all rules that match act about one visit of a node in a graph of one's own.
+
+    Args:
+        record: What its step left behind.
+        view: The state.
+        services: Shared dependencies.
+        budget: What the visit has used up.
+        started_at: When it began.
+        rerun: Tries the step once more; told how often it failed.
+
+    Returns:
+        What the step left behind in the end, and why a rule stopped the visit, where one did.
+    """
+    acted: dict[str, int] = {}
+    while True:
+        error = record.error
+        step = {"context_key": record.key, "capability": record.capability}
+        own: dict[str, Any] = {
+            **view.state,
+            "planning_execution_plan": {"steps": [step]},
+            "execution_step_results": {record.key: record.to_state_entry()},
+            "execution_start_time": started_at,
+            "control_attempts": acted,
+            "control_budget": budget.to_plain(),
+            **(clear_failure_update() if error is None else failure_update([error])),
+        }
+        update, more = await consult_policies(
+            services.view(own), services, has_failed=error is not None, is_completed=error is None
+        )
+        acted = {**acted, **update.get("control_attempts", {})}
+        for name, number in update.get("control_budget", {}).items():
+            setattr(budget, name, number)
+        if update.get("control_is_killed"):
+            reason, code = str(update["control_kill_reason"]), {"code": StoppedError.code}
+            about: Any = {"capability": record.capability, "key": record.key}
+            return record, Failure(ErrorSeverity.CRITICAL, reason, metadata=code, **about)
+        if error is None or not more:
+            return record, None
+        if left := update.get("execution_step_results"):
+            return replace(record, error=None, skipped=left[record.key]["error"]), None
+        record = await rerun(error.attempts)
+
+
+async def _phase_context(
+    view: TurnView, services: Services, *, failed: bool, over: bool
+) -> PhaseContext:
+    works = [step for step in view.steps if step["capability"] not in TERMINAL_STEPS]
+    info = view.failure if failed else None
+    failures = [info, *(info.get("other_failures") or [])] if info is not None else []
+    read = [Failure.from_state(entry) for entry in failures]
+    levels = [r["quality"] for r in view.results.values() if r.get("quality") is not None]
+    low = any(failure.metadata.get("code") == QualityGateError.code for failure in read)
+    began = view.state.get("execution_start_time") or services.clock.now()
+    began += view.waited_seconds or 0.0
+    return PhaseContext(
+        phase=view.task,
+        quality_level=QualityLevel(min(levels)) if levels else None,
+        # Where nothing was looked at, nothing is below.
+        gate_score=0 if low else min(levels, default=max(QualityLevel)),
+        completed_roles={s["capability"] for s in works if s["context_key"] in view.succeeded_keys},
+        failed_roles={failure.capability or failure.node or "" for failure in read},
+        all_roles={step["capability"] for step in works},
+        elapsed_seconds=max(0.0, services.clock.now() - began),
+        retry_exhausted_scenarios={classify_failure(failure).value for failure in read},
+        phase_completed=over,
+        total_cost_usd=await _turn_cost(view, services),
+    )
+
+
+async def _turn_cost(view: TurnView, services: Services) -> float | None:
+    """Return what the turn's model calls cost; ``None`` when a price, or a call, is not known."""
+    if not view.budget.get("model_calls"):
+        return 0.0
+    rows = services.journal().tables
+    if rows is None:
+        return None
+    await services.budget_policy.recorder.aflush()
+    totals = await usage_totals(rows, thread_id=view.thread_id, turn_id=view.turn_id)
+    costs = [total.cost_usd for total in totals]
+    return None if None in costs or not costs else sum(cost for cost in costs if cost is not None)
+
+
+_PLAN_ACTIONS = {PolicyAction.RETRY_PHASE, PolicyAction.ESCALATE, PolicyAction.STORE_GATE_FEEDBACK}
+
+
+class _PolicyActionRunner:
+    """What actions do about one turn.
+
+    Attributes:
+        update: The state update so far.
+        needs_routing: Whether the router has to decide again.
+    """
+
+    def __init__(self, view: TurnView, services: Services) -> None:
+        self._view, self._services = view, services
+        self._failure = Failure.from_state(view.failure) if view.failure is not None else None
+        self.update: dict[str, Any] = {}
+        self.needs_routing = False
+
+    async def act(self, engine: PolicyEngine, rule: PolicyRule, action: PolicyActionData) -> None:
+        """Do one action, and tell what came of it."""
+        ways: dict[PolicyAction, Callable[..., Any]] = {
+            PolicyAction.ADVANCE_PHASE: self._advance,
+            PolicyAction.RETRY_AGENT: self._retry,
+            PolicyAction.RETRY_PHASE: self._replan,
+            PolicyAction.RECOVER_ONCE: self._recover,
+            PolicyAction.ESCALATE: self._escalate,
+            PolicyAction.STORE_GATE_FEEDBACK: self._store_feedback,
+            PolicyAction.GENERATE_HANDOFF: lambda *_: "",
+            PolicyAction.NOTIFY: lambda *_: "",
+            PolicyAction.ABORT_PHASE: self._stop,
+        }
+        params = action.params or {}
+        if action.action in _PLAN_ACTIONS and not self._view.has_turn:
+            hindered = "A graph of one's own has no plan that a rule could change."
+        else:
+            hindered = await maybe_await(ways[action.action](engine, rule, params))
+        known = dict(params)
+        if action.action is PolicyAction.GENERATE_HANDOFF:
+            known["handoff"] = describe_outcome(self._view.state)
+        reason = str(params.get("message") or (self._failure.message if self._failure else ""))
+        emit(
+            PolicyActionApplied(
+                rule=rule.name,
+                action=action.action.value,
+                message=hindered or reason,
+                params=known or None,
+                done=not hindered,
+            )
+        )
+
+    def _advance(self, engine: PolicyEngine, rule: PolicyRule, params: Any) -> str:
+        info = self._view.failure or {}
+        keys = {e.get("context_key") for e in (info, *(info.get("other_failures") or []))}
+        steps = [
+            (place, step)
+            for place, step in enumerate(self._view.steps)
+            if step["context_key"] in keys and step["context_key"] not in self._view.succeeded_keys
+        ]
+        if not steps:
+            return "No step failed that could be left out."
+        self.update["execution_step_results"] = {
+            step["context_key"]: StepRecord(
+                step["context_key"],
+                step["capability"],
+                place,
+                self._view.step_objective(step),
+                skipped=f"The rule {rule.name!r} goes on without it: {info['user_message']}",
+            ).to_state_entry()
+            for place, step in steps
+        }
+        self._clear_failure(extra_attempts=0)
+        return ""
+
+    def _retry(self, engine: PolicyEngine, rule: PolicyRule, params: Any) -> str:
+        failure = self._failure
+        if failure is None:
+            return "Nothing failed that could be tried again."
+        if failure.metadata.get("effect_done"):
+            return "The effect is done, and nothing repeats it."
+        if failure.metadata.get("code") == "CG-LIMIT":
+            return "A bound of the run was reached, and no rule goes past it."
+        if params.get("switch_model"):
+            self._count("model_switches")
+        if params.get("smaller_context"):
+            self._count("context_cuts")
+        self._clear_failure(
+            extra_attempts=1 + len((self._view.failure or {}).get("other_failures") or [])
+        )
+        return ""
+
+    def _replan(self, engine: PolicyEngine, rule: PolicyRule, params: Any) -> str:
+        told = str(params.get("message") or f"The rule {rule.name!r} asks for another plan.")
+        failure = self._failure or Failure(ErrorSeverity.REPLANNING, told, node="router")
+        if failure.metadata.get("effect_done"):
+            return "The effect is done, and no other plan mends its result."
+        self.update |= failure_update([replace(failure, severity=ErrorSeverity.REPLANNING)])
+        self.needs_routing = True
+        return ""
+
+    async def _recover(self, engine: PolicyEngine, rule: PolicyRule, params: Any) -> str:
+        if self._failure is None:
+            return "Nothing failed that could be recovered."
+        clock = self._services.clock
+        cap = self._services.limits.max_retry_delay_seconds
+        actions: dict[RecoveryStep | str, Callable[[], Any]] = {
+            RecoveryStep.RETRY_WITH_BACKOFF: lambda: clock.sleep(backoff_delay(1, cap=cap)),
+            RecoveryStep.RETRY_WITH_SMALLER_CONTEXT: lambda: self._count("context_cuts"),
+            RecoveryStep.RESTART_AGENT: lambda: None,  # to try it again is to start it again
+        }
+        if engine.models:
+            actions[RecoveryStep.SWITCH_PROVIDER] = lambda: self._count("model_switches")
+        result = await aattempt_recovery(classify_failure(self._failure), RecoveryContext(actions))
+        if not result.recovered_steps:
+            return result.reason
+        return self._retry(engine, rule, {})
+
+    async def _escalate(self, engine: PolicyEngine, rule: PolicyRule, params: Any) -> str:
+        view = self._view
+        left = [
+            s for s in view.steps if s["context_key"] not in view.succeeded_keys | view.skipped_keys
+        ]
+        if all(step["capability"] in TERMINAL_STEPS for step in left):
+            return "Nothing of a plan is left that a person could decide about."
+        if not self._services.journal().is_durable:
+            return "A person would have to decide, and nothing would keep the question."
+        told = str(params.get("message") or f"The rule {rule.name!r} asks a person.")
+        problems = [told, *([self._failure.message] if self._failure else [])]
+        digest, ledger = plan_digest(view.plan), self._services.ledger(view)
+        self.update |= await request_plan_review(view.plan, digest, problems, ledger)
+        self._clear_failure(extra_attempts=1)
+        return ""
+
+    def _store_feedback(self, engine: PolicyEngine, rule: PolicyRule, params: Any) -> str:
+        told = params.get("message") or (self._failure.message if self._failure else "")
+        if not told:
+            return "There is nothing to tell the next plan."
+        kept = self._failure or Failure(ErrorSeverity.REPLANNING, "", node="router")
+        self.update["control_last_error"] = replace(kept, message=str(told)).to_state()
+        return ""
+
+    def _stop(self, engine: PolicyEngine, rule: PolicyRule, params: Any) -> str:
+        why = params.get("message") or (self._failure.message if self._failure else "")
+        self.update["control_is_killed"] = True
+        self.update["control_kill_reason"] = " ".join(
+            text for text in (f"The rule {rule.name!r} stopped the turn.", str(why)) if text
+        )
+        self.needs_routing = True
+        return ""
+
+    def _count(self, name: str) -> None:
+        used = self.update.setdefault("control_budget", {})
+        used[name] = used.get(name, self._view.budget.get(name, 0)) + 1
+
+    def _clear_failure(self, *, extra_attempts: int) -> None:
+        """Take the failure back, with room for what is tried again."""
+        self.needs_routing = True
+        if self._failure is None:
+            return
+        self.update |= clear_failure_update()
+        allowed = int(self._view.budget.get("allowed_attempts", 0))
+        if extra_attempts and allowed and self._services.limits.max_turn_attempts is None:
+            self.update.setdefault("control_budget", {})["allowed_attempts"] = (
+                allowed + extra_attempts
+            )

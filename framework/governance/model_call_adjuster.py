@@ -1,0 +1,63 @@
+"""What a policy's action changes of the model calls that follow: the model, and the history's length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from langchain_core.messages import BaseMessage, SystemMessage
+
+from capgraph.base.ports import Attempt, CallNext
+from capgraph.governance.recovery import smaller_context_budget
+from capgraph.telemetry.usage_callback import current_turn_budget
+
+if TYPE_CHECKING:
+    from langchain_core.language_models import BaseChatModel
+
+
+class ModelCallAdjuster:
+    """Stands around model calls; what a turn goes on with is counted with the turn.
+
+    Args:
+        models: What is asked after the role's own, one after the other; the last one stays.
+
+    Raises:
+        ConfigurationError: A model cannot be made.
+    """
+
+    stage = "call"
+    order = 0
+    applies_to: ClassVar[tuple[str, ...]] = ("model",)
+
+    def __init__(self, models: Sequence[Any] = ()) -> None:
+        from capgraph.models.roles import chat_models  # not before there is a model
+
+        self.models: list[BaseChatModel] = [chat_models(model)["answer"] for model in models]
+
+    async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
+        """Change what is sent as the turn's policies want it."""
+        turn = current_turn_budget()
+        inputs = dict(attempt.inputs)
+        if turn is not None and turn.model_switches and self.models:
+            model = self.models[min(turn.model_switches, len(self.models)) - 1]
+            from capgraph.models.roles import without_streaming
+
+            inputs["model"] = without_streaming(model, attempt.capability)
+        if turn is not None and turn.context_cuts:
+            inputs["messages"] = _shorter(inputs["messages"], turn.context_cuts)
+        return await call_next(replace(attempt, inputs=inputs))
+
+
+def _shorter(messages: Sequence[BaseMessage], cuts: int) -> list[BaseMessage]:
+    """Leave out the oldest messages; instructions and the last message stay."""
+    room = sum(len(str(message.text)) for message in messages)
+    for _ in range(cuts):
+        room = smaller_context_budget(room)
+    kept = list(messages)
+    size = sum(len(str(message.text)) for message in kept)
+    for message in messages[:-1]:
+        if size > room and not isinstance(message, SystemMessage):
+            kept.remove(message)
+            size -= len(str(message.text))
+    return kept

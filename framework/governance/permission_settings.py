@@ -1,0 +1,49 @@
+"""Permissions that settings declare."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from capgraph.base.errors import ConfigurationError
+from capgraph.configs.suggestions import suggest_fix
+from capgraph.governance.caller_permissions import unknown_names
+from capgraph.governance.cedar import CedarPermissions
+from capgraph.governance.permissions import (
+    PermissionPolicy,
+    Permissions,
+    RolePermissionConfig,
+)
+from capgraph.registry import Registry
+
+if TYPE_CHECKING:
+    from capgraph.configs.settings import PermissionSettings
+
+
+def permissions_from_settings(
+    settings: PermissionSettings | None, registry: Registry
+) -> Permissions | None:
+    """Return the permissions that settings declare; ``None`` when they declare none.
+
+    Raises:
+        ConfigurationError: A mode or a list makes no sense, or names a capability that there is
+            not: what it denies would not be denied.
+    """
+    if settings is None:
+        return None
+    if settings.cedar is not None:
+        return CedarPermissions(settings.cedar)
+    allowed = {name for role in settings.roles for name in role.allowed_tools or ()}
+    denied = {name for role in settings.roles for name in role.denied_tools}
+    named = sorted({*settings.tool_requirements, *allowed, *denied})
+    if unknown := unknown_names(named, allowed, registry.capabilities):
+        raise ConfigurationError(
+            f"permissions: there is no capability called {', '.join(map(repr, unknown))}.",
+            fix=suggest_fix(*unknown, known=registry.capabilities),
+        )
+    try:
+        return PermissionPolicy(
+            [RolePermissionConfig(**role.model_dump()) for role in settings.roles],
+            settings.tool_requirements,  # type: ignore[arg-type]
+        )
+    except (TypeError, ValueError) as exc:
+        raise ConfigurationError(f"permissions: {exc}", fix="Correct them.") from exc

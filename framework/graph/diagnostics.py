@@ -1,0 +1,196 @@
+"""What would fail in an agent, or works less well than it could, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from capgraph.configs.errors import CapgraphError, ConfigurationError
+from capgraph.configs.suggestions import suggest_fix
+
+if TYPE_CHECKING:
+    from capgraph.configs.settings import Settings
+    from capgraph.governance.caller_permissions import CallerPermissions
+    from capgraph.registry import Registry
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        area: What it belongs to.
+        level: ``ok``, ``warning`` (works, but …) or ``error``.
+        text: What was found.
+        fix: How to mend it.
+    """
+
+    area: str
+    level: Literal["ok", "warning", "error"]
+    text: str
+    fix: str = ""
+
+    @classmethod
+    def from_error(cls, area: str, error: Exception) -> Finding:
+        """Return the finding that an error makes."""
+        if isinstance(error, CapgraphError):
+            return cls(area, "error", error.message, error.fix or "")
+        return cls(area, "error", f"{type(error).__name__}: {error}", "Correct what it names.")
+
+
+def collect_findings(
+    registry: Registry,
+    settings: Settings,
+    *,
+    offline: bool,
+    has_saver: bool,
+    permissions: CallerPermissions | None = None,
+) -> Iterator[Finding]:
+    """Look at what an agent is made of.
+
+    Args:
+        registry: What it is made of.
+        settings: All settings.
+        offline: Whether no model plans.
+        has_saver: Whether threads outlive the process.
+        permissions: The permissions that callers have.
+
+    >>> from capgraph.configs.settings import Settings
+    >>> from capgraph.registry import Registry
+    >>> next(collect_findings(Registry(), Settings(), offline=False, has_saver=True)).level
+    'warning'
+    """
+    from capgraph.graph.validate import registry_problems, registry_warnings
+    from capgraph.models.unmetered_calls import find_unmetered_calls
+
+    names = ", ".join(registry.capabilities)
+    if names:
+        yield Finding("registry", "ok", f"{len(registry.capabilities)} capabilities: {names}")
+    else:
+        text = "No capability is registered, so every question ends in 'Nothing here can do that'."
+        fix = "Name modules that hold capabilities under 'modules'."
+        yield Finding("registry", "warning", text, fix)
+    for text in registry_problems(registry):
+        yield _told("error", text)
+    for text in registry_warnings(
+        registry, offline=offline, has_saver=has_saver, permissions=permissions
+    ):
+        yield _told("warning", text)
+    yield from _check_queues(registry, settings)
+    for name in registry.capabilities:
+        yield from _check_guides(registry, name)
+    for module in sorted({spec.cls.__module__ for spec in registry.capabilities.values()}):
+        for line in find_unmetered_calls(module):
+            yield Finding(
+                "registry",
+                "warning",
+                f"{module}, line {line}: a call with callbacks of its own or in a thread of its"
+                " own does not inherit the run's; if it reaches a chat model, nobody counts it.",
+                "Leave 'callbacks' out, or add yours to the configuration of the run; start"
+                " threads with asyncio.to_thread.",
+            )
+    yield from collect_settings_findings(settings, registry)
+
+
+def _told(level: Literal["warning", "error"], text: str) -> Finding:
+    text, _, fix = text.partition(" Fix: ")
+    return Finding("registry", level, text, fix)
+
+
+def _check_queues(registry: Registry, settings: Settings) -> Iterator[Finding]:
+    from capgraph.graph.validate import queue_warnings
+
+    try:
+        found = queue_warnings(registry, settings)
+    except ConfigurationError as exc:
+        yield Finding.from_error("configuration", exc)
+        return
+    for text in found:
+        yield _told("warning", text)
+
+
+def _check_guides(registry: Registry, name: str) -> Iterator[Finding]:
+    try:
+        held = registry.capability(name)
+        examples = held.classifier_guide
+        _ = held.orchestrator_guide
+    except Exception as exc:
+        fix = "Correct _create_classifier_guide or _create_orchestrator_guide."
+        yield Finding("registry", "error", f"The guides of {name!r} cannot be made: {exc!r}", fix)
+        return
+    if examples is None and not registry.capabilities[name].always_active:
+        text = f"The capability {name!r} has no examples, so it is chosen by its description alone."
+        yield Finding("registry", "warning", text, "Give it examples of requests that need it.")
+
+
+def _check_declared(settings: Settings, registry: Registry) -> Iterator[Finding]:
+    """Make what settings declare around steps, as a graph would."""
+    from capgraph.engine.bind import resolve_answer_gate, resolve_policies
+    from capgraph.engine.configured_objects import (
+        build_configured,
+        capability_behaviors,
+        model_behaviors,
+    )
+    from capgraph.governance.budget_enforcement import budgets_from_settings, prices_from_settings
+    from capgraph.governance.permission_settings import permissions_from_settings
+    from capgraph.pipeline.runner import StepRunner
+    from capgraph.pipeline.runner_config import RunnerConfig
+
+    def around(**given: Any) -> bool:
+        StepRunner(RunnerConfig(registry, settings), **given)  # says whether it can stand there
+        return any(given.values())
+
+    roles = {f"models.{role}.behaviors": entry.behaviors for role, entry in settings.models.items()}
+    ways: list[tuple[str, Any]] = [
+        ("behaviors", lambda: around(behaviors=build_configured(settings.behaviors, "behaviors"))),
+        (
+            "capabilities.*.behaviors",
+            lambda: around(own_behaviors=capability_behaviors(registry, settings)),
+        ),
+        *((where, partial(model_behaviors, given, where)) for where, given in roles.items()),
+        ("policies", lambda: settings.policies and resolve_policies((), settings)),
+        ("answer_gate", partial(resolve_answer_gate, None, settings)),
+        ("sinks", partial(build_configured, settings.sinks, "sinks", "sink")),
+        ("permissions", lambda: permissions_from_settings(settings.permissions, registry)),
+        ("budgets", lambda: budgets_from_settings(settings.budgets)),
+        ("prices", lambda: prices_from_settings(settings.prices)),
+    ]
+    for where, make in ways:
+        try:
+            made = make()
+        except CapgraphError as exc:
+            yield Finding.from_error(where, exc)
+            continue
+        if made:
+            yield Finding(where, "ok", "declared, and can be kept")
+
+
+def collect_settings_findings(settings: Settings, registry: Registry) -> Iterator[Finding]:
+    """Find sections that name nothing, and context data that does not fit."""
+    from capgraph.base import ValidationError
+    from capgraph.state import load_context
+
+    yield from _check_declared(settings, registry)
+    for place in settings.recipes:
+        if not Path(place).exists():
+            text = f"The folder {place!r} does not exist yet, so it has no recipes."
+            yield Finding("recipes", "ok", text, "'capgraph recipe save' makes it.")
+    for name in settings.capabilities:
+        if name not in registry.capabilities:
+            text = f"capabilities.{name} configures a capability that is not registered."
+            fix = suggest_fix(name, known=registry.capabilities)
+            yield Finding("configuration", "warning", text, fix)
+    for kind, entries in settings.context.items():
+        if kind not in registry.context_types:
+            text = f"context.{kind} is of a type that is not registered."
+            fix = suggest_fix(kind, known=registry.context_types)
+            yield Finding("configuration", "warning", text, fix)
+            continue
+        for key, data in entries.items():
+            try:
+                load_context(kind, key, data, registry.context_types)
+            except ValidationError as exc:
+                yield Finding("configuration", "error", exc.message, "Correct it.")

@@ -1,0 +1,1 @@
+"""Small helpers without knowledge of agents: values, files, threads, clocks, argument checks."""

@@ -1,0 +1,55 @@
+"""What plans ask of graphs beyond ``graphlib``."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from graphlib import CycleError, TopologicalSorter
+from heapq import heappop, heappush
+from typing import TypeVar
+
+Node = TypeVar("Node", bound=Hashable)
+
+
+def stable_topological_order(predecessors: Mapping[int, set[int]]) -> list[int] | None:
+    """Order positions by their predecessors, otherwise as they are.
+
+    ``graphlib`` gives some order; a plan should keep as much of its own as it can.
+
+    Args:
+        predecessors: What must come before each position.
+
+    Returns:
+        The order, or ``None`` when there is a cycle.
+
+    >>> stable_topological_order({0: {2}, 1: set(), 2: set()})
+    [1, 2, 0]
+    """
+    sorter = TopologicalSorter(predecessors)
+    try:
+        sorter.prepare()
+    except CycleError:
+        return None
+    ready: list[int] = []
+    ordered: list[int] = []
+    while sorter.is_active():
+        for node in sorter.get_ready():
+            heappush(ready, node)
+        ordered.append(heappop(ready))
+        sorter.done(ordered[-1])
+    return ordered
+
+
+def reachable_from(start: Iterable[Node], edges: Mapping[Node, Iterable[Node]]) -> set[Node]:
+    """Return every node that can be reached from some, those included.
+
+    >>> sorted(reachable_from([1], {1: [2], 2: [1], 3: [1]}))
+    [1, 2]
+    """
+    seen = set(start)
+    work = list(seen)
+    while work:
+        for node in edges.get(work.pop(), ()):
+            if node not in seen:
+                seen.add(node)
+                work.append(node)
+    return seen

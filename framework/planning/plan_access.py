@@ -1,0 +1,85 @@
+"""Reading plans without trusting them: every function here accepts any JSON."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+MAX_KEY_LENGTH = 128
+MAX_DEPTH = 32
+"""How deep a parameter may nest; far above use, far below what recursion stands."""
+
+_KEY = re.compile(r"\w[\w.:-]*")
+_NOT_KEY = re.compile(r"[^\w.:-]+")
+
+
+def is_context_key(value: object) -> bool:
+    """Tell whether a value is a well-formed context key.
+
+    >>> is_context_key("seattle.daily-highs"), is_context_key("a b"), is_context_key(7)
+    (True, False, False)
+    """
+    return (
+        isinstance(value, str)
+        and len(value) <= MAX_KEY_LENGTH
+        and _KEY.fullmatch(value) is not None
+    )
+
+
+def scalar_text(value: object) -> str | None:
+    """Return text as it is and a number as the text it was meant to be."""
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() < 64:
+        return str(value)
+    return value if isinstance(value, str) else None
+
+
+def make_context_key(text: str, used_keys: Collection[str], fallback: str = "step") -> str:
+    """Turn any text into a well-formed key that is not taken.
+
+    >>> make_context_key("Daily highs!", {"daily_highs"})
+    'daily_highs_2'
+    """
+    base = _NOT_KEY.sub("_", text.strip())[: MAX_KEY_LENGTH - 8].strip("_.:-").lower()
+    base = base or fallback
+    key, number = base, 2
+    while key in used_keys:
+        key, number = f"{base}_{number}", number + 1
+    return key
+
+
+def plan_steps(plan: object) -> list[Any]:
+    """Return the steps of a plan, whatever they are; an unreadable plan has none."""
+    steps = plan.get("steps") if isinstance(plan, dict) else None
+    return steps if isinstance(steps, list) else []
+
+
+def step_key(step: Mapping[str, Any], index: int) -> str:
+    """Name a step: its context key, else its position and capability.
+
+    >>> step_key({"capability": "fetch"}, 3)
+    '3_fetch'
+    """
+    key = step.get("context_key")
+    return key if isinstance(key, str) and key else f"{index}_{step.get('capability')}"
+
+
+def step_capability(step: Mapping[str, Any]) -> str | None:
+    """Return the capability a step names, if it is text at all."""
+    name = step.get("capability")
+    return name if isinstance(name, str) else None
+
+
+def is_too_deep(value: object, limit: int = MAX_DEPTH) -> bool:
+    """Tell whether lists and objects nest deeper than a limit; never recurses."""
+    level: list[object] = [value]
+    for _ in range(limit):
+        level = [
+            child
+            for item in level
+            if isinstance(item, (dict, list, tuple))
+            for child in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return False
+    return any(isinstance(item, (dict, list, tuple)) for item in level)

@@ -1,0 +1,342 @@
+"""A plan read against a catalog: who supplies what, and who reads it under which name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from capgraph.base import CapabilityContext, CapabilitySpec, Requirement
+from capgraph.base.value_context import LIST_SUFFIX
+from capgraph.planning.catalog import (
+    MANY_SUFFIX,
+    TERMINAL_STEPS,
+    Available,
+    Catalog,
+    available_contexts,
+    is_active,
+    needs_provided_by,
+    provided_needs,
+    required_need,
+)
+from capgraph.planning.graph_algorithms import reachable_from
+from capgraph.planning.plan_access import step_capability
+from capgraph.planning.references import (
+    FROM,
+    StepRead,
+    element_name,
+    reference_fields,
+    step_reads,
+    uses_element,
+)
+from capgraph.planning.schema_shapes import Shape, result_shape
+
+
+@dataclass(frozen=True, slots=True)
+class CapabilityContract:
+    """A capability's declaration in the form that inner loops read fastest.
+
+    Attributes:
+        spec: The declaration.
+        provided_needs: The needs that its results meet.
+        requirements: What it needs, by the label that a plan writes.
+        need_by_label: The same as :attr:`gives` names it.
+    """
+
+    spec: CapabilitySpec
+    provided_needs: frozenset[str]
+    requirements: dict[str, Requirement]
+    need_by_label: dict[str, str]
+
+
+class PlanView:
+    """What the steps of one plan supply, read and are called.
+
+    Attributes:
+        steps: The steps as they stand in the plan; not all need be objects.
+        keys: Each step's context key, or ``None`` when it has none that is text.
+        positions: The positions of the steps of each key.
+        contracts: Each step's capability, or ``None`` when it has no known one.
+        provided_needs: The needs that each step's result meets; ``None`` when the capability is not
+            known, which fits every type: one fault is not reported again as another.
+    """
+
+    def __init__(
+        self,
+        steps: list[Any],
+        catalog: Catalog,
+        available: Available,
+        active: Collection[str] | None,
+    ) -> None:
+        self.steps = steps
+        self.catalog = catalog
+        self.available = available
+        self.active = active
+        self.keys: list[str | None] = []
+        self.positions: dict[str, list[int]] = {}
+        self.contracts: list[CapabilityContract | None] = []
+        self.provided_needs: list[frozenset[str] | None] = []
+        self._shapes: dict[str, Shape] = {}
+        known: dict[str, CapabilityContract] = {}
+        for index, step in enumerate(steps):
+            fields = step if isinstance(step, dict) else {}
+            key = fields.get("context_key")
+            usable = key if isinstance(key, str) and key else None
+            self.keys.append(usable)
+            if usable is not None:
+                self.positions.setdefault(usable, []).append(index)
+            self._read_capability(fields, known)
+
+    def _read_capability(
+        self, fields: dict[str, Any], known: dict[str, CapabilityContract]
+    ) -> None:
+        name = fields.get("capability")
+        contract = known.get(name) if isinstance(name, str) else None
+        spec = self.catalog.capabilities.get(name) if isinstance(name, str) else None
+        if contract is None and spec is not None:
+            needs = {need.label: need for need in spec.requires}
+            wants = {label: required_need(need) for label, need in needs.items()}
+            contract = known[spec.name] = CapabilityContract(
+                spec, frozenset(needs_provided_by(spec)), needs, wants
+            )
+        supplies = contract.provided_needs if contract is not None else None
+        if contract is not None and fields.get("for_each"):
+            supplies = frozenset(provided_needs(_listed(contract), {}))
+        if isinstance(name, str) and (
+            name in TERMINAL_STEPS or name in self.catalog.infrastructure
+        ):
+            supplies = frozenset()
+        self.contracts.append(contract)
+        self.provided_needs.append(supplies)
+
+    @cached_property
+    def stored_by_need(self) -> dict[str, list[str]]:
+        """Keys of the stored contexts by the needs that they meet."""
+        return available_contexts(self.available, self.catalog)
+
+    @cached_property
+    def reads(self) -> list[list[StepRead]]:
+        """What each step reads."""
+        known = self.positions.keys() | {key for keys in self.available.values() for key in keys}
+        return [list(step_reads(step, known)) for step in self.steps]
+
+    def need_of(self, index: int, label: str) -> str:
+        """Name the need behind the label of a step's input: its role's, else the type itself."""
+        contract = self.contracts[index]
+        if contract is None:
+            # The answer takes what copies of a step gave as well as what one gave.
+            closing = label != FROM and step_capability(self.steps[index]) in TERMINAL_STEPS
+            return label + MANY_SUFFIX if closing else label
+        # So does what a capability is given without having asked for it.
+        return contract.need_by_label.get(label, label if label == FROM else label + MANY_SUFFIX)
+
+    def step_provides(self, position: int, need: str) -> bool:
+        """Tell whether a step's result can meet a need; a reference takes any result."""
+        supplies = self.provided_needs[position]
+        return supplies is None or need in supplies or (need == FROM and bool(supplies))
+
+    def is_stored(self, need: str, key: str) -> bool:
+        """Tell whether a stored context of some key meets a need."""
+        return key in (
+            self.stored_by_need.get(need, ()) if need != FROM else self.stored_types(key) and [key]
+        )
+
+    def source_of(self, index: int, read: StepRead) -> int | None:
+        """Find the step that is read; ``None`` for a stored context or for nothing.
+
+        A plan is read in its order: the nearest step before, else what is stored already, and
+        only then a step that comes too late.
+        """
+        need = self.need_of(index, read.label)
+        fitting = [
+            place for place in self.positions.get(read.key, ()) if self.step_provides(place, need)
+        ]
+        if before := [place for place in fitting if place < index]:
+            return before[-1]
+        return None if not fitting or self.is_stored(need, read.key) else fitting[0]
+
+    @cached_property
+    def sources(self) -> list[set[int]]:
+        """The steps that each step reads from."""
+        found = []
+        for index, reads in enumerate(self.reads):
+            places = (self.source_of(index, read) for read in reads)
+            found.append({place for place in places if place is not None})
+        return found
+
+    @cached_property
+    def readers(self) -> dict[int, list[int]]:
+        """The steps that read from each step; whoever adds an input adds its reader."""
+        found: dict[int, list[int]] = {}
+        for reader, places in enumerate(self.sources):
+            for place in places:
+                found.setdefault(place, []).append(reader)
+        return found
+
+    def possible_suppliers(self, index: int, need: str) -> list[int]:
+        """Name the steps that could meet a need of a step without making a circle."""
+        behind = reachable_from([index], self.readers)
+        return [place for place in self.steps_by_need.get(need, ()) if place not in behind]
+
+    def unique_supplier(
+        self, index: int, need: str, excluded_keys: Collection[str | None] = ()
+    ) -> str | None:
+        """Return the key that can only be meant: a step before, else stored, else a later step.
+
+        Args:
+            index: The reader.
+            need: What it needs.
+            excluded_keys: Keys that are not meant.
+        """
+        steps = [
+            place
+            for place in self.possible_suppliers(index, need)
+            if self.keys[place] not in excluded_keys
+        ]
+        stored = [key for key in self.stored_by_need.get(need, ()) if key not in excluded_keys]
+        before = [place for place in steps if place < index]
+        if before or (steps and not stored):
+            chosen = before or steps
+            key = self.keys[chosen[0]] if len(chosen) == 1 else None
+            return key if key is not None and len(self.positions[key]) == 1 else None
+        return stored[0] if len(stored) == 1 and not steps else None
+
+    def unique_input(self, index: int, label: str) -> str | None:
+        """Return the key that an input can only mean.
+
+        Of inputs of one type, which differ by their roles, only the last open one is certain.
+        """
+        named = {read.label: read.key for read in self.reads[index]}
+        others = self.sibling_inputs(index, label)
+        if not named.keys() >= set(others):
+            return None
+        return self.unique_supplier(
+            index, self.need_of(index, label), [named[other] for other in others]
+        )
+
+    def sibling_inputs(self, index: int, label: str) -> list[str]:
+        """Name the other inputs of a step that are of the same type."""
+        contract = self.contracts[index]
+        if contract is None or label not in contract.requirements:
+            return []
+        kind = contract.requirements[label].type
+        return [
+            other for other, n in contract.requirements.items() if n.type == kind and other != label
+        ]
+
+    @cached_property
+    def context_types(self) -> dict[str, type[CapabilityContext]]:
+        """Classes of the context types, as far as the capabilities name them."""
+        specs = self.catalog.capabilities.values()
+        return {kind.CONTEXT_TYPE: kind for spec in specs for kind in spec.context_types}
+
+    @cached_property
+    def steps_by_need(self) -> dict[str, list[int]]:
+        """Positions of the steps that meet each need."""
+        found: dict[str, list[int]] = {}
+        for place, supplies in enumerate(self.provided_needs):
+            for need in supplies or ():
+                found.setdefault(need, []).append(place)
+        return found
+
+    @cached_property
+    def capabilities_by_need(self) -> dict[str, list[str]]:
+        """Names of the usable capabilities that can meet each need."""
+        found: dict[str, list[str]] = {}
+        for name, spec in self.catalog.capabilities.items():
+            if is_active(name, spec, self.active):
+                for need in dict.fromkeys(needs_provided_by(spec)):
+                    found.setdefault(need, []).append(name)
+        return found
+
+    def result_types(self, position: int) -> list[str] | None:
+        """Name the types of a step's result; ``None`` when its capability is not known."""
+        contract = self.contracts[position]
+        if contract is None or not self.steps[position].get("for_each"):
+            return None if contract is None else list(contract.spec.provides)
+        return _listed(contract)
+
+    def result_shapes(self, index: int, read: StepRead) -> list[Shape] | None:
+        """Return the shapes of what is read by a path; ``None`` where they are not known."""
+        place = self.source_of(index, read)
+        kinds = self.stored_types(read.key) if place is None else self.result_types(place)
+        if kinds is None or any(self.context_class(kind) is None for kind in kinds):
+            return None
+        return [self.shape_of_type(kind) for kind in kinds]
+
+    def element_shape(self, index: int) -> Shape:
+        """Return the shape of an element of the list over which a step runs."""
+        for read in self.reads[index]:
+            if read.path == ("for_each", "of"):
+                fields = reference_fields(self.steps[index]["for_each"]["of"], read.key)
+                lists = [one.at_path(fields) for one in self.result_shapes(index, read) or ()]
+                found = [one.at_path((0,)) for one in lists if one is not None]
+                return next((one for one in found if one is not None), Shape({}))
+        return Shape({})
+
+    def accepts_element(self, index: int, label: str) -> bool:
+        """Tell whether an input can be an element of the list over which a step runs."""
+        wanted = self.context_class(self.need_of(index, label).removesuffix(MANY_SUFFIX))
+        return wanted is None or self.element_shape(index).is_compatible_with(
+            result_shape(wanted, "validation")
+        )
+
+    def unused_element_name(self, index: int, label: str) -> str | None:
+        """Return the name of a step's element if an input can be it and nothing else takes it."""
+        step = self.steps[index]
+        alias, known = (
+            element_name(step),
+            {form.json_type for form in self.element_shape(index).alternatives()},
+        )
+        if alias is None or known != {"object"} or uses_element(step):
+            return None
+        return alias if self.accepts_element(index, label) else None
+
+    def context_class(self, type_name: str) -> type[CapabilityContext] | None:
+        """Return the class of a result, of a list the class of its items."""
+        return self.context_types.get(type_name.removesuffix(LIST_SUFFIX))
+
+    def shape_of_type(self, type_name: str) -> Shape:
+        """Return what can be read of a result whose class is known."""
+        found = self._shapes.get(type_name)
+        if found is None:
+            whole = result_shape(self.context_types[type_name.removesuffix(LIST_SUFFIX)])
+            listed = {"type": "array", "items": whole.schema}
+            found = Shape(listed, whole.definitions) if type_name.endswith(LIST_SUFFIX) else whole
+            self._shapes[type_name] = found
+        return found
+
+    def stored_types(self, key: str) -> list[str]:
+        """Name the context types under which a key is stored."""
+        return [name for name, keys in self.available.items() if key in keys]
+
+    def supply_hint(self, need: str) -> str:
+        """Say where what is needed could come from."""
+        kind = need.removesuffix(MANY_SUFFIX)
+        places = self.steps_by_need.get(need, [])[:6]
+        keys = [key for place in places if (key := self.keys[place]) is not None]
+        keys += [key for key in self.stored_by_need.get(need, ()) if key not in keys]
+        if keys:
+            return f"name one that supplies {kind}: {join_names(keys)}"
+        if kind in self.catalog.provided_types:
+            return f"{kind} comes from the caller, who supplied none: ask for it"
+        if makers := self.capabilities_by_need.get(need):
+            return f"plan a step before it that supplies {kind}: {join_names(makers)}"
+        return f"nothing here supplies {join_names([kind])}: plan without it"
+
+
+def _listed(contract: CapabilityContract) -> list[str]:
+    return [kind + LIST_SUFFIX for kind in contract.spec.provides]
+
+
+def join_names(names: Collection[str]) -> str:
+    """Write out a few names and count the rest.
+
+    >>> join_names(["a", "b"]), join_names([]), join_names([*"abcdefg"])
+    ('a, b', 'nothing', 'a, b, c, d, e and 2 more')
+    """
+    ordered = sorted(names) if isinstance(names, (set, frozenset)) else list(names)
+    shown = [name if len(name) <= 60 else name[:57] + "..." for name in ordered[:5]]
+    rest = len(ordered) - len(shown)
+    return (", ".join(shown) or "nothing") + (f" and {rest} more" if rest else "")

@@ -1,0 +1,179 @@
+"""How things stand now: budgets, limits, what would fail, the graph, and how well the agent does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from capgraph.base.ports import Caller
+from capgraph.helpers.clock import use_clock
+
+if TYPE_CHECKING:
+    from capgraph.configs.settings import ServeSettings
+    from capgraph.serve.threads import Threads
+
+_MAX_EVALUATIONS = 50
+_MAX_FILE_BYTES = 5_000_000
+
+
+class StatusReader:
+    """Reads how an agent stands; whoever oversees is told what is not a user's own.
+
+    Args:
+        describe_graph: A graph of ``build_graph`` with a saver.
+        threads: The threads, user by user.
+        settings: How the server answers.
+    """
+
+    def __init__(self, graph: Any, threads: Threads, settings: ServeSettings) -> None:
+        self._graph, self._threads, self._settings = graph, threads, settings
+        self._services, self._persistence = graph.services, graph.persistence
+        self._findings: list[dict[str, Any]] | None = None
+
+    def _is_admin(self, caller: Caller) -> bool:
+        return caller.role in self._settings.admin_roles or self._threads.owner_prefix(caller) == ""
+
+    async def list_budgets(self, caller: Caller, thread_id: str | None) -> list[dict[str, Any]]:
+        """Return what a person may use up, and what is left of it.
+
+        What is counted for each turn or step has nothing left between them.
+
+        Raises:
+            NotFoundError: There is no such thread.
+        """
+        kept = None if thread_id is None else await self._threads.resolve(caller, thread_id)
+        subjects = {"user": caller.user_id, "tenant": caller.tenant, "thread": kept}
+        values = self._persistence.values if self._persistence.tables is not None else None
+        found = []
+        for given in self._services.purse.budgets:
+            budget = given.counting_in(values) if values is not None else given
+            subject = subjects.get(budget.per)
+            with use_clock(self._services.clock):
+                left = await budget.left(subject) if subject else {}
+            found += [
+                {
+                    "limit": name,
+                    "per": budget.per,
+                    "window": budget.window,
+                    "name": budget.name,
+                    "allows": value,
+                    "left": left.get(name),
+                }
+                for name, value in budget.limits.items()
+            ]
+        return found
+
+    async def list_limits(self, caller: Caller) -> list[dict[str, Any]]:
+        """Return slots of this process with how many are taken, and what cannot be called now."""
+        capacity = self._services.equipment.capacity
+        running, most = capacity.held, self._services.limits.max_parallel
+        known = {one["name"] for one in self.list_capabilities(caller)}
+        whole = {"name": "steps", "used": capacity.running, "allows": most, "told": ""}
+        slots = [
+            {"name": name, "used": running.get(name, 0), "allows": spec.max_parallel, "told": ""}
+            for name, spec in self._services.registry.capabilities.items()
+            if name in known and (spec.max_parallel or name in running)
+        ]
+        closed = [
+            {"name": name, "used": None, "allows": None, "told": told}
+            for name, told in (await self._services.runner.unavailable_capabilities()).items()
+            if name in known
+        ]
+        return [{"kind": "slots", **one} for one in (whole, *slots)] + [
+            {"kind": "breaker", **one} for one in closed
+        ]
+
+    def list_capabilities(self, caller: Caller) -> list[dict[str, Any]]:
+        """Describe what a caller may use."""
+        permissions = self._services.permissions
+        known = self._services.registry
+        if permissions is not None:
+            known = permissions.registry_of(caller)
+        return [
+            {
+                "name": spec.name,
+                "description": spec.description,
+                "provides": list(spec.provides),
+                "requires": [need.label for need in spec.requires],
+                "effect": spec.effect,
+                "requires_approval": bool(spec.requires_approval),
+                "permission": spec.permission.name.lower() if spec.permission else None,
+                "parameters": spec.parameters.model_json_schema() if spec.parameters else None,
+            }
+            for spec in known.capabilities.values()
+        ]
+
+    def describe_graph(self) -> dict[str, Any]:
+        """Return the nodes of the graph, and the edges between them."""
+        drawn = self._graph.get_graph()
+        edges = [
+            {"from": edge.source, "to": edge.target, "conditional": edge.conditional}
+            for edge in drawn.edges
+        ]
+        return {"nodes": list(drawn.nodes), "edges": edges}
+
+    async def list_findings(self, caller: Caller) -> list[dict[str, Any]]:
+        """Return what ``capgraph resolve`` finds in the agent; nothing for who does not oversee."""
+        if not self._is_admin(caller):
+            return []
+        if self._findings is None:
+            self._findings = await asyncio.to_thread(self._collect_findings)
+        return self._findings
+
+    def _collect_findings(self) -> list[dict[str, Any]]:
+        from capgraph.graph.diagnostics import collect_findings
+
+        services = self._services
+        offline = services.chat_model("planning") is None
+        saved = self._persistence.tables is not None
+        found = collect_findings(
+            services.registry,
+            services.settings,
+            offline=offline,
+            has_saver=saved,
+            permissions=services.permissions,
+        )
+        return [asdict(one) for one in found]
+
+    async def list_workers(self, caller: Caller) -> list[dict[str, Any]]:
+        """Return the workers that live, for who oversees, where the database is one they share."""
+        rows = self._persistence.tables
+        if rows is None or not self._is_admin(caller):
+            return []
+        from capgraph.scale import list_workers
+
+        return [asdict(one) for one in await list_workers(rows)]
+
+    async def list_evaluations(self, caller: Caller) -> list[dict[str, Any]]:
+        """Return what ``capgraph eval --json`` left, the latest first; nothing for who does not oversee."""
+        folder = self._settings.evaluations
+        if folder is None or not self._is_admin(caller):
+            return []
+        return await asyncio.to_thread(_read_evaluations, folder)
+
+
+def _read_evaluations(folder: str) -> list[dict[str, Any]]:
+    known = [(path.stat(), path) for path in Path(folder).expanduser().glob("*.json")]
+    latest = sorted(((found.st_mtime, found.st_size, path) for found, path in known), reverse=True)
+    told: list[dict[str, Any]] = []
+    for changed, size, path in latest[:_MAX_EVALUATIONS]:
+        about = {"name": path.stem, "at": datetime.fromtimestamp(changed, UTC).isoformat()}
+        try:
+            data: Any = json.loads(path.read_bytes()) if size <= _MAX_FILE_BYTES else None
+            told += [{**about, **_describe_evaluation(data, report)} for report in data["reports"]]
+        except (ValueError, KeyError, TypeError) as exc:
+            told.append({**about, "problem": f"is no evaluation: {type(exc).__name__}"})
+    return told
+
+
+def _describe_evaluation(document: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
+    cases = [
+        {name: case[name] for name in ("name", "passed", "problems")} for case in report["cases"]
+    ]
+    about = {"dataset": document["dataset"], "ok": document["ok"], "label": report["label"]}
+    return {**about, "figures": report["figures"], "cases": cases}

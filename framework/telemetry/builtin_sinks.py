@@ -1,0 +1,361 @@
+"""Sinks that come with the project; anything else with ``emit(event)`` is one as well.
+
+Called where an event loop runs, what touches a file goes on in a thread of the sink's own, and what
+is returned can be awaited; called elsewhere, it is done when the call returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any, TextIO
+
+from capgraph.base.ports import Sink
+from capgraph.helpers.files import use_wal
+from capgraph.helpers.number_validation import check_number
+from capgraph.telemetry.event_dispatcher import SentEvent
+
+
+class FileThread:
+    """Does work with files, and never on an event loop."""
+
+    def __init__(self) -> None:
+        self._executor: ThreadPoolExecutor | None = None
+
+    def run(self, work: Callable[[], Any]) -> Any:
+        """Do something now; where a loop runs, in a thread, and return what can be awaited."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return work()
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix="capgraph files")
+        return asyncio.wrap_future(self._executor.submit(work), loop=loop)
+
+
+def event_to_dict(event: Any) -> dict[str, Any]:
+    """Return an event of any form as plain data.
+
+    >>> event_to_dict({"event_type": "retry"})
+    {'event_type': 'retry'}
+    """
+    if isinstance(event, Mapping):
+        return dict(event)
+    write = getattr(event, "to_dict", None) or event.model_dump
+    found: dict[str, Any] = write()
+    return found
+
+
+class NoopSink:
+    """Takes up events and does nothing with them.
+
+    >>> NoopSink().emit({"event_type": "retry"})
+    """
+
+    inline = True
+
+    def emit(self, event: Any) -> None:
+        """Do nothing."""
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class RingBufferSink(NoopSink):
+    """Keeps the last events in memory.
+
+    Args:
+        capacity: How many; when there are more, the oldest go.
+
+    Raises:
+        ValueError: It could keep none.
+
+    >>> sink = RingBufferSink(capacity=2)
+    >>> for number in (1, 2, 3):
+    ...     sink.emit({"number": number})
+    >>> [event["number"] for event in sink.events]
+    [2, 3]
+    """
+
+    def __init__(self, capacity: int = 1000) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity is {capacity}. Fix: keep at least one event.")
+        self._events: deque[Any] = deque(maxlen=capacity)
+
+    def emit(self, event: Any) -> None:
+        """Keep an event."""
+        self._events.append(event)
+
+    @property
+    def events(self) -> list[Any]:
+        """The events, the oldest first."""
+        return list(self._events.copy())
+
+    def clear(self) -> None:
+        """Forget them."""
+        self._events.clear()
+
+
+class FlushableSink:
+    """What sinks share that have something to flush: they know what feeds them."""
+
+    def __init__(self) -> None:
+        self._off_loop, self._guard = FileThread(), threading.Lock()
+        self._feeds: list[Callable[[], None]] = []
+
+    def set_upstream_drain(self, drain: Callable[[], None]) -> None:
+        """Know what waits until the events of a graph have come here."""
+        self._feeds.append(drain)
+
+    def flush(self) -> Awaitable[None] | None:
+        """Wait until what was sent so far is where it belongs."""
+        done: Awaitable[None] | None = self._off_loop.run(self._flush_now)
+        return done
+
+    def close(self) -> Awaitable[None] | None:
+        """Do the same and give back what the sink holds; the next event opens it again."""
+        done: Awaitable[None] | None = self._off_loop.run(self._close_now)
+        return done
+
+    def _flush_now(self) -> None:
+        for wait in self._feeds:
+            wait()
+        self._drain()
+
+    def _close_now(self) -> None:
+        self._flush_now()
+        with self._guard:
+            self._close()
+
+    def _drain(self) -> None:
+        raise NotImplementedError
+
+    def _close(self) -> None:
+        """Give back what is held; most hold nothing."""
+
+
+class FileSink(FlushableSink):
+    """What sinks on files share: one thread, nothing on the loop, batches, a bound."""
+
+    def __init__(self, path: str | Path, *, capacity: int = 10_000) -> None:
+        super().__init__()
+        self.path: Path = Path(path)
+        self.lost: int = 0
+        self._capacity = capacity
+        self._waiting: deque[dict[str, Any]] = deque()
+
+    def emit(self, event: Any) -> Any:
+        """Write one event; on an event loop it is written soon, and can be awaited."""
+        return self.emit_many([event])
+
+    def emit_many(self, events: Sequence[Any]) -> Any:
+        """Write several events at once."""
+        room = self._capacity - len(self._waiting)
+        self.lost += max(0, len(events) - room)
+        self._waiting.extend(event_to_dict(event) for event in events[:room])
+        return self._off_loop.run(self._drain)
+
+    def _drain(self) -> None:
+        with self._guard:
+            events = [self._waiting.popleft() for _ in range(len(self._waiting))]
+            try:
+                if events:
+                    self._write(events)
+            except Exception:
+                self.lost += len(events)
+                raise
+
+    def _write(self, events: list[dict[str, Any]]) -> None:
+        raise NotImplementedError
+
+
+class JsonLinesSink(FileSink):
+    """Writes each event as a line of JSON at the end of a file.
+
+    Args:
+        path: The file; it is made when the first event comes.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "events.jsonl"
+    >>> sink = JsonLinesSink(path)
+    >>> sink.emit({"event_type": "retry", "seq": 1})
+    >>> sink.close()
+    >>> path.read_text().splitlines()
+    ['{"event_type": "retry", "seq": 1}']
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(path)
+        self._file: TextIO | None = None
+
+    def _write(self, events: list[dict[str, Any]]) -> None:
+        if self._file is None:
+            self._file = self.path.open("a", encoding="utf-8")
+        lines = [json.dumps(event, ensure_ascii=False, default=str) + "\n" for event in events]
+        self._file.write("".join(lines))
+        self._file.flush()
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+_EVENTS = """CREATE TABLE IF NOT EXISTS events (
+    id INTEGER PRIMARY KEY, run_id TEXT, thread_id TEXT, event TEXT NOT NULL)"""
+
+
+class SqliteEventSink(FileSink):
+    """Keeps events in a SQLite file, from which they can be replayed.
+
+    Args:
+        path: The file; it is made when the first event comes.
+
+    >>> import tempfile
+    >>> sink = SqliteEventSink(Path(tempfile.mkdtemp()) / "events.db")
+    >>> sink.emit({"event_type": "retry", "run_id": "r", "seq": 1})
+    >>> [event.run_id for event in sink.replay()]
+    ['r']
+    >>> sink.close()
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(path)
+        self._conn: sqlite3.Connection | None = None
+
+    def replay(
+        self,
+        *,
+        run_id: str | None = None,
+        thread_id: str | None = None,
+        limit: int | None = None,
+    ) -> list[SentEvent]:
+        """Return the events as they came.
+
+        Args:
+            run_id: Only those of a run.
+            thread_id: Only those of a thread.
+            limit: The first so many at most; ``None`` for all.
+
+        Raises:
+            ValidationError: ``limit`` is no number of events.
+        """
+        if limit is not None:
+            check_number("limit", limit, integer=True)
+        self._flush_now()
+        if not self.path.exists():
+            return []
+        # A connection of its own: reading does not hold up what writes.
+        with closing(sqlite3.connect(self.path)) as conn:
+            rows = conn.execute(
+                "SELECT event FROM events WHERE (? IS NULL OR run_id = ?)"
+                " AND (? IS NULL OR thread_id = ?) ORDER BY id LIMIT ?",
+                (run_id, run_id, thread_id, thread_id, -1 if limit is None else limit),
+            ).fetchall()
+        return [SentEvent(json.loads(text)) for (text,) in rows]
+
+    def _write(self, events: list[dict[str, Any]]) -> None:
+        if self._conn is None:
+            self._conn = sqlite3.connect(self.path, timeout=30.0, check_same_thread=False)
+            use_wal(self._conn, 30.0)
+            self._conn.execute("PRAGMA synchronous=NORMAL")
+            self._conn.execute(_EVENTS)
+        with self._conn:
+            self._conn.executemany(
+                "INSERT INTO events (run_id, thread_id, event) VALUES (?, ?, ?)",
+                [(e.get("run_id"), e.get("thread_id"), json.dumps(e, default=str)) for e in events],
+            )
+
+    def _close(self) -> None:
+        if self._conn is not None:
+            self._conn.close()
+            self._conn = None
+
+
+class FanoutSink:
+    """Hands each event to several sinks, to all of them whatever one of them raises.
+
+    Args:
+        sinks: The sinks, in their order.
+
+    >>> first, second = RingBufferSink(), RingBufferSink()
+    >>> FanoutSink([first, second]).emit({"event_type": "retry"})
+    >>> first.events == second.events
+    True
+    """
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self.sinks: tuple[Sink, ...] = tuple(sinks)
+
+    def set_upstream_drain(self, drain: Callable[[], None]) -> None:
+        """Tell the sinks what waits until the events of a graph have come here."""
+        for sink in self.sinks:
+            if (set_upstream_drain := getattr(sink, "set_upstream_drain", None)) is not None:
+                set_upstream_drain(drain)
+
+    def emit(self, event: Any) -> Any:
+        """Hand an event to all of them; what the first one raised is raised at the end."""
+        return self._all("emit", event)
+
+    def run_began(self, run_id: str) -> Any:
+        """Tell those that want to know of the beginning of a run."""
+        return self._all("run_began", run_id)
+
+    def run_ended(self, event: Any) -> Any:
+        """Tell those that want to know of the end of a run."""
+        return self._all("run_ended", event)
+
+    def flush(self) -> Any:
+        """Flush those that can be flushed."""
+        return self._all("flush")
+
+    def close(self) -> Any:
+        """Close those that can be closed."""
+        return self._all("close")
+
+    def _all(self, name: str, *given: Any) -> Any:
+        errors: list[Exception] = []
+        later: list[Awaitable[Any]] = []
+        results: list[Any] = []
+        for sink in self.sinks:
+            method = getattr(sink, name, None)
+            try:
+                result = method(*given) if method is not None else None
+            except Exception as exc:
+                errors.append(exc)
+            else:
+                if inspect.isawaitable(result):
+                    later.append(result)
+                else:
+                    results.append(result)
+        if later:
+            return _together(later, errors)
+        _raise_first(errors)
+        return next((one for one in results if one is not None), None)
+
+
+def _raise_first(errors: Sequence[Exception]) -> None:
+    for later in errors[1:]:
+        errors[0].add_note(f"Another sink raised {later!r}")
+    if errors:
+        raise errors[0]
+
+
+async def _together(later: Sequence[Awaitable[Any]], errors: list[Exception]) -> None:
+    for awaitable in later:
+        try:
+            await awaitable
+        except Exception as exc:
+            errors.append(exc)
+    _raise_first(errors)

@@ -1,0 +1,361 @@
+"""Hands the events of a graph's runs to its sinks, off the runs' path.
+
+A sink never slows or breaks a run: each has a bounded queue and a thread of its own. What does not
+fit into the queue is counted as lost, and the sink is told how much before the next event.
+
+Beside ``emit``, a sink may have ``emit_many(events)`` for those that waited together, ``run_ended``
+for the end of a run (with an event of its own, which is on no stream), ``run_began(run_id)``, called
+on the run's own path, which may return the run's trace, by its id or as ``traceparent``, and ``set_upstream_drain(drain)``, which hands it what waits until all that was sent so far
+has reached it. One with ``inline = True`` takes no
+time and is told at once, on the run's own path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import itertools
+import weakref
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, suppress
+from typing import Any
+
+import capgraph.telemetry as telemetry
+from capgraph.base.ports import Sink, utc_now_text
+from capgraph.configs.errors import ConfigurationError
+from capgraph.configs.logger import MAX_MESSAGE_CHARS, get_logger, mask_secrets
+from capgraph.configs.run_context import override_run_context, run_context
+
+_FLUSH_SECONDS = 0.25
+_MAX_BATCH = 500
+EVENT_IDS = (
+    *("run_id", "thread_id", "turn_id", "plan_id", "step_id", "attempt_id", "parent_id"),
+    *("trace_id", "turn_trace"),
+)
+"""What an event may be about; ``parent_id`` is the attempt inside which all this goes on, and
+``turn_trace`` the span (``traceparent``) of the run in which the turn began."""
+_IDS = frozenset(EVENT_IDS)
+
+
+class SentEvent(dict[str, Any]):
+    """An event as a sink gets it: the plain dictionary, with what it is about as attributes.
+
+    >>> event = SentEvent(event_type="retry", run_id="r", step_id="a", seq=3)
+    >>> event.run_id, event.step, event.seq, event["event_type"]
+    ('r', 'a', 3, 'retry')
+    """
+
+    __slots__ = ()
+
+    @property
+    def run_id(self) -> str | None:
+        """The run."""
+        return self.get("run_id")
+
+    @property
+    def thread_id(self) -> str | None:
+        """The thread; ``None`` when nothing is kept."""
+        return self.get("thread_id")
+
+    @property
+    def turn(self) -> str | None:
+        """What opened the turn: the id of a message or of a brought plan."""
+        return self.get("turn_id")
+
+    @property
+    def plan_id(self) -> str | None:
+        """The plan in force."""
+        return self.get("plan_id")
+
+    @property
+    def step(self) -> str | None:
+        """Context key of the step."""
+        return self.get("step_id") or self.get("context_key")
+
+    @property
+    def attempt(self) -> int | None:
+        """Which try of the step it is about, from 1."""
+        number = str(self.get("attempt_id") or self.get("attempt") or "").rpartition("/")[2]
+        return int(number) if number.isdecimal() else None
+
+    @property
+    def seq(self) -> int | None:
+        """Place among the events of the run, from 1."""
+        return self.get("seq")
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """All of it, as a plain dictionary of one's own."""
+        return dict(self)
+
+
+def event_context(**ids: str | None) -> AbstractContextManager[None]:
+    """Put ids on the events of what runs inside, tasks that it starts included.
+
+    Args:
+        **ids: Some of :data:`IDS`; ``None`` takes one away.
+
+    >>> with event_context(plan_id="p1"), event_context(step_id="a"):
+    ...     pass  # events here carry both
+    """
+    if unknown := ids.keys() - _IDS:
+        raise TypeError(
+            f"about() got unknown ids {sorted(unknown)}. Fix: use {', '.join(EVENT_IDS)}."
+        )
+    return override_run_context(ids=_merged(ids))
+
+
+def _merged(ids: dict[str, str | None]) -> dict[str, str]:
+    known = run_context().ids
+    if "attempt_id" in known and any(
+        name in ids and ids[name] != known.get(name) for name in ("plan_id", "step_id")
+    ):
+        # Another plan or step begins inside the body of an attempt.
+        known = {n: value for n, value in known.items() if n not in ("step_id", "attempt_id")}
+        ids = {"parent_id": run_context().ids["attempt_id"], **ids}
+    return {name: value for name, value in {**known, **ids}.items() if value is not None}
+
+
+def current_event_ids() -> Mapping[str, str]:
+    """Return what events are about that are sent from here.
+
+    >>> with event_context(plan_id="p1"):
+    ...     dict(current_event_ids())
+    {'plan_id': 'p1'}
+    """
+    return run_context().ids
+
+
+class EventDispatcher:
+    """Stamps the events of a graph's runs and hands them to its sinks.
+
+    Args:
+        sinks: Objects with ``emit(event)``, a function or a coroutine function. It is given the
+            event as a :class:`SentEvent`, which it must not change, one at a time and in order. A
+            coroutine runs on an event loop of the sink's own.
+        capacity: Events that may wait for one sink.
+
+    Raises:
+        ConfigurationError: A sink has no ``emit``.
+    """
+
+    def __init__(self, sinks: Sequence[Sink] = (), *, capacity: int = 10_000) -> None:
+        self._capacity = capacity
+        self._outlets: tuple[SinkQueue, ...] = ()
+        for sink in sinks:
+            self.subscribe(sink)
+
+    def subscribe(
+        self, sink: Sink, event_types: Collection[str | type[Any]] | None = None
+    ) -> Callable[[], None]:
+        """Hand events to one more sink from now on.
+
+        Args:
+            sink: See the class.
+            event_types: The kinds that it wants, as ``event_type`` or as classes of this room; all of
+                them when not given.
+
+        Returns:
+            A function that takes the sink away again; what waits for it still reaches it.
+
+        Raises:
+            ConfigurationError: The sink has no ``emit``.
+        """
+        if isinstance(sink, type) or not callable(getattr(sink, "emit", None)):
+            raise ConfigurationError(
+                f"The sink {sink!r} cannot take events.", fix="Give an object with emit(event)."
+            )
+        kinds = None if event_types is None else frozenset(map(_kind, event_types))
+        outlet = SinkQueue(sink, self._capacity, kinds)
+        self._outlets = (*self._outlets, outlet)
+
+        def unsubscribe() -> None:
+            self._outlets = tuple(known for known in self._outlets if known is not outlet)
+
+        return unsubscribe
+
+    @property
+    def has_sinks(self) -> bool:
+        """Whether anybody takes up events."""
+        return bool(self._outlets)
+
+    def dispatch_run(self, **ids: str | None) -> AbstractContextManager[None]:
+        """Stamp the events of what runs inside, and hand them on.
+
+        Inside the run of another one, both hand them on; ``seq`` counts the events of both.
+
+        Args:
+            **ids: See :func:`about`.
+        """
+        return override_run_context(**self.run_context_fields(**ids))
+
+    def run_context_fields(self, **ids: str | None) -> dict[str, Any]:
+        """Return the fields of the run context that :meth:`run` sets.
+
+        Args:
+            **ids: See :func:`about`.
+        """
+        seq, dispatchers = _running() or (itertools.count(1), ())
+        if not dispatchers and (name := ids.get("run_id")):
+            told = [o._call(o.run_began, name) for o in self._outlets if o.run_began is not None]
+            trace: str = next((one for one in told if one is not None), None) or ""
+            parts = trace.split("-")
+            ids["trace_id"] = (parts[1] if len(parts) == 4 else trace) or None
+            ids["turn_trace"] = trace if len(parts) == 4 else None
+        dispatchers = (self, *dispatchers)
+
+        def send(event: dict[str, Any]) -> dict[str, Any]:
+            stamped = {**event, **run_context().ids, "seq": next(seq)}
+            for place, dispatcher in enumerate(dispatchers, 1):
+                dispatcher._dispatch(stamped, dispatchers[place:])
+            return stamped
+
+        return {"dispatch": (seq, dispatchers), "outlet": send, "ids": _merged(ids)}
+
+    def _dispatch(self, event: dict[str, Any], outer: Sequence[EventDispatcher] = ()) -> None:
+        if self._outlets:
+            sent = SentEvent(event)
+            for outlet in self._outlets:
+                if outlet.kinds is not None and event.get("event_type") not in outlet.kinds:
+                    continue
+                if not any(around._has_sink(outlet.sink) for around in outer):
+                    outlet.put(sent)
+
+    def _has_sink(self, sink: Sink) -> bool:
+        return any(outlet.sink is sink for outlet in self._outlets)
+
+    def end_run(self, error: BaseException | None = None) -> None:
+        """Tell the sinks that want to know that the run ended, however it did.
+
+        One that takes up the events of a run around this one is told at the end of that.
+
+        Args:
+            error: What it was ended by.
+        """
+        ended = {"event_type": "run_ended", "timestamp": utc_now_text(), **run_context().ids}
+        if error is not None:
+            ended["error"] = type(error).__name__
+        _, running = _running() or (None, ())
+        outer = running[running.index(self) + 1 :] if self in running else ()
+        for outlet in self._outlets:
+            if outlet.wants_run_end and not any(around._has_sink(outlet.sink) for around in outer):
+                outlet.put(SentEvent(ended))
+
+    async def flush(self) -> None:
+        """Wait until the sinks have taken, lost or refused every event so far."""
+        for outlet in self._outlets:
+            await asyncio.wrap_future(outlet.executor.submit(lambda: None))
+
+    async def flush_briefly(self) -> None:
+        """Give the sinks a moment to take what a run sent; a slow one is not waited for."""
+        if any(outlet.busy for outlet in self._outlets):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_FLUSH_SECONDS):
+                    await self.flush()
+
+
+def _running() -> tuple[Iterator[int], tuple[EventDispatcher, ...]] | None:
+    dispatch: tuple[Iterator[int], tuple[EventDispatcher, ...]] | None = run_context().dispatch
+    return dispatch
+
+
+def _kind(wanted: str | type[Any]) -> str:
+    return wanted if isinstance(wanted, str) else str(wanted.model_fields["event_type"].default)
+
+
+class SinkQueue:
+    """The queue and the thread of one sink. Nothing here takes a lock that a run could wait for."""
+
+    def __init__(self, sink: Sink, capacity: int, kinds: frozenset[str] | None = None) -> None:
+        self.sink, self.capacity, self.kinds = sink, capacity, kinds
+        self.wants_run_end = callable(getattr(sink, "run_ended", None))
+        self.run_began = getattr(sink, "run_began", None)
+        self.inline = bool(getattr(sink, "inline", False))
+        self.emit_many = getattr(sink, "emit_many", None)
+        self.waiting: deque[tuple[dict[str, Any], int]] = deque()
+        self.busy = False
+        self.lost = self.reported_lost = 0
+        self.failed = False
+        # Its thread starts with the first event, ends with this object, and at the end of the
+        # process first delivers what waits.
+        self.executor = ThreadPoolExecutor(1, thread_name_prefix="capgraph sink")
+        if (set_upstream_drain := getattr(sink, "set_upstream_drain", None)) is not None:
+            here = weakref.ref(self)
+            set_upstream_drain(lambda: outlet.drain() if (outlet := here()) is not None else None)
+
+    def drain(self) -> None:
+        """Wait until the sink has taken, lost or refused every event so far."""
+        if self.busy:
+            self.executor.submit(lambda: None).result()
+
+    def put(self, event: dict[str, Any]) -> None:
+        """Queue an event for delivery, or deliver it at once if the sink is inline."""
+        if self.inline:
+            self._send([event])
+            return
+        if len(self.waiting) >= self.capacity:
+            self._warn_once("is too slow, so events are lost", first=not self.lost)
+            self.lost += 1
+            return
+        self.waiting.append((event, self.lost))
+        if not self.busy:
+            self.busy = True
+            self.executor.submit(self._deliver)
+
+    def _deliver(self) -> None:
+        while True:
+            events: list[dict[str, Any]] = []
+            with suppress(IndexError):
+                while len(events) < (_MAX_BATCH if self.emit_many is not None else 1):
+                    event, lost = self.waiting.popleft()
+                    if lost > self.reported_lost:
+                        count = lost - self.reported_lost
+                        told = telemetry.EventsDropped(count=count).model_dump(exclude_none=True)
+                        events.append(SentEvent(told))
+                        self.reported_lost = lost
+                    events.append(event)
+            if events:
+                self._send(events)
+                continue
+            self.busy = False
+            if not self.waiting:
+                return
+            self.busy = True  # one came between the two lines above
+
+    def _send(self, events: list[dict[str, Any]]) -> None:
+        if self.emit_many is not None:
+            self._call(self.emit_many, events)
+            return
+        for event in events:
+            end = event.get("event_type") == "run_ended"
+            self._call(self.sink.run_ended if end else self.sink.emit, event)  # type: ignore[attr-defined]
+
+    def _call(self, take: Callable[[Any], Any], given: Any) -> Any:
+        try:
+            result: Any = take(given)
+            if inspect.isawaitable(result):
+                result = self._loop.run_until_complete(_wait_for(result))
+        except Exception as exc:
+            told = mask_secrets(f"raised {type(exc).__name__}: {exc}", MAX_MESSAGE_CHARS)
+            self._warn_once(told, first=not self.failed)
+            self.failed = True
+            return None
+        return result
+
+    @functools.cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.new_event_loop()
+        weakref.finalize(self, loop.close)
+        return loop
+
+    def _warn_once(self, problem: str, *, first: bool) -> None:
+        if first:
+            name = type(self.sink).__name__
+            get_logger("framework", "sinks").warning("The sink %s %s; said once.", name, problem)
+
+
+async def _wait_for(result: Any) -> Any:
+    return await result

@@ -1,0 +1,130 @@
+"""What ``capgraph check`` looks at."""
+
+import asyncio
+import sys
+
+import pytest
+
+from capgraph.cli.commands import check as checks
+from capgraph.configs.errors import ConfigurationError
+from capgraph.configs.settings import Settings
+from capgraph.graph.diagnostics import collect_settings_findings
+from capgraph.registry import Registry
+from capgraph.testing import ScriptedModel
+
+
+def test_extras_that_a_run_loads_late_are_looked_for():
+    settings = Settings(modules=["capgraph.capabilities.plotting"])
+    assert [f.text for f in checks.check_extras(settings, offline=True)] == [
+        "offline: installed",
+        "data: installed",
+    ]
+    assert list(checks.check_extras(Settings(), offline=False)) == []
+
+
+def test_a_missing_extra_is_named_with_its_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    [found] = checks.check_extras(Settings(), offline=True)
+    assert found.level == "error"
+    assert "'numpy'" in found.text
+    assert found.fix == "pip install 'capgraph[offline]'"
+
+
+def test_extras_of_a_server_are_looked_for_where_one_is_configured(monkeypatch):
+    known = [f.text for f in checks.check_extras(Settings(serve={}), offline=False)]
+    assert known == ["serve: installed", "mcp: installed", "a2a: installed"]
+    for missing in ("starlette", "mcp.server", "a2a.server.routes"):
+        monkeypatch.setitem(sys.modules, missing, None)
+    findings = [*checks.check_extras(Settings(serve={}), offline=False)]
+    assert [(f.level, f.fix) for f in findings] == [
+        ("error", "pip install 'capgraph[serve]'"),
+        ("warning", "pip install 'capgraph[mcp]'"),
+        ("warning", "pip install 'capgraph[a2a]'"),
+    ]
+    # What is asked for is not left out.
+    tools = Settings(serve={"mcp": {"tools": ["read_level"]}})
+    assert [f.level for f in checks.check_extras(tools, offline=False)][1] == "error"
+
+
+class SilentModel(ScriptedModel):
+    async def _agenerate(self, *args, **kwargs):
+        await asyncio.sleep(60)
+
+
+def asked(monkeypatch, models, **options):
+    monkeypatch.setattr("capgraph.models.chat_models", lambda configured: models)
+    return looked_at("some:model", **options)
+
+
+def looked_at(configured, *, ask=True):
+    return asyncio.run(checks.check_models(configured, ask_models=ask))
+
+
+def test_each_model_is_asked_once_whatever_its_roles(monkeypatch):
+    one, other = ScriptedModel(responses=["ready"]), ScriptedModel(responses=["ready"])
+    found = asked(monkeypatch, {"planning": one, "answer": one, "selection": other})
+    assert [f.level for f in found] == ["ok", "ok"]
+    assert "planning, answer" in found[0].text
+    assert len(one.calls) == 1
+
+
+def test_a_model_that_fails_is_told_without_its_key(monkeypatch):
+    broken = ScriptedModel(responses=[RuntimeError("401 for api_key=sk-abcdefgh123")])
+    [found] = asked(monkeypatch, {"answer": broken})
+    assert found.level == "error"
+    assert "401" in found.text
+    assert "abcdefgh" not in found.text
+
+
+def test_a_model_that_does_not_answer_is_given_up(monkeypatch):
+    monkeypatch.setattr(checks, "MODEL_SECONDS", 0.05)
+    [found] = asked(monkeypatch, {"answer": SilentModel(responses=["late"])})
+    assert "no answer within" in found.text
+
+
+def test_models_need_not_be_asked(monkeypatch):
+    model = ScriptedModel(responses=["ready"])
+    [found] = asked(monkeypatch, {"answer": model}, ask=False)
+    assert (found.level, len(model.calls)) == ("ok", 0)
+
+
+def test_without_a_model_there_is_nothing_to_ask():
+    [found] = looked_at(None)
+    assert found.level == "ok"
+
+
+def test_behaviours_that_the_settings_name_are_made():
+    settings = Settings(
+        behaviors=[{"use": "retri"}],
+        capabilities={"reed": {"behaviors": [{"use": "cache"}]}},
+        models={"answer": {"model": "openai:x", "behaviors": [{"use": "cache"}]}},
+    )
+    found = [f for f in collect_settings_findings(settings, Registry()) if f.level == "error"]
+    assert len(found) == 3
+    told = " ".join(f.text for f in found)
+    for part in ("'retri'", "capabilities.reed.behaviors", "models.answer.behaviors"):
+        assert part in told
+    [made] = collect_settings_findings(Settings(behaviors=[{"use": "retry"}]), Registry())
+    assert (made.area, made.level) == ("behaviors", "ok")
+
+
+def test_a_broken_recipe_is_found_and_does_not_hide_the_rest(tmp_path):
+    broken = tmp_path / "broken.yml"
+    broken.write_text("version: 1\nname: report\n")
+    settings = Settings(recipes=[str(broken)], capabilities={"nothing": {}})
+    found = [f.text for f in checks.check_registry(settings, offline=True, url="")]
+    assert "'" + str(broken) + "' cannot be used: description: Field required" in found[0]
+    assert "capabilities.nothing configures a capability that is not registered." in found
+
+
+def test_a_folder_of_recipes_that_does_not_exist_yet_is_empty(tmp_path):
+    folder = tmp_path / "recipes"
+    settings = Settings(recipes=[str(folder)])
+    assert not Registry.from_settings(settings).capabilities
+    [found] = [
+        one for one in collect_settings_findings(settings, Registry()) if one.area == "recipes"
+    ]
+    assert found.level == "ok"
+    misspelled = Settings(recipes=[str(tmp_path / "reprot.yml")])
+    with pytest.raises(ConfigurationError, match="does not exist"):
+        Registry.from_settings(misspelled)
