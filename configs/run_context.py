@@ -27,13 +27,13 @@ class RunContext:
     Attributes:
         ids: IDs of the thread, run, turn, plan, step, and attempt. Events carry them.
         caller: ``Caller`` whom a program names; ``None`` for the one in the run's configuration.
-        begun_by: ``Caller`` who began the turn. A turn acts for this caller whoever resumes it.
+        turn_caller: ``Caller`` who began the turn. A turn acts for this caller whoever resumes it.
         clock: ``Clock`` of the graph.
         services: ``Services`` of the runs around, outermost first.
-        asker: Function that asks a person whether words may pass.
+        text_approver: Function that asks a person whether words may pass.
         prompts: ``PromptProvider`` of the application.
-        brings_answer: True if an answer that the run finds is its own caller's.
-        dropped_questions: Questions that the run's message dropped.
+        has_own_answer: True if an answer that the run finds is its own caller's.
+        dropped_requests: Questions that the run's message dropped.
         model_calls: Counter of the turn's model calls.
         accounts: Accounts that pay for model calls, innermost turn first.
         reservations: Reservations of the step or node around, by account.
@@ -42,26 +42,26 @@ class RunContext:
         masker: ``SecretMasker`` that knows the run's secrets.
         outlet: Function that stamps an event and hands it to the sinks.
         dispatch: Counter of the run's events, and its dispatchers.
-        is_heard: True if anybody consumes events.
-        taker: Consumer of the turn's events in place of LangGraph's stream.
+        has_listener: True if anybody consumes events.
+        event_handler: Consumer of the turn's events in place of LangGraph's stream.
         withheld: Events of an answer that a guard has not passed yet.
         step_position: Index of the running step, and the number of steps in its plan.
         journal: ``Journal`` of a turn that runs in another process.
         leases: Leases that the runs around hold.
-        lent_leases: Leases that a program shares with the runs it starts.
+        shared_leases: Leases that a program shares with the runs it starts.
         plan_run: Pass of the ready queue over a plan.
-        own_method: Method of an agent's subclass that is running.
+        running_method: Method of an agent's subclass that is running.
     """
 
     ids: Mapping[str, str] = field(default_factory=_nothing)
     caller: Any = None
-    begun_by: Any = None
+    turn_caller: Any = None
     clock: Any = None
     services: tuple[Any, ...] = ()
-    asker: Any = None
+    text_approver: Any = None
     prompts: Any = None
-    brings_answer: bool = True
-    dropped_questions: Any = None
+    has_own_answer: bool = True
+    dropped_requests: Any = None
     model_calls: Any = None
     accounts: tuple[Any, ...] = ()
     reservations: Mapping[int, Any] = field(default_factory=_nothing)
@@ -70,15 +70,15 @@ class RunContext:
     masker: Any = None
     outlet: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     dispatch: Any = None
-    is_heard: bool = True
-    taker: Any = None
+    has_listener: bool = True
+    event_handler: Any = None
     withheld: list[Any] | None = None
     step_position: tuple[int, int] | None = None
     journal: Any = None
     leases: tuple[Any, ...] = ()
-    lent_leases: tuple[Any, ...] = ()
+    shared_leases: tuple[Any, ...] = ()
     plan_run: Any = None
-    own_method: Any = None
+    running_method: Any = None
 
     def replace(self, **changes: Any) -> RunContext:
         """Return a copy with some fields changed.
@@ -86,7 +86,7 @@ class RunContext:
         Raises:
             TypeError: A field is unknown.
 
-        >>> RunContext().replace(is_heard=False).is_heard
+        >>> RunContext().replace(has_listener=False).has_listener
         False
         """
         if not changes.keys() <= _FIELDS:
@@ -121,10 +121,10 @@ class override_run_context(AbstractContextManager[None]):  # noqa: N801 - read a
     Args:
         **changes: Fields of :class:`RunContext`.
 
-    >>> with override_run_context(is_heard=False):
-    ...     run_context().is_heard
+    >>> with override_run_context(has_listener=False):
+    ...     run_context().has_listener
     False
-    >>> run_context().is_heard
+    >>> run_context().has_listener
     True
     """
 

@@ -45,7 +45,7 @@ def capture_events(handler: Callable[[Event], None]) -> AbstractContextManager[N
     Args:
         handler: Takes an event, as it would go to the stream; in the thread that sends it.
     """
-    return override_run_context(taker=_Taker(handler))
+    return override_run_context(event_handler=_Taker(handler))
 
 
 def enable_events(enabled: bool) -> AbstractContextManager[None]:
@@ -55,12 +55,12 @@ def enable_events(enabled: bool) -> AbstractContextManager[None]:
     ...     stream_writer() is None
     True
     """
-    return override_run_context(is_heard=enabled)
+    return override_run_context(has_listener=enabled)
 
 
 def has_listener() -> bool:
     """Tell whether anybody may take up an event that is sent now."""
-    return run_context().is_heard
+    return run_context().has_listener
 
 
 def stream_writer() -> Callable[[Event], None] | None:
@@ -74,10 +74,10 @@ def stream_writer() -> Callable[[Event], None] | None:
     from langgraph.config import get_stream_writer
 
     context = run_context()
-    if not context.is_heard:
+    if not context.has_listener:
         return None
     outlet = context.outlet
-    taker: _Taker | None = context.taker
+    taker: _Taker | None = context.event_handler
     write: Callable[[Event], None] | None = None
     with suppress(RuntimeError, KeyError):
         write = get_stream_writer()

@@ -198,10 +198,12 @@ class BaseAgent:
             task = state["task"]
             stream = getattr(type(self).stream_execute, "own", None)
             if state.get("streamed") and stream is not None:
-                with override_run_context(own_method=OverrideCall(self, "stream_execute", task)):
+                with override_run_context(
+                    running_method=OverrideCall(self, "stream_execute", task)
+                ):
                     result = await self._collect_stream(stream(self, task, runtime.context))
             else:
-                with override_run_context(own_method=OverrideCall(self, method, task)):
+                with override_run_context(running_method=OverrideCall(self, method, task)):
                     result = AgentResult.coerce(await override(self, task, runtime.context))
             return result.to_plain()
 

@@ -27,7 +27,7 @@ class OverrideCall:
 
 def current_override() -> OverrideCall | None:
     """Return the innermost running method that a subclass wrote."""
-    call: OverrideCall | None = run_context().own_method
+    call: OverrideCall | None = run_context().running_method
     return call
 
 

@@ -112,16 +112,16 @@ class PersistenceError(CapgraphError):
     """A saver or store that cannot be used.
 
     Attributes:
-        ends_the_run: Whether it is the run's own records that cannot be kept; then the run stops,
+        stops_run: Whether it is the run's own records that cannot be kept; then the run stops,
             for nothing that it does could be reported.
         unreadable: Whether what was saved makes no sense here: trying again changes nothing.
         away: Whether it could not be reached: the same may be had when it is there again.
     """
 
     code = "CG-PERSISTENCE"
-    ends_the_run: bool = False
-    unreadable: bool = False
-    away: bool = False
+    stops_run: bool = False
+    is_unreadable: bool = False
+    is_unavailable: bool = False
 
 
 class ThreadBusyError(PersistenceError):

@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             raise
         print_error(exc)
         # What is away may be there again: that is nothing wrong with what was typed.
-        code = ExitCode.FAILED if getattr(exc, "away", False) else ExitCode.USAGE
+        code = ExitCode.FAILED if getattr(exc, "is_unavailable", False) else ExitCode.USAGE
     if arguments is None and "temporalio" in sys.modules and isinstance(code, int):
         # Its threads may be about to give back Python's lock; met by the interpreter's end, they
         # abort the process.

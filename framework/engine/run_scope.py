@@ -70,12 +70,12 @@ def may_bring_answer() -> bool:
 
     A run whose process died when it had been answered is gone on with by anybody.
     """
-    return run_context().brings_answer
+    return run_context().has_own_answer
 
 
 def dropped_questions() -> OpenQuestions | None:
     """Return the questions that the message of this run dropped."""
-    found: OpenQuestions | None = run_context().dropped_questions
+    found: OpenQuestions | None = run_context().dropped_requests
     return found
 
 
@@ -113,11 +113,11 @@ def run_scope(
         has_subscriber = has_listener() if around else has_custom_stream()
     changes: dict[str, Any] = {
         "services": (*around, services),
-        "brings_answer": may_answer,
-        "dropped_questions": dropped,
-        "is_heard": has_subscriber or services.events.has_sinks,
+        "has_own_answer": may_answer,
+        "dropped_requests": dropped,
+        "has_listener": has_subscriber or services.events.has_sinks,
         "masker": current_masker().merged_with(services.masker),
-        "asker": partial(_ask_about_text, services),
+        "text_approver": partial(_ask_about_text, services),
     }
     if services.prompts is not None:
         changes["prompts"] = services.prompts

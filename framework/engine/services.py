@@ -310,7 +310,7 @@ class Services:
             run_id: Names the run that stands for a turn, in a graph of one's own that has none.
         """
         journal, own = self.journal(), view.plan.get("budget") if includes_plan_budget else None
-        about: Any = {"kept": journal.is_durable, "planned": own, "run": run_id}
+        about: Any = {"has_saver": journal.is_durable, "plan_limits": own, "run_id": run_id}
         return self.budget_policy.for_turn(view, journal.persistence, **about)
 
     async def budget_left(self) -> dict[str, float]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def share_lease(lease: Lease) -> AbstractContextManager[None]:
     """Let runs inside the block share a lease that the caller holds, and will give back."""
-    return override_run_context(lent_leases=(lease,))
+    return override_run_context(shared_leases=(lease,))
 
 
 async def run_with_lease(
@@ -87,7 +87,7 @@ async def hold_lease(persistence: Persistence, config: Mapping[str, Any]) -> Asy
     leases = persistence.leases
     # A run of its own on the thread of the run around it would write what that one writes.
     context = run_context()
-    outer = context.leases if is_task(config) else context.lent_leases
+    outer = context.leases if is_task(config) else context.shared_leases
     lease = await leases.acquire(thread, share_key=outer_checkpoint(config), outer_leases=outer)
     try:
         yield lease

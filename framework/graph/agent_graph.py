@@ -160,7 +160,7 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
             if persistence is not None and not is_task(config):
                 inputs = await route_resume(inputs, persistence.saver, config)
                 asked = await find_open_questions(inputs, persistence.saver, config)
-            about: Any = {"listened": listened, "answering": answering, "dropped": asked}
+            about: Any = {"has_subscriber": listened, "may_answer": answering, "dropped": asked}
             inside = run_scope(services, config, **about)
             if asked is not None and services.settings.approvals.new_message == "keep":
                 with inside:

@@ -223,7 +223,7 @@ class _Layout:
 
 def _add_infrastructure(builder: Any, services: Services, layout: _Layout) -> None:
     for name, spec in services.registry.infrastructure.items():
-        node = spec.cls.langgraph_node.bound(services)
+        node = spec.cls.langgraph_node.with_services(services)
         node = _routed(node, layout) if name == "router" else _sent(node)
         builder.add_node(
             name,
@@ -293,7 +293,7 @@ def _add_capabilities(builder: Any, services: Services) -> None:
     for name, spec in services.registry.capabilities.items():
         builder.add_node(
             name,
-            spec.cls.langgraph_node.bound(services),
+            spec.cls.langgraph_node.with_services(services),
             metadata={
                 "kind": "capability",
                 "description": spec.description,

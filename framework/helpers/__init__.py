@@ -1,1 +1,1 @@
-"""Small helpers without knowledge of agents: values, files, threads, clocks, argument checks."""
+"""Helpers without a subject of their own: coroutines, clocks, files, threads, and plain data."""

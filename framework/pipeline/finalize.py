@@ -350,8 +350,8 @@ async def failed_record(
         FatalExecutionError: The failure was classified FATAL; the cause is chained.
         Exception: The original one, where development mode wants it.
     """
-    ends_the_run = isinstance(exc, PersistenceError) and exc.ends_the_run
-    if ends_the_run or job.context.result_options.raw_errors or wants_raw_errors():
+    stops_run = isinstance(exc, PersistenceError) and exc.stops_run
+    if stops_run or job.context.result_options.raw_errors or wants_raw_errors():
         record_refusal(exc)
         raise exc
     failure = classify_step_failure(job, attempt, exc)

@@ -37,7 +37,7 @@ def _errors_end_run() -> Iterator[None]:
     try:
         yield
     except PersistenceError as exc:
-        exc.ends_the_run = True
+        exc.stops_run = True
         raise
 
 

@@ -84,7 +84,7 @@ async def run_remote_step(
     except FatalExecutionError as exc:
         return {"fatal": str(exc)}
     except CapgraphError as exc:
-        if getattr(exc, "ends_the_run", False):
+        if getattr(exc, "stops_run", False):
             raise
         result = await failed_record(job, attempt, exc)
     if result is None:

@@ -48,7 +48,7 @@ async def request_text_approval(subject: str, text: Any, reasons: Sequence[str])
     >>> asyncio.run(request_text_approval("respond", "The safe is open.", ["It names the safe."])).decision
     'deny'
     """
-    ask: TextApprover | None = run_context().asker
+    ask: TextApprover | None = run_context().text_approver
     if ask is None:
         return Verdict("deny", ["nobody can be asked outside of a graph"])
     return await ask(subject, text, reasons)
@@ -72,12 +72,12 @@ def current_configurable() -> Mapping[str, Any]:
 
 def billed_to(caller: Caller) -> AbstractContextManager[None]:
     """Have :func:`current_payer` name ``caller`` inside the block."""
-    return override_run_context(begun_by=caller)
+    return override_run_context(turn_caller=caller)
 
 
 def enclosing_billing_subject() -> Caller | None:
     """Return for whom limits and usage count in the turn around; ``None`` outside of one."""
-    payer: Caller | None = run_context().begun_by
+    payer: Caller | None = run_context().turn_caller
     return payer
 
 

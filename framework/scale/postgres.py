@@ -318,5 +318,5 @@ def _translate_errors() -> Iterator[None]:
         raise PersistenceError(
             f"The database of the orders cannot be reached: {str(exc) or type(exc).__name__}.",
             fix="Start it, or check the address; then try again.",
-            away=True,
+            is_unavailable=True,
         ) from exc

@@ -119,7 +119,7 @@ class RemoteSteps:
                         return None
                     await self._enqueue_if_needed(waiting, seen)
                 except PersistenceError as exc:
-                    if exc.ends_the_run:
+                    if exc.stops_run:
                         raise
                     _log().warning("Nobody can say how the step %s is: %s", name, exc)
                     await asyncio.sleep(_RETRY_SECONDS)

@@ -157,7 +157,7 @@ class RunExecutor:
             asked = runs and await self._may_have_questions(thread)
             found = await self._saver.aget_tuple(thread_config(thread)) if asked else None
         except PersistenceError as exc:
-            if not exc.unreadable:
+            if not exc.is_unreadable:
                 raise
         else:
             busy = (found is not None and (open_questions(found) or open_waits(found))) or ()
@@ -237,9 +237,9 @@ class RunExecutor:
                 await self._persistence.leases.release(lease)
             return await self._finish(run, end, translator) if end is not None else None
         except PersistenceError as exc:
-            if exc.unreadable:
+            if exc.is_unreadable:
                 self._read_failures[run.run_id] += 1
-            if not exc.unreadable or (
+            if not exc.is_unreadable or (
                 not release_first and self._read_failures[run.run_id] < _MAX_READ_ATTEMPTS
             ):
                 # Whoever starts next goes on with it: it stands in the log as not ended.
@@ -268,7 +268,7 @@ class RunExecutor:
             await self._log.finish(run.run_id, status)
             return None
         if why := run.request.get("unreadable"):
-            raise PersistenceError(why[0], fix=why[1], unreadable=True)
+            raise PersistenceError(why[0], fix=why[1], is_unreadable=True)
         values = {} if run.is_new_turn else await load_thread_values(self._graph, run.thread_id)
         begun = (
             translator.takeover_events(told)

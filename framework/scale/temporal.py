@@ -628,5 +628,5 @@ def _translate_errors(address: str) -> Iterator[None]:
         raise PersistenceError(
             f"The Temporal server at {address!r} cannot be reached: {said[-1]}.",
             fix="Start it, or give the address of one that runs (--temporal HOST:PORT).",
-            away=True,
+            is_unavailable=True,
         ) from exc

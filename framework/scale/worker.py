@@ -175,7 +175,7 @@ class Worker:
     # --- what nobody else looks after -----------------------------------------------------
 
     async def _maintain(self) -> None:
-        pause = min(self._scale.beat, _POLL_SECONDS)
+        pause = min(self._scale.heartbeat_interval, _POLL_SECONDS)
         while True:
             try:
                 await self._executor.apply_stop_requests()

@@ -267,7 +267,7 @@ class PostgresSaver(BaseSaver, AsyncPostgresSaver):
                     raise PersistenceError(
                         f"The database {self._name!r} was away for {self._patience:g} s: {exc}.",
                         fix="Bring it back, then run the thread again; it goes on where it stopped.",
-                        away=True,
+                        is_unavailable=True,
                     ) from exc
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, 1.0)
@@ -380,5 +380,5 @@ def _reachable(location: Location) -> Iterator[None]:
         raise PersistenceError(
             f"The database {str(location)!r} cannot be reached: {str(exc).strip()}.",
             fix="Start it, and check address, user and rights; nothing is kept in memory instead.",
-            away=True,
+            is_unavailable=True,
         ) from exc

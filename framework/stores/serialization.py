@@ -109,7 +109,7 @@ def wrap_read_errors(thread: Any, what: str = "") -> Iterator[None]:
             f" ({type(exc).__name__}: {exc}).",
             fix="Give the encryption key that it was written with; if it is damaged, restore the"
             " database, or delete the thread.",
-            unreadable=True,
+            is_unreadable=True,
         ) from exc
 
 
@@ -151,7 +151,7 @@ def validate_checkpoint(checkpoint_tuple: CheckpointTuple | None) -> CheckpointT
         raise PersistenceError(
             f"A checkpoint of thread {thread!r} has not the form of one.",
             fix="Restore the database, or delete the thread.",
-            unreadable=True,
+            is_unreadable=True,
         )
     advance_checkpoint_ids(checkpoint["id"])
     return checkpoint_tuple

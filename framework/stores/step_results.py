@@ -161,7 +161,7 @@ class StepResults:
             raise PersistenceError(
                 f"Another process has taken over the thread {thread_id!r}.",
                 fix="Nothing more is run here; look at the thread to see how it goes on.",
-                ends_the_run=True,
+                stops_run=True,
             )
 
     async def exists(self, step_id: str) -> bool:
@@ -181,7 +181,7 @@ class StepResults:
             raise PersistenceError(
                 f"What was kept of the step {step_id} is gone.",
                 fix="Look at its thread: another process goes on with it, or it was dropped.",
-                ends_the_run=True,
+                stops_run=True,
             )
         begun, told, ended, result, silent = found[0]
         return StepStatus(begun, told, self._unpacked(result) if ended else None, silent)

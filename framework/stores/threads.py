@@ -83,7 +83,7 @@ async def list_threads(
         try:
             summary = await thread_summary(saver, thread)
         except PersistenceError as exc:
-            if not exc.unreadable:
+            if not exc.is_unreadable:
                 raise
             summary = ThreadSummary(thread, "unreadable", reason=str(exc))
         if summary is not None:
@@ -209,7 +209,7 @@ async def waiting_questions(
         try:
             saved = await saver.aget_tuple(thread_config(thread))
         except PersistenceError as exc:
-            if not exc.unreadable:
+            if not exc.is_unreadable:
                 raise
             get_logger("stores", "threads").warning("%s is left out: %s", thread, exc)
             continue

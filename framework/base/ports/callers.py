@@ -1,0 +1,49 @@
+"""The identity on whose behalf a turn runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+
+_SAFE_BYTES = b"abcdefghijklmnopqrstuvwxyz0123456789-_"
+_MAX_NAME_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The user on whose behalf a turn runs.
+
+    Attributes:
+        user_id: ID of the user.
+        role: Role, which permissions refer to.
+        tenant: Tenant to which the user belongs.
+        authenticated: True if a server has authenticated the user. Identity fields in
+            ``configurable`` are ignored then.
+    """
+
+    user_id: str | None = None
+    role: str | None = None
+    tenant: str | None = None
+    authenticated: bool = False
+
+    @property
+    def storage_key(self) -> str | None:
+        """Directory name that is unique to the user on any file system. None without a user ID.
+
+        >>> Caller("Ada/..", tenant="b@c").storage_key
+        '%41da%2f%2e%2e@b%40c'
+        """
+        if not self.user_id:
+            return None
+        parts = (self.user_id, self.tenant)
+        name = "@".join(_escape_name(part) for part in parts if part is not None)
+        if len(name) < _MAX_NAME_CHARS:
+            return name
+        # "%di" is not an escape sequence, so a digest never equals an escaped name.
+        return f"%digest-{sha256(name.encode()).hexdigest()}"
+
+
+def _escape_name(text: str) -> str:
+    """Escape text so that names stay distinct on case-insensitive file systems, too."""
+    data = text.encode("utf-8", "surrogatepass")
+    return "".join(chr(byte) if byte in _SAFE_BYTES else f"%{byte:02x}" for byte in data)
