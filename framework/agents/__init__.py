@@ -1,4 +1,4 @@
-"""Agents that work on a task: one graph each, with one door."""
+"""Agents and agent teams, each compiled to a LangGraph graph."""
 
 from typing import TYPE_CHECKING
 

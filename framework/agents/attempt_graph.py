@@ -1,4 +1,4 @@
-"""What stands around an agent's run: the pipeline's own stages, with the run as one attempt."""
+"""Graph that runs an agent's own graph as one attempt of the step pipeline."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ _OUTPUT_TYPE = "AGENT_OUTPUT"
 
 @dataclass(slots=True)
 class _AgentRun:
-    """One run of an agent.
+    """State of one agent run.
 
     Attributes:
         execute: Runs the agent's own graph.
-        execution_id: Names it.
-        result: What came of it, as behaviours left it.
-        error: What was raised.
-        summary: What is known of the conversation in short.
-        values: The state in which its graph ended.
-        labels: Labels of what its tools told it, also before this run was gone on with.
+        execution_id: ID of the run.
+        result: Result of the run, including changes by behaviors.
+        error: Exception that the run raised.
+        summary: Summary of the conversation.
+        values: Final state of the agent's graph.
+        labels: Labels of the data that its tools returned, also before the run was resumed.
     """
 
     execute: Callable[[], Awaitable[AgentResult]]
@@ -82,86 +82,87 @@ def build_attempt_graph(
     """Return a graph with one node that runs an agent's own graph as one attempt.
 
     Args:
-        agent_graph: The agent's own graph.
-        agent_id: Names the agent.
-        behaviors: What stands around its run.
-        services: What ``bind`` decided, if it was given something.
-        state_schema: The state of both.
-        output_schema: What they leave behind.
-        to_conversation: Makes the messages of a run that the next one is shown, of its task, its state and
-            its answer.
+        agent_graph: Compiled graph of the agent.
+        agent_id: Name of the agent.
+        behaviors: Middleware around the run.
+        services: Services returned by ``bind``, if any.
+        state_schema: State schema of both graphs.
+        output_schema: Output schema of both graphs.
+        to_conversation: Function that returns the messages that later runs see, from the task, the
+            final state and the answer.
     """
     spec = _agent_capability(agent_id, behaviors, services).capability_spec
-    under = _run_services(services, unbound_services(spec))
-    # The words of a model are not shown before a guard has seen the answer.
+    run_services = _run_services(services, unbound_services(spec))
+    # Tokens of the model are not streamed before a guardrail has checked the answer.
     guarded = any(isinstance(one, TurnGuardrail) for one in behaviors)
     guarded = guarded or (services is not None and services.guard is not None)
 
     async def run(state: Any, runtime: Runtime[Any]) -> dict[str, Any]:
-        given = state.get("given") or {}
-        before = state.get("conversation") or []
+        stored_state = state.get("given") or {}
+        conversation = state.get("conversation") or []
 
         async def work() -> AgentResult:
-            if given.get("success") is not None:
-                return AgentResult.coerce(given)
-            inputs = {"conversation": before, **given, "task": state["task"]}
+            if stored_state.get("success") is not None:
+                return AgentResult.coerce(stored_state)
+            inputs = {"conversation": conversation, **stored_state, "task": state["task"]}
             inputs |= {name: state.get(name) for name in ("streamed", "summary")}
-            found: dict[str, Any] = {"output": None}
-            # The whole state is streamed, for whoever looks at the steps from outside.
-            passes_on = not guarded and excludes_subgraph_messages()
-            modes: Any = ["values", "messages"] if passes_on else ["values"]
+            values: dict[str, Any] = {"output": None}
+            # The caller of the outer graph reads the steps from the streamed state.
+            streams_messages = not guarded and excludes_subgraph_messages()
+            modes: Any = ["values", "messages"] if streams_messages else ["values"]
             async with member_scope(services, agent_id):
                 stream: Any = agent_graph.astream(inputs, stream_mode=modes)
                 async for mode, part in stream:
                     if mode == "values":
-                        found |= part
+                        values |= part
                     elif not isinstance(part[0], HumanMessage):
                         write_message(part[0])
-            current.summary = found.get("summary")
-            current.values = found
-            result = AgentResult.coerce(found)
-            heard = collect_labels({"messages": [*before, *(found.get("messages") or ())]})
-            current.labels = {**result.metadata.get("labels", {}), **heard}
+            current.summary = values.get("summary")
+            current.values = values
+            result = AgentResult.coerce(values)
+            tool_labels = collect_labels(
+                {"messages": [*conversation, *(values.get("messages") or ())]}
+            )
+            current.labels = {**result.metadata.get("labels", {}), **tool_labels}
             return result
 
-        current = _AgentRun(
-            work, get_execution_id(runtime) or uuid4().hex
-        )  # nothing keeps this run
+        current = _AgentRun(work, get_execution_id(runtime) or uuid4().hex)  # the run has no thread
         step: Any = {"task_objective": state["task"]}
-        record = await run_standalone_step(spec, step, services=under, work=current)
+        record = await run_standalone_step(spec, step, services=run_services, work=current)
         if record.error is not None:
             info = runtime.execution_info
             if record.attempts > 1 and info is not None:
-                # Whoever resumes the run has all tries again.
-                ledger = under.ledger(under.view({}), visit_id=info.task_id)
-                await ledger.record_failure(record.key, 0, 0.0, under.clock.now())
+                # A resumed run starts with all its attempts.
+                ledger = run_services.ledger(run_services.view({}), visit_id=info.task_id)
+                await ledger.record_failure(record.key, 0, 0.0, run_services.clock.now())
             raise current.error or CapabilityError(failure_message(record) or "")
-        gave = record.contexts[_OUTPUT_TYPE][record.key]
-        result = current.result or AgentResult(gave, metadata={"source": record.source})
-        if result.to_plain()["output"] != gave:
-            result = result.with_output(gave)
+        output = record.contexts[_OUTPUT_TYPE][record.key]
+        result = current.result or AgentResult(output, metadata={"source": record.source})
+        if result.to_plain()["output"] != output:
+            result = result.with_output(output)
         answer = result.output if result.success else result.error
-        said = to_conversation(state["task"], current.values, answer)
+        messages = to_conversation(state["task"], current.values, answer)
         if current.labels:
-            said[-1] = attach_labels(said[-1], current.labels)
+            messages[-1] = attach_labels(messages[-1], current.labels)
             result.metadata = {**result.metadata, "labels": current.labels}
-        left = {"given": None, "conversation": said, "summary": current.summary}
-        return {**result.to_plain(), **left}
+        conversation_update = {"given": None, "conversation": messages, "summary": current.summary}
+        return {**result.to_plain(), **conversation_update}
 
     return single_node_graph("agent", run, state_schema, output_schema=output_schema)
 
 
 def get_execution_id(runtime: Runtime[Any]) -> str:
-    """Return what names a run: its thread, and inside another graph the task as well."""
-    known = current_configurable()
-    space = str(known.get("checkpoint_ns") or "").rpartition("|")[0]
-    return "/".join(part for part in (str(known.get("thread_id") or ""), space) if part)
+    """Return the ID of a run: its thread, and inside another graph the task as well."""
+    config_values = current_configurable()
+    namespace = str(config_values.get("checkpoint_ns") or "").rpartition("|")[0]
+    return "/".join(part for part in (str(config_values.get("thread_id") or ""), namespace) if part)
 
 
 def _run_services(services: Services | None, unbound: Services) -> Services:
-    """Return what the run itself is under: of an operator's decisions all that is about runs.
+    """Return the services under which the run itself executes: only settings that concern runs.
 
-    It takes no slot, for it only waits for its model and its tools, which have slots of their own.
+    The run takes no concurrency slot, because it only waits for its model and its tools, which take
+    their own slots.
     """
     settings = (services or unbound).settings
     boundless = settings.limits.model_copy(update={"max_parallel": sys.maxsize})
@@ -182,7 +183,7 @@ def _run_services(services: Services | None, unbound: Services) -> Services:
 
 
 def _agent_capability(agent_id: str, middleware: Sequence[Any], services: Services | None) -> Any:
-    """Make the capability that stands for an agent's run."""
+    """Return the capability that represents an agent's run."""
     hooks = [_AgentHooks(b) if _is_plain_hooks(b) else b for b in middleware]
     limits = services.limits if services is not None else None
 
@@ -197,7 +198,7 @@ def _agent_capability(agent_id: str, middleware: Sequence[Any], services: Servic
             run, job = _current_run(), current_execution()
             assert job is not None
             spending = current_spending()
-            # Model calls draw on what is held: of the step around the agent, or else for its run.
+            # Model calls use the reservation of the enclosing step, or else one of this run.
             holds = (
                 nullcontext()
                 if spending is None or spending.current_reservations()
@@ -208,28 +209,28 @@ def _agent_capability(agent_id: str, middleware: Sequence[Any], services: Servic
                     run.result = await run.execute()
                     propagate_labels(run.labels)
             output = {_OUTPUT_TYPE: run.result.to_plain()["output"]}
-            # Nothing that a cache should keep.
+            # A failed result must not be cached.
             return output if run.result.success else BodyResult(output, "fallback")
 
     return capability_node(Run)
 
 
 def _is_plain_hooks(behavior: Any) -> bool:
-    """Tell whether something has hooks and no stage; what has neither is refused like a step's."""
+    """Return True for an object that has hooks and no stage."""
     if hasattr(behavior, "stage") or hasattr(behavior, "parts"):
         return False
     return any(hasattr(behavior, n) for n in ("before_execute", "after_execute", "on_error"))
 
 
 class _ErrorRecorder(BaseBehavior):
-    """Remembers what was raised, for whoever called the agent."""
+    """Behavior that records the exception of a run, to raise it to the agent's caller."""
 
     def on_error(self, context: BehaviorContext, error: Exception) -> None:
         _current_run().error = error
 
 
 class _AgentHooks:
-    """The hooks of a behaviour, which are given the agent's result."""
+    """Hooks of a behavior, which receive the agent's result instead of the step's output."""
 
     def __init__(self, behavior: Any) -> None:
         self._behavior = behavior
@@ -246,22 +247,26 @@ class _AgentHooks:
 
     async def after_execute(self, context: BehaviorContext, result: Any) -> Any:
         run = _current_run()
-        if run.result is None:  # it was there already
+        if run.result is None:  # the result comes from a cache
             run.result = AgentResult(result, metadata={"source": "cache"})
-        before = run.result.to_plain()
-        found = await self._call_hook("after_execute", context, run.result)
-        if found is not None and found is not run.result:
-            plain = isinstance(found, AgentResult) or hasattr(found, "success")
-            run.result = AgentResult.coerce(found) if plain else run.result.with_output(found)
-        after = run.result.to_plain()
-        return None if after["output"] == before["output"] else {_OUTPUT_TYPE: after["output"]}
+        old = run.result.to_plain()
+        replacement = await self._call_hook("after_execute", context, run.result)
+        if replacement is not None and replacement is not run.result:
+            is_result = isinstance(replacement, AgentResult) or hasattr(replacement, "success")
+            run.result = (
+                AgentResult.coerce(replacement)
+                if is_result
+                else run.result.with_output(replacement)
+            )
+        new = run.result.to_plain()
+        return None if new["output"] == old["output"] else {_OUTPUT_TYPE: new["output"]}
 
     async def on_error(self, context: BehaviorContext, error: Exception) -> Any:
-        found = await self._call_hook("on_error", context, error)
-        if found is None:
+        fallback = await self._call_hook("on_error", context, error)
+        if fallback is None:
             return None
         run = _current_run()
-        run.result = AgentResult.coerce(found)
+        run.result = AgentResult.coerce(fallback)
         run.result.metadata = {**run.result.metadata, "source": "fallback"}
         return {_OUTPUT_TYPE: run.result.to_plain()["output"]}
 

@@ -1,4 +1,4 @@
-"""What every agent is: a graph that works on a task, and the doors to it."""
+"""Base class of agents: the graph that runs a task, and the methods that run that graph."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ STEP_KEY = "agent_step"
 
 
 class RunOutput(TaskOutput):
-    """What an agent's graph leaves behind."""
+    """Output of an agent's graph."""
 
     steps: NotRequired[list[dict[str, Any]]]
     metadata: NotRequired[dict[str, Any]]
 
 
 class RunState(TaskInput, RunOutput):
-    """The state of an agent's graph; the conversation outlives a run on the same thread."""
+    """State of an agent's graph. ``conversation`` is kept between runs of a thread."""
 
     conversation: NotRequired[Annotated[list[AnyMessage], operator.add]]
     summary: NotRequired[dict[str, Any] | None]
@@ -59,33 +59,37 @@ RUN_DEFAULTS: dict[str, Any] = {
     "success": None,
     "error": None,
 }
-"""What a run begins with on a thread that had another one."""
+"""State values that reset the output of an earlier run on the same thread."""
 
 
 class BaseAgent:
-    """Something that works on a task, as a graph.
+    """Agent that works on a task and compiles to a LangGraph graph.
 
-    ``execute``, ``stream_execute`` and ``resume_from`` run the graph that :meth:`compile` gives, so
-    what stands around an agent holds for each of them. A subclass of one's own writes ``execute``
-    and ``stream_execute``, and nothing else: both then pass the same door. A nested call,
-    ``self.execute(subtask)``, is a run of its own and passes the behaviors again. Two calls are the
-    work of the running method itself: ``super().execute(…)``, and ``self.stream_execute(task)``
-    from ``execute`` (or the reverse) with the same task.
+    ``execute``, ``stream_execute`` and ``resume_from`` run the graph that :meth:`compile` returns,
+    so behaviors and services apply to each of them. A custom agent overrides ``execute`` and
+    ``stream_execute``; calls of these methods run the graph as well.
+
+    A nested call of ``self.execute(subtask)`` is a separate run and passes the behaviors again. Two
+    calls belong to the running method instead: ``super().execute(…)``, and
+    ``self.stream_execute(task)`` from ``execute`` (or the reverse) with the same task.
 
     Args:
-        model: A chat model.
-        tools: LangChain tools.
-        tool_registry: The same, under the name that other systems have for it.
-        behaviors: What stands around a run: objects with hooks, and shipped behaviours.
-        services: What ``bind`` decided: then every call of a tool is a step of its own, under
-            permissions, guards, limits, ledger and audit, and model calls are counted.
-        checkpoint_manager: A ``CheckpointManager`` or a LangGraph saver, for ``resume_from``.
-        state_store: Where the steps of each run are written, under
+        model: A LangChain chat model.
+        tools: LangChain tools, functions or capabilities.
+        tool_registry: Alternative name of ``tools``.
+        behaviors: Middleware around each run: objects with hooks, or behaviors of
+            ``capgraph.behaviors``.
+        services: Services returned by ``bind``. Each tool call then runs as a step under their
+            permissions, guardrails, limits, effect records and audit, and model calls are counted.
+        checkpoint_manager: A ``CheckpointManager`` or a LangGraph checkpointer, required by
+            ``resume_from``.
+        state_store: Store for the steps of each run, under
             ``agent:<agent_id>:<execution_id>:steps``.
-        agent_id: Its name; that of the class when not given.
+        agent_id: Name of the agent. Defaults to the class name.
 
     Raises:
-        ConfigurationError: Tools are given twice, or something is no tool.
+        ConfigurationError: Both ``tools`` and ``tool_registry`` are passed, or an item is not a
+            tool.
 
     >>> import asyncio
     >>> class Echo(BaseAgent):
@@ -122,7 +126,8 @@ class BaseAgent:
     ) -> None:
         if tools is not None and tool_registry is not None:
             raise ConfigurationError(
-                f"{type(self).__name__} got tools and tool_registry.", fix="Give one of them."
+                f"{type(self).__name__} has both tools and tool_registry: they mean the same.",
+                fix="Pass one of them.",
             )
         self.model = model
         self.tools = list(tools if tools is not None else tool_registry or ())
@@ -137,37 +142,39 @@ class BaseAgent:
         super().__init_subclass__(**options)
         if not cls.agent_id or "agent_id" not in vars(cls):
             cls.agent_id = cls.__name__
-        # What a subclass writes itself is the work; whoever calls it comes in by the door.
-        for name, door in (
+        # An override becomes the work of the graph, so that calling it passes the behaviors.
+        for name, entry_point in (
             ("execute", BaseAgent._execute_graph),
             ("stream_execute", BaseAgent._stream_graph),
         ):
             if name in vars(cls):
-                setattr(cls, name, run_through_graph(door, vars(cls)[name]))
+                setattr(cls, name, run_through_graph(entry_point, vars(cls)[name]))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.agent_id}>"
 
     @property
     def reads_context(self) -> bool:
-        """True if a subclass wrote the work, which reads ``context``; a model reads only the task."""
-        return hasattr(type(self).execute, "own")
+        """True if a subclass overrides ``execute``, which reads ``context``."""
+        return hasattr(type(self).execute, "override")
 
-    # --- the graph ------------------------------------------------------------------------
+    # --- Graph ----------------------------------------------------------------------------
 
     @validate_arguments
     def compile(self, checkpointer: Checkpointer = None, **options: Any) -> AgentGraph:
-        """Return the agent as a graph that takes ``task`` and leaves ``output``, ``success``, ``error``.
+        """Compile the agent to a LangGraph graph.
+
+        The graph has the input ``task`` and the outputs ``output``, ``success`` and ``error``.
 
         Args:
-            checkpointer: Where runs are kept; inside another graph that one's is used.
-            **options: What LangGraph's ``compile`` takes besides, such as ``store``.
+            checkpointer: Checkpointer of the graph. Inside another graph that graph's is used.
+            **options: Further arguments of LangGraph's ``compile``, such as ``store``.
         """
         graph = self._build_work_graph()
         if self.behaviors or self.services is not None:
-            inner = compile_graph(graph, name=self.agent_id, store=options.get("store"))
+            agent_graph = compile_graph(graph, name=self.agent_id, store=options.get("store"))
             graph = build_attempt_graph(
-                inner,
+                agent_graph,
                 self.agent_id,
                 self.behaviors,
                 self.services,
@@ -178,25 +185,27 @@ class BaseAgent:
         return compile_graph(graph, checkpointer=checkpointer, name=self.agent_id, **options)
 
     def _build_work_graph(self) -> StateGraph[Any, Any, Any, Any]:
-        """Return the graph of the work alone: what a subclass wrote, else what its kind does."""
-        own = getattr(type(self).execute, "own", None)
-        return self._build() if own is None else self._build_override_graph("execute", own)
+        """Return the graph without behaviors, for an override or for this kind of agent."""
+        override = getattr(type(self).execute, "override", None)
+        return (
+            self._build() if override is None else self._build_override_graph("execute", override)
+        )
 
     def _build(self) -> StateGraph[Any, Any, Any, Any]:
         """Return the graph of this kind of agent."""
         raise ConfigurationError(
-            f"{type(self).__name__} does nothing.",
-            fix="Write 'async def execute(self, task, context=None)' and 'stream_execute'.",
+            f"{type(self).__name__} has no work to run: it does not override 'execute'.",
+            fix="Add 'async def execute(self, task, context=None)' and 'stream_execute'.",
         )
 
     def _build_override_graph(
         self, method: str, override: Callable[..., Any]
     ) -> StateGraph[Any, Any, Any, Any]:
-        """Return the graph that runs a method of a subclass, or the one that streams."""
+        """Return a graph that runs an override, or ``stream_execute`` when streaming."""
 
         async def work(state: RunState, runtime: Runtime[Any]) -> dict[str, Any]:
             task = state["task"]
-            stream = getattr(type(self).stream_execute, "own", None)
+            stream = getattr(type(self).stream_execute, "override", None)
             if state.get("streamed") and stream is not None:
                 with override_run_context(
                     running_method=OverrideCall(self, "stream_execute", task)
@@ -210,7 +219,7 @@ class BaseAgent:
         return single_node_graph("work", work, RunState, output_schema=RunOutput)
 
     async def _collect_stream(self, stream: AsyncIterator[AgentStep]) -> AgentResult:
-        """Run what a subclass streams itself, and make a result of it."""
+        """Run an overridden ``stream_execute`` and combine its steps to a result."""
         write = get_stream_writer()
         steps: list[AgentStep] = []
         async for item in stream:
@@ -222,44 +231,45 @@ class BaseAgent:
     def _to_conversation(
         self, task: str, values: Mapping[str, Any], answer: Any
     ) -> list[BaseMessage]:
-        """Return the messages of a run that the next run on the thread is shown."""
+        """Return the messages of this run that later runs of the thread see."""
         return to_conversation(task, answer)
 
     def _read_steps(self, values: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the steps so far, by a state of the agent's own graph."""
+        """Return the steps so far from a state of the agent's graph."""
         return list(values.get("steps") or ())
 
-    # --- the doors ------------------------------------------------------------------------
+    # --- Entry points ---------------------------------------------------------------------
 
     @validate_arguments
     async def execute(self, task: str, context: Any = None) -> AgentResult:
-        """Work on a task.
+        """Run a task.
 
         Args:
-            task: What is to be done.
-            context: What the tools find as ``Runtime.context``.
+            task: The task in words.
+            context: Value of ``Runtime.context`` in the tools.
 
         Returns:
-            What came of it. ``metadata["execution_id"]`` names the run; one that waits for a
-            person is no success, and ``metadata["interrupts"]`` has what is asked.
+            The result. ``metadata["execution_id"]`` identifies the run. A run that waits for a
+            person is not successful, and ``metadata["interrupts"]`` contains its questions.
         """
-        inside = is_running_override(self)
-        given = {"task": task, "streamed": False}
+        unwrapped = is_running_override(self)
+        graph_input = {"task": task, "streamed": False}
         return await self._await_result(
-            self._run_graph(given, uuid4().hex, context, unwrapped=inside)
+            self._run_graph(graph_input, uuid4().hex, context, unwrapped=unwrapped)
         )
 
     @validate_arguments
     async def _execute_graph(self, task: str, context: Any = None) -> AgentResult:
-        """Run the whole graph, also from inside a method that a subclass wrote."""
-        given = {"task": task, "streamed": False}
-        return await self._await_result(self._run_graph(given, uuid4().hex, context))
+        """Run the whole graph, even if an override of this agent is running."""
+        graph_input = {"task": task, "streamed": False}
+        return await self._await_result(self._run_graph(graph_input, uuid4().hex, context))
 
     @validate_arguments
     async def stream_execute(self, task: str, context: Any = None) -> AsyncIterator[AgentStep]:
-        """Work on a task, and yield each step when it is done; takes what :meth:`execute` takes.
+        """Run a task and yield each step when it is finished.
 
-        The last step tells the output in ``observation``, or why there is none.
+        The arguments are those of :meth:`execute`. The last step has the output in ``observation``,
+        or the reason why there is no output.
         """
         async with aclosing(
             self._stream_graph(task, context, unwrapped=is_running_override(self))
@@ -271,17 +281,17 @@ class BaseAgent:
     async def _stream_graph(
         self, task: str, context: Any = None, *, unwrapped: bool = False
     ) -> AsyncGenerator[AgentStep]:
-        told = 0
-        given = {"task": task, "streamed": True}
-        run = self._run_graph(given, uuid4().hex, context, streamed=True, unwrapped=unwrapped)
-        # Whoever stops reading ends the run.
+        yielded = 0
+        graph_input = {"task": task, "streamed": True}
+        run = self._run_graph(graph_input, uuid4().hex, context, streamed=True, unwrapped=unwrapped)
+        # Closing the stream cancels the run.
         async with aclosing(run):
             async for item in run:
                 if isinstance(item, AgentStep):
-                    told += 1
+                    yielded += 1
                     yield item
                     continue
-                for step in (*item.steps[told:], *_closing_steps(item)):
+                for step in (*item.steps[yielded:], *_closing_steps(item)):
                     yield step
 
     @validate_arguments
@@ -293,22 +303,24 @@ class BaseAgent:
         answer: Any = None,
         context: Any = None,
     ) -> AgentResult:
-        """Go on with a run that was cut short, or waits for a person.
+        """Resume a run that was interrupted or waits for a person.
 
-        What is done is not done again. One that has ended passes what stands around the agent again.
+        Finished steps do not run again. A completed run passes the behaviors of the agent again.
 
         Args:
             execution_id: ``metadata["execution_id"]`` of the run.
-            from_step: Go on behind this step, counted from 0; behind the last one when not given.
-            answer: What the person says.
+            from_step: Index of the step to continue after, counted from 0. Defaults to the last
+                step.
+            answer: Answer to the question that the run waits for.
             context: As for :meth:`execute`.
 
         Raises:
-            ValueError: Nothing is kept of the run, or not as far as that.
+            ValueError: The run is not stored, or it has no such step.
         """
         if self.checkpoint_manager is None:
             raise ValueError(
-                f"{self!r} keeps no runs. Fix: give it checkpoint_manager=CheckpointManager(…)."
+                f"{self!r} has no checkpoint_manager: its runs are not stored."
+                " Fix: pass checkpoint_manager=CheckpointManager(…)."
             )
         thread: Any = {"configurable": {"thread_id": execution_id}}
         graph = self._get_graph()
@@ -316,37 +328,43 @@ class BaseAgent:
             values = await restore_state(
                 self.checkpoint_manager, execution_id, from_step, self._read_steps
             )
-            given: Any = {**values, "going_on": True}
+            graph_input: Any = {**values, "going_on": True}
             if self._is_wrapped:
-                given = {"task": values["task"], "given": given}
+                graph_input = {"task": values["task"], "given": graph_input}
             elif values.get("success") is not None:
                 return self._build_result(values, execution_id)
-            return await self._await_result(self._run_graph(given, execution_id, context))
-        found = await graph.aget_state(thread)
-        if found.created_at is None:
+            return await self._await_result(self._run_graph(graph_input, execution_id, context))
+        state_snapshot = await graph.aget_state(thread)
+        if state_snapshot.created_at is None:
             raise ValueError(
-                f"Nothing is kept of a run {execution_id!r}. Fix: give metadata['execution_id'] of"
+                f"The run {execution_id!r} is not stored. Fix: pass metadata['execution_id'] of"
                 " a result."
             )
-        given = None if answer is None else Command(resume=answer)
-        at = None
+        graph_input = None if answer is None else Command(resume=answer)
+        checkpoint_config = None
         if from_step is not None:
-            past = await find_state_after_step(
+            past_snapshot = await find_state_after_step(
                 graph, thread, from_step, self._read_steps, is_wrapped=self._is_wrapped
             )
-            at, given = past.config, None
+            checkpoint_config, graph_input = past_snapshot.config, None
             if self._is_wrapped:
-                given = {"task": found.values["task"], "given": {**past.values, "going_on": True}}
-                at = None
-        elif not found.next:
+                graph_input = {
+                    "task": state_snapshot.values["task"],
+                    "given": {**past_snapshot.values, "going_on": True},
+                }
+                checkpoint_config = None
+        elif not state_snapshot.next:
             if not self._is_wrapped:
-                return self._build_result(found.values, execution_id)
-            given = {"task": found.values["task"], "given": dict(found.values)}
+                return self._build_result(state_snapshot.values, execution_id)
+            graph_input = {
+                "task": state_snapshot.values["task"],
+                "given": dict(state_snapshot.values),
+            }
         return await self._await_result(
-            self._run_graph(given, execution_id, context, checkpoint_config=at)
+            self._run_graph(graph_input, execution_id, context, checkpoint_config=checkpoint_config)
         )
 
-    # --- running --------------------------------------------------------------------------
+    # --- Running the graph ----------------------------------------------------------------
 
     @property
     def _is_wrapped(self) -> bool:
@@ -369,49 +387,51 @@ class BaseAgent:
         checkpoint_config: Any = None,
         unwrapped: bool = False,
     ) -> AsyncGenerator[AgentStep | AgentResult]:
-        """Run the graph: yields the steps that are done, and at the end what came of it."""
+        """Run the graph; yield its finished steps and, at the end, the result."""
         graph = compile_graph(self._build(), name=self.agent_id) if unwrapped else self._get_graph()
         nested = current_runtime() is not None
         config: Any = checkpoint_config if checkpoint_config is not None else {}
         if not nested and checkpoint_config is None:
-            owner = {"agent_id": self.agent_id}  # by which a saver's checkpoints are found
+            owner = {"agent_id": self.agent_id}  # CheckpointManager lists checkpoints by it
             config = {"configurable": {"thread_id": execution_id}, "metadata": owner}
         depth = 1 if self._is_wrapped and not unwrapped else 0
-        # The graph itself streams first. Its namespace is longer inside another graph, and longer
-        # again from the second call in one node of that graph on.
-        below: int | None = None
-        keeps = self.checkpoint_manager if graph.checkpointer is None and not nested else None
+        # The first chunk comes from this graph itself. Its namespace is longer inside another
+        # graph, and longer again from the second call within one node of that graph.
+        base_length: int | None = None
+        manager = self.checkpoint_manager if graph.checkpointer is None and not nested else None
         values: Mapping[str, Any] = {}
-        told = 0
-        asked: dict[str, Interrupt] = {}
+        yielded = 0
+        interrupts: dict[str, Interrupt] = {}
         modes: Any = ["values", "custom"] if streamed else ["values"]
         stream: Any = graph.astream(
             graph_input, config, context=context, stream_mode=modes, subgraphs=bool(depth)
         )
         async with aclosing(stream):
             async for item in stream:
-                found: Any = item if depth else ((), *item)
-                namespace, mode, chunk = found
-                below = len(namespace) if below is None else below
+                entry: Any = item if depth else ((), *item)
+                namespace, mode, chunk = entry
+                base_length = len(namespace) if base_length is None else base_length
                 if mode == "custom":
-                    if len(namespace) != below + depth:
-                        continue  # of a nested call
+                    if len(namespace) != base_length + depth:
+                        continue  # it comes from a nested call
                     if streamed and isinstance(chunk, Mapping) and STEP_KEY in chunk:
-                        told += 1
+                        yielded += 1
                         yield AgentStep(**chunk[STEP_KEY])
                     continue
-                if len(namespace) == below:  # several tasks may ask, one after the other
-                    asked |= {item.id: item for item in chunk.get(INTERRUPT, ())}
-                    values = {**values, **chunk, INTERRUPT: list(asked.values())}
-                if len(namespace) != below + depth:
+                if (
+                    len(namespace) == base_length
+                ):  # several tasks may interrupt, one after the other
+                    interrupts |= {item.id: item for item in chunk.get(INTERRUPT, ())}
+                    values = {**values, **chunk, INTERRUPT: list(interrupts.values())}
+                if len(namespace) != base_length + depth:
                     continue
-                if keeps is not None:
-                    await keeps.save(
+                if manager is not None:
+                    await manager.save(
                         self.agent_id, snapshot_state(chunk), execution_id=execution_id
                     )
                 if streamed and chunk.get("success") is None and INTERRUPT not in chunk:
-                    for step in self._read_steps(chunk)[told:]:
-                        told += 1
+                    for step in self._read_steps(chunk)[yielded:]:
+                        yielded += 1
                         yield AgentStep(**step)
         result = self._build_result(values, execution_id)
         if self.state_store is not None:
@@ -420,39 +440,40 @@ class BaseAgent:
         yield result
 
     async def _await_result(self, run: AsyncIterator[AgentStep | AgentResult]) -> AgentResult:
-        found: Any = None
+        result: Any = None
         async for item in run:
-            found = item
-        assert isinstance(found, AgentResult)
-        return found
+            result = item
+        assert isinstance(result, AgentResult)
+        return result
 
     def _build_result(self, values: Mapping[str, Any], execution_id: str) -> AgentResult:
-        asked = values.get(INTERRUPT)
-        if asked:
-            told = "; ".join(str(item.value) for item in asked)
+        interrupts = values.get(INTERRUPT)
+        if interrupts:
+            questions = "; ".join(str(item.value) for item in interrupts)
             result = AgentResult(
                 None,
                 AgentResult.coerce({"output": None, "steps": self._read_steps(values)}).steps,
-                {"interrupts": [item.value for item in asked]},
+                {"interrupts": [item.value for item in interrupts]},
                 success=False,
-                error=f"A person is asked: {told:.500}. Fix: answer with resume_from(…, answer=…).",
+                error=f"The run waits for a person: {questions:.500}."
+                " Fix: answer with resume_from(…, answer=…).",
             )
         else:
             result = AgentResult.coerce({"output": None, **values})
         if self.response_format is not None and result.success:
             result.output = self.response_format.model_validate(result.output)
         result.metadata = {**result.metadata, "execution_id": execution_id}
-        propagate_labels(result.metadata.get("labels", {}))  # also of a run that was kept
+        propagate_labels(result.metadata.get("labels", {}))  # also those of a stored run
         return result
 
 
 def _closing_steps(result: AgentResult) -> list[AgentStep]:
-    """Return the step that tells how a run ended, where the last one does not."""
-    last = result.steps[-1] if result.steps else None
+    """Return the step that reports how the run ended, unless the last step already does."""
+    last_step = result.steps[-1] if result.steps else None
     if result.success:
         text = str(result.output)
-        told = last is not None and last.observation == text
-        return [] if told else [AgentStep("", FINAL_ANSWER, {"answer": text}, text)]
-    known = {**result.metadata, "success": False, "error": result.error}
+        is_reported = last_step is not None and last_step.observation == text
+        return [] if is_reported else [AgentStep("", FINAL_ANSWER, {"answer": text}, text)]
+    metadata = {**result.metadata, "success": False, "error": result.error}
     action = "Question" if "interrupts" in result.metadata else "Failed"
-    return [AgentStep("", action, {}, str(result.error), known)]
+    return [AgentStep("", action, {}, str(result.error), metadata)]

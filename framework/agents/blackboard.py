@@ -1,4 +1,4 @@
-"""A board that the members of a team write on and read from."""
+"""Blackboard: values that the members of a team share."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from capgraph.stores.state_store import BaseStateStore
 
 @dataclass
 class BlackboardEntry(DictSerializable):
-    """What stands on a board under one key.
+    """Entry of a blackboard.
 
     Attributes:
         key: The key.
         value: The value.
-        author: Who wrote it.
-        written_at: When.
-        metadata: What else is known of it.
+        author: Name of the author.
+        written_at: Time of the write.
+        metadata: Further details.
     """
 
     key: str
@@ -32,12 +32,14 @@ class BlackboardEntry(DictSerializable):
 
 
 class Blackboard:
-    """A board in a state store; each entry is a value of its own, so no write takes another one away.
+    """Shared board in a state store.
+
+    Each entry is stored separately, so concurrent writes do not conflict.
 
     Args:
-        store: Where it lies. Processes that share it share the board.
-        namespace: Names the board.
-        ttl: For how many seconds an entry stands; for ever when not given.
+        store: The state store. Processes that share the store share the board.
+        namespace: Name of the board.
+        ttl: Lifetime of an entry in seconds. By default entries do not expire.
 
     >>> import asyncio
     >>> from capgraph.stores import InMemoryStateStore
@@ -59,41 +61,41 @@ class Blackboard:
 
     @validate_arguments
     async def write(self, key: str, value: Any, author: str, **metadata: Any) -> None:
-        """Write a value, in place of what stood under the key.
+        """Write a value. It replaces an existing value of the key.
 
         Raises:
-            ValidationError: It is no plain data; names the place.
+            ValidationError: The value is not plain data. The error names the position.
         """
         entry = BlackboardEntry(key, value, author, metadata=metadata)
         await self._store.set(self._prefix + key, entry.to_dict(), self._ttl)
 
     @validate_arguments
     async def read(self, key: str) -> Any:
-        """Return a value; ``None`` when there is none."""
+        """Return the value of a key, or None."""
         entry = await self.read_entry(key)
         return None if entry is None else entry.value
 
     @validate_arguments
     async def read_entry(self, key: str) -> BlackboardEntry | None:
-        """Return a value with its author, moment and metadata."""
-        found = await self._store.get(self._prefix + key)
-        return None if found is None else BlackboardEntry.from_dict(found)
+        """Return the entry of a key with its author, time and metadata, or None."""
+        data = await self._store.get(self._prefix + key)
+        return None if data is None else BlackboardEntry.from_dict(data)
 
     async def list_entries(self) -> dict[str, BlackboardEntry]:
         """Return all entries by key, the oldest first."""
-        found = (await self._store.entries(self._prefix)).values()
-        entries = sorted(map(BlackboardEntry.from_dict, found), key=lambda e: e.written_at)
+        values = (await self._store.entries(self._prefix)).values()
+        entries = sorted(map(BlackboardEntry.from_dict, values), key=lambda e: e.written_at)
         return {entry.key: entry for entry in entries}
 
     async def keys(self) -> list[str]:
-        """Return the keys, the oldest entry's first."""
+        """Return all keys, that of the oldest entry first."""
         return list(await self.list_entries())
 
     @validate_arguments
     async def delete(self, key: str) -> None:
-        """Take an entry away; nothing happens when there is none."""
+        """Delete an entry if it exists."""
         await self._store.delete(self._prefix + key)
 
     async def clear(self) -> None:
-        """Take all entries of this board away."""
+        """Delete all entries of this board."""
         await self._store.clear(self._prefix)

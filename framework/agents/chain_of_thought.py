@@ -1,4 +1,4 @@
-"""An agent that thinks before it answers, in one call of its model."""
+"""Agent that reasons and answers in one model call."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _MAX_ATTEMPTS = 3
 
 
 class ChainOfThoughtAgent(BaseAgent):
-    """Has its model think in ``<thinking>`` and then answer; for tasks that need no tools.
+    """Agent whose model reasons inside ``<thinking>`` and then answers, for tasks without tools.
 
     Args:
         model: A chat model.
-        system_prompt: What the model is told first, in place of the usual.
+        system_prompt: System prompt that replaces the default.
         **options: As for :class:`~capgraph.agents.base.BaseAgent`.
 
     Raises:
-        ConfigurationError: There is no model, or there are tools, which nobody would call.
+        ConfigurationError: There is no model, or tools are passed, which this agent does not call.
 
     >>> import asyncio
     >>> from capgraph.testing import ScriptedModel
@@ -47,7 +47,7 @@ class ChainOfThoughtAgent(BaseAgent):
         self.model: Any = require_model(self, model)
         if self.tools:
             raise ConfigurationError(
-                "ChainOfThoughtAgent got tools, and never calls any.", fix="Use ReActAgent."
+                "ChainOfThoughtAgent does not call tools.", fix="Use ReActAgent instead."
             )
         self.system_prompt: str = system_prompt or _SYSTEM_PROMPT
 
@@ -55,16 +55,19 @@ class ChainOfThoughtAgent(BaseAgent):
         asker = ModelWithTools(self)
 
         async def think(state: RunState) -> dict[str, Any]:
-            asked: list[BaseMessage] = [*(state.get("conversation") or ())]
-            asked.append(HumanMessage(state["task"]))
-            told = 0
+            messages: list[BaseMessage] = [*(state.get("conversation") or ())]
+            messages.append(HumanMessage(state["task"]))
+            attempts = 0
             while True:
-                message = await asker.ask(asked, self.system_prompt)
+                message = await asker.ask(messages, self.system_prompt)
                 thought, answer = parse_thought(str(message.text))
-                told += 1
-                if answer or told == _MAX_ATTEMPTS:
-                    return _end_run(state, thought, answer, told)
-                asked += [message, HumanMessage("There is no answer. Write it behind </thinking>.")]
+                attempts += 1
+                if answer or attempts == _MAX_ATTEMPTS:
+                    return _end_run(state, thought, answer, attempts)
+                messages += [
+                    message,
+                    HumanMessage("There is no answer. Write it behind </thinking>."),
+                ]
 
         builder = StateGraph(RunState, output_schema=RunOutput)
         builder.add_node("think", think)
@@ -74,7 +77,7 @@ class ChainOfThoughtAgent(BaseAgent):
 
 
 def _end_run(state: Mapping[str, Any], thought: str, answer: str, attempts: int) -> dict[str, Any]:
-    error = None if answer else f"The model thought {attempts} times and gave no answer."
+    error = None if answer else f"The model returned no answer in {attempts} attempts."
     step = AgentStep(thought, "chain_of_thought", {"task": state["task"]}, answer)
     return {
         "steps": [step.to_plain()],
@@ -91,7 +94,7 @@ async def _route_start(state: Mapping[str, Any]) -> str:
 
 
 def parse_thought(text: str) -> tuple[str, str]:
-    """Return what was thought, and the answer; of thinking that never ends there is none.
+    """Return the reasoning and the answer of a text. Unfinished reasoning has no answer.
 
     >>> parse_thought("<thinking>hm</thinking> 4"), parse_thought("4"), parse_thought("<thinking>hm")
     (('hm', '4'), ('', '4'), ('hm', ''))

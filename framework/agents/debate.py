@@ -1,4 +1,4 @@
-"""A team that disputes: each takes a position, looks at the others', and a model concludes."""
+"""Team that debates: members take positions, revise them, and a model writes the conclusion."""
 
 from __future__ import annotations
 
@@ -29,24 +29,25 @@ answer}}."""
 
 
 class DebateOrchestrator(BaseOrchestrator):
-    """Members take positions side by side, revise them in rounds, and a model concludes.
+    """Team whose members take positions in parallel and revise them in rounds.
 
-    A member that fails keeps its last position, and makes the whole no success. ``agent_outputs``
-    has the last positions, ``subtask_outputs`` all.
+    A model then writes the conclusion. A failed member keeps its last position, and the result is
+    not successful. ``agent_outputs`` has the last positions, ``subtask_outputs`` all of them.
 
     Args:
-        agents: The members; of two with one name the second is ``name#2``.
-        debate_rounds: How often the positions are revised.
-        synthesis_gateway: The chat model that concludes; the first member's own when not given.
-        router: Not used; teams share their arguments.
+        agents: The members. A repeated name gets a number, such as ``name#2``.
+        debate_rounds: Number of revision rounds.
+        synthesis_gateway: The chat model that writes the conclusion. Defaults to the first member's
+            model.
+        router: Unused; accepted because all teams take it.
         **options: As for :class:`~capgraph.agents.base.BaseAgent`.
 
     Raises:
-        ConfigurationError: There is no model that could conclude, or fewer than 0 rounds.
+        ConfigurationError: There is no model for the conclusion, or ``debate_rounds`` is below 0.
 
     >>> import asyncio
     >>> from capgraph.testing import ScriptedModel
-    >>> model = ScriptedModel(responses=[{"write_answer": "Both."}])
+    >>> model = ScriptedModel(responses=[{"answer": "Both."}])
     >>> team = DebateOrchestrator(
     ...     [lambda task: "Yes.", lambda task: "No."], synthesis_gateway=model)
     >>> result = asyncio.run(team.run("Is it so?"))
@@ -69,7 +70,10 @@ class DebateOrchestrator(BaseOrchestrator):
         super().__init__(model, members=members, router=router, **options)
         require_model(self, model)
         if debate_rounds < 0:
-            raise ConfigurationError(f"debate_rounds is {debate_rounds}.", fix="Give 0 or more.")
+            raise ConfigurationError(
+                f"Invalid debate_rounds {debate_rounds}: it must not be negative.",
+                fix="Pass 0 or more.",
+            )
         self.debate_rounds = debate_rounds
 
     def _group_outputs(
@@ -78,28 +82,28 @@ class DebateOrchestrator(BaseOrchestrator):
         return {name: result for name, _, result in completed}
 
     async def lead(self, task: str, context: Any, team_run: TeamRun) -> Any:
-        """Do the work; see :class:`~capgraph.agents.teams.BaseOrchestrator`."""
+        """Collect and revise positions, then ask the model for the conclusion."""
         positions: dict[str, str] = {}
-        asked = [(name, task) for name in self.members]
+        subtasks = [(name, task) for name in self.members]
         for _ in range(self.debate_rounds + 1):
-            found = await team_run.delegate(asked, context)
-            for (name, _), result in zip(asked, found, strict=True):
+            results = await team_run.delegate(subtasks, context)
+            for (name, _), result in zip(subtasks, results, strict=True):
                 if result.success:
                     positions[name] = str(result.output)
             if not positions:
                 return ""
-            asked = [
+            subtasks = [
                 (
                     name,
                     _REVISE_PROMPT.format(
-                        task=task, own=own, others=_format_positions(positions, excluded=name)
+                        task=task, own=position, others=_format_positions(positions, excluded=name)
                     ),
                 )
-                for name, own in positions.items()
+                for name, position in positions.items()
             ]
-        told = _CONCLUSION_PROMPT.format(rounds=self.debate_rounds + 1)
+        system_prompt = _CONCLUSION_PROMPT.format(rounds=self.debate_rounds + 1)
         return await team_run.write_answer(
-            told, f"Task: {task}\n\nPositions:\n{_format_positions(positions)}"
+            system_prompt, f"Task: {task}\n\nPositions:\n{_format_positions(positions)}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Keeping the members of a team up to date."""
+"""Periodic discovery of a supervisor's members."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ DiscoverAgents = Callable[[], Awaitable[tuple[Mapping[str, Any], Mapping[str, st
 
 
 class AgentDiscoveryBehavior:
-    """Looks again and again for the members of a supervisor, and swaps them where they changed.
+    """Background task that discovers a supervisor's members and replaces them when they change.
 
-    A run under way keeps the members that it has.
+    A running run keeps its members.
 
     Args:
-        discovery_fn: Gives the members by name, and what each is for.
-        interval_seconds: How long it waits between two looks.
+        discovery_fn: Function that returns the members and their descriptions, both by name.
+        interval_seconds: Seconds between two discoveries.
 
     Raises:
-        ValueError: The interval is not above 0.
+        ValueError: ``interval_seconds`` is not positive.
 
     >>> from capgraph.testing import ScriptedModel
     >>> async def found():
@@ -44,7 +44,10 @@ class AgentDiscoveryBehavior:
     @validate_arguments
     def __init__(self, discovery_fn: DiscoverAgents, interval_seconds: float = 30.0) -> None:
         if not interval_seconds > 0:
-            raise ValueError(f"interval_seconds is {interval_seconds!r}. Fix: give more than 0.")
+            raise ValueError(
+                f"Invalid interval_seconds {interval_seconds!r}: it must be positive."
+                " Fix: pass more than 0."
+            )
         self._discover = discovery_fn
         self._interval = interval_seconds
         self._team: SupervisorOrchestrator | None = None
@@ -53,22 +56,22 @@ class AgentDiscoveryBehavior:
 
     @validate_arguments
     async def start(self, supervisor: SupervisorOrchestrator) -> None:
-        """Look once, and from then on in the background.
+        """Discover the members once, then periodically in the background.
 
         Args:
-            supervisor: Whose members are kept up to date.
+            supervisor: The team whose members are updated.
 
         Raises:
-            RuntimeError: It is looking already.
+            RuntimeError: The discovery is already running.
         """
         if self._task is not None:
-            raise RuntimeError("It is looking already. Fix: stop() it first.")
+            raise RuntimeError("The discovery is already running. Fix: call stop() first.")
         self._team = supervisor
         await self._refresh_safely()
         self._task = asyncio.create_task(self._refresh_periodically())
 
     async def stop(self) -> None:
-        """End the looking."""
+        """Stop the background discovery."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -76,30 +79,30 @@ class AgentDiscoveryBehavior:
             self._task = None
 
     async def refresh_once(self) -> None:
-        """Look once, and swap the members if anything changed.
+        """Discover the members once and replace them if any changed.
 
         Raises:
             RuntimeError: :meth:`start` was not called.
         """
         if self._team is None:
-            raise RuntimeError("There is no team to keep up to date. Fix: start(supervisor) first.")
-        found = await maybe_await(self._discover())
-        if not matches_annotation(found, tuple[Mapping[str, Any], Mapping[str, str]]):
+            raise RuntimeError("The discovery has no team. Fix: call start(supervisor) first.")
+        discovered = await maybe_await(self._discover())
+        if not matches_annotation(discovered, tuple[Mapping[str, Any], Mapping[str, str]]):
             raise ConfigurationError(
-                f"Looking for agents gave {found!r:.80}.",
-                fix="Return two dictionaries by name: the agents, and what each is for.",
+                f"discovery_fn returned {discovered!r:.80}: expected two dictionaries.",
+                fix="Return the agents and their descriptions, both by name.",
             )
-        found = (dict(found[0]), dict(found[1]))
-        if self._known is None or not _is_same(self._known, found):
-            self._team.replace_agents(*found)
-            self._known = found
+        discovered = (dict(discovered[0]), dict(discovered[1]))
+        if self._known is None or not _is_same(self._known, discovered):
+            self._team.replace_agents(*discovered)
+            self._known = discovered
 
     async def _refresh_safely(self) -> None:
         try:
             await self.refresh_once()
         except Exception as exc:
-            # The members that there are go on; the next look may find more.
-            get_logger("framework", "discovery").warning("Looking for agents failed: %s", exc)
+            # The present members stay; the next discovery may succeed.
+            get_logger("framework", "discovery").warning("The discovery of agents failed: %s", exc)
 
     async def _refresh_periodically(self) -> None:
         while True:
@@ -108,6 +111,6 @@ class AgentDiscoveryBehavior:
 
 
 def _is_same(old: tuple[dict[str, Any], Any], new: tuple[dict[str, Any], Any]) -> bool:
-    """Tell whether the very same members are there, not only their names."""
+    """Return True if the members are the same instances with the same descriptions."""
     instances = old[0].keys() == new[0].keys() and all(old[0][k] is new[0][k] for k in new[0])
     return instances and bool(old[1] == new[1])

@@ -1,4 +1,4 @@
-"""Handing a conversation over to another agent of the same graph."""
+"""Handoff of a conversation to another agent of the same graph."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ from capgraph.helpers.argument_validation import validate_arguments
 def handoff(
     to: str, update: Mapping[str, Any] | None = None, *, parent: bool = False
 ) -> Command[Any]:
-    """Return what a node returns to hand over to another.
+    """Return a ``Command`` that hands control to another node.
 
     Args:
-        to: Name of the node that goes on.
-        update: What the state gets besides.
-        parent: Whether the node is one of the graph around this one.
+        to: Name of the node that continues.
+        update: Update of the graph's state.
+        parent: True if the node belongs to the parent graph.
 
     Raises:
-        ConfigurationError: The name is empty, by which LangGraph would go nowhere.
+        ConfigurationError: ``to`` is empty. LangGraph would end the run without an error.
 
     >>> handoff("support").goto
     'support'
     """
     if not to:
-        raise ConfigurationError("A handoff to '' goes nowhere.", fix="Name the node that goes on.")
+        raise ConfigurationError(
+            "Invalid handoff target '': expected the name of a node.",
+            fix="Pass the name of the node that continues.",
+        )
     graph = Command.PARENT if parent else None
     return Command(goto=to, update=dict(update) if update else None, graph=graph)

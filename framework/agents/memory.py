@@ -1,4 +1,4 @@
-"""What of a long conversation a model is shown."""
+"""Memory of agents: the part of a long conversation that the model sees."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ _SUMMARY_PROMPT = (
 
 @dataclass(slots=True)
 class RecalledContext:
-    """What a model is shown.
+    """Context of one model call.
 
     Attributes:
-        conversation: The conversation, the task last.
-        messages: What happened in this run.
-        summary: What is known of the rest: ``text``, and how many messages it covers (``upto``).
-        facts: What the store holds.
+        conversation: The conversation. The task is its last message.
+        messages: Messages of the current run.
+        summary: Summary of omitted messages: ``text``, and the number of messages it covers
+            (``upto``).
+        facts: Facts from the store.
     """
 
     conversation: list[BaseMessage]
@@ -38,32 +39,32 @@ class RecalledContext:
     facts: list[str]
 
     def extend_system_prompt(self, prompt: str) -> str:
-        """Return a system prompt with what is known besides."""
-        told = [prompt]
+        """Return a system prompt with the summary and the facts appended."""
+        parts = [prompt]
         if self.summary.get("text"):
-            told.append(f"What happened before, in short:\n{self.summary['text']}")
+            parts.append(f"What happened before, in short:\n{self.summary['text']}")
         if self.facts:
-            told.append("What is known:\n" + "\n".join(f"- {fact}" for fact in self.facts))
-        return "\n\n".join(part for part in told if part)
+            parts.append("What is known:\n" + "\n".join(f"- {fact}" for fact in self.facts))
+        return "\n\n".join(part for part in parts if part)
 
 
 @validate_arguments
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bounds for what a model is shown of a conversation; the task always is.
+    """Limits for the conversation that the model sees. The task is always included.
 
-    What does not fit goes from the oldest on, a call of tools and its observations together.
+    The oldest messages are omitted first. A tool call and its observations stay together.
 
     Attributes:
-        tools: Whether the calls of tools of earlier runs on the thread are shown, with what came
-            back; else only the tasks and the answers.
-        window: Most messages.
-        max_tokens: Most tokens, counted roughly.
-        summarize: Whether the agent's model writes a summary of what goes.
-        facts: Namespace in the graph's store: what it holds is shown, and the model gets a tool
-            ``remember`` that writes there.
-        max_facts: How many facts are shown; the ones nearest to the task, where the store can
-            search by meaning.
+        tools: True to include tool calls of earlier runs of the thread and their results. Otherwise
+            only tasks and answers are included.
+        window: Maximum number of messages.
+        max_tokens: Maximum number of tokens, counted approximately.
+        summarize: True to let the agent's model summarize omitted messages.
+        facts: Namespace of facts in the graph's store. The model sees them, and a tool ``remember``
+            writes new ones.
+        max_facts: Maximum number of facts. A store with semantic search returns those closest to
+            the task.
 
     Raises:
         ConfigurationError: A number is below 1.
@@ -80,9 +81,11 @@ class Memory:
     max_facts: int = 20
 
     def __post_init__(self) -> None:
-        for name in ("window", "max_tokens", "most_facts"):
+        for name in ("window", "max_tokens", "max_facts"):
             if (number := getattr(self, name)) is not None and number < 1:
-                raise ConfigurationError(f"Memory got {name}={number!r}.", fix="Give 1 or more.")
+                raise ConfigurationError(
+                    f"Invalid {name} {number!r}: it must be at least 1.", fix="Pass 1 or more."
+                )
 
     async def recall(
         self,
@@ -92,35 +95,39 @@ class Memory:
         runtime: Runtime[Any],
         model: Any,
     ) -> RecalledContext:
-        """Return what the model is shown now.
+        """Return the context of the next model call.
 
         Args:
-            conversation: The conversation, the task last.
-            messages: What happened in this run.
-            state: The state, for the summary so far.
-            runtime: For the store.
-            model: Asks the model for a summary.
+            conversation: The conversation. The task is its last message.
+            messages: Messages of the current run.
+            state: State of the graph, with the summary so far.
+            runtime: Runtime of the graph, for its store.
+            model: Model that writes the summary.
         """
         *before, task = conversation
         units = _group_conversation(before) + _group_messages(messages)
         size = sum(map(len, units))
         while len(units) > 1 and not self._fits([task, *(m for unit in units for m in unit)]):
             units.pop(0)
-        shown = [message for unit in units for message in unit]
-        gone = size - len(shown)
-        rest = max(0, len(before) - gone)
+        included = [message for unit in units for message in unit]
+        omitted_count = size - len(included)
+        conversation_length = max(0, len(before) - omitted_count)
         summary = dict(state.get("summary") or {})
         upto = summary.get("upto", 0)
-        if not messages:  # a new run: the messages of the one before have other places
-            tasks = [at for at, message in enumerate(before) if isinstance(message, HumanMessage)]
-            upto = min(upto, tasks[-1] if tasks else 0)
-        if self.summarize and gone > upto:
-            new = [*before, *messages][upto:gone]
-            known = f"So far: {summary['text']}\n\n" if summary.get("text") else ""
-            asked = HumanMessage(_SUMMARY_PROMPT + known + get_buffer_string(new))
-            summary = {"text": str((await model.ask([asked])).text), "upto": gone}
+        if not messages:  # in a new run the messages of the previous one have other positions
+            task_indexes = [
+                index for index, message in enumerate(before) if isinstance(message, HumanMessage)
+            ]
+            upto = min(upto, task_indexes[-1] if task_indexes else 0)
+        if self.summarize and omitted_count > upto:
+            omitted = [*before, *messages][upto:omitted_count]
+            previous = f"So far: {summary['text']}\n\n" if summary.get("text") else ""
+            request = HumanMessage(_SUMMARY_PROMPT + previous + get_buffer_string(omitted))
+            summary = {"text": str((await model.ask([request])).text), "upto": omitted_count}
         facts = await self._search_facts(str(task.text), runtime)
-        return RecalledContext([*shown[:rest], task], shown[rest:], summary, facts)
+        return RecalledContext(
+            [*included[:conversation_length], task], included[conversation_length:], summary, facts
+        )
 
     def _fits(self, messages: Sequence[BaseMessage]) -> bool:
         if self.window is not None and len(messages) > self.window:
@@ -132,14 +139,14 @@ class Memory:
             return []
         if runtime.store is None:
             raise ConfigurationError(
-                "The memory has facts, and the graph has no store.",
+                "The memory has a facts namespace, but the graph has no store.",
                 fix="Compile the agent with a store: agent.compile(store=…).",
             )
-        found = await runtime.store.asearch(self.facts, query=task, limit=self.max_facts)
-        return [str(item.value.get("fact", item.value)) for item in found]
+        items = await runtime.store.asearch(self.facts, query=task, limit=self.max_facts)
+        return [str(item.value.get("fact", item.value)) for item in items]
 
     def fact_tools(self) -> list[Any]:
-        """Return the tools that write to the memory."""
+        """Return the tools that write facts to the store."""
         if not self.facts:
             return []
 
@@ -154,7 +161,7 @@ class Memory:
 
 
 def _group_conversation(conversation: Sequence[BaseMessage]) -> list[list[BaseMessage]]:
-    """Put each call of tools in earlier runs together with what came back."""
+    """Group each tool call of earlier runs with its results."""
     units: list[list[BaseMessage]] = []
     for message in conversation:
         if not isinstance(message, ToolMessage) or not units:
@@ -164,7 +171,7 @@ def _group_conversation(conversation: Sequence[BaseMessage]) -> list[list[BaseMe
 
 
 def _group_messages(messages: Sequence[BaseMessage]) -> list[list[BaseMessage]]:
-    """Put messages that belong together into one: what the model said, and what came back."""
+    """Group each message of the model with the tool results that follow it."""
     units: list[list[BaseMessage]] = []
     for message in messages:
         if isinstance(message, AIMessage) or not units:

@@ -1,4 +1,4 @@
-"""One call of an agent's model: with tools where it knows them, else by a protocol in text."""
+"""Calls of an agent's model, with native tool calling or a text protocol."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _MODEL_CONFIG: Any = {"tags": [role_tag("agent")], "run_name": "agent"}
 
 
 def supports_tools(model: Any) -> bool:
-    """Tell whether a model can be given tools."""
+    """Return True if a model supports tool calling."""
     method = getattr(type(model), "bind_tools", None)
     return method is not BaseChatModel.bind_tools and hasattr(model, "bind_tools")
 
 
 def get_role_model(agent: BaseAgent) -> RoleModel:
-    """Return an agent's model, with the model middleware of its services, or of the run around."""
+    """Return an agent's model with the model middleware of its services or of the enclosing run."""
     services = agent.services or next(iter(enclosing_services()), None)
     if services is None:
         return RoleModel("agent", agent.model)
@@ -48,11 +48,11 @@ def get_role_model(agent: BaseAgent) -> RoleModel:
 
 
 class ModelWithTools:
-    """An agent's model with its tools.
+    """Model of an agent, bound to its tools.
 
     Args:
         agent: The agent.
-        tools: What its model may call: tools, and the form of the answer.
+        tools: Tools that the model may call, including the answer type.
     """
 
     def __init__(self, agent: BaseAgent, tools: Sequence[Any] = ()) -> None:
@@ -72,24 +72,25 @@ class ModelWithTools:
         )
 
     async def ask(self, messages: Sequence[BaseMessage], system_prompt: str = "") -> AIMessage:
-        """Ask for the next message.
+        """Ask the model for the next message.
 
         Args:
-            messages: What was said.
-            system_prompt: What the model is told first.
+            messages: The conversation so far.
+            system_prompt: Text of the system message.
 
         Returns:
-            A message with calls of tools, or with text; of what could not be read
-            ``additional_kwargs["mark_unreadable"]`` says why.
+            A message with tool calls or text. If it cannot be read,
+            ``additional_kwargs["unreadable"]`` has the reason.
 
         Raises:
-            ModelError: The call failed, or the model refused or was cut off; the cause is chained.
+            ModelError: The call failed, the model refused, or its answer was cut off. The cause is
+                chained.
         """
-        told = [*to_text_messages(messages, system_prompt, self._text_instructions)]
+        prompt = [*to_text_messages(messages, system_prompt, self._text_instructions)]
         role = get_role_model(self._agent)
 
         async def send(attempt: Attempt) -> Any:
-            model = attempt.inputs["model"]  # another one where something stands in for it
+            model = attempt.inputs["model"]  # middleware may replace the model
             bound = self._bound_model if model is role.model else self._bind_tools(model)
             stop = (
                 {"stop": list(STOP_SEQUENCES)}
@@ -106,7 +107,7 @@ class ModelWithTools:
                 else _validate_answer(message, self._tools)
             )
 
-        return await call_model(role, told, send, read)
+        return await call_model(role, prompt, send, read)
 
 
 def _validate_answer(message: AIMessage, tools: Sequence[Any]) -> AIMessage:
@@ -125,14 +126,14 @@ def _validate_answer(message: AIMessage, tools: Sequence[Any]) -> AIMessage:
 
 
 def require_model(agent: BaseAgent, model: Any) -> Any:
-    """Return an agent's model.
+    """Return a model after checking that it is a chat model.
 
     Raises:
-        ConfigurationError: There is none.
+        ConfigurationError: It is not a chat model.
     """
     if not hasattr(model, "ainvoke"):
         raise ConfigurationError(
-            f"{type(agent).__name__} got {model!r} as its model.",
-            fix="Give a LangChain chat model.",
+            f"{type(agent).__name__} has no model: {model!r} is not a chat model.",
+            fix="Pass a LangChain chat model.",
         )
     return model

@@ -1,4 +1,4 @@
-"""Methods that a subclass of an agent writes: the work of its graph, which every call runs."""
+"""Support for ``execute`` and ``stream_execute`` methods that a subclass of an agent overrides."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from capgraph.configs.run_context import run_context
 
 @dataclass(frozen=True, slots=True)
 class OverrideCall:
-    """A running method that a subclass wrote.
+    """Running call of an overridden method.
 
     Attributes:
         agent: The agent.
         method: Name of the method.
-        task: The task that it works on.
+        task: Task of the call.
     """
 
     agent: Any
@@ -26,13 +26,13 @@ class OverrideCall:
 
 
 def current_override() -> OverrideCall | None:
-    """Return the innermost running method that a subclass wrote."""
+    """Return the innermost running call of an overridden method."""
     call: OverrideCall | None = run_context().running_method
     return call
 
 
 def is_running_override(agent: Any) -> bool:
-    """Return whether a method that an agent's subclass wrote is running."""
+    """Return True if an overridden method of this agent is running."""
     running = current_override()
     return running is not None and running.agent is agent
 
@@ -40,10 +40,10 @@ def is_running_override(agent: Any) -> bool:
 def run_through_graph(
     entry_point: Callable[..., Any], override: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Return a method that runs a subclass's own one as the work of its graph.
+    """Wrap an override in a method that runs it as the work of the agent's graph.
 
-    Inside that work it runs the own method directly in two cases: a subclass calls ``super()``, or
-    another method delegates the same task to it. Any other nested call is a run of its own.
+    The wrapper calls the override directly in two cases: a subclass calls ``super()``, or another
+    overridden method delegates the same task to it. Any other nested call is a separate run.
     """
     name = override.__name__
 
@@ -56,5 +56,5 @@ def run_through_graph(
                 return override(self, task, context)
         return entry_point(self, task, context)
 
-    method.own = override  # type: ignore[attr-defined]
+    method.override = override  # type: ignore[attr-defined]
     return method

@@ -1,4 +1,4 @@
-"""A team in a row: what one gives is the task of the next."""
+"""Team that works in sequence: the output of each member is the task of the next."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from capgraph.selection import BaseRouter
 
 
 class PipelineOrchestrator(BaseOrchestrator):
-    """Members in a row: the output of each is the task of the next. A failure ends the row.
+    """Team that runs its members in sequence. A failure ends the sequence.
 
-    In ``agent_outputs`` they are ``step_0_<name>`` and so on.
+    The keys of ``agent_outputs`` are ``step_0_<name>``, ``step_1_<name>`` and so on.
 
     Args:
         agents: The members in order.
-        pass_context: Whether members find what came before in their context: ``original_task``
-            and ``step_0_output`` and so on, beside what the caller gave. A context that is no
-            mapping is passed as it is.
-        router: Chooses, at each place, one of the members, in place of the order.
+        pass_context: True if the members' context includes ``original_task``, ``step_0_output`` and
+            so on, in addition to the caller's values. A context that is not a mapping is passed
+            unchanged.
+        router: Router that chooses the member of each step, instead of the order.
         **options: As for :class:`~capgraph.agents.base.BaseAgent`.
 
     >>> import asyncio
@@ -47,16 +47,18 @@ class PipelineOrchestrator(BaseOrchestrator):
         return {f"step_{place}_{name}": result for place, (name, _, result) in enumerate(completed)}
 
     async def lead(self, task: str, context: Any, team_run: TeamRun) -> Any:
-        """Do the work; see :class:`~capgraph.agents.teams.BaseOrchestrator`."""
-        known: dict[str, Any] = {"original_task": task}
+        """Run the members one after another."""
+        values: dict[str, Any] = {"original_task": task}
         current: Any = task
-        for place, name in enumerate(self.members):
+        for index, name in enumerate(self.members):
             text = current if isinstance(current, str) else str(current)
-            chosen = await team_run.route(text) if self.router is not None else name
-            mapping = context is None or isinstance(context, Mapping)
-            passed = {**(context or {}), **known} if self.pass_context and mapping else context
-            [result] = await team_run.delegate([(chosen, text)], passed)
+            member = await team_run.route(text) if self.router is not None else name
+            is_mapping = context is None or isinstance(context, Mapping)
+            member_context = (
+                {**(context or {}), **values} if self.pass_context and is_mapping else context
+            )
+            [result] = await team_run.delegate([(member, text)], member_context)
             if not result.success:
-                return current if place else ""
-            current = known[f"step_{place}_output"] = result.output
+                return current if index else ""
+            current = values[f"step_{index}_output"] = result.output
         return current

@@ -1,4 +1,4 @@
-"""An agent that plans first, then works on one step after the other."""
+"""Agent that plans first, then works on one step after another."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Step {number}: {step}"""
 
 
 class PlanState(RunState):
-    """The state of a plan that is worked on."""
+    """State of a running plan."""
 
     plan: NotRequired[list[str]]
     results: NotRequired[list[str]]
@@ -55,17 +55,17 @@ class PlanState(RunState):
 
 
 class PlanExecuteAgent(BaseAgent):
-    """Has its model write a plan, then work on each step with the tools, with the results so far.
+    """Agent whose model writes a plan, then works on each step with the tools and earlier results.
 
-    When a step fails, because its calls of tools are used up or the model gives nothing that can be
-    used, the rest is planned anew, once; ``metadata["replanned"]`` says why. The output is that of
+    A step fails if its tool calls are used up or the model returns no usable answer. The rest is
+    then planned again, once, and ``metadata["replanned"]`` has the reason. The output is that of
     the last step.
 
     Args:
         model: A chat model.
-        max_plan_steps: Most steps of a plan.
-        max_tool_calls_per_step: Most calls of tools in one step; 0 for none.
-        system_prompt: What the model is told first at each step.
+        max_plan_steps: Maximum number of steps of a plan.
+        max_tool_calls_per_step: Maximum number of tool calls of one step; 0 for none.
+        system_prompt: System prompt of each step.
         **options: As for :class:`~capgraph.agents.base.BaseAgent`.
 
     Raises:
@@ -114,45 +114,45 @@ class PlanExecuteAgent(BaseAgent):
         return builder
 
     async def _plan(self, model: ModelWithTools, state: Mapping[str, Any]) -> dict[str, Any]:
-        clean = {**RUN_DEFAULTS, "results": [], "trouble": None}
+        defaults = {**RUN_DEFAULTS, "results": [], "trouble": None}
         prompt = _PLAN_PROMPT.format(most=self.max_plan_steps, task=state["task"])
         steps, error = self._parse_plan(await model.ask([HumanMessage(prompt)], self.system_prompt))
         if error is not None:
-            return {**clean, "plan": steps, "success": False, "error": error}
-        return {**clean, "plan": steps, "metadata": {"plan": steps}}
+            return {**defaults, "plan": steps, "success": False, "error": error}
+        return {**defaults, "plan": steps, "metadata": {"plan": steps}}
 
     async def _replan(self, model: ModelWithTools, state: Mapping[str, Any]) -> dict[str, Any]:
-        trouble, done = state["trouble"], state["results"]
+        trouble, results = state["trouble"], state["results"]
         prompt = _PLAN_PROMPT.format(most=self.max_plan_steps, task=state["task"])
-        prompt += _REPLAN_PROMPT.format(done=_numbered_list(done), trouble=trouble)
+        prompt += _REPLAN_PROMPT.format(done=_numbered_list(results), trouble=trouble)
         try:
-            rest, error = self._parse_plan(
+            new_steps, error = self._parse_plan(
                 await model.ask([HumanMessage(prompt)], self.system_prompt)
             )
         except ModelError as exc:
-            rest, error = [], str(exc)
-        known = {**state["metadata"], "replanned": trouble}
+            new_steps, error = [], str(exc)
+        metadata = {**state["metadata"], "replanned": trouble}
         if error is not None:
-            told = f"{trouble} No other plan was found: {error}"
-            return {"metadata": known, "success": False, "error": told}
-        plan = [*state["plan"][: len(done)], *rest]
-        made = AgentStep(str(trouble), "replan", {"done": len(done)}, json.dumps(rest))
+            message = f"{trouble} Replanning failed: {error}"
+            return {"metadata": metadata, "success": False, "error": message}
+        plan = [*state["plan"][: len(results)], *new_steps]
+        step = AgentStep(str(trouble), "replan", {"done": len(results)}, json.dumps(new_steps))
         return {
             "plan": plan,
             "trouble": None,
-            "metadata": {**known, "plan": plan},
-            "steps": [*state["steps"], made.to_plain()],
+            "metadata": {**metadata, "plan": plan},
+            "steps": [*state["steps"], step.to_plain()],
         }
 
     def _parse_plan(self, message: AIMessage) -> tuple[list[str], str | None]:
-        """Return the steps of a plan, or why it is none."""
+        """Return the steps of a plan, or why the plan is invalid."""
         steps = _parse_steps(str(message.text))
         if not steps:
-            return [], f"The model gave no plan: {str(message.text)[:200]!r}."
+            return [], f"The model returned no plan: {str(message.text)[:200]!r}."
         if len(steps) > self.max_plan_steps:
             return (
                 steps,
-                f"The plan has {len(steps)} steps, and max_plan_steps={self.max_plan_steps}.",
+                f"The plan has {len(steps)} steps, but max_plan_steps={self.max_plan_steps}.",
             )
         return steps, None
 
@@ -167,24 +167,24 @@ class PlanExecuteAgent(BaseAgent):
         )
 
     def _step_update(self, state: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the work on a step means for the state."""
+        """Return the state update after a step."""
         number = len(state["results"]) + 1
         step = state["plan"][number - 1]
         output, error = result["output"], result["error"]
-        made = AgentStep(
+        agent_step = AgentStep(
             f"Step {number} of the plan",
             "plan_step",
             {"step": step},
             str(output if error is None else error),
             {"steps": result["steps"], **({} if error is None else {"error": True})},
         )
-        update: dict[str, Any] = {"steps": [*state["steps"], made.to_plain()]}
+        update: dict[str, Any] = {"steps": [*state["steps"], agent_step.to_plain()]}
         if error is not None:
             trouble = f"Step {number} ({step!r}) failed: {error}"
             if "replanned" not in state["metadata"]:
                 return {**update, "trouble": trouble}
-            told = f"{trouble} The plan had been made anew already."
-            return {**update, "output": output, "success": False, "error": told}
+            message = f"{trouble} The plan had already been replaced once."
+            return {**update, "output": output, "success": False, "error": message}
         update["results"] = [*state["results"], str(output)]
         if number == len(state["plan"]):
             update |= {"output": output, "success": True, "error": None}
@@ -192,7 +192,7 @@ class PlanExecuteAgent(BaseAgent):
 
 
 class _StepWorker(ReActAgent):
-    """Works on one step, with so many calls of tools."""
+    """Agent that works on one step with a limited number of tool calls."""
 
     def __init__(self, agent: PlanExecuteAgent) -> None:
         most = agent.max_tool_calls_per_step
@@ -211,8 +211,8 @@ class _StepWorker(ReActAgent):
         if calls is None or used + calls <= self._max_calls:
             return None
         return (
-            f"Its calls of tools are used up (max_tool_calls_per_step={self._max_calls}), and the model"
-            " asked for more."
+            f"The step reached max_tool_calls_per_step={self._max_calls}, and the model asked for"
+            " more tool calls."
         )
 
 
@@ -231,17 +231,19 @@ def _numbered_list(items: list[str]) -> str:
 
 
 def _parse_steps(text: str) -> list[str]:
-    r"""Return the steps of a plan: a JSON array, or one in each line.
+    r"""Parse the steps of a plan from a JSON array or from lines.
 
-    >>> _parse_steps('Here it is: ["a", "b"]'), _parse_steps("1. a\n2) b"), _parse_steps('{"steps": ["a"]}')
-    (['a', 'b'], ['a', 'b'], ['a'])
+    >>> _parse_steps('Here it is: ["a", "b"]'), _parse_steps("1. a\n2) b")
+    (['a', 'b'], ['a', 'b'])
+    >>> _parse_steps('{"steps": ["a"]}')
+    ['a']
     """
-    found = parse_json(text)
-    if isinstance(found, str) and (inside := re.search(r"\[.*\]", text, re.DOTALL)):
-        found = parse_json(inside.group())
-    if isinstance(found, dict):
-        found = next((value for value in found.values() if isinstance(value, list)), [])
-    if isinstance(found, str):
-        found = [re.sub(r"^\s*(?:[-*•]|\d+[.)])\s*", "", line) for line in found.splitlines()]
-    steps = [item if isinstance(item, str) else json.dumps(item) for item in found or ()]
+    plan = parse_json(text)
+    if isinstance(plan, str) and (array := re.search(r"\[.*\]", text, re.DOTALL)):
+        plan = parse_json(array.group())
+    if isinstance(plan, dict):
+        plan = next((value for value in plan.values() if isinstance(value, list)), [])
+    if isinstance(plan, str):
+        plan = [re.sub(r"^\s*(?:[-*•]|\d+[.)])\s*", "", line) for line in plan.splitlines()]
+    steps = [item if isinstance(item, str) else json.dumps(item) for item in plan or ()]
     return [step.strip() for step in steps if step.strip()]

@@ -1,4 +1,4 @@
-"""An agent that thinks, calls tools and looks at what came back, until it has the answer."""
+"""Agent that reasons, calls tools and reads their results in a loop until it has the answer."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from capgraph.helpers.argument_validation import validate_arguments
 from capgraph.helpers.plain_data import validation_messages
 
 _MAX_UNREADABLE = 2
-"""How often a model is told that its answer cannot be used."""
+"""Maximum number of times a model is asked to correct an unreadable answer."""
 
 
 _RUN_START: dict[str, Any] = {**RUN_DEFAULTS, "messages": [], "turns": 0, "unusable": 0}
 
 
 class ReActState(RunState):
-    """The state of the loop; ``messages`` are those of one run."""
+    """State of the loop. ``messages`` are those of one run."""
 
     messages: NotRequired[Annotated[list[AnyMessage], operator.add]]
     turns: NotRequired[int]
@@ -49,20 +49,21 @@ class ReActState(RunState):
 
 
 class ReActAgent(BaseAgent):
-    """Thinks, calls tools, looks at what came back, and so on, until it has the answer.
+    """Agent that reasons, calls tools and reads their results until it has the answer.
 
-    The calls of one message run side by side, each a LangGraph task of its own: what has ended is
-    not repeated after a kill. What goes wrong in a tool, an unknown tool and arguments that do not fit its
-    schema are observations; a call that fails twice with the same arguments ends the run. A model that
-    cannot be given tools calls them by a protocol in text, and a call that a model wrote as JSON text is
-    read as a call.
+    The tool calls of one message run in parallel. Each is a LangGraph task, so a finished call is
+    not repeated after a crash. Errors of a tool, unknown tools and arguments that do not match the
+    schema become observations. A call that fails twice with the same arguments ends the run.
+
+    A model without tool calling uses a text protocol. A tool call that a model writes as JSON text
+    is run as a call.
 
     Args:
         model: A chat model.
-        max_steps: How many messages of the model there may be.
-        system_prompt: What the model is told first; ``{tool_descriptions}`` stands for the tools.
-        response_format: A pydantic type; the output is an instance of it.
-        memory: What of a long conversation the model is shown; see ``Memory``.
+        max_steps: Maximum number of model messages.
+        system_prompt: System prompt. ``{tool_descriptions}`` is replaced by the tool descriptions.
+        response_format: Pydantic type of the output.
+        memory: Limits for the conversation that the model sees.
         **options: As for :class:`~capgraph.agents.base.BaseAgent`.
 
     Raises:
@@ -103,17 +104,21 @@ class ReActAgent(BaseAgent):
         memory = self.memory
         tools = [*self.tools, *(memory.fact_tools() if memory is not None else ())]
         node = build_tool_node(tools, self.services, self.behaviors) if tools else None
-        known = list(node.tools_by_name.values()) if node is not None else []
-        form = [self.response_format] if self.response_format is not None else []
-        asker = ModelWithTools(self, [*known, *form])
-        system = insert_tool_descriptions(self.system_prompt, known)
+        bound_tools = list(node.tools_by_name.values()) if node is not None else []
+        answer_types = [self.response_format] if self.response_format is not None else []
+        asker = ModelWithTools(self, [*bound_tools, *answer_types])
+        system = insert_tool_descriptions(self.system_prompt, bound_tools)
 
         builder = StateGraph(ReActState, output_schema=RunOutput)
-        to = ("model", END) if node is None else ("model", "tools", END)
+        destinations = ("model", END) if node is None else ("model", "tools", END)
         builder.add_node(
-            "begin", partial(self._call_model, asker, system, is_first=True), destinations=to
+            "begin",
+            partial(self._call_model, asker, system, is_first=True),
+            destinations=destinations,
         )
-        builder.add_node("model", partial(self._call_model, asker, system), destinations=to)
+        builder.add_node(
+            "model", partial(self._call_model, asker, system), destinations=destinations
+        )
         builder.add_edge(START, "begin")
         if node is not None:
             builder.add_node("tools", node)
@@ -129,35 +134,37 @@ class ReActAgent(BaseAgent):
         *,
         is_first: bool = False,
     ) -> Command[Any]:
-        """Ask the model once, and say what its message means."""
+        """Call the model once and return the command that follows from its message."""
         if is_first and state.get("going_on"):
             return Command(update={"going_on": False}, goto=_next_nodes(state))
         if is_first:
             state = {**state, **_RUN_START}
         messages = state["messages"]
-        if (ended := self._limit_error(state)) is not None:
-            return Command(update=self._end_run(state, [], _last_observation(state), ended))
+        if (error := self._limit_error(state)) is not None:
+            return Command(update=self._end_run(state, [], _last_observation(state), error))
         update: dict[str, Any] = dict(_RUN_START) if is_first else {}
-        said = [*(state.get("conversation") or ()), HumanMessage(state["task"])]
+        conversation = [*(state.get("conversation") or ()), HumanMessage(state["task"])]
         if self.memory is not None:
-            kept = await self.memory.recall(said, messages, state, runtime, ModelWithTools(self))
-            said, messages, system_prompt = (
-                kept.conversation,
-                kept.messages,
-                kept.extend_system_prompt(system_prompt),
+            context = await self.memory.recall(
+                conversation, messages, state, runtime, ModelWithTools(self)
             )
-            update["summary"] = kept.summary
-        message = await model.ask([*said, *messages], system_prompt)
+            conversation, messages, system_prompt = (
+                context.conversation,
+                context.messages,
+                context.extend_system_prompt(system_prompt),
+            )
+            update["summary"] = context.summary
+        message = await model.ask([*conversation, *messages], system_prompt)
         update["turns"] = state["turns"] + 1
-        found = self._handle_message(state, message)
-        update |= found
+        message_update = self._handle_message(state, message)
+        update |= message_update
         goto = _next_nodes(update)
         if is_first:
-            update["messages"] = Overwrite(found["messages"])
+            update["messages"] = Overwrite(message_update["messages"])
         return Command(update=update, goto=goto)
 
     def _limit_error(self, state: Mapping[str, Any], calls: int | None = None) -> str | None:
-        """Say which limit is reached, before the model is asked or when it has asked for calls."""
+        """Return the error of a reached limit, before a model call or for the calls it asks for."""
         if calls is None and (failed := self._repeated_failure(state["messages"])) is not None:
             return failed
         if calls is not None or state["turns"] < self.max_steps:
@@ -165,66 +172,74 @@ class ReActAgent(BaseAgent):
         return f"Reached max_steps={self.max_steps} without a final answer."
 
     def _repeated_failure(self, messages: Sequence[BaseMessage]) -> str | None:
-        """Return an error if one call of a tool failed in two messages with the same arguments."""
-        form = self.response_format.__name__ if self.response_format is not None else None
+        """Return an error if a tool call failed in two messages with the same arguments."""
+        answer_name = self.response_format.__name__ if self.response_format is not None else None
         failed: set[str] = set()
         for _, pairs in _iter_turns(messages):
-            wrong = {
+            failures = {
                 json.dumps([call["name"], call["args"]], sort_keys=True, default=str): answer
                 for call, answer in pairs
-                if answer is not None and answer.status == "error" and call["name"] != form
+                if answer is not None and answer.status == "error" and call["name"] != answer_name
             }
-            for call, answer in wrong.items():
+            for call, answer in failures.items():
                 if call in failed:
-                    said = str(answer.text)
-                    return f"{answer.name} failed twice with the same arguments. {said}"
-            failed |= wrong.keys()
+                    text = str(answer.text)
+                    return f"{answer.name} failed twice with the same arguments. {text}"
+            failed |= failures.keys()
         return None
 
     def _handle_message(self, state: Mapping[str, Any], message: AIMessage) -> dict[str, Any]:
-        """Return what a message of the model means for the state."""
-        calls, form = message.tool_calls, self.response_format
-        answers = [call for call in calls if form is not None and call["name"] == form.__name__]
-        why = message.additional_kwargs.get("unreadable")
-        broken = [
+        """Return the state update that follows from a message of the model."""
+        calls, answer_type = message.tool_calls, self.response_format
+        answer_calls = [
+            call
+            for call in calls
+            if answer_type is not None and call["name"] == answer_type.__name__
+        ]
+        reason = message.additional_kwargs.get("unreadable")
+        invalid_calls = [
             _error_message(c, "the arguments are no JSON") for c in message.invalid_tool_calls
         ]
-        if (calls or broken) and not answers:
-            ended = self._limit_error(state, len(calls) + len(broken))
-            if ended is not None:
-                return self._end_run(state, [message], _last_observation(state), ended)
-            return {"messages": [message, *broken]}
-        if why is None and form is None:
+        if (calls or invalid_calls) and not answer_calls:
+            limit_error = self._limit_error(state, len(calls) + len(invalid_calls))
+            if limit_error is not None:
+                return self._end_run(state, [message], _last_observation(state), limit_error)
+            return {"messages": [message, *invalid_calls]}
+        if reason is None and answer_type is None:
             return self._end_run(state, [message], str(message.text), None)
-        given = parse_json(str(message.text))
-        if form is not None and not calls and isinstance(given, dict):
-            why = None  # in whatever form it was asked for, this is an answer
-        if why is None and form is not None:
-            if len(calls) > len(answers):
-                why = f"{form.__name__} ends the work, so it stands alone."
+        value = parse_json(str(message.text))
+        if answer_type is not None and not calls and isinstance(value, dict):
+            reason = None  # a JSON object is an answer, even outside of the text protocol
+        if reason is None and answer_type is not None:
+            if len(calls) > len(answer_calls):
+                reason = f"{answer_type.__name__} ends the work, so it stands alone."
             else:
-                given = answers[0]["args"] if answers else given
+                value = answer_calls[0]["args"] if answer_calls else value
                 try:
-                    output = form.model_validate(given).model_dump(mode="json")
+                    output = answer_type.model_validate(value).model_dump(mode="json")
                     return self._end_run(state, [message], output, None)
                 except PydanticValidationError as exc:
-                    why = f"It is no {form.__name__}: {'; '.join(validation_messages(exc))}"
-        told = state["unusable"] + 1
-        if told > _MAX_UNREADABLE:
-            name = form.__name__ if form is not None else "an action or an answer"
-            error = f"The model gave {told} answers that are not of the form of {name}: {why}"
+                    reason = (
+                        f"It is no {answer_type.__name__}: {'; '.join(validation_messages(exc))}"
+                    )
+        unreadable_count = state["unusable"] + 1
+        if unreadable_count > _MAX_UNREADABLE:
+            name = answer_type.__name__ if answer_type is not None else "an action or an answer"
+            error = f"The model returned {unreadable_count} answers that are not {name}: {reason}"
             if self.tools:
                 error += (
-                    " The model may not be able to call tools."
-                    " Fix: Use a model that supports tool calls."
+                    " The model may not support tool calls."
+                    " Fix: use a model that supports tool calls."
                 )
             return self._end_run(state, [message], None, error)
-        back: list[BaseMessage] = [_error_message(call, str(why)) for call in calls]
-        wanted = (
-            f"Answer by calling {form.__name__}." if form is not None else "Answer in the form."
+        corrections: list[BaseMessage] = [_error_message(call, str(reason)) for call in calls]
+        instruction = (
+            f"Answer by calling {answer_type.__name__}."
+            if answer_type is not None
+            else "Answer in the form."
         )
-        back = back or [HumanMessage(f"That cannot be used. {why} {wanted}")]
-        return {"messages": [message, *back], "unusable": told}
+        corrections = corrections or [HumanMessage(f"That cannot be used. {reason} {instruction}")]
+        return {"messages": [message, *corrections], "unusable": unreadable_count}
 
     def _end_run(
         self,
@@ -253,18 +268,18 @@ class ReActAgent(BaseAgent):
     def _to_conversation(
         self, task: str, values: Mapping[str, Any], answer: Any
     ) -> list[BaseMessage]:
-        asked, said = to_conversation(task, answer)
-        last = next(reversed(values.get("messages") or ()), None)
-        if last is not None and last.text == said.text:
-            said.id = last.id  # a stream that has it shows it once
+        question, reply = to_conversation(task, answer)
+        last_message = next(reversed(values.get("messages") or ()), None)
+        if last_message is not None and last_message.text == reply.text:
+            reply.id = last_message.id  # a message stream deduplicates by ID
         if self.memory is None or not self.memory.tools:
-            return [asked, said]
-        answered = [
-            [message, *(found for _, found in pairs if found is not None)]
+            return [question, reply]
+        complete_groups = [
+            [message, *(answer for _, answer in pairs if answer is not None)]
             for message, pairs in _iter_turns(values.get("messages") or ())
-            if pairs and all(found is not None for _, found in pairs)
+            if pairs and all(answer is not None for _, answer in pairs)
         ]
-        return [asked, *(one for unit in answered for one in unit), said]
+        return [question, *(message for group in complete_groups for message in group), reply]
 
     def _read_steps(self, values: Mapping[str, Any]) -> list[dict[str, Any]]:
         if values.get("success") is not None:
@@ -283,22 +298,22 @@ def _next_nodes(state: Mapping[str, Any]) -> Any:
 def _iter_turns(
     messages: Sequence[BaseMessage],
 ) -> Iterator[tuple[AIMessage, list[tuple[ToolCall, ToolMessage | None]]]]:
-    """Yield what the model said, with each call and its answer; models use an id more than once."""
-    for place, message in enumerate(messages):
+    """Yield each model message with its tool calls and their answers. IDs of calls may repeat."""
+    for index, message in enumerate(messages):
         if isinstance(message, AIMessage):
-            behind = takewhile(lambda m: not isinstance(m, AIMessage), messages[place + 1 :])
-            left = [m for m in behind if isinstance(m, ToolMessage)]
+            following = takewhile(lambda m: not isinstance(m, AIMessage), messages[index + 1 :])
+            unmatched = [m for m in following if isinstance(m, ToolMessage)]
             pairs: list[tuple[ToolCall, ToolMessage | None]] = []
             for call in message.tool_calls:
-                found = next((m for m in left if m.tool_call_id == call["id"]), None)
-                if found is not None:
-                    left.remove(found)
-                pairs.append((call, found))
+                answer = next((m for m in unmatched if m.tool_call_id == call["id"]), None)
+                if answer is not None:
+                    unmatched.remove(answer)
+                pairs.append((call, answer))
             yield message, pairs
 
 
 def _to_steps(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
-    """Return the steps that messages tell of: one for each call that was answered."""
+    """Return one step for each answered tool call of the messages."""
     return [
         AgentStep(
             str(message.text),
@@ -325,20 +340,21 @@ def _error_message(call: Any, reason: str) -> ToolMessage:
 
 
 def insert_tool_descriptions(prompt: str, tools: Sequence[Any]) -> str:
-    """Return a prompt with the tools in their place; other braces stay what they are."""
+    """Replace ``{tool_descriptions}`` in a prompt. Other braces stay unchanged."""
     lines = "\n".join(f"- {tool.name}: {tool.description}" for tool in tools)
     return prompt.replace("{tool_descriptions}", lines or "No tools available.")
 
 
 def check_minimum(agent: BaseAgent, minimum: int, **values: int) -> int:
-    """Return a number of an agent's.
+    """Return a number option of an agent.
 
     Raises:
-        ConfigurationError: It is too low.
+        ConfigurationError: The number is below the minimum.
     """
     [(name, number)] = values.items()
     if type(number) is not int or number < minimum:
         raise ConfigurationError(
-            f"{type(agent).__name__} got {name}={number!r}.", fix=f"Give {minimum} or more."
+            f"Invalid {name} {number!r} of {type(agent).__name__}: it must be at least {minimum}.",
+            fix=f"Pass {minimum} or more.",
         )
     return number

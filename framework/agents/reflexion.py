@@ -1,4 +1,4 @@
-"""An agent that has another one's answers judged, and has it try again."""
+"""Agent that has the answers of another agent critiqued and asks it to try again."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ Give a better one."""
 
 
 class ReflexionState(RunState):
-    """The state of the rounds."""
+    """State of the reflection rounds."""
 
     answer: NotRequired[dict[str, Any]]
     critiques: NotRequired[list[str]]
 
 
 class ReflexionAgent(BaseAgent):
-    """Has the answers of another agent judged by its model; what is not accepted is tried again.
+    """Agent whose model critiques the answers of another agent. A rejected answer is tried again.
 
     Args:
-        inner_agent: The agent that works: anything that a workflow takes as a node.
-        max_reflections: How often it tries again.
-        model: Judges; the inner agent's when not given.
+        inner_agent: The agent that answers. Accepts anything that can be a workflow node.
+        max_reflections: Maximum number of retries.
+        model: Model that critiques the answers. Defaults to the inner agent's model.
         **options: As for :class:`~capgraph.agents.base.BaseAgent`.
 
     Raises:
-        ConfigurationError: ``max_reflections`` is below 0, or nobody can judge.
+        ConfigurationError: ``max_reflections`` is below 0, or there is no model.
 
     >>> import asyncio
     >>> from capgraph.agents import ChainOfThoughtAgent
@@ -72,20 +72,20 @@ class ReflexionAgent(BaseAgent):
         asker = ModelWithTools(self)
 
         async def begin(state: ReflexionState) -> dict[str, Any]:
-            found = await inner.ainvoke({"task": state["task"]})
-            return {**RUN_DEFAULTS, "critiques": [], **_record_answer([], found)}
+            result = await inner.ainvoke({"task": state["task"]})
+            return {**RUN_DEFAULTS, "critiques": [], **_record_answer([], result)}
 
         async def again(state: ReflexionState) -> dict[str, Any]:
-            given, why = state["answer"]["output"], state["critiques"][-1]
-            task = _RETRY_PROMPT.format(task=state["task"], answer=given, critique=why)
+            previous, last_critique = state["answer"]["output"], state["critiques"][-1]
+            task = _RETRY_PROMPT.format(task=state["task"], answer=previous, critique=last_critique)
             return _record_answer(state["steps"], await inner.ainvoke({"task": task}))
 
         async def judge(state: ReflexionState) -> dict[str, Any]:
             answer = state["answer"]
             critique = answer["error"]
             if answer["success"]:
-                asked = _CRITIQUE_PROMPT.format(task=state["task"], answer=answer["output"])
-                critique = parse_critique(str((await asker.ask([HumanMessage(asked)])).text))
+                prompt = _CRITIQUE_PROMPT.format(task=state["task"], answer=answer["output"])
+                critique = parse_critique(str((await asker.ask([HumanMessage(prompt)])).text))
             return self._apply_critique(state, critique)
 
         builder = StateGraph(ReflexionState, output_schema=RunOutput)
@@ -102,16 +102,16 @@ class ReflexionAgent(BaseAgent):
         answer, steps = state["answer"], list(state["steps"])
         text = str(answer["output"])
         critiques = [*state["critiques"], *([] if critique is None else [critique])]
-        known = {"metadata": {"critiques": critiques}, "critiques": critiques}
+        update = {"metadata": {"critiques": critiques}, "critiques": critiques}
         if critique is None:
             steps.append(AgentStep("", FINAL_ANSWER, {"answer": answer["output"]}, text).to_plain())
-            return {**known, "steps": steps, "output": answer["output"], "success": True}
+            return {**update, "steps": steps, "output": answer["output"], "success": True}
         steps.append(AgentStep("", "critique", {"answer": answer["output"]}, critique).to_plain())
         if len(critiques) <= self.max_reflections:
-            return {**known, "steps": steps, "answer": {**answer, "judged": True}}
-        error = f"No answer was accepted (max_reflections={self.max_reflections}): {critique}"
+            return {**update, "steps": steps, "answer": {**answer, "judged": True}}
+        error = f"The run reached max_reflections={self.max_reflections}: {critique}"
         return {
-            **known,
+            **update,
             "steps": steps,
             "output": answer["output"],
             "success": False,
@@ -124,10 +124,10 @@ def _record_answer(steps: list[dict[str, Any]], result: Mapping[str, Any]) -> di
     answer = {"output": result["output"], "success": success, "error": result.get("error")}
     if not success:
         answer["error"] = answer["error"] or "It gave no answer."
-    done = list(result.get("steps") or ())
-    if not done:
-        done = [AgentStep("", "answer", {}, str(result["output"])).to_plain()]
-    return {"answer": answer, "steps": [*steps, *done]}
+    new_steps = list(result.get("steps") or ())
+    if not new_steps:
+        new_steps = [AgentStep("", "answer", {}, str(result["output"])).to_plain()]
+    return {"answer": answer, "steps": [*steps, *new_steps]}
 
 
 async def _route_start(state: Mapping[str, Any]) -> str:
@@ -141,15 +141,17 @@ async def _route_next(state: Mapping[str, Any]) -> str:
 
 
 def parse_critique(text: str) -> str | None:
-    """Return what is wrong with an answer; ``None`` for a plain yes, and for nothing else.
+    """Return the objection of a critique, or None if the critique is a plain yes.
 
     >>> parse_critique("YES."), parse_critique("NO: too short"), parse_critique("Yes, but it is late")
     (None, 'too short', 'Yes, but it is late')
     >>> parse_critique("Yes: all of it"), parse_critique("Yes: but it is late")
     (None, 'Yes: but it is late')
     """
-    said = text.strip()
-    if re.fullmatch(r"yes(\W*|:(?!\s*(but|however|except)\b).*)", said, re.IGNORECASE | re.DOTALL):
+    critique = text.strip()
+    if re.fullmatch(
+        r"yes(\W*|:(?!\s*(but|however|except)\b).*)", critique, re.IGNORECASE | re.DOTALL
+    ):
         return None
-    why = re.fullmatch(r"no\b\W*(.*)", said, re.IGNORECASE | re.DOTALL)
-    return (why[1].strip() if why is not None else said) or "It was not accepted."
+    rejection = re.fullmatch(r"no\b\W*(.*)", critique, re.IGNORECASE | re.DOTALL)
+    return (rejection[1].strip() if rejection is not None else critique) or "It was not accepted."

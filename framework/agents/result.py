@@ -1,4 +1,4 @@
-"""What an agent did and what came of it."""
+"""Results and steps of agent runs."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from capgraph.helpers.plain_data import to_plain
 
 FINAL_ANSWER = "Final Answer"
-"""The action of a step that ends the work."""
+"""Action name of the step that ends a run."""
 
 
 def to_conversation(task: str, answer: Any) -> list[BaseMessage]:
-    """Return what stands in a conversation of a task and its answer."""
+    """Return a task and its answer as conversation messages."""
     text = answer if isinstance(answer, str) else json.dumps(to_plain(answer), ensure_ascii=False)
     return [HumanMessage(task), AIMessage(text)]
 
 
 @dataclass(slots=True)
 class AgentStep:
-    """One thing that an agent did.
+    """One step of an agent run.
 
     Attributes:
-        thought: What it thought.
-        action: The tool it called, or what else it did.
-        action_input: With what.
-        observation: What came back.
+        thought: Reasoning text of the model.
+        action: Name of the called tool, or of another action of the agent.
+        action_input: Arguments of the action.
+        observation: Result of the action as text.
         metadata: Further details.
 
     >>> AgentStep("I need the level.", "read_level", {"tank": 3}, "7 litres").action
@@ -43,20 +43,21 @@ class AgentStep:
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the plain form, which stands in a graph's state."""
+        """Return the step as plain data for a graph's state."""
         return asdict(self)
 
 
 @dataclass(slots=True)
 class AgentResult:
-    """What came of an agent's work.
+    """Result of an agent run.
 
     Attributes:
-        output: The answer; of ``response_format`` an instance.
-        steps: What it did, in order.
-        metadata: ``execution_id``, and what an agent says besides; ``labels`` of what it has read.
-        success: Whether the task was done; reaching a limit is no success.
-        error: Why it was not.
+        output: The answer; an instance of ``response_format`` if the agent has one.
+        steps: Steps of the run, in order.
+        metadata: ``execution_id``, further entries of the agent, and ``labels`` of the data it
+            read.
+        success: True if the task was completed. Reaching a limit is not a success.
+        error: Why the run failed, or None.
 
     >>> AgentResult("4").success
     True
@@ -70,7 +71,7 @@ class AgentResult:
 
     @classmethod
     def coerce(cls, value: Any) -> AgentResult:
-        """Read what an agent or a behaviour gave: a result, what a graph left, or an output."""
+        """Convert a result, the output of an agent's graph or a plain output to a result."""
         if isinstance(value, cls):
             return value
         if isinstance(value, Mapping) and "output" in value:
@@ -87,7 +88,7 @@ class AgentResult:
         return cls(value)
 
     def to_plain(self) -> dict[str, Any]:
-        """Return what a graph leaves in its state."""
+        """Return the result as plain data for a graph's state."""
         output = self.output
         return {
             "output": output.model_dump(mode="json") if hasattr(output, "model_dump") else output,
@@ -98,10 +99,14 @@ class AgentResult:
         }
 
     def with_output(self, output: Any) -> AgentResult:
-        """Return it with another output, in its last step too."""
+        """Return a copy with another output, which also replaces the last step's observation."""
         steps = list(self.steps)
         if steps and steps[-1].observation == str(self.output):
-            last, text = steps[-1], str(output)
-            given = {"answer": text} if "answer" in last.action_input else last.action_input
-            steps[-1] = AgentStep(last.thought, last.action, given, text, last.metadata)
+            last_step, text = steps[-1], str(output)
+            action_input = (
+                {"answer": text} if "answer" in last_step.action_input else last_step.action_input
+            )
+            steps[-1] = AgentStep(
+                last_step.thought, last_step.action, action_input, text, last_step.metadata
+            )
         return AgentResult(output, steps, self.metadata, self.success, self.error)

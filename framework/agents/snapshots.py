@@ -1,4 +1,4 @@
-"""What is kept of an agent's runs: found again by step, and in stores that are no savers."""
+"""Stored states of agent runs: how to save, load and find them by step."""
 
 from __future__ import annotations
 
@@ -19,45 +19,46 @@ def snapshot_state(values: Mapping[str, Any]) -> dict[str, Any]:
     for name in _MESSAGE_KEYS:
         if name in plain:
             plain[name] = messages_to_dict(plain[name])
-    # What a tool hands over beside its text may be anything that has a plain form.
-    found: dict[str, Any] = to_plain(plain, "state")
-    return found
+    # The artifact of a tool message may be any value with a plain form.
+    snapshot: dict[str, Any] = to_plain(plain, "state")
+    return snapshot
 
 
 async def restore_state(
     manager: Any, execution_id: str, from_step: int | None, read_steps: ReadSteps
 ) -> dict[str, Any]:
-    """Return the state that a ``CheckpointManager`` keeps of a run.
+    """Load the state of a run from a ``CheckpointManager``.
 
     Args:
         manager: The manager.
-        execution_id: The run.
-        from_step: The step behind which it is; ``None`` for the last.
-        read_steps: Finds the steps of a state.
+        execution_id: ID of the run.
+        from_step: Index of the step after which the state was saved; None for the last state.
+        read_steps: Function that returns the steps of a state.
 
     Raises:
-        ValueError: It keeps none.
+        ValueError: The run or the step is not stored.
     """
     if from_step is None:
         latest = await manager.load_latest_for_execution(execution_id)
-        kept = [] if latest is None else [_restore_messages(latest.state)]
+        states = [] if latest is None else [_restore_messages(latest.state)]
     else:
-        found = [
+        stored = [
             _restore_messages(item.state) for item in await manager.list_by_execution(execution_id)
         ]
-        kept = [values for values in found if 0 <= from_step < len(read_steps(values))]
-    if not kept:
-        behind = "" if from_step is None else f" behind step {from_step}"
+        states = [values for values in stored if 0 <= from_step < len(read_steps(values))]
+    if not states:
+        position = "" if from_step is None else f" at step {from_step}"
         raise ValueError(
-            f"Nothing is kept of a run {execution_id!r}{behind}. Fix: give metadata['execution_id']"
-            " of a result, and a step that it has, counted from 0."
+            f"The run {execution_id!r} is not stored{position}. Fix: pass metadata['execution_id']"
+            " of a result, and one of its steps, counted from 0."
         )
-    return kept[0]
+    return states[0]
 
 
 def _restore_messages(state: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: messages_from_dict(state[name]) for name in _MESSAGE_KEYS if name in state}
-    return {**state, **found}
+    """Return a stored state with its messages as message objects."""
+    messages = {name: messages_from_dict(state[name]) for name in _MESSAGE_KEYS if name in state}
+    return {**state, **messages}
 
 
 async def find_state_after_step(
@@ -68,30 +69,33 @@ async def find_state_after_step(
     *,
     is_wrapped: bool,
 ) -> Any:
-    """Return the first state of a run that has a step.
+    """Return the first state of a run that contains a step.
 
     Args:
-        graph: The agent's graph.
-        thread: The thread.
-        from_step: The step.
-        read_steps: Finds the steps of a state.
-        is_wrapped: Whether something stands around the agent's own graph, which then has a namespace
-            of its own.
+        graph: Graph of the agent.
+        thread: Config of the thread.
+        from_step: Index of the step.
+        read_steps: Function that returns the steps of a state.
+        is_wrapped: True if behaviors or services wrap the agent's own graph, which then has its own
+            checkpoint namespace.
 
     Raises:
-        ValueError: The run has not come as far as that.
+        ValueError: The run has no such step.
     """
     configs = [thread]
     if is_wrapped:
-        kept = [item.config["configurable"] async for item in graph.checkpointer.alist(thread)]
-        spaces = dict.fromkeys(found["checkpoint_ns"] for found in kept)
-        own = [space for space in spaces if space and "|" not in space]
+        checkpoints = [
+            item.config["configurable"] async for item in graph.checkpointer.alist(thread)
+        ]
+        namespaces = dict.fromkeys(checkpoint["checkpoint_ns"] for checkpoint in checkpoints)
+        own_namespaces = [space for space in namespaces if space and "|" not in space]
         configs = [
-            {"configurable": {**thread["configurable"], "checkpoint_ns": space}} for space in own
+            {"configurable": {**thread["configurable"], "checkpoint_ns": space}}
+            for space in own_namespaces
         ]
     for config in configs:
-        history = [past async for past in graph.aget_state_history(config)]
-        for past in reversed(history):
-            if 0 <= from_step < len(read_steps(past.values)):
-                return past
-    raise ValueError(f"The run has no step {from_step}. Fix: give one that it has, counted from 0.")
+        history = [snapshot async for snapshot in graph.aget_state_history(config)]
+        for snapshot in reversed(history):
+            if 0 <= from_step < len(read_steps(snapshot.values)):
+                return snapshot
+    raise ValueError(f"The run has no step {from_step}. Fix: pass a step index, counted from 0.")

@@ -1,4 +1,4 @@
-"""A team that is led: one model gives out subtasks, the members work side by side."""
+"""Team with a supervisor: a model splits the task, and members run the subtasks in parallel."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ JSON object: {"answer": the answer}."""
 
 class _Subtask(BaseModel):
     agent: str = Field("", description="Name of the member that takes it.")
-    # Models that write it by text call it either.
+    # Models that write JSON as text use either name.
     subtask: str = Field(
         description="What is to be done, complete in itself.",
         validation_alias=AliasChoices("subtask", "task"),
@@ -49,16 +49,17 @@ class Subtasks(BaseModel):
 
 
 class SupervisorOrchestrator(BaseOrchestrator):
-    """A model splits the task, the members work side by side, the model joins what they gave.
+    """Team whose model splits a task into subtasks and writes the answer from their results.
 
-    A member that fails, or that the model invents, makes the whole no success; the answer is
-    written from the rest. A second subtask of a member is ``name#2`` in ``agent_outputs``.
+    The members run in parallel. If one fails, or the model names an unknown member, the result is
+    not successful and the answer is written from the other results. A second subtask of a member is
+    ``name#2`` in ``agent_outputs``.
 
     Args:
-        model: The chat model that leads.
-        agents: The members by name.
-        agent_descriptions: What each is for.
-        router: Chooses the member for each subtask, in place of the model.
+        model: The chat model that leads the team.
+        agents: Members by name.
+        agent_descriptions: Descriptions of the members by name.
+        router: Router that chooses the member for each subtask, instead of the model.
         **options: As for :class:`~capgraph.agents.base.BaseAgent`.
 
     Raises:
@@ -69,7 +70,7 @@ class SupervisorOrchestrator(BaseOrchestrator):
     >>> model = ScriptedModel(responses=[
     ...     {"subtasks": [{"agent": "level", "subtask": "How full?"},
     ...                   {"agent": "rain", "subtask": "How wet?"}]},
-    ...     {"write_answer": "3 m, and 40 mm to come."},
+    ...     {"answer": "3 m, and 40 mm to come."},
     ... ])
     >>> team = SupervisorOrchestrator(
     ...     model, {"level": lambda task: "3 m", "rain": lambda task: "40 mm"})
@@ -92,18 +93,18 @@ class SupervisorOrchestrator(BaseOrchestrator):
 
     @property
     def agents(self) -> Mapping[str, Any]:
-        """The members by name."""
+        """Members by name."""
         return self.members
 
     def replace_agents(self, agents: Mapping[str, Any], descriptions: Mapping[str, str]) -> None:
-        """Take other members from the next run on; a run under way keeps those that it has.
+        """Replace the members for later runs. A running run keeps its members.
 
         Args:
-            agents: The members by name.
-            descriptions: What each is for.
+            agents: Members by name.
+            descriptions: Descriptions of the members by name.
 
         Raises:
-            ConfigurationError: Somebody cannot work on a task; nothing has changed.
+            ConfigurationError: A member cannot run a task. The members are unchanged then.
         """
         if agents:
             SupervisorOrchestrator(self.model, agents, services=self.services).compile()
@@ -114,9 +115,9 @@ class SupervisorOrchestrator(BaseOrchestrator):
             self.router.agent_descriptions = dict(descriptions)
 
     async def lead(self, task: str, context: Any, team_run: TeamRun) -> Any:
-        """Do the work; see :class:`~capgraph.agents.teams.BaseOrchestrator`."""
-        found = await team_run.delegate(await self._plan_subtasks(task, team_run), context)
-        if not any(result.success for result in found):
+        """Split the task, delegate the subtasks and write the answer."""
+        member_results = await team_run.delegate(await self._plan_subtasks(task, team_run), context)
+        if not any(result.success for result in member_results):
             return ""
         results = json.dumps(team_run.list_results(), ensure_ascii=False, default=str)
         asked = f"Task: {task}\n\nResults of the members:\n{results}"
@@ -127,30 +128,34 @@ class SupervisorOrchestrator(BaseOrchestrator):
             f"- {name}: {self.agent_descriptions.get(name) or 'no description'}"
             for name in self.members
         )
-        told = _SPLIT_PROMPT if self.router is not None else _PLAN_PROMPT.format(members=members)
+        system_prompt = (
+            _SPLIT_PROMPT if self.router is not None else _PLAN_PROMPT.format(members=members)
+        )
         try:
-            plan = await team_run.ask_model(told, f"Task: {task}", Subtasks)
+            plan = await team_run.ask_model(system_prompt, f"Task: {task}", Subtasks)
         except ModelError as exc:
             plan = _parse_subtasks(get_raw_answer(exc), task)
         subtasks = plan.subtasks or [_Subtask(subtask=task)]
         if self.router is not None:
-            return [(await team_run.route(one.subtask), one.subtask) for one in subtasks]
+            return [
+                (await team_run.route(subtask.subtask), subtask.subtask) for subtask in subtasks
+            ]
         first = next(iter(self.members))
-        return [(one.agent or first, one.subtask) for one in subtasks]
+        return [(subtask.agent or first, subtask.subtask) for subtask in subtasks]
 
 
 def _parse_subtasks(text: str, task: str) -> Subtasks:
-    """Read a list of subtasks; a text without one leaves the whole task to one member."""
+    """Parse subtasks from text. Without any, the whole task becomes one subtask."""
     start, end = text.find("["), text.rfind("]")
     try:
-        found = json.loads(text[start : end + 1]) if start >= 0 else []
+        values = json.loads(text[start : end + 1]) if start >= 0 else []
     except ValueError:
-        found = []
-    items = [{"subtask": one} if isinstance(one, str) else one for one in found]
+        values = []
+    items = [{"subtask": value} if isinstance(value, str) else value for value in values]
     try:
         return Subtasks.model_validate({"subtasks": items or [{"subtask": task}]})
     except PydanticValidationError as exc:
         raise ModelError(
-            f"The model split the task into {short_text(items, 300)}, of which not all are subtasks.",
-            fix='A subtask is {"agent": …, "subtask": …}.',
+            f"The subtasks of the model are invalid: {short_text(items, 300)}.",
+            fix='Use a model that writes subtasks as {"agent": …, "subtask": …}.',
         ) from exc

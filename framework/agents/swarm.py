@@ -1,4 +1,4 @@
-"""A team without a fixed order: a coordinator says, round by round, who does what next."""
+"""Team without a fixed order, whose coordinator chooses the next subtask and its member."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ class _Next(BaseModel):
 
 
 class SwarmOrchestrator(BaseOrchestrator):
-    """A coordinator gives out one subtask after the other, until it says that all is done.
+    """Team whose coordinator delegates one subtask after another until the task is done.
 
-    In ``agent_outputs`` they are ``round_1_<name>`` and so on.
+    The keys of ``agent_outputs`` are ``round_1_<name>``, ``round_2_<name>`` and so on.
 
     Args:
-        model: The chat model that coordinates.
-        agents: The members by name.
-        router: Chooses the member, where the coordinator names none.
-        max_rounds: Most subtasks; reaching it is no success.
+        model: The chat model that coordinates the team.
+        agents: Members by name.
+        router: Router that chooses the member if the coordinator names none.
+        max_rounds: Maximum number of subtasks. Reaching it is not a success.
         **options: As for :class:`~capgraph.agents.base.BaseAgent`.
 
     Raises:
-        ConfigurationError: There is no model, or fewer than 1 round.
+        ConfigurationError: There is no model, or ``max_rounds`` is below 1.
 
     >>> import asyncio
     >>> from capgraph.testing import ScriptedModel
     >>> model = ScriptedModel(responses=[
-    ...     {"agent": "level", "task": "How full?"}, {"done": True, "write_answer": "It is at 3 m."}])
+    ...     {"agent": "level", "task": "How full?"}, {"done": True, "answer": "It is at 3 m."}])
     >>> team = SwarmOrchestrator(model, {"level": lambda task: "3 m"})
     >>> result = asyncio.run(team.run("Is it safe?"))
     >>> result.final_output, result.rounds
@@ -75,7 +75,10 @@ class SwarmOrchestrator(BaseOrchestrator):
         super().__init__(model, members=agents, router=router, **options)
         require_model(self, model)
         if max_rounds < 1:
-            raise ConfigurationError(f"max_rounds is {max_rounds}.", fix="Give 1 or more.")
+            raise ConfigurationError(
+                f"Invalid max_rounds {max_rounds}: it must be at least 1.",
+                fix="Pass 1 or more.",
+            )
         self.max_rounds = max_rounds
 
     def _group_outputs(
@@ -86,27 +89,27 @@ class SwarmOrchestrator(BaseOrchestrator):
         }
 
     async def lead(self, task: str, context: Any, team_run: TeamRun) -> Any:
-        """Do the work; see :class:`~capgraph.agents.teams.BaseOrchestrator`."""
+        """Delegate subtasks until the coordinator reports that the task is done."""
         output: Any = ""
-        invented = 0
+        unknown_count = 0
         remark = ""
-        told = _NEXT_PROMPT.format(members=", ".join(self.members))
+        system_prompt = _NEXT_PROMPT.format(members=", ".join(self.members))
         while True:
-            following = await self._ask_next(
-                told, f"Task: {task}\n\n{_format_history(team_run)}{remark}", team_run
+            decision = await self._ask_next(
+                system_prompt, f"Task: {task}\n\n{_format_history(team_run)}{remark}", team_run
             )
-            if following.done:
-                asked = f"Task: {task}\n\n{_format_history(team_run)}"
-                return following.answer or await team_run.write_answer(_SUMMARY_PROMPT, asked)
-            name = following.agent
+            if decision.done:
+                prompt = f"Task: {task}\n\n{_format_history(team_run)}"
+                return decision.answer or await team_run.write_answer(_SUMMARY_PROMPT, prompt)
+            name = decision.agent
             if name not in self.members and self.router is not None:
-                name = await team_run.route(following.task)
+                name = await team_run.route(decision.task)
             if name not in self.members:
-                invented += 1
-                if invented > _MAX_UNKNOWN_MEMBERS:
-                    known = ", ".join(self.members)
+                unknown_count += 1
+                if unknown_count > _MAX_UNKNOWN_MEMBERS:
+                    members = ", ".join(self.members)
                     team_run.errors.append(
-                        f"the coordinator named {name!r}, who is no member ({known}), again and again"
+                        f"the coordinator repeatedly named the unknown member {name!r} ({members})"
                     )
                     return output
                 remark = (
@@ -116,8 +119,8 @@ class SwarmOrchestrator(BaseOrchestrator):
             if team_run.rounds >= self.max_rounds:
                 team_run.errors.append(f"max_rounds={self.max_rounds} reached")
                 return output
-            invented, remark = 0, ""
-            [result] = await team_run.delegate([(name, following.task or task)], context)
+            unknown_count, remark = 0, ""
+            [result] = await team_run.delegate([(name, decision.task or task)], context)
             if result.success:
                 output = result.output
 
@@ -137,7 +140,7 @@ def _format_history(team_run: TeamRun) -> str:
 
 
 def _parse_next(text: str) -> _Next:
-    """Read lines ``AGENT: …`` and ``TASK: …``, or ``DONE`` with the answer behind it."""
+    """Parse the lines ``AGENT: …`` and ``TASK: …``, or ``DONE`` followed by the answer."""
     text = text.strip()
     if text.upper().startswith("DONE"):
         return _Next(done=True, answer=text[4:].strip(" :\n."))

@@ -1,4 +1,4 @@
-"""What every team is: an agent whose work is done by others."""
+"""Base class of teams: agents that delegate their work to members."""
 
 from __future__ import annotations
 
@@ -39,17 +39,18 @@ AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
 @dataclass(slots=True)
 class OrchestratorResult:
-    """What came of a team's work.
+    """Result of a team run.
 
     Attributes:
         final_output: The answer.
-        agent_outputs: What each member gave, by its name; how a further run of it is called is
-            said by the kind of team.
+        agent_outputs: Results of the members by name. The kind of team defines the key of a member
+            that ran more than once.
         subtask_outputs: Member, subtask and result, in the order of the subtasks.
-        rounds: How often work was given out.
-        success: Whether all of it was done; partial failure and reaching a limit are no success.
-        error: Why it was not.
-        metadata: ``execution_id``, and what the team tells besides.
+        rounds: Number of delegation rounds.
+        success: True if all subtasks succeeded. Partial failure and reaching a limit are not
+            success.
+        error: Why the run failed, or None.
+        metadata: ``execution_id`` and further entries of the team.
     """
 
     final_output: Any = ""
@@ -62,17 +63,17 @@ class OrchestratorResult:
 
 
 class BaseOrchestrator(BaseAgent):
-    """A team: an agent whose work is done by its members.
+    """Agent whose members do the work.
 
-    It runs, streams and resumes as every agent does; what stands around it (``behaviors``,
-    ``services`` and with them budgets) holds over all its members. What a member has done is not
-    done again after an interruption.
+    A team runs, streams and resumes like any agent. Its ``behaviors`` and ``services``, including
+    budgets, apply to all members. Finished work of a member does not run again after an
+    interruption.
 
     Args:
-        model: The chat model that leads.
-        members: Who belongs to it, by name: agents, capabilities, tools, graphs, workflows, teams
-            or functions of the task.
-        router: Who says which member takes a subtask.
+        model: The chat model that leads the team.
+        members: Members by name: agents, capabilities, tools, graphs, workflows, teams or functions
+            of the task.
+        router: Router that chooses the member for a subtask.
         **options: As for :class:`~capgraph.agents.base.BaseAgent`.
     """
 
@@ -91,8 +92,8 @@ class BaseOrchestrator(BaseAgent):
 
     @property
     def reads_context(self) -> bool:
-        """True if a subclass wrote ``execute`` or ``run``, which read ``context``."""
-        return super().reads_context or hasattr(type(self).run, "own")
+        """True if a subclass overrides ``execute`` or ``run``, which read ``context``."""
+        return super().reads_context or hasattr(type(self).run, "override")
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -100,11 +101,11 @@ class BaseOrchestrator(BaseAgent):
             cls.run = run_through_graph(BaseOrchestrator._run_team_graph, vars(cls)["run"])  # type: ignore[method-assign]
 
     async def run(self, task: str, context: Any = None) -> OrchestratorResult:
-        """Have the team work on a task.
+        """Run a task with the team.
 
         Args:
-            task: What is to be done.
-            context: What the members' tools find as ``Runtime.context``.
+            task: The task in words.
+            context: Value of ``Runtime.context`` in the members' tools.
         """
         return self._to_team_result(await self.execute(task, context))
 
@@ -112,19 +113,20 @@ class BaseOrchestrator(BaseAgent):
         return self._to_team_result(await self._execute_graph(task, context))
 
     def _to_team_result(self, result: AgentResult) -> OrchestratorResult:
-        known = dict(result.metadata)
-        done = [
-            (name, text, AgentResult.coerce(one)) for name, text, one in known.pop("subtasks", ())
+        metadata = dict(result.metadata)
+        completed = [
+            (name, text, AgentResult.coerce(one))
+            for name, text, one in metadata.pop("subtasks", ())
         ]
-        outputs = known.pop("agent_outputs", None)
+        outputs = metadata.pop("agent_outputs", None)
         return OrchestratorResult(
             "" if result.output is None else result.output,
-            self._group_outputs(done) if outputs is None else _to_results(outputs),
-            done,
-            known.pop("rounds", 0),
+            self._group_outputs(completed) if outputs is None else _to_results(outputs),
+            completed,
+            metadata.pop("rounds", 0),
             success=result.success,
             error=result.error,
-            metadata=known,
+            metadata=metadata,
         )
 
     def _group_outputs(
@@ -140,38 +142,42 @@ class BaseOrchestrator(BaseAgent):
 
     @abstractmethod
     async def lead(self, task: str, context: Any, team_run: TeamRun) -> Any:
-        """Do the work of a team of one's own by ``team_run.ask_model``, ``team_run.delegate`` and ``team_run.route``; return the final output.
+        """Lead the team through a task and return the final output.
 
-        A team that does all of it by itself writes ``run`` instead.
+        A custom team overrides this method and calls ``team_run.delegate``, ``team_run.ask_model``
+        and ``team_run.route``. A team without members overrides ``run`` instead.
         """
 
     def _build_work_graph(self) -> StateGraph[Any, Any, Any, Any]:
-        own = hasattr(type(self).run, "own")
+        is_overridden = hasattr(type(self).run, "override")
         return (
             self._build_override_graph("run", type(self)._execute_run_override)
-            if own
+            if is_overridden
             else super()._build_work_graph()
         )
 
     async def _execute_run_override(self, task: str, context: Any) -> AgentResult:
-        """Run what a subclass wrote as ``run``, and make an agent's result of it."""
+        """Run a subclass's ``run`` and convert its result to an agent's result."""
         with label_scope({}) as labels:
-            found = await type(self).run.own(self, task, context)  # type: ignore[attr-defined]
+            result = await type(self).run.override(self, task, context)  # type: ignore[attr-defined]
         propagate_labels(labels)
-        done = [[name, text, _to_plain(one)] for name, text, one in found.subtask_outputs]
-        outputs = {name: _to_plain(one) for name, one in found.agent_outputs.items()}
-        known = {"subtasks": done, "rounds": found.rounds, "agent_outputs": outputs}
-        known |= {"labels": labels} if labels else {}
+        completed = [[name, text, _to_plain(one)] for name, text, one in result.subtask_outputs]
+        outputs = {name: _to_plain(one) for name, one in result.agent_outputs.items()}
+        metadata = {"subtasks": completed, "rounds": result.rounds, "agent_outputs": outputs}
+        metadata |= {"labels": labels} if labels else {}
         return AgentResult(
-            found.final_output,
-            metadata={**found.metadata, **known},
-            success=found.success,
-            error=found.error,
+            result.final_output,
+            metadata={**result.metadata, **metadata},
+            success=result.success,
+            error=result.error,
         )
 
     def _build(self) -> StateGraph[Any, Any, Any, Any]:
         if not self.members:
-            raise ConfigurationError(f"{self!r} has no members.", fix="Give it agents.")
+            raise ConfigurationError(
+                f"{self!r} has no members: a team delegates its work to them.",
+                fix="Pass at least one agent.",
+            )
         graphs = {
             name: task_graph(member, services=self.services, name=name)
             for name, member in self.members.items()
@@ -205,7 +211,10 @@ class Answer(BaseModel):
 
 
 class TeamRun:
-    """One run of a team. Each thing it does is a LangGraph task, so that none is done twice."""
+    """One run of a team.
+
+    Each operation is a LangGraph task, so a resumed run does not repeat it.
+    """
 
     def __init__(self, team: BaseOrchestrator, graphs: Mapping[str, TaskGraph]) -> None:
         self._team = team
@@ -218,11 +227,16 @@ class TeamRun:
     async def ask_model(
         self, system_prompt: str, prompt: str, answer_type: type[AnswerT]
     ) -> AnswerT:
-        """Ask the leading model for an answer of a form.
+        """Ask the leading model for an answer of a given type.
+
+        Args:
+            system_prompt: The system message.
+            prompt: The user message.
+            answer_type: Pydantic type of the answer.
 
         Raises:
-            ModelError: The call failed.
-            MalformedAnswerError: The model gave no such answer.
+            ModelError: The model call failed.
+            MalformedAnswerError: The answer is not of this type.
         """
         messages = [SystemMessage(system_prompt), HumanMessage(prompt)]
 
@@ -235,7 +249,7 @@ class TeamRun:
                     )
                 }
             except MalformedAnswerError as exc:
-                # Kept as well: asked again, the model may say something else.
+                # The task's result is stored too: a repeated call could return another answer.
                 return {"text": exc.text, "told": exc.message, "fix": exc.fix}
 
         kept = await run_as_task("ask", ask)
@@ -244,10 +258,10 @@ class TeamRun:
         raise MalformedAnswerError(kept["told"], fix=kept["fix"], text=kept["text"])
 
     async def write_answer(self, system_prompt: str, prompt: str) -> str:
-        """Have the leading model write the answer, in whatever form.
+        """Ask the leading model for the final answer, as an object or as plain text.
 
         Raises:
-            ModelError: The call failed.
+            ModelError: The model call failed.
         """
         try:
             return (await self.ask_model(system_prompt, prompt, Answer)).answer
@@ -255,32 +269,32 @@ class TeamRun:
             return get_raw_answer(exc).strip()
 
     async def route(self, subtask: str, available: Iterable[str] | None = None) -> str:
-        """Have the router choose a member; empty where it knows none."""
+        """Return the member that the router chooses, or an empty string if none fits."""
         names = list(self._graphs if available is None else available)
 
         async def route() -> str:
             assert self._team.router is not None
             return (await self._team.router.route(RoutingRequest(subtask, names))).target
 
-        found: str = await run_as_task("route", route)
-        return found
+        member: str = await run_as_task("route", route)
+        return member
 
     async def delegate(
         self, subtasks: Sequence[tuple[str, str]], context: Any
     ) -> list[AgentResult]:
-        """Give subtasks to members, who work on them side by side.
+        """Run subtasks on members in parallel and return their results in order.
 
         Args:
-            subtasks: Members with what each is to do.
-            context: What their tools find as ``Runtime.context``.
+            subtasks: Pairs of member name and subtask.
+            context: Value of ``Runtime.context`` in the members' tools.
         """
         self.rounds += 1
         with label_scope(self._labels) as labels:
-            begun = [
+            calls = [
                 run_as_task(name, partial(self._run_member, name, text, context))
                 for name, text in subtasks
             ]
-            results = [AgentResult.coerce(item) for item in await gather_tasks(begun)]
+            results = [AgentResult.coerce(item) for item in await gather_tasks(calls)]
         self._labels |= labels
         write = get_stream_writer()
         for (name, text), result in zip(subtasks, results, strict=True):
@@ -293,22 +307,22 @@ class TeamRun:
 
     async def _run_member(self, name: str, text: str, context: Any) -> dict[str, Any]:
         if name not in self._graphs:
-            told = f"there is no member {name!r}; the members are {', '.join(self._graphs)}"
-            return AgentResult(None, success=False, error=told).to_plain()
+            error = f"unknown member {name!r}; the members are {', '.join(self._graphs)}"
+            return AgentResult(None, success=False, error=error).to_plain()
         try:
             found = await self._graphs[name].ainvoke({"task": text}, context=context)
             propagate_labels(
                 (found.get("metadata") or {}).get("labels", {})
-            )  # also of a run that was kept
+            )  # also those of a stored run
             return AgentResult.coerce({"output": None, **found}).to_plain()
         except RUN_ENDING_ERRORS:
             raise
         except Exception as exc:
-            told = str(exc) or type(exc).__name__
-            return AgentResult(None, success=False, error=told).to_plain()
+            error = str(exc) or type(exc).__name__
+            return AgentResult(None, success=False, error=error).to_plain()
 
     def list_results(self) -> list[dict[str, Any]]:
-        """Return what was done so far, for a model to read."""
+        """Return the completed subtasks as plain data for a model's prompt."""
         return [
             {
                 "member": one.member,
@@ -321,20 +335,20 @@ class TeamRun:
         ]
 
     def build_result(self, output: Any) -> AgentResult:
-        """Return what came of it all."""
-        plain = [[item.member, item.subtask, item.result.to_plain()] for item in self._completed]
-        known: dict[str, Any] = {"subtasks": plain, "rounds": self.rounds}
+        """Return the result of the run with its final output."""
+        subtasks = [[item.member, item.subtask, item.result.to_plain()] for item in self._completed]
+        metadata: dict[str, Any] = {"subtasks": subtasks, "rounds": self.rounds}
         return AgentResult(
             output,
             [_to_step(item) for item in self._completed],
-            {**known, "labels": self._labels} if self._labels else known,
+            {**metadata, "labels": self._labels} if self._labels else metadata,
             success=not self.errors,
             error="; ".join(self.errors) or None,
         )
 
 
 def _to_plain(output: Any) -> dict[str, Any]:
-    """Return the plain form of what a member gave."""
+    """Return the plain form of a member's output."""
     return AgentResult.coerce(output).to_plain()
 
 
@@ -349,16 +363,20 @@ def _to_step(subtask: _CompletedSubtask) -> AgentStep:
 
 
 def name_members(agents: Iterable[Any]) -> dict[str, Any]:
-    """Return agents by their names; of a name that several have, the further ones as ``name#2``."""
-    found, names = list(agents), []
-    for agent in found:
-        known = (getattr(agent, attribute, None) for attribute in ("agent_id", "name", "__name__"))
-        names.append(next((str(one) for one in known if one), type(agent).__name__))
-    return dict(zip(number_duplicates(names), found, strict=True))
+    """Return agents by name. Repeated names get a number, such as ``name#2``."""
+    members, names = list(agents), []
+    for agent in members:
+        candidates = (
+            getattr(agent, attribute, None) for attribute in ("agent_id", "name", "__name__")
+        )
+        names.append(
+            next((str(candidate) for candidate in candidates if candidate), type(agent).__name__)
+        )
+    return dict(zip(number_duplicates(names), members, strict=True))
 
 
 def number_duplicates(names: Iterable[str]) -> Iterator[str]:
-    """Yield names; of one that comes again, the further ones as ``name#2``.
+    """Yield names, and number the repeated ones, such as ``name#2``.
 
     >>> list(number_duplicates(["a", "b", "a"]))
     ['a', 'b', 'a#2']
@@ -370,10 +388,10 @@ def number_duplicates(names: Iterable[str]) -> Iterator[str]:
 
 
 def get_raw_answer(error: ModelError) -> str:
-    """Return what a model wrote that was not of the form asked for; raises any other error.
+    """Return the text of a malformed model answer.
 
     Raises:
-        ModelError: The call itself failed.
+        ModelError: The error has no text, because the model call itself failed.
     """
     text = getattr(error, "text", "")
     if not text:

@@ -1,4 +1,4 @@
-"""Calling tools by text, for models that know no other way: Thought, Action, Action Input."""
+"""Text protocol for tool calls of models without tool calling: Thought, Action, Action Input."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _FINAL = re.compile(
     re.DOTALL | re.MULTILINE | re.IGNORECASE,
 )
 STOP_SEQUENCES = ("\nObservation:",)
-"""Stop sequences of the form.
+"""Stop sequences of the protocol.
 
-``Final Answer:`` is not one of them: at the end of a thought it begins the answer. Behind an action
-it is cut off when the text is read.
+``Final Answer:`` is not one of them, because it begins the answer after a thought. After an action,
+the parser cuts it off.
 """
 _FENCED = re.compile(
     r"```\w*+(?P<fence>.*?)```|<tool_call>(?P<tag>(?:(?!<tool_call>).)*?)</tool_call>", re.DOTALL
@@ -51,7 +51,7 @@ _ARGUMENT_KEYS = ("arguments", "parameters", "args")
 
 
 def build_instructions(tools: Sequence[Any]) -> str:
-    """Return what a model is told about the form and the tools."""
+    """Return the instructions of the protocol with the descriptions of the tools."""
     return _INSTRUCTIONS + "\n".join(_describe_tool(tool) for tool in tools)
 
 
@@ -64,9 +64,12 @@ def _describe_tool(tool: Any) -> str:
 def to_text_messages(
     messages: Sequence[BaseMessage], system_prompt: str, text_instructions: str
 ) -> Iterator[BaseMessage]:
-    """Yield a prompt; with a form, calls and observations are text."""
-    if told := "\n\n".join(part for part in (system_prompt, text_instructions) if part):
-        yield SystemMessage(told)
+    """Yield the messages of a prompt.
+
+    With text instructions, calls and observations become text.
+    """
+    if system := "\n\n".join(part for part in (system_prompt, text_instructions) if part):
+        yield SystemMessage(system)
     for message in messages:
         if text_instructions and isinstance(message, ToolMessage):
             yield HumanMessage(f"Observation: {message.text}")
@@ -77,19 +80,19 @@ def to_text_messages(
 
 
 def parse_step(message: AIMessage, tools: Sequence[Any]) -> AIMessage:
-    r"""Read the next step out of a text.
+    r"""Parse the next step from the text of a message.
 
     >>> found = parse_step(AIMessage('Thought: hm\nAction: add\nAction Input: {"a": 1}'), [])
     >>> found.text, found.tool_calls[0]["name"], found.tool_calls[0]["args"]
     ('hm', 'add', {'a': 1})
     >>> parse_step(AIMessage("Action: Final Answer\nAction Input: 4"), []).text
     '4'
-    >>> parse_step(AIMessage("I would add them."), []).additional_kwargs["mark_unreadable"]
+    >>> parse_step(AIMessage("I would add them."), []).additional_kwargs["unreadable"]
     'It has neither an action nor a final answer.'
     """
     text = str(message.text)
-    found, answer = _STEP.search(text), _FINAL.search(text)
-    if found is None or (answer is not None and answer.start() < found.start()):
+    step, answer = _STEP.search(text), _FINAL.search(text)
+    if step is None or (answer is not None and answer.start() < step.start()):
         if answer is not None:
             return _parsed_message(
                 message, _parse_answer(answer["answer"].strip()), text[: answer.end()].strip()
@@ -98,60 +101,64 @@ def parse_step(message: AIMessage, tools: Sequence[Any]) -> AIMessage:
         if calls:
             return _parsed_message(message, "", text, calls)
         return mark_unreadable(message, "It has neither an action nor a final answer.")
-    if found["action"].strip().lower() == FINAL_ANSWER.lower():
-        return _parsed_message(message, _parse_answer(found["input"].strip()), text)
-    name = _tool_name(found["action"].strip(), tools)
-    args = _parse_arguments(name, found["input"].strip(), tools)
-    if tools and any(mark in name for mark in '{}"\n'):
+    if step["action"].strip().lower() == FINAL_ANSWER.lower():
+        return _parsed_message(message, _parse_answer(step["input"].strip()), text)
+    name = _tool_name(step["action"].strip(), tools)
+    args = _parse_arguments(name, step["input"].strip(), tools)
+    if tools and any(character in name for character in '{}"\n'):
         names = ", ".join(_tool_names(tools))
         return mark_unreadable(message, f"Action must be the name of one tool: {names}.")
     if args is None:
         return mark_unreadable(message, f"The Action Input of {name} must be a JSON object.")
-    # What it made up as an observation is not shown to it as its own words.
-    told = text[: found.end()].strip()
+    # An observation that the model invented is not part of the conversation.
+    source_text = text[: step.end()].strip()
     return _parsed_message(
-        message, (found["thought"] or "").strip(), told, [_tool_call(name, args)]
+        message, (step["thought"] or "").strip(), source_text, [_tool_call(name, args)]
     )
 
 
 def parse_calls(text: str, tools: Sequence[Any]) -> list[dict[str, Any]]:
-    r"""Return the calls of tools that a model wrote as JSON, if the text holds nothing else.
+    r"""Return the tool calls that a model wrote as JSON text, if the text contains nothing else.
 
-    Models without a working template for tools write a call as JSON, fenced or in a tag.
+    Models without a working tool template write calls as JSON, in a code fence or a tag.
 
     >>> from types import SimpleNamespace
     >>> add = SimpleNamespace(name="add")
-    >>> [found] = parse_calls('```json\n{"name": "add", "arguments": {"a": 1}}\n```', [add])
-    >>> found["name"], found["args"]
+    >>> [call] = parse_calls('```json\n{"name": "add", "arguments": {"a": 1}}\n```', [add])
+    >>> call["name"], call["args"]
     ('add', {'a': 1})
     >>> parse_calls('{"name": "Ada", "arguments": {}}', [add])
     []
     """
-    found = [match["fence"] or match["tag"] or "" for match in _FENCED.finditer(text)]
+    parts = [match["fence"] or match["tag"] or "" for match in _FENCED.finditer(text)]
     if _FENCED.sub("", text).strip():
-        found = [text]
-    calls = [_parse_call(part, tools) for part in found]
+        parts = [text]
+    calls = [_parse_call(part, tools) for part in parts]
     return [call for call in calls if call is not None] if None not in calls else []
 
 
 def contains_call(text: str, tools: Sequence[Any]) -> bool:
-    """Return True if a text holds a call of a tool in JSON, be it among other words."""
-    found = (match["fence"] or match["tag"] or "" for match in _FENCED.finditer(text))
-    return any(_parse_call(part, tools) is not None for part in (text, *found))
+    """Return True if a text contains a tool call as JSON, even among other words."""
+    parts = (match["fence"] or match["tag"] or "" for match in _FENCED.finditer(text))
+    return any(_parse_call(part, tools) is not None for part in (text, *parts))
 
 
 def _parse_call(text: str, tools: Sequence[Any]) -> dict[str, Any] | None:
-    found = parse_json(text)
-    if not isinstance(found, dict):
+    value = parse_json(text)
+    if not isinstance(value, dict):
         return None
-    function = found.get("function")
+    function = value.get("function")
     if isinstance(function, dict):
-        found = function
-    name = found.get("name")
-    given = [key for key in _ARGUMENT_KEYS if key in found]
-    if not isinstance(name, str) or not given or _tool_name(name, tools) not in _tool_names(tools):
+        value = function
+    name = value.get("name")
+    argument_keys = [key for key in _ARGUMENT_KEYS if key in value]
+    if (
+        not isinstance(name, str)
+        or not argument_keys
+        or _tool_name(name, tools) not in _tool_names(tools)
+    ):
         return None
-    args = found[given[0]]
+    args = value[argument_keys[0]]
     args = parse_json(args) if isinstance(args, str) else args
     return _tool_call(_tool_name(name, tools), args) if isinstance(args, dict) else None
 
@@ -170,28 +177,28 @@ def _tool_names(tools: Sequence[Any]) -> list[str]:
 
 
 def _tool_name(written_name: str, tools: Sequence[Any]) -> str:
-    """Return a tool's name as it is registered; models add quotes and change the case."""
+    """Return the registered name of a tool. Models add quotes and change the case."""
     name = written_name.strip().strip("`'\"*").removesuffix("()")
-    plain = name.casefold().replace(" ", "_")
-    return next((known for known in _tool_names(tools) if known.casefold() == plain), name)
+    normalized = name.casefold().replace(" ", "_")
+    return next((known for known in _tool_names(tools) if known.casefold() == normalized), name)
 
 
 def _parsed_message(
     message: AIMessage, text: str, source_text: str, calls: Sequence[Any] = ()
 ) -> AIMessage:
-    known = {**message.additional_kwargs, "written": source_text}
-    update = {"content": text, "tool_calls": list(calls), "additional_kwargs": known}
+    additional = {**message.additional_kwargs, "written": source_text}
+    update = {"content": text, "tool_calls": list(calls), "additional_kwargs": additional}
     return message.model_copy(update=update)
 
 
 def mark_unreadable(message: AIMessage, reason: str) -> AIMessage:
-    """Return a message that says why it cannot be used."""
-    known = {**message.additional_kwargs, "unreadable": reason}
-    return message.model_copy(update={"additional_kwargs": known})
+    """Return a message with the reason why it cannot be read."""
+    additional = {**message.additional_kwargs, "unreadable": reason}
+    return message.model_copy(update={"additional_kwargs": additional})
 
 
 def parse_json(text: str) -> Any:
-    """Return what a text says in JSON, fenced or not; the text itself where it is none."""
+    """Parse JSON text, with or without a code fence. Return other text unchanged."""
     try:
         return json.loads(re.sub(r"^```\w*", "", text.strip()).removesuffix("```"))
     except ValueError:
@@ -201,36 +208,36 @@ def parse_json(text: str) -> Any:
 def _parse_arguments(name: str, text: str, tools: Sequence[Any]) -> dict[str, Any] | None:
     """Return a call's arguments, or None if they cannot be read.
 
-    A value that is not an object is the argument of a tool that has only one. Text that is not JSON
-    counts as such a value if it is one line and does not look like an object.
+    A value that is not an object is the argument of a tool with a single parameter. Text that is
+    not JSON counts as such a value if it is one line and does not look like an object.
     """
-    given = parse_json(text)
-    if isinstance(given, str) and text.strip()[:1] in ("{", "[", "`"):
-        given = _parse_leading_object(text)
-    if isinstance(given, dict) or given is None:
-        return given
-    if isinstance(given, str) and given == text.strip() and ("\n" in given or "{" in given):
+    value = parse_json(text)
+    if isinstance(value, str) and text.strip()[:1] in ("{", "[", "`"):
+        value = _parse_leading_object(text)
+    if isinstance(value, dict) or value is None:
+        return value
+    if isinstance(value, str) and value == text.strip() and ("\n" in value or "{" in value):
         return None
     for tool in tools:
         properties = list(getattr(tool, "args", None) or ())
         if getattr(tool, "name", None) == name and len(properties) == 1:
-            return {properties[0]: given}
+            return {properties[0]: value}
     return None
 
 
 def _parse_leading_object(text: str) -> dict[str, Any] | None:
-    """Return the JSON object with which a text begins; what follows it is not a part of the call."""
-    start = re.sub(r"^```\w*\s*", "", text.strip())
+    """Return the JSON object at the start of a text. The text after it is not part of the call."""
+    json_text = re.sub(r"^```\w*\s*", "", text.strip())
     try:
-        found, _ = json.JSONDecoder().raw_decode(start)
+        value, _ = json.JSONDecoder().raw_decode(json_text)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def _parse_answer(text: str) -> str:
-    """Return the answer, whether it stands there as text or as ``{"answer": …}``."""
-    found = parse_json(text.strip())
-    if isinstance(found, dict) and set(found) == {"answer"}:
-        found = found["answer"]
-    return found if isinstance(found, str) else json.dumps(found)
+    """Return the answer from text or from ``{"answer": …}``."""
+    value = parse_json(text.strip())
+    if isinstance(value, dict) and set(value) == {"answer"}:
+        value = value["answer"]
+    return value if isinstance(value, str) else json.dumps(value)

@@ -45,7 +45,7 @@ async def test_a_plan_is_an_array_or_lines(plan: str) -> None:
     assert "1. 4" in model.calls[3].prompt, "the second step is told the result of the first"
 
 
-async def test_a_step_that_fails_is_planned_anew_once() -> None:
+async def test_a_failed_step_is_replanned_once() -> None:
     over = calls(call("add", "1", a=1, b=1), call("add", "2", a=1, b=1))
     model = scripted('["a", "b"]', "one", over, '["c"]', "three")
     agent = PlanExecuteAgent(model, tools=[add], max_tool_calls_per_step=1)
@@ -65,14 +65,14 @@ async def test_a_step_that_fails_is_planned_anew_once() -> None:
     model = scripted('["a"]', over, '["b"]', over)
     result = await PlanExecuteAgent(model, tools=[add], max_tool_calls_per_step=1).execute("Go.")
     assert not result.success
-    assert "made anew already" in str(result.error)
+    assert "already been replaced once" in str(result.error)
     model = scripted('["a"]', over, ModelError("away"))
     result = await PlanExecuteAgent(model, tools=[add], max_tool_calls_per_step=1).execute("Go.")
     assert "max_tool_calls_per_step=1" in str(result.error)
     assert "away" in str(result.error)
 
 
-async def test_no_calls_of_tools_are_no_tools() -> None:
+async def test_zero_tool_calls_disable_tools() -> None:
     model = scripted('["a"]', "one")
     result = await PlanExecuteAgent(model, tools=[add], max_tool_calls_per_step=0).execute("Go.")
     assert result.output == "one"
@@ -81,10 +81,10 @@ async def test_no_calls_of_tools_are_no_tools() -> None:
 
 async def test_a_plan_without_steps_is_a_failure() -> None:
     result = await PlanExecuteAgent(scripted("[]")).execute("Go.")
-    assert (result.success, result.error) == (False, "The model gave no plan: '[]'.")
+    assert (result.success, result.error) == (False, "The model returned no plan: '[]'.")
 
 
-async def test_a_plan_goes_on_behind_a_step() -> None:
+async def test_a_plan_resumes_after_a_step() -> None:
     saver = InMemorySaver()
     model = scripted('["a", "b"]', "one", "two", "another two")
     agent = PlanExecuteAgent(model, checkpoint_manager=saver)
@@ -96,7 +96,7 @@ async def test_a_plan_goes_on_behind_a_step() -> None:
 # --- reflexion -----------------------------------------------------------------------------------
 
 
-async def test_a_critique_is_told_and_the_steps_add_up() -> None:
+async def test_a_critique_enters_the_prompt_and_steps_accumulate() -> None:
     model = scripted("<thinking>a</thinking>5", "No - too much.", "4", "Yes!")
     result = await ReflexionAgent(ChainOfThoughtAgent(model)).execute("2 + 2?")
     assert (result.output, result.metadata["critiques"]) == ("4", ["too much."])
@@ -121,13 +121,13 @@ async def test_each_round_and_critique_is_streamed() -> None:
     ]
 
 
-async def test_yes_but_is_no_yes() -> None:
+async def test_a_qualified_yes_is_a_rejection() -> None:
     model = scripted("5", "Yes, but it is wrong.", "4", "YES")
     result = await ReflexionAgent(ChainOfThoughtAgent(model)).execute("2 + 2?")
     assert (result.output, result.metadata["critiques"]) == ("4", ["Yes, but it is wrong."])
 
 
-async def test_a_yes_may_say_why() -> None:
+async def test_a_yes_may_have_a_reason() -> None:
     model = scripted("4", "YES: all of it is there.")
     assert (await ReflexionAgent(ChainOfThoughtAgent(model)).execute("2 + 2?")).success
 
@@ -141,7 +141,7 @@ async def test_an_inner_failure_is_a_critique_of_its_own() -> None:
     assert "max_steps=1" in result.metadata["critiques"][0]
 
 
-async def test_somebody_has_to_judge() -> None:
+async def test_a_critique_needs_a_model() -> None:
     async def poet(task: str) -> str:
         return "Roses are red."
 
@@ -155,23 +155,23 @@ async def test_somebody_has_to_judge() -> None:
 # --- chain of thought -----------------------------------------------------------------------------
 
 
-async def test_thinking_is_a_step_and_no_part_of_the_answer() -> None:
+async def test_reasoning_is_a_step_and_not_part_of_the_answer() -> None:
     result = await ChainOfThoughtAgent(scripted("<Thinking>a\nb</Thinking>\n4")).execute("2 + 2?")
     [step] = result.steps
     assert (step.thought, step.action, step.observation) == ("a\nb", "chain_of_thought", "4")
     assert (result.output, result.metadata["thinking"]) == ("4", "a\nb")
 
 
-async def test_thinking_without_an_answer_is_told_and_then_a_failure() -> None:
+async def test_reasoning_without_an_answer_is_corrected_and_then_fails() -> None:
     model = scripted("<thinking>hm", "4")
     assert (await ChainOfThoughtAgent(model).execute("?")).output == "4"
     result = await ChainOfThoughtAgent(scripted(*["<thinking>hm"] * 3)).execute("?")
     assert (result.success, result.output) == (False, None)
-    assert "3 times" in str(result.error)
+    assert "3 attempts" in str(result.error)
 
 
-def test_tools_that_nobody_would_call_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="never calls"):
+def test_tools_are_refused_by_an_agent_without_tool_calls() -> None:
+    with pytest.raises(ConfigurationError, match="does not call tools"):
         ChainOfThoughtAgent(scripted(), tools=[add])
 
 
@@ -186,7 +186,7 @@ async def _talk(memory: Memory, *answers: Any, turns: int = 3, **options: Any) -
     return model
 
 
-async def test_a_window_keeps_the_task_and_the_newest() -> None:
+async def test_a_window_includes_the_task_and_the_newest_messages() -> None:
     model = await _talk(Memory(window=3), "zero", "one", "two")
     assert [m.text for m in model.calls[-1].messages] == ["task 1", "one", "task 2"]
     model = await _talk(Memory(max_tokens=12), "zero", "one", "two")
@@ -194,7 +194,7 @@ async def test_a_window_keeps_the_task_and_the_newest() -> None:
     assert len(model.calls[-1].messages) < 5
 
 
-async def test_a_call_and_its_observation_go_together() -> None:
+async def test_a_call_and_its_observation_stay_together() -> None:
     asks = [calls(call("add", str(n), a=n, b=0)) for n in range(3)]
     model = scripted(*asks, "done")
     agent = ReActAgent(model, tools=[add], memory=Memory(window=3))
@@ -203,7 +203,7 @@ async def test_a_call_and_its_observation_go_together() -> None:
     assert model.calls[-1].messages[-1].text == "2"
 
 
-async def test_what_goes_is_summed_up_once() -> None:
+async def test_omitted_messages_are_summarized_once() -> None:
     memory = Memory(window=3, summarize=True)
     model = await _talk(memory, "zero", "one", "Ann said zero.", "two")
     assert "task 0" in model.calls[2].prompt
@@ -212,7 +212,7 @@ async def test_what_goes_is_summed_up_once() -> None:
 
 
 @pytest.mark.parametrize("around", [[], [BaseBehavior()]], ids=["bare", "with a behaviour"])
-async def test_a_summary_goes_on_over_runs(around: list[Any]) -> None:
+async def test_a_summary_persists_across_runs(around: list[Any]) -> None:
     memory = Memory(window=3, summarize=True)
     ask = calls(call("add", a=1, b=1))
     answers = ["zero", "one", "SUM 1", "two", "SUM 2", ask, "SUM 3", "three", "four"]
@@ -225,7 +225,7 @@ async def test_a_summary_goes_on_over_runs(around: list[Any]) -> None:
     assert [m.text for m in model.calls[-1].messages[1:]] == ["task 3", "three", "task 4"]
 
 
-async def test_facts_outlive_a_thread() -> None:
+async def test_facts_persist_across_threads() -> None:
     store, memory = InMemoryStore(), Memory(facts=("ann", "facts"))
     model = scripted(calls(call("remember", fact="Ann likes tea.")), "Kept.", "Tea.")
     for thread, around in (("1", []), ("2", [BaseBehavior()])):
@@ -238,12 +238,12 @@ async def test_facts_outlive_a_thread() -> None:
         await ReActAgent(scripted("x"), memory=memory).execute("What?")
 
 
-def test_memory_takes_sensible_numbers() -> None:
-    with pytest.raises(ConfigurationError, match="window=0"):
+def test_memory_limits_are_validated() -> None:
+    with pytest.raises(ConfigurationError, match="window 0"):
         Memory(window=0)
 
 
-def test_a_result_is_read_from_whatever_says_the_same() -> None:
+def test_a_result_is_coerced_from_equivalent_values() -> None:
     class Outcome:
         output, success, error = "x", False, "why"
 

@@ -109,7 +109,7 @@ async def test_hooks_are_called_once_each(kind: str, door: str) -> None:
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_failure_is_told_once_and_raised_as_it_is(kind: str, door: str) -> None:
+async def test_a_failure_calls_on_error_once_and_is_raised_unchanged(kind: str, door: str) -> None:
     seen = Seen()
     error = ModelError("The model is away.")
     with pytest.raises(ModelError, match="away"):
@@ -118,7 +118,7 @@ async def test_a_failure_is_told_once_and_raised_as_it_is(kind: str, door: str) 
     assert isinstance(seen.errors[0], ModelError)
 
 
-async def test_a_class_of_behaviours_is_made_and_may_have_one_hook_only() -> None:
+async def test_a_behavior_class_is_instantiated_and_may_have_a_single_hook() -> None:
     told: list[str] = []
 
     class One:
@@ -133,7 +133,7 @@ async def test_a_class_of_behaviours_is_made_and_may_have_one_hook_only() -> Non
 
 
 @pytest.mark.parametrize("door", DOORS)
-async def test_a_hook_puts_something_in_place(door: str) -> None:
+async def test_a_hook_replaces_the_result(door: str) -> None:
     class Loud(BaseBehavior):
         def after_execute(self, context: Any, result: AgentResult) -> Any:
             result.output = str(result.output).upper()
@@ -149,7 +149,7 @@ async def test_a_hook_puts_something_in_place(door: str) -> None:
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("kind", KINDS)
-async def test_guards_look_at_task_and_output(kind: str, door: str) -> None:
+async def test_guardrails_check_task_and_output(kind: str, door: str) -> None:
     guard = GuardrailBehavior(rules=[GuardrailRule("no_four", blocked_words=["4"])])
     with pytest.raises(GuardrailViolationError, match="no_four"):
         await through(door, agent_of(kind, behaviors=[guard]), "Add.")
@@ -160,7 +160,7 @@ async def test_guards_look_at_task_and_output(kind: str, door: str) -> None:
     assert await through(door, ok) == "It is 4."
 
 
-async def test_guards_look_at_arguments_and_observations() -> None:
+async def test_guardrails_check_arguments_and_observations() -> None:
     @tool
     def look(name: str) -> str:
         """Look it up."""
@@ -179,7 +179,7 @@ async def test_guards_look_at_arguments_and_observations() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_retry_tries_again_and_counts_for_each_run(kind: str) -> None:
+async def test_retry_counts_attempts_per_run(kind: str) -> None:
     seen, clock = Seen(), FakeClock()
     rule = RetryBehavior(max_retries=2, base_delay=0, exceptions_to_retry=(ModelError,))
     script = [ModelError("a"), ModelError("b"), *SCRIPTS[kind]]
@@ -199,7 +199,7 @@ def _model(agent: Any) -> Any:
     return agent.model
 
 
-async def test_a_retry_goes_on_where_it_stopped() -> None:
+async def test_a_retry_resumes_where_the_run_failed() -> None:
     ran: list[int] = []
 
     @tool
@@ -215,7 +215,7 @@ async def test_a_retry_goes_on_where_it_stopped() -> None:
     assert (result.output, ran) == ("done", [1])
 
 
-async def test_a_run_that_is_resumed_has_all_its_tries() -> None:
+async def test_a_resumed_run_has_all_its_attempts() -> None:
     rule = RetryBehavior(max_retries=2, base_delay=0, exceptions_to_retry=(ModelError,))
     saver, seen = InMemorySaver(), Seen()
     script = [SUM[0], *[ModelError(str(n)) for n in range(5)], SUM[1]]
@@ -247,7 +247,7 @@ async def test_a_rate_limit_refuses(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_cache_keeps_answers_and_no_failures(kind: str) -> None:
+async def test_a_cache_stores_answers_but_no_failures(kind: str) -> None:
     agent = agent_of(kind, behaviors=[CacheBehavior()])
     first, second = await agent.execute("What?"), await agent.execute("What?")
     assert first.output == second.output == "It is 4."
@@ -260,7 +260,7 @@ async def test_a_cache_keeps_answers_and_no_failures(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_fallback_and_a_time_limit(kind: str) -> None:
+async def test_a_fallback_and_a_timeout(kind: str) -> None:
     agent = agent_of(kind, [ModelError("x")], behaviors=[FallbackBehavior(default="unknown")])
     result = await agent.execute("?")
     assert (result.output, result.metadata["source"]) == ("unknown", "fallback")
@@ -283,7 +283,7 @@ async def test_a_fallback_and_a_time_limit(kind: str) -> None:
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_result_that_a_person_refuses_is_none(kind: str, door: str) -> None:
+async def test_a_rejected_result_is_raised(kind: str, door: str) -> None:
     shown: list[Any] = []
 
     def review(context: Any, result: AgentResult) -> bool:
@@ -302,7 +302,7 @@ async def test_a_result_that_a_person_refuses_is_none(kind: str, door: str) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_refused_result_is_refused_again_on_resume(kind: str) -> None:
+async def test_a_rejected_result_is_rejected_again_on_resume(kind: str) -> None:
     answers = iter([False, False, True])
     behaviors = [HumanInLoopBehavior(review_callback=lambda *_: next(answers)), seen := Seen()]
     agent = agent_of(kind, behaviors=behaviors, checkpoint_manager=InMemorySaver())
@@ -317,7 +317,7 @@ async def test_a_refused_result_is_refused_again_on_resume(kind: str) -> None:
     assert result.metadata["execution_id"] == name
 
 
-async def test_a_finished_run_passes_new_guards_on_resume() -> None:
+async def test_a_finished_run_passes_new_guardrails_on_resume() -> None:
     saver = InMemorySaver()
     guard = GuardrailBehavior(rules=[GuardrailRule("no_four", blocked_words=["4"])])
     for before in ([], [Seen()]):
@@ -329,7 +329,7 @@ async def test_a_finished_run_passes_new_guards_on_resume() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_person_is_asked_before_a_run(kind: str) -> None:
+async def test_approval_before_a_run(kind: str) -> None:
     agent = agent_of(kind, behaviors=[HumanInLoopBehavior()], checkpoint_manager=InMemorySaver())
     result = await agent.execute("?")
     assert not result.success
@@ -350,7 +350,7 @@ async def test_a_person_is_asked_before_a_run(kind: str) -> None:
 
 
 @pytest.mark.parametrize("around", [[], [Seen()]], ids=["bare", "with a behaviour"])
-async def test_a_run_that_failed_goes_on_where_it_was(around: list[Any]) -> None:
+async def test_a_failed_run_is_resumed(around: list[Any]) -> None:
     ran: list[int] = []
 
     @tool
@@ -380,14 +380,14 @@ async def test_a_run_that_failed_goes_on_where_it_was(around: list[Any]) -> None
         await agent.resume_from(name, from_step=7)
 
 
-async def test_what_is_not_kept_cannot_be_resumed() -> None:
+async def test_an_unknown_run_cannot_be_resumed() -> None:
     with pytest.raises(ValueError, match="checkpoint_manager"):
         await agent_of("react").resume_from("x")
     with pytest.raises(ValueError, match="'x'"):
         await agent_of("react", checkpoint_manager=InMemorySaver()).resume_from("x")
 
 
-async def test_a_question_of_a_tool_is_answered_by_resume() -> None:
+async def test_resume_answers_an_interrupt_of_a_tool() -> None:
     from langgraph.types import interrupt
 
     @tool
@@ -416,7 +416,7 @@ async def test_a_question_of_a_tool_is_answered_by_resume() -> None:
 # --- agents of one's own ---------------------------------------------------------------------------
 
 
-async def test_an_agent_of_ones_own_streams_its_own_steps() -> None:
+async def test_a_custom_agent_streams_its_own_steps() -> None:
     found = [step async for step in agent_of("own").stream_execute("?")]
     assert [step.action for step in found] == ["think", "say"]
     found = [step async for step in agent_of("own", behaviors=[Seen()]).stream_execute("?")]
@@ -424,7 +424,7 @@ async def test_an_agent_of_ones_own_streams_its_own_steps() -> None:
 
 
 @pytest.mark.parametrize("around", [[], [Seen()]], ids=["bare", "with a behaviour"])
-async def test_steps_are_streamed_when_they_are_done(around: list[Any]) -> None:
+async def test_steps_are_streamed_when_they_finish(around: list[Any]) -> None:
     gone_on: list[str] = []
 
     @tool
@@ -446,7 +446,7 @@ async def test_steps_are_streamed_when_they_are_done(around: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("around", [[], [Seen()]], ids=["bare", "with a behaviour"])
-async def test_whoever_stops_reading_ends_the_run(around: list[Any]) -> None:
+async def test_closing_the_stream_cancels_the_run(around: list[Any]) -> None:
     ended = asyncio.Event()
 
     @tool
@@ -469,7 +469,7 @@ async def test_whoever_stops_reading_ends_the_run(around: list[Any]) -> None:
     assert ended.is_set() or len(_model(agent).calls) < 2
 
 
-async def test_an_agent_derived_from_another_may_call_it() -> None:
+async def test_a_subclass_may_call_super() -> None:
     class Polite(ReActAgent):
         async def execute(self, task: str, context: Any = None) -> AgentResult:
             result = await super().execute(f"Please: {task}", context)
@@ -486,12 +486,12 @@ async def test_an_agent_derived_from_another_may_call_it() -> None:
     assert found[-1].observation == "It is 4. Goodbye."
 
 
-async def test_an_agent_that_does_nothing_says_so() -> None:
-    with pytest.raises(ConfigurationError, match="does nothing"):
+async def test_an_agent_without_execute_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="no work to run"):
         await BaseAgent().execute("?")
 
 
-async def test_the_steps_of_each_run_are_written_apart() -> None:
+async def test_steps_are_stored_per_run() -> None:
     class Store:
         def __init__(self) -> None:
             self.kept: dict[str, Any] = {}
@@ -509,7 +509,7 @@ async def test_the_steps_of_each_run_are_written_apart() -> None:
     ]
 
 
-async def test_an_agent_inside_a_graph_keeps_its_run_there() -> None:
+async def test_an_agent_inside_a_graph_uses_its_checkpointer() -> None:
     from langgraph.graph import START, StateGraph
     from typing_extensions import TypedDict
 
@@ -531,7 +531,7 @@ async def test_an_agent_inside_a_graph_keeps_its_run_there() -> None:
     assert list(saver.storage) == ["t"]
 
 
-async def test_the_conversation_of_a_thread_goes_on() -> None:
+async def test_the_conversation_of_a_thread_continues() -> None:
     for around in ([], [Seen()]):
         agent = agent_of("react", ["Hello Ann.", "You are Ann."], behaviors=around, tools=[])
         graph, thread = agent.compile(InMemorySaver()), {"configurable": {"thread_id": "1"}}
@@ -574,7 +574,7 @@ async def test_a_nested_call_passes_the_behaviors(saved: bool) -> None:
     assert seen.hooks.count("before") == 7
 
 
-async def test_nested_calls_may_run_side_by_side() -> None:
+async def test_nested_calls_may_run_in_parallel() -> None:
     class Wide(BaseAgent):
         async def execute(self, task: str, context: Any = None) -> AgentResult:
             if len(task) < 2:

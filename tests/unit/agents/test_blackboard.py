@@ -17,7 +17,7 @@ from tests.support.state_backends import Where
 pytestmark = [pytest.mark.may_block, pytest.mark.timeout(900)]
 
 
-async def test_what_a_stranger_calls(store: Any) -> None:
+async def test_write_read_list_and_delete(store: Any) -> None:
     board = Blackboard(store)
     await board.write("facts/one", {"level": 2.5}, "gauge", unit="m")
     await board.write("two", None, author="clerk")
@@ -38,7 +38,7 @@ async def test_what_a_stranger_calls(store: Any) -> None:
     assert await board.list_entries() == {}
 
 
-async def test_boards_do_not_see_each_other(store: Any) -> None:
+async def test_namespaces_are_separate(store: Any) -> None:
     boards = [Blackboard(store, name) for name in ("a", "a/b", "A", "b_")]
     for number, board in enumerate(boards):
         await board.write("k", number, "me")
@@ -48,7 +48,7 @@ async def test_boards_do_not_see_each_other(store: Any) -> None:
     assert await store.get("k") == "of somebody else"
 
 
-async def test_an_entry_ends_with_its_time_and_is_plain_data() -> None:
+async def test_an_entry_expires_and_must_be_plain_data() -> None:
     seconds = [0.0]
     store = InMemoryStateStore(clock=lambda: seconds[0])
     board = Blackboard(store, ttl=10)
@@ -69,7 +69,7 @@ def _write(where: Where, number: int) -> None:
 
 
 @pytest.mark.sampled(0.34)
-def test_no_write_of_200_at_once_in_each_of_four_processes_is_lost(shared: Where) -> None:
+def test_concurrent_writes_of_four_processes_are_kept(shared: Where) -> None:
     context = multiprocessing.get_context("spawn")
     workers = [context.Process(target=_write, args=(shared, number)) for number in range(4)]
     for worker in workers:

@@ -25,7 +25,7 @@ def scripted(*answers: Any) -> ScriptedModel:
     return ScriptedModel(responses=list(answers))
 
 
-async def test_tools_are_called_until_there_is_an_answer() -> None:
+async def test_tools_are_called_until_the_answer() -> None:
     model = scripted(*SUM)
     result = await ReActAgent(model, tools=[add]).execute("What is 2 + 2?")
     assert (result.output, result.success, result.error) == ("It is 4.", True, None)
@@ -38,14 +38,14 @@ async def test_tools_are_called_until_there_is_an_answer() -> None:
     assert [m.type for m in model.calls[1].messages] == ["human", "ai", "tool"]
 
 
-async def test_a_tool_registry_is_the_same_list() -> None:
+async def test_tool_registry_is_an_alias_of_tools() -> None:
     result = await ReActAgent(scripted(*SUM), tool_registry=[add]).execute("2 + 2?")
     assert result.success
     with pytest.raises(ConfigurationError, match="tools and tool_registry"):
         ReActAgent(scripted(), tools=[add], tool_registry=[add])
 
 
-async def test_what_goes_wrong_with_a_tool_is_an_observation() -> None:
+async def test_tool_errors_are_observations() -> None:
     asked = calls(call("fail", "1", why="it rains"), call("nix", "2"), call("add", "3", a="x", b=1))
     result = await ReActAgent(scripted(asked, "No."), tools=[add, fail]).execute("Try.")
     first, second, third, _ = result.steps
@@ -56,14 +56,14 @@ async def test_what_goes_wrong_with_a_tool_is_an_observation() -> None:
     assert result.success, "the model was told, and answered"
 
 
-async def test_ids_of_calls_may_come_again() -> None:
+async def test_call_ids_may_repeat() -> None:
     both = calls(call("add", "1", a=1, b=1), call("add", "1", a=2, b=2))
     model = scripted(both, calls(call("add", "1", a=3, b=3)), "done")
     result = await ReActAgent(model, tools=[add]).execute("Add.")
     assert [step.observation for step in result.steps] == ["2", "4", "6", "done"]
 
 
-async def test_calls_of_one_message_run_at_once_and_are_told_in_order() -> None:
+async def test_calls_of_one_message_run_in_parallel_and_keep_their_order() -> None:
     begun: list[int] = []
     all_there = asyncio.Event()
 
@@ -84,7 +84,7 @@ async def test_calls_of_one_message_run_at_once_and_are_told_in_order() -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_the_limit_is_a_failure_with_its_name_and_number(streamed: bool) -> None:
+async def test_reaching_max_steps_is_a_failure_that_names_it(streamed: bool) -> None:
     model = ScriptedModel(
         responses=lambda asked: calls(call("add", str(len(asked.messages)), a=1, b=1))
     )
@@ -101,14 +101,14 @@ async def test_the_limit_is_a_failure_with_its_name_and_number(streamed: bool) -
     assert len(model.calls) == len(result.steps) == 3
 
 
-async def test_an_empty_answer_is_told_and_then_a_failure() -> None:
+async def test_an_empty_answer_is_corrected_and_then_fails() -> None:
     result = await ReActAgent(scripted("", "  ", ""), tools=[add]).execute("Say something.")
     assert not result.success
     assert "3 answers" in str(result.error)
     assert (await ReActAgent(scripted("", "Yes.")).execute("Say something.")).output == "Yes."
 
 
-async def test_arguments_that_are_no_json_are_told() -> None:
+async def test_invalid_json_arguments_are_corrected() -> None:
     broken = AIMessage(
         "", invalid_tool_calls=[{"name": "add", "args": "{", "id": "1", "error": None}]
     )
@@ -118,13 +118,13 @@ async def test_arguments_that_are_no_json_are_told() -> None:
     assert isinstance(model.calls[1].messages[-1], ToolMessage)
 
 
-async def test_an_answer_that_was_cut_off_is_no_answer() -> None:
+async def test_a_truncated_answer_is_an_error() -> None:
     cut = AIMessage("It is", response_metadata={"finish_reason": "length"})
     with pytest.raises(ModelError, match="cut off"):
         await ReActAgent(scripted(cut)).execute("What is it?")
 
 
-async def test_braces_in_a_system_prompt_stay() -> None:
+async def test_braces_in_a_system_prompt_are_kept() -> None:
     model = scripted("ok")
     prompt = 'Answer as {"a": 1}. Tools:\n{tool_descriptions}'
     await ReActAgent(model, tools=[add], system_prompt=prompt).execute("Go.")
@@ -136,7 +136,7 @@ class Deps:
     unit: str
 
 
-async def test_tools_find_the_context() -> None:
+async def test_tools_receive_the_context() -> None:
     @tool
     def level(tank: int, runtime: ToolRuntime[Deps]) -> str:
         """Read a level."""
@@ -147,7 +147,7 @@ async def test_tools_find_the_context() -> None:
     assert result.steps[0].observation == "7 litres"
 
 
-async def test_two_runs_at_once_share_nothing() -> None:
+async def test_concurrent_runs_are_independent() -> None:
     def answer(asked: Any) -> Any:
         task = next(m.text for m in asked.messages if m.type == "human")
         if asked.messages[-1].type == "tool":
@@ -161,16 +161,16 @@ async def test_two_runs_at_once_share_nothing() -> None:
     assert all(len(r.steps) == 2 for r in found)
 
 
-async def test_wrong_arguments_are_refused_at_once() -> None:
-    with pytest.raises(ConfigurationError, match="max_steps=0"):
+async def test_invalid_options_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="max_steps 0"):
         ReActAgent(scripted(), max_steps=0)
     with pytest.raises(ConfigurationError, match="chat model"):
         ReActAgent(None)
     with pytest.raises(ConfigurationError, match=r"5 in ReActAgent\.behaviors"):
         await ReActAgent(scripted(), behaviors=[5]).execute("Go")
-    with pytest.raises(ConfigurationError, match="the names are add"):
+    with pytest.raises(ConfigurationError, match="must be unique: 2 tools have the names add"):
         await ReActAgent(scripted(), tools=[add, add]).execute("Go")
-    with pytest.raises(ConfigurationError, match="goes nowhere"):
+    with pytest.raises(ConfigurationError, match="handoff target"):
         handoff("")
 
 
@@ -184,7 +184,7 @@ class Sum(BaseModel):
 @pytest.mark.parametrize(
     "answer", [calls(call("Sum", "9", value=4)), {"value": 4}, '```json\n{"value": 4}\n```']
 )
-async def test_the_output_is_of_the_form_asked_for(answer: Any) -> None:
+async def test_the_output_is_an_instance_of_the_response_format(answer: Any) -> None:
     model = scripted(SUM[0], answer)
     result = await ReActAgent(model, tools=[add], response_format=Sum).execute("2 + 2?")
     assert result.output == Sum(value=4)
@@ -193,7 +193,7 @@ async def test_the_output_is_of_the_form_asked_for(answer: Any) -> None:
     assert out["output"] == {"value": 4}
 
 
-async def test_a_wrong_form_is_told_and_then_a_failure() -> None:
+async def test_an_invalid_response_format_is_corrected_and_then_fails() -> None:
     wrong, right = calls(call("Sum", "9", value="x")), calls(call("Sum", "9", value=4))
     model = scripted(wrong, "Four.", right)
     assert (await ReActAgent(model, response_format=Sum).execute("?")).output == Sum(value=4)
@@ -204,7 +204,7 @@ async def test_a_wrong_form_is_told_and_then_a_failure() -> None:
     assert "Sum" in str(result.error)
 
 
-async def test_the_form_beside_another_call_is_premature() -> None:
+async def test_a_response_next_to_another_call_is_refused() -> None:
     both = calls(call("add", "1", a=2, b=2), call("Sum", "2", value=5))
     ran = Counter[str]()
 
@@ -239,7 +239,7 @@ class Plain(BaseChatModel):
         return ChatResult(generations=[ChatGeneration(message=AIMessage(text))])
 
 
-async def test_a_model_without_tools_calls_them_by_text() -> None:
+async def test_a_model_without_tool_calling_uses_the_text_protocol() -> None:
     model = Plain(
         answers=[
             'Thought: I add.\nAction: add\nAction Input: {"a": 2, "b": 2}\nObservation: 5',
@@ -266,7 +266,7 @@ async def test_a_model_without_tools_calls_them_by_text() -> None:
     ("given", "observed"),
     [("hello", "HELLO"), ('"hello"', "HELLO"), ('{"text": "hello"}', "HELLO")],
 )
-async def test_one_argument_need_be_no_object(given: str, observed: str) -> None:
+async def test_a_single_argument_need_not_be_an_object(given: str, observed: str) -> None:
     @tool
     def shout(text: str) -> str:
         """Shout."""
@@ -279,7 +279,7 @@ async def test_one_argument_need_be_no_object(given: str, observed: str) -> None
     assert result.output == "done"
 
 
-async def test_text_that_cannot_be_read_is_never_a_success() -> None:
+async def test_unreadable_text_is_never_a_success() -> None:
     model = Plain(answers=["I think I would add them."] * 3, asked=[])
     result = await ReActAgent(model, tools=[add]).execute("2 + 2?")
     assert not result.success
@@ -288,7 +288,7 @@ async def test_text_that_cannot_be_read_is_never_a_success() -> None:
     assert "neither an action nor a final answer" in model.asked[1][-1].text
 
 
-async def test_a_model_without_tools_answers_a_form_in_json() -> None:
+async def test_a_model_without_tool_calling_answers_in_json() -> None:
     model = FakeListChatModel(responses=['{"total": 4}'])
 
     class Sum(BaseModel):
@@ -298,7 +298,7 @@ async def test_a_model_without_tools_answers_a_form_in_json() -> None:
     assert (result.output, result.success) == (Sum(total=4), True)
 
 
-async def test_text_behind_the_arguments_never_becomes_one() -> None:
+async def test_text_after_the_arguments_is_not_an_argument() -> None:
     found: list[str] = []
 
     @tool
@@ -322,7 +322,7 @@ async def test_text_behind_the_arguments_never_becomes_one() -> None:
 @pytest.mark.parametrize(
     "given", ['{"text": "hel', '{"text": "a"', "one\ntwo", 'call {"text": "a"}', "```\nhello"]
 )
-async def test_arguments_that_cannot_be_read_are_told_and_never_run(given: str) -> None:
+async def test_unreadable_arguments_are_corrected_and_never_run(given: str) -> None:
     ran: list[str] = []
 
     @tool
@@ -339,7 +339,7 @@ async def test_arguments_that_cannot_be_read_are_told_and_never_run(given: str) 
     assert "must be a JSON object" in model.asked[1][-1].text
 
 
-async def test_an_action_that_is_no_name_is_told_the_names() -> None:
+async def test_an_invalid_action_name_is_corrected_with_the_tool_names() -> None:
     asked = 'Action: {"a": 1, "b": 2}\nAction Input: {"a": 1, "b": 2}\nFinal Answer: 3'
     model = Plain(answers=[asked, "Final Answer: 3"], asked=[])
     result = await ReActAgent(model, tools=[add]).execute("1 + 2?")
@@ -359,7 +359,7 @@ FENCED = '```json\n{\n  "name": "add",\n  "arguments": {"a": 2, "b": 2}\n}\n```'
     ],
 )
 @pytest.mark.parametrize("knows_tools", [True, False])
-async def test_a_call_written_as_json_is_a_call(text: str, knows_tools: bool) -> None:
+async def test_a_call_written_as_json_is_run(text: str, knows_tools: bool) -> None:
     answers = [text, "It is 4." if knows_tools else "Final Answer: It is 4."]
     model: Any = scripted(*answers) if knows_tools else Plain(answers=answers, asked=[])
     result = await ReActAgent(model, tools=[add]).execute("2 + 2?")
@@ -367,12 +367,12 @@ async def test_a_call_written_as_json_is_a_call(text: str, knows_tools: bool) ->
     assert result.output == "It is 4."
 
 
-async def test_a_call_among_other_words_is_not_run_and_the_error_says_so() -> None:
+async def test_a_call_among_other_words_is_not_run() -> None:
     text = f"I will call this:\n{FENCED}\nThe result is 5."
     result = await ReActAgent(scripted(*[text] * 3), tools=[add]).execute("2 + 2?")
     assert not result.success
     assert result.steps == []
-    assert "call tools" in str(result.error)
+    assert "support tool calls" in str(result.error)
 
 
 @pytest.mark.parametrize("knows_tools", [True, False])
@@ -387,7 +387,7 @@ async def test_a_call_that_fails_twice_ends_the_run(knows_tools: bool) -> None:
     assert "fail" in str(result.error)
 
 
-async def test_a_model_without_tools_is_stopped_where_it_makes_up_an_observation() -> None:
+async def test_an_invented_observation_stops_generation() -> None:
     stops: list[Any] = []
 
     class Stopped(Plain):

@@ -30,7 +30,7 @@ async def words(graph: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("bound", [False, True])
-async def test_tokens_come_without_subgraphs_and_the_answer_once(bound: bool) -> None:
+async def test_tokens_are_streamed_without_subgraphs_and_the_answer_once(bound: bool) -> None:
     found = await words(agent(services=bind([]) if bound else None).compile(InMemorySaver()))
     said = [one.text for one in found if one.type in ("ai", "AIMessageChunk") and one.text]
     assert len(said) > 1
@@ -39,7 +39,7 @@ async def test_tokens_come_without_subgraphs_and_the_answer_once(bound: bool) ->
 
 
 @pytest.mark.parametrize("where", ["behaviors", "services"])
-async def test_no_token_comes_before_a_guard_has_seen_the_answer(where: str) -> None:
+async def test_no_token_is_streamed_before_a_guardrail_has_checked_the_answer(where: str) -> None:
     guard = GuardrailBehavior(rules=[GuardrailRule("five", blocked_words=["five"])])
     options = {where: [guard] if where == "behaviors" else bind([], behaviors=[guard])}
     found = await words(agent(**options).compile(InMemorySaver()))
@@ -48,7 +48,7 @@ async def test_no_token_comes_before_a_guard_has_seen_the_answer(where: str) -> 
 
 
 @pytest.mark.parametrize("nested", [False, True])
-async def test_a_question_comes_once(nested: bool) -> None:
+async def test_an_interrupt_is_streamed_once(nested: bool) -> None:
     services = bind([tool_capability(add, requires_approval=True)])
     made: Any = agent(services=services)
     graph = (PipelineOrchestrator([made]) if nested else made).compile(InMemorySaver())

@@ -59,7 +59,7 @@ def plan(*pairs: tuple[str, str]) -> dict[str, Any]:
 # --- supervisor -------------------------------------------------------------------------------------
 
 
-async def test_members_work_side_by_side_and_what_each_gave_is_kept() -> None:
+async def test_members_run_in_parallel_and_their_outputs_are_returned() -> None:
     both = asyncio.Barrier(2)
 
     async def meet(task: str) -> str:
@@ -81,7 +81,7 @@ async def test_members_work_side_by_side_and_what_each_gave_is_kept() -> None:
     assert '"ONE"' in model.calls[1].prompt
 
 
-async def test_a_member_that_works_twice_keeps_both_outputs() -> None:
+async def test_a_member_with_two_subtasks_has_two_outputs() -> None:
     model = scripted(plan(("a", "one"), ("a", "two")), {"answer": "Done."})
     found = await SupervisorOrchestrator(model, {"a": Worker("a")}).run("Do it")
     assert {name: one.output for name, one in found.agent_outputs.items()} == {
@@ -92,9 +92,9 @@ async def test_a_member_that_works_twice_keeps_both_outputs() -> None:
 
 @pytest.mark.parametrize(
     ("second", "told"),
-    [("nobody", "there is no member 'nobody'; the members are a, b"), ("b", "b: gave up")],
+    [("nobody", "unknown member 'nobody'; the members are a, b"), ("b", "b: gave up")],
 )
-async def test_partial_failure_is_no_success_and_is_told(second: str, told: str) -> None:
+async def test_partial_failure_is_not_a_success(second: str, told: str) -> None:
     model = scripted(plan(("a", "one"), (second, "two")), {"answer": "Half of it."})
     members = {"a": Worker("a"), "b": Worker("b", fails=True)}
     found = await SupervisorOrchestrator(model, members).run("Do it")
@@ -103,7 +103,7 @@ async def test_partial_failure_is_no_success_and_is_told(second: str, told: str)
     assert found.agent_outputs["a"].output == "a: one"
 
 
-async def test_where_all_fail_nothing_is_made_up() -> None:
+async def test_no_answer_is_written_if_all_members_fail() -> None:
     model = scripted(plan(("b", "one")))
     found = await SupervisorOrchestrator(model, {"b": Worker("b", fails=True)}).run("Do it")
     assert (found.final_output, found.success) == ("", False)
@@ -126,7 +126,7 @@ async def test_a_router_chooses_the_members() -> None:
         '{"subtasks": [{"agent": "a", "subtask": "one"}]}',
     ],
 )
-async def test_lists_as_other_models_write_them_are_read(written: str) -> None:
+async def test_alternative_list_formats_are_parsed(written: str) -> None:
     found = await SupervisorOrchestrator(scripted(written, "It is one."), {"a": Worker("a")}).run(
         "Do it"
     )
@@ -134,7 +134,7 @@ async def test_lists_as_other_models_write_them_are_read(written: str) -> None:
     assert (found.final_output, found.success) == ("It is one.", True)
 
 
-async def test_a_model_that_fails_is_a_result() -> None:
+async def test_a_failed_model_call_is_a_failed_result() -> None:
     def away(_: Any) -> Any:
         raise ConnectionError("away")
 
@@ -143,7 +143,7 @@ async def test_a_model_that_fails_is_a_result() -> None:
     assert "away" in str(found.error)
 
 
-async def test_what_members_gave_is_kept_when_the_model_fails_in_the_end() -> None:
+async def test_member_outputs_are_returned_if_the_final_model_call_fails() -> None:
     def once(call: Any) -> Any:
         if "Results of the members" in call.prompt:
             raise ConnectionError("away")
@@ -154,10 +154,10 @@ async def test_what_members_gave_is_kept_when_the_model_fails_in_the_end() -> No
     assert "away" in str(found.error)
 
 
-def test_what_cannot_lead_or_work_is_told_at_once() -> None:
-    with pytest.raises(ConfigurationError, match="got None as its model"):
+def test_invalid_models_and_members_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="None is not a chat model"):
         SupervisorOrchestrator(None, {"a": Worker("a")})
-    with pytest.raises(ConfigurationError, match="got None as its model"):
+    with pytest.raises(ConfigurationError, match="None is not a chat model"):
         DebateOrchestrator([Worker("a")])
     with pytest.raises(ConfigurationError, match="no members"):
         SupervisorOrchestrator(scripted(), {}).compile()
@@ -179,7 +179,7 @@ async def test_the_output_of_each_is_the_task_of_the_next() -> None:
     assert alone.calls == [("x", {"user": "Ada"})]
 
 
-async def test_a_row_ends_where_one_fails() -> None:
+async def test_a_pipeline_ends_at_the_first_failure() -> None:
     last = Worker("last")
     row = PipelineOrchestrator([Worker("a"), Worker("bad", fails=True), last])
     found = await row.run("x")
@@ -191,7 +191,7 @@ async def test_a_row_ends_where_one_fails() -> None:
 # --- debate -----------------------------------------------------------------------------------------
 
 
-async def test_positions_are_taken_side_by_side_and_revised() -> None:
+async def test_positions_are_taken_in_parallel_and_revised() -> None:
     a, twin = Worker("a", "yes", "still yes"), Worker("a", "no", "well")
     model = scripted({"answer": "Perhaps."})
     found = await DebateOrchestrator([a, twin], 1, model).run("Is it?")
@@ -215,7 +215,7 @@ async def test_positions_do_not_wait_for_each_other() -> None:
     assert (await DebateOrchestrator([meet, meet], 1, model).run("Is it?")).success
 
 
-async def test_who_fails_in_a_debate_makes_it_no_success() -> None:
+async def test_a_failed_debater_is_not_a_success() -> None:
     model = scripted({"answer": "Yes."})
     found = await DebateOrchestrator([Worker("a"), Worker("b", fails=True)], 1, model).run("Is it?")
     assert (found.final_output, found.success) == ("Yes.", False)
@@ -225,7 +225,7 @@ async def test_who_fails_in_a_debate_makes_it_no_success() -> None:
 # --- swarm ------------------------------------------------------------------------------------------
 
 
-async def test_a_coordinator_goes_on_until_it_says_done() -> None:
+async def test_a_coordinator_continues_until_done() -> None:
     model = scripted(
         {"agent": "a", "task": "first"},
         "AGENT: b\nTASK: second",
@@ -237,14 +237,14 @@ async def test_a_coordinator_goes_on_until_it_says_done() -> None:
     assert "a: first" in model.calls[1].prompt
 
 
-async def test_a_router_is_asked_only_where_the_coordinator_names_nobody() -> None:
+async def test_the_router_is_used_only_if_the_coordinator_names_no_member() -> None:
     model = scripted({"agent": "b", "task": "one"}, {"task": "two"}, {"done": True, "answer": "x"})
     router = RuleBasedRouter(fallback_target="a")
     team = SwarmOrchestrator(model, {"a": Worker("a"), "b": Worker("b")}, router=router)
     assert list((await team.run("Do it")).agent_outputs) == ["round_1_b", "round_2_a"]
 
 
-async def test_rounds_are_bounded_and_the_bound_is_no_success() -> None:
+async def test_reaching_max_rounds_is_not_a_success() -> None:
     model = ScriptedModel(responses=lambda _: {"agent": "a", "task": "again"})
     found = await SwarmOrchestrator(model, {"a": Worker("a")}, max_rounds=3).run("Do it")
     assert (found.success, found.rounds) == (False, 3)
@@ -252,7 +252,7 @@ async def test_rounds_are_bounded_and_the_bound_is_no_success() -> None:
     assert found.final_output == "a: again"
 
 
-async def test_an_invented_member_burns_no_round_and_is_bounded() -> None:
+async def test_an_unknown_member_uses_no_round_and_is_limited() -> None:
     model = scripted({"agent": "x", "task": "t"}, {"agent": "a", "task": "t"}, "DONE: fine")
     found = await SwarmOrchestrator(model, {"a": Worker("a")}, max_rounds=1).run("Do it")
     assert (found.final_output, found.success, found.rounds) == ("fine", True, 1)
@@ -260,14 +260,14 @@ async def test_an_invented_member_burns_no_round_and_is_bounded() -> None:
     stubborn = ScriptedModel(responses=lambda _: {"agent": "x", "task": "t"})
     found = await SwarmOrchestrator(stubborn, {"a": Worker("a")}).run("Do it")
     assert not found.success
-    assert "'x', who is no member (a)" in str(found.error)
+    assert "the unknown member 'x' (a)" in str(found.error)
     assert len(stubborn.calls) == 3
 
 
 # --- what holds for all -----------------------------------------------------------------------------
 
 
-async def test_what_is_done_is_not_done_again_after_a_question() -> None:
+async def test_finished_work_is_not_repeated_after_an_interrupt() -> None:
     quick = Worker("quick")
 
     def ask(task: str) -> str:
@@ -284,7 +284,7 @@ async def test_what_is_done_is_not_done_again_after_a_question() -> None:
     assert len(model.calls) == 2
 
 
-async def test_behaviours_stand_around_the_team_once() -> None:
+async def test_behaviors_wrap_the_team_once() -> None:
     told = []
 
     class Note(BaseBehavior):
@@ -297,7 +297,7 @@ async def test_behaviours_stand_around_the_team_once() -> None:
     assert [step.action async for step in team.stream_execute("x")][:2] == ["a", "b"]
 
 
-async def test_a_budget_of_the_team_holds_over_its_members() -> None:
+async def test_members_share_the_budget_of_the_team() -> None:
     @capability_node
     async def measure(tank: int = 1) -> float:
         """Measures the level of a tank."""
@@ -315,7 +315,7 @@ async def test_a_budget_of_the_team_holds_over_its_members() -> None:
     assert "steps" in told
 
 
-async def test_a_budget_holds_over_the_model_calls_of_members_and_of_an_agent_alone() -> None:
+async def test_a_budget_covers_model_calls_of_members_and_single_agents() -> None:
     def worker(name: str) -> ReActAgent:
         return ReActAgent(ScriptedModel(responses=[name]), agent_id=name)
 
@@ -337,17 +337,17 @@ async def test_teams_agents_and_workflows_are_members() -> None:
     assert found.final_output == "B: A: X"
 
 
-async def test_a_team_of_ones_own_needs_one_method() -> None:
+async def test_a_custom_team_needs_one_method() -> None:
     class Best(BaseOrchestrator):
         async def lead(self, task: str, context: Any, team_run: Any) -> Any:
-            found = await team_run.give([(name, task) for name in self.members], context)
+            found = await team_run.delegate([(name, task) for name in self.members], context)
             return max((one.output for one in found), key=len)
 
     team = Best(members={"short": lambda task: task, "long": lambda task: task * 2})
     assert (await team.run("ab")).final_output == "abab"
 
 
-async def test_members_are_swapped_also_when_only_the_instance_changed() -> None:
+async def test_members_are_replaced_if_only_the_instance_changed() -> None:
     found: dict[str, Any] = {"a": Worker("a")}
     model = ScriptedModel(
         responses=lambda call: plan(("a", "x")) if "Members" in call.prompt else {"answer": "x"}
@@ -372,7 +372,7 @@ async def test_members_are_swapped_also_when_only_the_instance_changed() -> None
         AgentDiscoveryBehavior(lambda: _later(({}, {})), 0)
 
 
-async def test_a_run_under_way_keeps_its_members_and_looks_go_on() -> None:
+async def test_a_running_run_keeps_its_members() -> None:
     began, go_on, looks = asyncio.Event(), asyncio.Event(), 0
 
     async def slow(task: str) -> str:
@@ -407,12 +407,12 @@ async def _later(value: Any) -> Any:
     return value
 
 
-def test_handing_over_is_a_command() -> None:
+def test_a_handoff_is_a_command() -> None:
     assert handoff("support").goto == "support"
     assert handoff("support", parent=True).graph == Command.PARENT
 
 
-async def test_a_team_that_writes_only_run_is_complete() -> None:
+async def test_a_team_that_overrides_only_run_is_complete() -> None:
     seen: list[str] = []
 
     class Noted(BaseBehavior):
@@ -433,7 +433,7 @@ async def test_a_team_that_writes_only_run_is_complete() -> None:
     assert seen == ["x", "y", "z"]
 
 
-async def test_a_model_that_writes_its_split_as_text_is_asked_once() -> None:
+async def test_subtasks_written_as_text_need_one_model_call() -> None:
     def ask(task: str) -> str:
         return f"{task}: {interrupt('which one?')}"
 
@@ -445,8 +445,8 @@ async def test_a_model_that_writes_its_split_as_text_is_asked_once() -> None:
     assert (out["output"], out["steps"][0]["observation"]) == ("Done.", "look: this")
 
 
-async def test_a_split_that_is_none_is_told() -> None:
+async def test_invalid_subtasks_are_refused() -> None:
     model = FakeListChatModel(responses=['[{"agent": "a"}, 7]'])
     found = await SupervisorOrchestrator(model, {"a": Worker("a")}).run("x")
     assert not found.success
-    assert "not all are subtasks" in str(found.error)
+    assert "subtasks of the model are invalid" in str(found.error)

@@ -53,7 +53,7 @@ def pairs_hold(messages: list[Any]) -> bool:
 
 
 @pytest.mark.parametrize("bound", [False, True])
-async def test_tool_messages_are_shown_in_the_next_run(bound: bool) -> None:
+async def test_tool_messages_are_included_in_the_next_run(bound: bool) -> None:
     options = {"services": bind([])} if bound else {}
     messages = await shown(LOOKS, "Found Astoria.", "Booked.", **options)
     kinds = [message.type for message in messages]
@@ -67,13 +67,13 @@ async def test_tool_messages_are_shown_in_the_next_run(bound: bool) -> None:
     assert pairs_hold(messages)
 
 
-async def test_without_the_setting_only_tasks_and_answers_are_shown() -> None:
+async def test_by_default_only_tasks_and_answers_are_included() -> None:
     messages = await shown(LOOKS, "Found Astoria.", "Booked.", memory=Memory())
     assert [message.type for message in messages] == ["human", "ai", "human"]
 
 
 @pytest.mark.parametrize("tokens", range(20, 400, 30))
-async def test_a_call_and_its_answer_go_together(tokens: int) -> None:
+async def test_a_call_and_its_answer_stay_together(tokens: int) -> None:
     both = calls(call("find", "a", what="A"), call("find", "b", what="B"))
     again = calls(call("find", "c", what="C"))
     memory = Memory(tools=True, max_tokens=tokens)
@@ -82,7 +82,7 @@ async def test_a_call_and_its_answer_go_together(tokens: int) -> None:
     assert pairs_hold(messages)
 
 
-async def test_a_run_that_reached_its_limit_leaves_whole_pairs() -> None:
+async def test_a_run_that_reached_its_limit_stores_complete_pairs() -> None:
     messages = await shown(LOOKS, LOOKS, "Booked.", max_steps=2)
     assert [m.type for m in messages] == ["human", "ai", "tool", "ai", "tool", "ai", "human"]
     assert pairs_hold(messages)
@@ -93,7 +93,7 @@ class Form(BaseModel):
     name: str
 
 
-async def test_an_answer_in_a_form_is_shown_as_text() -> None:
+async def test_a_structured_answer_is_included_as_text() -> None:
     form = calls(call("Form", "f", name="Astoria"))
     messages = await shown(LOOKS, form, form, response_format=Form)
     assert [message.type for message in messages] == ["human", "ai", "tool", "ai", "human"]
@@ -106,7 +106,7 @@ class Renames(BaseBehavior):
         return str(result.output).replace("Astoria", "[a hotel]")
 
 
-async def test_an_answer_that_a_behavior_rewrote_is_shown_in_its_words() -> None:
+async def test_a_rewritten_answer_is_included_as_rewritten() -> None:
     messages = await shown(LOOKS, "Found Astoria.", "Booked.", behaviors=[Renames()])
     assert messages[3].text == "Found [a hotel]."
 
