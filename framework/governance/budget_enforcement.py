@@ -82,7 +82,7 @@ class BudgetPolicy:
                 f"Two budgets count as {twice[0]!r}.", fix="Give one of them a name=."
             )
         table = prices or PriceTable.of_process()
-        return cls(tuple(item.timed_by(clock) for item in budgets), table, UsageRecorder(table))
+        return cls(tuple(item.with_clock(clock) for item in budgets), table, UsageRecorder(table))
 
     def for_turn(
         self,
