@@ -1,4 +1,4 @@
-"""Workflows: directed acyclic, state machine, event-driven; each compiles to a LangGraph graph."""
+"""Workflows that compile to LangGraph graphs: directed acyclic, state machine and event-driven."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""A workflow whose nodes run as soon as what they need is there."""
+"""Directed acyclic workflows, whose nodes run as soon as their inputs exist."""
 
 from __future__ import annotations
 
@@ -34,16 +34,17 @@ from capgraph.workflows.nodes import (
 
 
 class DAGWorkflow(BaseWorkflow):
-    """Nodes, and edges that say what comes after what.
+    """Workflow of nodes and edges without cycles.
 
-    Each node runs as soon as those before it have ended, whatever the others do. Of a node that
-    fails, what hangs on it does not run (``metadata["not_run"]``), the rest does, and the workflow
-    is no success. A node none of whose edges are gone is not needed (``metadata["not_needed"]``).
+    Each node runs as soon as its predecessors have finished, independently of other nodes. If a
+    node fails, the nodes that depend on it do not run (``metadata["not_run"]``), the others do, and
+    the workflow is not successful. A node is skipped if none of its edges is followed
+    (``metadata["not_needed"]``).
 
     Args:
         nodes: The nodes.
-        edges: The edges between them.
-        services: What capabilities and tools among the nodes run with.
+        edges: The edges between the nodes.
+        services: Services for the capabilities and tools among the nodes.
         name: Name of the graph.
 
     >>> async def search(task): return f"notes on {task}"
@@ -76,26 +77,27 @@ class DAGWorkflow(BaseWorkflow):
         """Add a node.
 
         Raises:
-            ConfigurationError: There is one of that name.
+            ConfigurationError: A node of this name exists.
         """
         if node.node_id in self._nodes:
             raise ConfigurationError(
-                f"Two nodes are called {node.node_id!r}.", fix="Give each a name of its own."
+                f"Duplicate node {node.node_id!r}: node IDs must be unique.",
+                fix="Rename one of the nodes.",
             )
         self._nodes[node.node_id] = node
 
     @validate_arguments
     def add_edge(self, edge: WorkflowEdge) -> None:
-        """Add an edge; its ends are looked at when the workflow is compiled."""
+        """Add an edge. Its nodes are checked when the workflow is compiled."""
         self._edges.append(edge)
 
     @validate_arguments
     def compile(self, checkpointer: Checkpointer = None, **options: Any) -> WorkflowGraph:
-        """Return the workflow as a graph; see :meth:`BaseWorkflow.compile`.
+        """Compile the workflow to a graph; see :meth:`BaseWorkflow.compile`.
 
         Raises:
-            ConfigurationError: There is no node, a cycle, an edge whose end is unknown, or a node
-                that needs what only a later one gives.
+            ConfigurationError: There are no nodes, there is a cycle, an edge has an unknown node,
+                or a node needs a value that only a later node provides.
         """
         order = self._sort_nodes()
         graphs = {name: self.compile_node(self._nodes[name]) for name in order}
@@ -103,61 +105,63 @@ class DAGWorkflow(BaseWorkflow):
         edges = tuple(self._edges)
 
         async def run(state: Any) -> dict[str, Any]:
-            known = {**(state.get("inputs") or {}), "task": state["task"]}
-            return await _DagRun(nodes, edges, graphs, known, self.services).run()
+            available = {**(state.get("inputs") or {}), "task": state["task"]}
+            return await _DagRun(nodes, edges, graphs, available, self.services).run()
 
         builder = single_node_graph(
             "nodes", run, WorkflowOutput, input_schema=NamedInputs, output_schema=WorkflowOutput
         )
-        made = builder.compile(checkpointer=checkpointer, name=self.name, **options)
-        return copy_graph_as(_DagGraph, made, shape=self._build_drawing())
+        graph = builder.compile(checkpointer=checkpointer, name=self.name, **options)
+        return copy_graph_as(_DagGraph, graph, shape=self._build_drawing())
 
     def _sort_nodes(self) -> list[str]:
         if not self._nodes:
-            raise ConfigurationError("The workflow has no nodes.", fix="Give it at least one.")
-        before: dict[str, set[str]] = {name: set() for name in self._nodes}
+            raise ConfigurationError("The workflow has no nodes.", fix="Add at least one node.")
+        predecessors: dict[str, set[str]] = {name: set() for name in self._nodes}
         for edge in self._edges:
             for end in (edge.source, edge.target):
-                if end not in before:
+                if end not in predecessors:
                     raise ConfigurationError(
-                        f"The edge {edge.source!r} → {edge.target!r} has an unknown end: {end!r}.",
-                        fix=f"The nodes are {', '.join(sorted(before))}.",
+                        f"Invalid edge {edge.source!r} → {edge.target!r}: there is no node {end!r}.",
+                        fix=f"Use one of the nodes {', '.join(sorted(predecessors))}.",
                     )
-            before[edge.target].add(edge.source)
+            predecessors[edge.target].add(edge.source)
         try:
-            order = list(TopologicalSorter(before).static_order())
+            order = list(TopologicalSorter(predecessors).static_order())
         except CycleError as exc:
             raise ConfigurationError(
-                f"A cycle detected in the workflow: {' → '.join(reversed(exc.args[1]))}.",
-                fix="Take out an edge, or use a StateMachineWorkflow, which may go round.",
+                f"The workflow has a cycle detected at {' → '.join(reversed(exc.args[1]))}.",
+                fix="Remove an edge, or use a StateMachineWorkflow, which allows cycles.",
             ) from None
-        self._check_names(order, before)
+        self._check_names(order, predecessors)
         return order
 
     def _check_names(self, order: list[str], predecessors: Mapping[str, set[str]]) -> None:
-        """See to it that what a node is given by another comes from one before it."""
-        gives: dict[str, str] = {}
+        """Check that each value a node needs comes from one of its predecessors."""
+        providers: dict[str, str] = {}
         for name in order:
-            for known_as in self._nodes[name].outputs_map.values() or [name]:
-                if known_as in gives:
+            for value in self._nodes[name].outputs_map.values() or [name]:
+                if value in providers:
                     raise ConfigurationError(
-                        f"{gives[known_as]!r} and {name!r} both give {known_as!r}.",
-                        fix="Give each its own name in outputs_map.",
+                        f"Duplicate output {value!r}: {providers[value]!r} and {name!r} provide it.",
+                        fix="Use different names in outputs_map.",
                     )
-                gives[known_as] = name
-        above: dict[str, set[str]] = {}
+                providers[value] = name
+        ancestors: dict[str, set[str]] = {}
         for name in order:
-            above[name] = predecessors[name].union(*(above[other] for other in predecessors[name]))
+            ancestors[name] = predecessors[name].union(
+                *(ancestors[other] for other in predecessors[name])
+            )
             for needed in self._nodes[name].inputs_map.values():
-                if needed in gives and gives[needed] not in above[name]:
+                if needed in providers and providers[needed] not in ancestors[name]:
                     raise ConfigurationError(
-                        f"{name!r} needs {needed!r}, and nothing makes it wait for"
-                        f" {gives[needed]!r}, which gives it.",
-                        fix=f"Add WorkflowEdge({gives[needed]!r}, {name!r}).",
+                        f"The node {name!r} needs {needed!r} but does not wait for"
+                        f" {providers[needed]!r}, which provides it.",
+                        fix=f"Add WorkflowEdge({providers[needed]!r}, {name!r}).",
                     )
 
     def _build_drawing(self) -> WorkflowGraph:
-        """Return a graph that is only drawn."""
+        """Return a graph that is only drawn, never run."""
         builder: StateGraph[Any, Any, Any, Any] = StateGraph(WorkflowOutput)
         for name in self._nodes:
             builder.add_node(name, lambda state: state)
@@ -169,29 +173,31 @@ class DAGWorkflow(BaseWorkflow):
             if edge.condition is None:
                 builder.add_edge(edge.source, edge.target)
         for name in self._nodes:
-            gone = [e.target for e in self._edges if e.source == name and e.condition is not None]
-            if gone:
-                builder.add_conditional_edges(name, lambda state: [], list(dict.fromkeys(gone)))
+            targets = [
+                e.target for e in self._edges if e.source == name and e.condition is not None
+            ]
+            if targets:
+                builder.add_conditional_edges(name, lambda state: [], list(dict.fromkeys(targets)))
         return compile_graph(builder)
 
 
 class _DagGraph(SyncGraph[Any]):
-    """Draws the nodes of the workflow, which run as tasks of one node of LangGraph's."""
+    """Graph that draws the workflow's nodes, which run as tasks of a single LangGraph node."""
 
     def __init__(self, *, shape: WorkflowGraph, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.shape = shape
 
     def get_graph(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what is drawn."""
+        """Return the graph to draw."""
         return self.shape.get_graph(*args, **kwargs)
 
 
 class _DagRun:
-    """One run. Each node is a LangGraph task, so one that has ended is not run again.
+    """One run of a workflow. Each node is a LangGraph task, so a finished node does not run again.
 
-    The identity of a task follows the order of the calls, so all are called at once, in an order
-    that no run changes, and wait inside for what they need.
+    The ID of a task follows the order of the calls. All tasks are therefore called at once, in a
+    fixed order, and wait inside for their predecessors.
     """
 
     def __init__(
@@ -219,8 +225,8 @@ class _DagRun:
         self._signals: dict[str, GraphBubbleUp] = {}
 
     async def run(self) -> dict[str, Any]:
-        begun = [(name, run_as_task(name, self._node_task(name))) for name in self._nodes]
-        await asyncio.gather(*(self._await_node(name, call) for name, call in begun))
+        tasks = [(name, run_as_task(name, self._node_task(name))) for name in self._nodes]
+        await asyncio.gather(*(self._await_node(name, task) for name, task in tasks))
         if self._error is not None:
             raise self._error
         if self._signals:
@@ -234,15 +240,17 @@ class _DagRun:
             if self._error is not None or any(
                 e.source in self._signals for e in self._incoming[name]
             ):
-                # What this one waits for is still open: nothing is saved of it.
+                # A predecessor is interrupted, so this task must not store a result.
                 raise GraphInterrupt(())
-            if hung := [e.source for e in self._incoming[name] if self._has_failed(e.source)]:
-                return {"not_run": hung[0]}
+            if failed_sources := [
+                e.source for e in self._incoming[name] if self._has_failed(e.source)
+            ]:
+                return {"not_run": failed_sources[0]}
             try:
-                gone = [e for e in self._incoming[name] if await self._is_followed(e)]
+                followed = [e for e in self._incoming[name] if await self._is_followed(e)]
             except CapgraphError as exc:
                 return failed_output(str(exc))
-            if self._incoming[name] and not gone:
+            if self._incoming[name] and not followed:
                 return {"not_needed": True}
             node, graph = self._nodes[name], self._graphs[name]
             used = find_used_names(node, graph, self._available)
@@ -252,49 +260,51 @@ class _DagRun:
         return body
 
     async def _is_followed(self, edge: WorkflowEdge) -> bool:
-        found = self._outputs.get(edge.source)
-        return found is not None and await evaluate_condition(edge.condition, found)
+        output = self._outputs.get(edge.source)
+        return output is not None and await evaluate_condition(edge.condition, output)
 
     def _has_failed(self, name: str) -> bool:
         return name in self._not_run or not self._outputs.get(name, {"success": True})["success"]
 
     async def _await_node(self, name: str, task: Any) -> None:
         try:
-            with label_scope({}) as told:
-                found = await task
-            propagate_labels(told)
+            with label_scope({}) as labels:
+                output = await task
+            propagate_labels(labels)
         except GraphBubbleUp as signal:
             self._signals[name] = signal
         except BaseException as exc:
             self._error = self._error or exc
         else:
-            if "not_run" in found:
-                self._not_run[name] = found["not_run"]
-            elif "not_needed" in found:
+            if "not_run" in output:
+                self._not_run[name] = output["not_run"]
+            elif "not_needed" in output:
                 self._not_needed.append(name)
             else:
-                self._outputs[name] = found
-                if found["success"]:
-                    given = published_values(name, found)
-                    self._available |= given
-                    self._labels |= dict.fromkeys(given, told)
+                self._outputs[name] = output
+                if output["success"]:
+                    values = published_values(name, output)
+                    self._available |= values
+                    self._labels |= dict.fromkeys(values, labels)
         finally:
             self._finished[name].set()
 
     def _build_output(self) -> dict[str, Any]:
-        wrong = [f"{n}: {f['error']}" for n, f in self._outputs.items() if not f["success"]]
+        errors = [f"{n}: {f['error']}" for n, f in self._outputs.items() if not f["success"]]
         last = {
             n: f["output"]
             for n, f in self._outputs.items()
             if n in self._final_nodes and f["success"]
         }
-        error = "; ".join(wrong)
+        error = "; ".join(errors)
         if self._not_run:
-            told = ", ".join(f"{name} (hangs on {why})" for name, why in self._not_run.items())
-            error += f"; not run: {told}"
+            not_run = ", ".join(
+                f"{name} (depends on {node})" for name, node in self._not_run.items()
+            )
+            error += f"; not run: {not_run}"
         return {
             "output": next(iter(last.values())) if len(last) == 1 else last or "",
-            "success": not wrong,
+            "success": not errors,
             "error": error or None,
             "outputs": {name: self._outputs[name] for name in self._nodes if name in self._outputs},
             "metadata": {"not_run": self._not_run, "not_needed": sorted(self._not_needed)},

@@ -1,4 +1,4 @@
-"""A workflow of events: each is handled, and what its handlers give is handled next."""
+"""Event-driven workflows: handlers process events and may return further events."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from capgraph.workflows.nodes import (
 @validate_arguments
 @dataclass
 class WorkflowEvent:
-    """Something that happened.
+    """Event of a workflow.
 
     Attributes:
-        name: What; handlers are found by it.
-        payload: With which values; JSON-able.
-        source: ``external``, or the event whose handler gave it.
+        name: Name of the event, which selects its handlers.
+        payload: JSON values of the event.
+        source: ``external``, or the name of the event whose handler returned it.
     """
 
     name: str
@@ -61,20 +61,20 @@ Handler = Callable[[WorkflowEvent], Awaitable[WorkflowEvent | list[WorkflowEvent
 
 
 class EventDrivenWorkflow(BaseWorkflow):
-    """Handlers of events; the handlers of one event run side by side.
+    """Workflow of event handlers. The handlers of one event run in parallel.
 
-    Each run has a queue of its own. A handler that fails is a result: what else there is to do is
-    done, and the workflow is no success. It ends when nothing is left to handle, with the terminal
-    event (whose payload's ``output`` is the output), or, without success, at the cap.
+    Each run has its own queue. A failed handler does not stop the others, but the workflow is not
+    successful. The run ends when the queue is empty, at the terminal event (whose ``output`` in the
+    payload is the output) or, without success, at the limit.
 
     Args:
-        max_events: How many events a run may handle.
+        max_events: Maximum number of events per run.
         terminal_event: Name of the event that ends a run.
-        services: What capabilities and tools among the handlers run with.
+        services: Services for the capabilities and tools among the handlers.
         name: Name of the graph.
 
     Raises:
-        ConfigurationError: The cap is below 1.
+        ConfigurationError: ``max_events`` is below 1.
 
     >>> import asyncio
     >>> flow = EventDrivenWorkflow(terminal_event="done")
@@ -97,21 +97,25 @@ class EventDrivenWorkflow(BaseWorkflow):
     ) -> None:
         super().__init__(services=services, name=name)
         if max_events < 1:
-            raise ConfigurationError(f"max_events is {max_events!r}.", fix="Give at least 1.")
+            raise ConfigurationError(
+                f"Invalid max_events {max_events!r}: it must be at least 1.", fix="Pass 1 or more."
+            )
         self._max_events = max_events
         self._terminal_event = terminal_event
         self._handlers: dict[str, list[tuple[Any, str | None]]] = {}
 
     @validate_arguments
     def on(self, event_name: str, handler: Any, *, gives: str | None = None) -> None:
-        """Have events of a name handled.
+        """Register a handler for an event.
 
         Args:
-            event_name: The name.
-            handler: An async function of the event, which may give an event, or several, to be
-                handled next; or an agent, graph, tool or capability, whose task is the payload's.
-            gives: Name of the event that follows when an agent has done its task; its payload has
-                ``output``, and as ``task`` the same as text. A function so named is an agent.
+            event_name: Name of the event.
+            handler: An async function of the event, which may return one or more events to handle
+                next; or an agent, graph, tool or capability, which receives the task from the
+                payload.
+            gives: Name of the event that follows when an agent has finished. Its payload has
+                ``output``, and ``task`` with the same as text. With this argument a function counts
+                as an agent.
         """
         self._handlers.setdefault(event_name, []).append((handler, gives))
 
@@ -125,35 +129,38 @@ class EventDrivenWorkflow(BaseWorkflow):
         """Run the workflow once; see :meth:`BaseWorkflow.run`.
 
         Args:
-            initial_input: ``event``, or ``events``: what happened, as
-                :class:`WorkflowEvent` or its fields; a ``task`` alone is the event ``task``.
+            initial_input: ``event`` or ``events``: :class:`WorkflowEvent` objects or their fields.
+                A ``task`` alone is the event ``task``.
             context: As for every workflow.
             config: As for every workflow.
 
         Raises:
-            ValidationError: Something is no event.
+            ValidationError: An event is invalid.
         """
-        told = to_task(initial_input)
+        task = to_task(initial_input)
         events = [asdict(event) for event in _parse_events(initial_input)]
-        given = {"task": told, "inputs": {"events": events}}
-        return await self._run_graph(given, context, config)
+        graph_input = {"task": task, "inputs": {"events": events}}
+        return await self._run_graph(graph_input, context, config)
 
     @validate_arguments
     def compile(self, checkpointer: Checkpointer = None, **options: Any) -> WorkflowGraph:
-        """Return the workflow as a graph; see :meth:`BaseWorkflow.compile`."""
+        """Compile the workflow to a graph; see :meth:`BaseWorkflow.compile`."""
         handlers = {
-            name: [self._build_handler(name, place, *one) for place, one in enumerate(found)]
-            for name, found in self._handlers.items()
+            name: [
+                self._build_handler(name, index, *registration)
+                for index, registration in enumerate(registrations)
+            ]
+            for name, registrations in self._handlers.items()
         }
 
         async def run(state: Any) -> dict[str, Any]:
-            known = {**state, **(state.get("inputs") or {})}
-            known.pop("inputs", None)
-            to_task(known)
-            with label_scope({}) as told:
-                left = await self._handle_all(_parse_events(known), handlers)
-            propagate_labels(told)
-            return left
+            inputs = {**state, **(state.get("inputs") or {})}
+            inputs.pop("inputs", None)
+            to_task(inputs)
+            with label_scope({}) as labels:
+                output = await self._handle_all(_parse_events(inputs), handlers)
+            propagate_labels(labels)
+            return output
 
         builder = single_node_graph(
             "events", run, WorkflowOutput, input_schema=_EventInput, output_schema=WorkflowOutput
@@ -164,19 +171,19 @@ class EventDrivenWorkflow(BaseWorkflow):
         self, name: str, index: int, handler: Any, gives: str | None
     ) -> Callable[[WorkflowEvent], Any]:
         kinds = ("capability_spec", "compile", "execute", "ainvoke")
-        works = any(hasattr(handler, kind) for kind in kinds)
-        if gives is None and callable(handler) and not works:
+        is_agent = any(hasattr(handler, kind) for kind in kinds)
+        if gives is None and callable(handler) and not is_agent:
             return lambda event: _call_handler(handler, event, self.services)
         node = WorkflowNode(f"{name}_{index}", handler)
         graph = self.compile_node(node)
 
         async def work(event: WorkflowEvent) -> NodeOutput:
-            found = await run_node(node, graph, event.payload, {}, self.services)
-            if found["success"] and gives is not None:
-                output = found["output"]
+            node_output = await run_node(node, graph, event.payload, {}, self.services)
+            if node_output["success"] and gives is not None:
+                output = node_output["output"]
                 payload = {"output": output, "task": to_task({"task": output})}
-                found["metadata"]["events"] = [asdict(WorkflowEvent(gives, payload))]
-            return found
+                node_output["metadata"]["events"] = [asdict(WorkflowEvent(gives, payload))]
+            return node_output
 
         return work
 
@@ -185,7 +192,7 @@ class EventDrivenWorkflow(BaseWorkflow):
     ) -> dict[str, Any]:
         queue = deque(events)
         outputs: dict[str, list[NodeOutput]] = {}
-        wrong: list[str] = []
+        errors: list[str] = []
         handled, output = 0, ""
         while queue:
             event = queue.popleft()
@@ -193,26 +200,28 @@ class EventDrivenWorkflow(BaseWorkflow):
                 output = event.payload.get("output", event.payload)
                 break
             if handled >= self._max_events:
-                wrong.append(f"max_events={self._max_events} reached; {event.name!r} would be next")
+                errors.append(f"max_events={self._max_events} reached before {event.name!r}")
                 break
             handled += 1
             if event.name not in handlers:
-                get_logger("framework", "workflow").warning("Nobody handles %r.", event.name)
-                if handled <= len(events):  # what was asked for is not done
-                    wrong.append(f"nobody handles {event.name!r}")
-            begun = [
+                get_logger("framework", "workflow").warning(
+                    "No handler for the event %r.", event.name
+                )
+                if handled <= len(events):  # an event of the caller was not handled
+                    errors.append(f"no handler for {event.name!r}")
+            calls = [
                 run_as_task(event.name, partial(h, event)) for h in handlers.get(event.name, ())
             ]
-            for found in await gather_tasks(begun):
-                following = found["metadata"].pop("events", [])
-                outputs.setdefault(event.name, []).append(found)
-                if not found["success"]:
-                    wrong.append(f"{event.name}: {found['error']}")
-                queue.extend(replace(WorkflowEvent(**one), source=event.name) for one in following)
+            for result in await gather_tasks(calls):
+                new_events = result["metadata"].pop("events", [])
+                outputs.setdefault(event.name, []).append(result)
+                if not result["success"]:
+                    errors.append(f"{event.name}: {result['error']}")
+                queue.extend(replace(WorkflowEvent(**one), source=event.name) for one in new_events)
         return {
             "output": output,
-            "success": not wrong,
-            "error": "; ".join(wrong) or None,
+            "success": not errors,
+            "error": "; ".join(errors) or None,
             "outputs": outputs,
             "metadata": {"events_processed": handled},
         }
@@ -223,29 +232,34 @@ async def _call_handler(
 ) -> NodeOutput:
     try:
         async with member_scope(services, event.name):
-            gave: Any = await maybe_await(handler(replace(event, payload=dict(event.payload))))
-        several = isinstance(gave, (list, tuple))
-        events = list(gave) if several else [gave] if gave is not None else []
-        if odd := [one for one in events if not isinstance(one, WorkflowEvent)]:
-            return failed_output(f"a handler gave {odd[0]!r}, which is no WorkflowEvent")
+            returned: Any = await maybe_await(handler(replace(event, payload=dict(event.payload))))
+        is_sequence = isinstance(returned, (list, tuple))
+        events = list(returned) if is_sequence else [returned] if returned is not None else []
+        if invalid := [
+            event_item for event_item in events if not isinstance(event_item, WorkflowEvent)
+        ]:
+            return failed_output(f"a handler returned {invalid[0]!r}, which is not a WorkflowEvent")
     except RUN_ENDING_ERRORS:
         raise
     except Exception as exc:
         return failed_output(str(exc) or type(exc).__name__)
     output = events[0].payload.get("output") if len(events) == 1 else None
-    told = {"events": [asdict(one) for one in events]}
-    return {"output": output, "success": True, "error": None, "metadata": told}
+    metadata = {"events": [asdict(event_item) for event_item in events]}
+    return {"output": output, "success": True, "error": None, "metadata": metadata}
 
 
 def _parse_events(inputs: Mapping[str, Any]) -> list[WorkflowEvent]:
-    found = inputs.get("events")
-    if found is None:
-        found = [inputs["event"]] if "event" in inputs else None
-    if found is None:
+    events = inputs.get("events")
+    if events is None:
+        events = [inputs["event"]] if "event" in inputs else None
+    if events is None:
         return [WorkflowEvent("task", dict(inputs))]
     try:
-        return [one if isinstance(one, WorkflowEvent) else WorkflowEvent(**one) for one in found]
+        return [
+            event if isinstance(event, WorkflowEvent) else WorkflowEvent(**event)
+            for event in events
+        ]
     except TypeError as exc:
         raise ValidationError(
-            f"{found!r} are no events: {exc}.", fix='An event is {"name": …, "payload": {…}}.'
+            f"Invalid events {events!r}: {exc}.", fix='Pass {"name": …, "payload": {…}}.'
         ) from exc

@@ -1,4 +1,4 @@
-"""A node and its inputs: the values that a workflow knows, in the form that each kind of node takes."""
+"""Workflow nodes, and how the inputs of each kind of node are prepared."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from capgraph.pipeline.run_config import current_runtime
 
 NodeKind = Literal["capability", "function", "agent", "model_agent", "messages", "graph"]
 LAST_OUTPUT = "last_output"
-"""Name by which a state finds the output of the state before it."""
+"""Name of the value that holds the output of the previous state."""
 
 
 @validate_arguments
 @dataclass
 class WorkflowNode:
-    """One node of a workflow.
+    """Node of a workflow.
 
     Attributes:
-        node_id: Its name.
-        agent: Who works there: a capability, tool, agent, graph, workflow, team or function.
-        inputs_map: Names of the node's own inputs, each with the name of its value: an input of
-            the workflow or the output of an earlier node. ``{"task": "draft"}`` makes the output
-            of ``draft`` its task. See :func:`hand_over` for how each kind of node gets them.
-        outputs_map: Under which names others find what it gives: ``output`` for the whole, else a
-            field of it. Without, the whole stands under the node's own name.
-        metadata: Notes of the application.
+        node_id: Name of the node.
+        agent: The capability, tool, agent, graph, workflow, team or function that runs.
+        inputs_map: Input names of the node, each with the name of its value: an input of the
+            workflow or the output of an earlier node. ``{"task": "draft"}`` makes the output of
+            ``draft`` the task. :func:`prepare_input` describes how each kind of node receives its
+            inputs.
+        outputs_map: Fields of the output, each with the name under which other nodes read it;
+            ``output`` is the whole output. Without a map, the whole output has the node's name.
+        metadata: Free for the application.
     """
 
     node_id: str
@@ -47,22 +48,22 @@ class WorkflowNode:
 
 
 def kind_of(node: WorkflowNode) -> NodeKind:
-    """Return how a node takes its inputs.
+    """Return how a node receives its inputs.
 
-    An ``agent`` reads its context in its own ``execute``. The model of a ``model_agent`` reads
-    only the task.
+    An ``agent`` reads its context in an overridden ``execute``. The model of a ``model_agent``
+    reads only the task.
     """
-    thing = node.agent
-    if is_capability(thing) or isinstance(thing, BaseTool):
+    target = node.agent
+    if is_capability(target) or isinstance(target, BaseTool):
         return "capability"
-    if hasattr(thing, "compile") and not hasattr(thing, "ainvoke"):
-        own = getattr(thing, "reads_context", None)
-        return "graph" if own is None else "agent" if own else "model_agent"
-    if isinstance(thing, Agent):
+    if hasattr(target, "compile") and not hasattr(target, "ainvoke"):
+        reads_context = getattr(target, "reads_context", None)
+        return "graph" if reads_context is None else "agent" if reads_context else "model_agent"
+    if isinstance(target, Agent):
         return "agent"
-    if hasattr(thing, "ainvoke"):
-        taken, _ = graph_keys(thing) or ([], [])
-        return "messages" if "messages" in taken and "task" not in taken else "graph"
+    if hasattr(target, "ainvoke"):
+        accepted, _ = graph_keys(target) or ([], [])
+        return "messages" if "messages" in accepted and "task" not in accepted else "graph"
     return "function"
 
 
@@ -72,31 +73,33 @@ def prepare_input(
     """Return the input of a node's graph, and the context of an agent.
 
     ======================  ====================================================================
-    a function              arguments by name, and all values as ``context``
-    a capability, a tool    parameters and inputs by name
-    an agent with its own   ``context``: all values; with ``inputs_map`` the mapped ones
+    node                    inputs
+    ======================  ====================================================================
+    function                arguments by name, and all values as ``context``
+    capability, tool        parameters and inputs by name
+    agent that overrides    ``context``: all values, or the mapped ones with ``inputs_map``
     ``execute``
-    another agent of ours   the same as the ``Runtime.context`` of its tools. Its model reads the
-                            task, and after it the mapped values, or else ``last_output``
-    a graph of messages     the task, and after it the same values
-    a workflow              ``inputs``
-    another graph           keys of its state by name
+    other agent             ``Runtime.context`` of its tools. The model reads the task, followed
+                            by the mapped values or else ``last_output``
+    graph of messages       the task, followed by the same values
+    workflow                ``inputs``
+    other graph             keys of its state by name
     ======================  ====================================================================
 
     Args:
         node: The node.
-        graph: Its graph.
-        available: The input of the workflow and what earlier nodes gave, by name.
+        graph: Graph of the node.
+        available: Input of the workflow and outputs of earlier nodes, by name.
 
     Raises:
         CapgraphError: A mapped value does not exist.
     """
     if missing := sorted({name for name in node.inputs_map.values() if name not in available}):
         raise CapgraphError(
-            f"{node.node_id!r} needs {missing}, which nobody gave.",
-            fix=f"There is {sorted(available)}; give the rest to the workflow.",
+            f"The inputs {missing} of {node.node_id!r} are missing: no node provides them.",
+            fix=f"Pass them to the workflow, or map one of {sorted(available)}.",
         )
-    mapped = {own: available[name] for own, name in node.inputs_map.items()}
+    mapped = {input_name: available[name] for input_name, name in node.inputs_map.items()}
     values, kind = mapped or dict(available), kind_of(node)
     if kind == "capability":
         if mapped and set(mapped) != {"task"}:
@@ -105,73 +108,77 @@ def prepare_input(
         return {"task": to_task(values), "inputs": {} if mapped else named}, None
     if kind == "function":
         named = _function_arguments(node, mapped, available)
-        by_name = set(mapped) <= set(named)
-        return {"task": to_task(available if by_name else values), "inputs": named}, None
+        is_by_name = set(mapped) <= set(named)
+        return {"task": to_task(available if is_by_name else values), "inputs": named}, None
     task = to_task(values)
     if kind in ("messages", "model_agent"):
         task = _append_values(task, mapped, available)
     if kind in ("agent", "model_agent"):
         return {"task": task}, _agent_context(values, reads_context=kind == "agent")
-    taken = _accepted_keys(graph)
-    further = {name: value for name, value in values.items() if name in taken}
-    if "inputs" in taken and "inputs" not in values:
-        further["inputs"] = values
-    return {**further, "task": task}, None
+    accepted = _accepted_keys(graph)
+    other_inputs = {name: value for name, value in values.items() if name in accepted}
+    if "inputs" in accepted and "inputs" not in values:
+        other_inputs["inputs"] = values
+    return {**other_inputs, "task": task}, None
 
 
 def find_used_names(
     node: WorkflowNode, graph: TaskGraph, available: Mapping[str, Any]
 ) -> Collection[str]:
-    """Return which of the known values reach a node."""
+    """Return the names of the available values that reach a node."""
     kind = kind_of(node)
     if node.inputs_map:
         return node.inputs_map.values()
     if kind == "capability":
         return available.keys() & {"task", *_capability_fields(node.agent)}
     if kind == "function":
-        used = _function_arguments(node, {}, available)
-        return available.keys() if "context" in used else available.keys() & {"task", *used}
+        arguments = _function_arguments(node, {}, available)
+        return (
+            available.keys() if "context" in arguments else available.keys() & {"task", *arguments}
+        )
     if kind in ("agent", "model_agent") or "inputs" in _accepted_keys(graph):
         return available.keys()
     return available.keys() & {"task", LAST_OUTPUT, *_accepted_keys(graph)}
 
 
 def check_inputs(node: WorkflowNode, graph: TaskGraph) -> None:
-    """Refuse a mapped input that the node has no place for.
+    """Check that a node accepts its mapped inputs.
 
     Raises:
-        ConfigurationError: There is one.
+        ConfigurationError: The node does not accept a mapped input.
     """
     if "task" not in node.inputs_map:
-        return  # then all of them are the task
+        return  # all mapped values together are the task
     kind = kind_of(node)
     if kind == "function":
-        names, takes_all = _function_parameters(node.agent)
-        taken: Collection[str] = node.inputs_map if takes_all else {*names, "context"}
+        names, accepts_all = _function_parameters(node.agent)
+        accepted: Collection[str] = node.inputs_map if accepts_all else {*names, "context"}
         if "context" in names:
             return
     elif kind == "graph":
-        taken = _accepted_keys(graph)
-        if "inputs" in taken:
+        accepted = _accepted_keys(graph)
+        if "inputs" in accepted:
             return
     else:
         return
-    if lost := sorted({*node.inputs_map} - {"task", *taken}):
+    if unused := sorted({*node.inputs_map} - {"task", *accepted}):
         raise ConfigurationError(
-            f"The inputs {', '.join(lost)} of the node {node.node_id!r} would be lost: it does not"
-            " take them.",
-            fix="Give it parameters, or keys of its state, of these names, or map only 'task'.",
+            f"Invalid inputs {', '.join(unused)} of the node {node.node_id!r}: it does not accept"
+            " them.",
+            fix="Add parameters or state keys of these names, or map only 'task'.",
         )
 
 
 def to_task(inputs: Mapping[str, Any]) -> str:
-    """Return the task that named values stand for: ``task``, ``query``, else all of them as JSON.
+    """Return the task of named values: ``task``, ``query``, or else all values as JSON.
 
     Raises:
-        ValidationError: They are none, or the task says nothing.
+        ValidationError: The values are not a mapping, or all of them are None.
     """
     if not isinstance(inputs, Mapping) or (inputs and all(v is None for v in inputs.values())):
-        raise ValidationError(f"{inputs!r} is no task.", fix='Give {"task": …}.')
+        raise ValidationError(
+            f"Invalid input {inputs!r}: expected a mapping with a task.", fix='Pass {"task": …}.'
+        )
     for name in ("task", "query"):
         if inputs.get(name) is not None:
             return inputs[name] if isinstance(inputs[name], str) else _to_json(inputs[name])
@@ -188,7 +195,7 @@ def _accepted_keys(graph: TaskGraph) -> Collection[str]:
 
 
 def is_capability(value: Any) -> bool:
-    """Return True for a decorated capability."""
+    """Return True if a value is a decorated capability."""
     return isinstance(getattr(value, "capability_spec", None), CapabilitySpec)
 
 
@@ -201,52 +208,56 @@ def _capability_fields(capability: Any) -> list[str]:
 
 
 def _agent_context(values: Mapping[str, Any], *, reads_context: bool) -> Any:
-    """Return the context of an agent; an object of the caller's stays what its tools find."""
+    """Return the context of an agent; a caller's context that is not a mapping is passed on."""
     runtime = current_runtime()
-    around = runtime.context if runtime is not None else None
-    if isinstance(around, Mapping):
-        return {**around, **values}
-    return dict(values) if reads_context or around is None else None
+    caller_context = runtime.context if runtime is not None else None
+    if isinstance(caller_context, Mapping):
+        return {**caller_context, **values}
+    return dict(values) if reads_context or caller_context is None else None
 
 
 def _append_values(task: str, mapped: Mapping[str, Any], available: Mapping[str, Any]) -> str:
-    """Return a task with the values behind it that a model has to read."""
+    """Return a task followed by the values that a model must read."""
     if mapped and not {"task", "query"} & set(mapped):
-        return task  # it holds all of them
+        return task  # it already contains all values
     names = [name for name in mapped if name != "task"] if mapped else [LAST_OUTPUT]
     values = mapped or available
-    shown = {name: values[name] for name in names if values.get(name) is not None}
-    return f"{task}\n\n{_to_json(shown)}" if shown else task
+    appended = {name: values[name] for name in names if values.get(name) is not None}
+    return f"{task}\n\n{_to_json(appended)}" if appended else task
 
 
 def _function_parameters(function: Any) -> tuple[dict[str, inspect.Parameter], bool]:
-    """Return a function's parameters behind the task, and whether it takes any name."""
+    """Return a function's parameters after the task, and whether it accepts any keyword."""
     try:
-        found = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # a built-in one
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # a built-in function
         return {}, False
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    named = {one.name: one for one in found[1:] if one.kind in by_name}
-    return named, any(one.kind is inspect.Parameter.VAR_KEYWORD for one in found)
+    by_parameter_name = {
+        parameter.name: parameter for parameter in parameters[1:] if parameter.kind in by_name
+    }
+    return by_parameter_name, any(
+        parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters
+    )
 
 
 def _function_arguments(
     node: WorkflowNode, mapped: Mapping[str, Any], available: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the arguments of a function beside the task.
+    """Return the arguments of a function besides the task.
 
-    A parameter that has a default of its own is filled only by a mapped input, or by the output of
-    the state before: many functions bind a value that way.
+    A parameter with a default is filled only by a mapped input or by the output of the previous
+    state: many functions bind a value as a default.
     """
-    parameters, takes_all = _function_parameters(node.agent)
-    found = {name: mapped[name] for name in mapped if name != "task" and takes_all}
+    parameters, accepts_all = _function_parameters(node.agent)
+    arguments = {name: mapped[name] for name in mapped if name != "task" and accepts_all}
     for name, parameter in parameters.items():
         if name in mapped:
-            found[name] = mapped[name]
+            arguments[name] = mapped[name]
         elif name == "context":
-            found[name] = dict(mapped or available)
+            arguments[name] = dict(mapped or available)
         elif name == LAST_OUTPUT:
-            found[name] = available.get(name)
+            arguments[name] = available.get(name)
         elif parameter.default is inspect.Parameter.empty and name in available and not mapped:
-            found[name] = available[name]
-    return found
+            arguments[name] = available[name]
+    return arguments

@@ -1,4 +1,4 @@
-"""Workflows as YAML files."""
+"""Loading of workflows from YAML files."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ def load_workflow(
     *,
     services: Services | None = None,
 ) -> BaseWorkflow:
-    """Read a workflow from a YAML file.
+    """Load a workflow from a YAML file.
 
     ``kind`` is ``dag`` (``nodes``, ``edges``), ``state_machine`` (``states``, ``transitions``,
     ``initial_state``, ``terminal_states``) or ``event_driven`` (``handlers``, ``terminal_event``).
-    Where a condition may stand, ``when`` is one as in a plan, of ``output``, a field of it
+    A condition ``when`` has the form of a plan's condition. It reads ``output``, a field of it
     (``output.score``), ``success`` or ``error``.
 
     Args:
-        file: The file.
-        agents: Who works in it, by the names that stand in the file. Those of the file's own
-            section ``agents`` (``name: "module:attribute"``) come beside.
-        services: What capabilities and tools among them run with.
+        file: Path of the file.
+        agents: Agents by the names used in the file, in addition to the file's own section
+            ``agents`` (``name: "module:attribute"``).
+        services: Services for the capabilities and tools among the agents.
 
     Raises:
-        ConfigurationError: The file has another form, names somebody who is not there, or its nodes
-            do not fit together.
+        ConfigurationError: The file is invalid, uses an unknown agent, or its nodes do not fit
+            together.
 
     >>> import asyncio, pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "flow.yml"
@@ -62,19 +62,19 @@ def load_workflow(
         document = _DOCUMENT.validate_python(read_yaml(file))
     except ValidationError as exc:
         raise ConfigurationError(
-            f"The workflow {os.fspath(file)!r} cannot be used:\n{format_validation_errors(exc)}"
+            f"Invalid workflow {os.fspath(file)!r}:\n{format_validation_errors(exc)}"
         ) from exc
-    known = {n: import_attribute(path, f"agents.{n}") for n, path in document.agents.items()} | {
-        **(agents or {})
-    }
+    agents_by_name = {
+        n: import_attribute(path, f"agents.{n}") for n, path in document.agents.items()
+    } | {**(agents or {})}
 
     def agent(name: str) -> Any:
-        if name not in known:
+        if name not in agents_by_name:
             raise ConfigurationError(
-                f"The workflow {os.fspath(file)!r} names {name!r}, and nobody is called so.",
-                fix=f"{suggest_fix(name, known=known)} Pass other agents in agents=.",
+                f"Unknown agent {name!r} in the workflow {os.fspath(file)!r}.",
+                fix=f"{suggest_fix(name, known=agents_by_name)} Pass other agents in agents=.",
             )
-        return known[name]
+        return agents_by_name[name]
 
     workflow = document.build(agent, {"services": services, "name": document.name})
     workflow.compile()
@@ -96,20 +96,20 @@ def _build_condition(condition: dict[str, Any] | None) -> Callable[[NodeResult],
     if condition is None:
         return None
 
-    def holds(found: NodeResult) -> bool:
-        def at(path: str) -> Any:
+    def holds(result: NodeResult) -> bool:
+        def read_path(path: str) -> Any:
             value: Any = {
-                "output": found.output,
-                "success": found.success,
-                "error": found.error,
+                "output": result.output,
+                "success": result.success,
+                "error": result.error,
             }
-            for part in path.split("."):
-                if not isinstance(value, Mapping) or part not in value:
+            for field in path.split("."):
+                if not isinstance(value, Mapping) or field not in value:
                     return MISSING
-                value = value[part]
+                value = value[field]
             return value
 
-        return condition_holds(condition, at) is True
+        return condition_holds(condition, read_path) is True
 
     holds.__name__ = describe_condition(condition)
     return holds
@@ -170,18 +170,22 @@ class _StateMachine(_Document):
     max_transitions: int = 50
 
     def build(self, find_agent: Callable[[str], Any], options: dict[str, Any]) -> BaseWorkflow:
-        parts = {
-            state: _State(agent=one) if isinstance(one, str) else one
-            for state, one in self.states.items()
+        states = {
+            state: _State(agent=state_agent) if isinstance(state_agent, str) else state_agent
+            for state, state_agent in self.states.items()
         }
         return StateMachineWorkflow(
             {
-                state: WorkflowNode(state, find_agent(one.agent), one.inputs, one.outputs)
-                for state, one in parts.items()
+                state: WorkflowNode(
+                    state, find_agent(state_agent.agent), state_agent.inputs, state_agent.outputs
+                )
+                for state, state_agent in states.items()
             },
             {
-                state: [(_build_condition(rule.when), rule.to) for rule in rules]
-                for state, rules in self.transitions.items()
+                state: [
+                    (_build_condition(transition.when), transition.to) for transition in transitions
+                ]
+                for state, transitions in self.transitions.items()
             },
             self.initial_state,
             self.terminal_states,
@@ -203,10 +207,10 @@ class _EventDriven(_Document):
     max_events: int = 100
 
     def build(self, find_agent: Callable[[str], Any], options: dict[str, Any]) -> BaseWorkflow:
-        made = EventDrivenWorkflow(self.max_events, self.terminal_event, **options)
+        workflow = EventDrivenWorkflow(self.max_events, self.terminal_event, **options)
         for handler in self.handlers:
-            made.on(handler.event, find_agent(handler.agent), gives=handler.gives)
-        return made
+            workflow.on(handler.event, find_agent(handler.agent), gives=handler.gives)
+        return workflow
 
 
 _DOCUMENT: TypeAdapter[_Dag | _StateMachine | _EventDriven] = TypeAdapter(

@@ -1,4 +1,4 @@
-"""What every workflow has: nodes that work on a task, what they gave, and the way to run it."""
+"""Base class of workflows, and the execution of their nodes."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ WorkflowGraph = SyncGraph[Any]
 
 @dataclass
 class NodeResult:
-    """What a node of a workflow gave.
+    """Result of a workflow node.
 
     Attributes:
-        output: What came of its task.
-        success: Whether it was done.
-        error: Why it was not.
-        metadata: What else its graph left.
+        output: Output of the node.
+        success: True if the node succeeded.
+        error: Why the node failed, or None.
+        metadata: Further values of the node's graph.
     """
 
     output: Any = None
@@ -61,13 +61,13 @@ class NodeResult:
 @validate_arguments
 @dataclass
 class WorkflowEdge:
-    """A way from one node to another.
+    """Edge from one node to another.
 
     Attributes:
-        source: Where it begins.
-        target: Where it ends.
-        condition: Says, of what the source gave, whether it is gone; may be a coroutine function.
-            Without, it always is.
+        source: ID of the source node.
+        target: ID of the target node.
+        condition: Function of the source's result that decides whether the edge is followed. It may
+            be a coroutine function. Without a condition the edge is always followed.
     """
 
     source: str
@@ -77,14 +77,15 @@ class WorkflowEdge:
 
 @dataclass
 class WorkflowResult:
-    """What a workflow left behind.
+    """Result of a workflow run.
 
     Attributes:
-        outputs: What each node gave that ran, by its name; what there was before a failure too.
-        final_output: What the last one gave; by name where several are last.
-        success: Whether all that was needed was done; reaching a limit is no success.
-        error: Why it was not.
-        metadata: ``execution_id``, and what the kind of workflow tells besides.
+        outputs: Results by node, including those before a failure.
+        final_output: Output of the last node, or a dictionary by name if there are several last
+            nodes.
+        success: True if all required nodes succeeded. Reaching a limit is not a success.
+        error: Why the run failed, or None.
+        metadata: ``execution_id`` and further entries of the workflow.
     """
 
     outputs: dict[str, Any] = field(default_factory=dict)
@@ -95,17 +96,17 @@ class WorkflowResult:
 
 
 class WorkflowOutput(TaskOutput):
-    """What a workflow's graph leaves: ``outputs`` by node, and ``metadata``."""
+    """Output of a workflow's graph: ``outputs`` by node, and ``metadata``."""
 
     outputs: NotRequired[dict[str, Any]]
     metadata: NotRequired[dict[str, Any]]
 
 
 class BaseWorkflow(ABC):
-    """Something that runs nodes in an order, as a graph.
+    """Base class of workflows, which run nodes in a defined order as a LangGraph graph.
 
     Args:
-        services: What capabilities and tools among the nodes run with.
+        services: Services for the capabilities and tools among the nodes.
         name: Name of the graph.
     """
 
@@ -116,11 +117,11 @@ class BaseWorkflow(ABC):
 
     @abstractmethod
     def compile(self, checkpointer: Checkpointer = None, **options: Any) -> WorkflowGraph:
-        """Return the workflow as a graph that takes ``task`` and leaves ``output``.
+        """Compile the workflow to a graph with input ``task`` and output ``output``.
 
         Args:
-            checkpointer: Where runs are kept; inside another graph that one's is used.
-            **options: What LangGraph's ``compile`` takes besides.
+            checkpointer: Checkpointer of the graph. Inside another graph that graph's is used.
+            **options: Further arguments of LangGraph's ``compile``.
 
         Raises:
             ConfigurationError: The nodes do not fit together.
@@ -135,19 +136,20 @@ class BaseWorkflow(ABC):
     ) -> WorkflowResult:
         """Run the workflow once, from its start.
 
-        One that is to outlive the process is compiled with a saver and run as a graph.
+        To resume a run in another process, compile the workflow with a checkpointer and invoke the
+        graph.
 
         Args:
             initial_input: ``task`` (or ``query``), and further values for the nodes.
-            context: What graphs and tools find as ``Runtime.context``.
-            config: For the run, such as callbacks.
+            context: Value of ``Runtime.context`` in graphs and tools.
+            config: Config of the run, such as callbacks.
 
         Raises:
             ConfigurationError: The nodes do not fit together.
             ValidationError: There is no task.
         """
-        given = {"task": to_task(initial_input), "inputs": dict(initial_input)}
-        return await self._run_graph(given, context, config)
+        graph_input = {"task": to_task(initial_input), "inputs": dict(initial_input)}
+        return await self._run_graph(graph_input, context, config)
 
     async def _run_graph(
         self, graph_input: Any, context: Any, config: RunnableConfig | None
@@ -162,36 +164,38 @@ class BaseWorkflow(ABC):
         result.metadata["execution_id"] = run_id
         if "interrupts" in result.metadata:
             result.error = (
-                f"{result.error}, and nothing keeps the question. Fix: compile with a saver."
+                f"{result.error}, but the run is not stored. Fix: compile with a checkpointer."
             )
         return result
 
     def compile_node(self, node: WorkflowNode) -> TaskGraph:
-        """Return the graph of one node.
+        """Compile the graph of one node.
 
         Raises:
-            ConfigurationError: It cannot work on a task, or a mapped input would be lost.
+            ConfigurationError: The node cannot run a task, or it does not accept a mapped input.
         """
         try:
             graph = task_graph(node.agent, services=self.services, name=node.node_id)
         except ConfigurationError as exc:
-            told = f"The node {node.node_id!r}: {exc.message}"
-            raise ConfigurationError(told, fix=exc.fix) from exc
+            message = f"Invalid node {node.node_id!r}: {exc.message}"
+            raise ConfigurationError(message, fix=exc.fix) from exc
         check_inputs(node, graph)
         return graph
 
 
 def to_workflow_result(graph_output: Mapping[str, Any]) -> WorkflowResult:
-    """Read what a workflow's graph left."""
-    asked = [item.value for item in graph_output.get(INTERRUPT) or ()]
+    """Convert the output of a workflow's graph to a result."""
+    questions = [item.value for item in graph_output.get(INTERRUPT) or ()]
     metadata = dict(graph_output.get("metadata") or {})
     outputs = {
         name: to_node_result(plain) for name, plain in (graph_output.get("outputs") or {}).items()
     }
-    if asked:
-        told = f"A person is asked: {'; '.join(short_text(one, 200) for one in asked)}"
-        metadata["interrupts"] = asked
-        return WorkflowResult(outputs, "", success=False, error=told, metadata=metadata)
+    if questions:
+        error = "The run waits for a person: " + "; ".join(
+            short_text(question, 200) for question in questions
+        )
+        metadata["interrupts"] = questions
+        return WorkflowResult(outputs, "", success=False, error=error, metadata=metadata)
     return WorkflowResult(
         outputs,
         graph_output.get("output"),
@@ -202,14 +206,14 @@ def to_workflow_result(graph_output: Mapping[str, Any]) -> WorkflowResult:
 
 
 def to_node_result(output: Any) -> Any:
-    """Return what a node gave, or what each run of it gave."""
+    """Return the result of a node, or the list of results if the node ran several times."""
     return (
         [NodeResult(**one) for one in output] if isinstance(output, list) else NodeResult(**output)
     )
 
 
 class NodeOutput(TypedDict):
-    """What a node gave, as it stands in a graph's state."""
+    """Output of a node as plain data in a graph's state."""
 
     output: Any
     success: bool
@@ -224,31 +228,31 @@ async def run_node(
     labels: Mapping[str, str],
     services: Services | None,
 ) -> NodeOutput:
-    """Give a node what it needs and return what it gave; a failure is what it gave, too.
+    """Run a node and return its output. A failure is returned, not raised.
 
     Args:
         node: The node.
-        graph: Its graph, of :meth:`BaseWorkflow.nested`.
-        available: The input of the workflow and what earlier nodes gave, by name.
-        labels: Of what reaches it of these.
-        services: Those of the workflow.
+        graph: Graph of the node, from :meth:`BaseWorkflow.compile_node`.
+        available: Input of the workflow and outputs of earlier nodes, by name.
+        labels: Labels of the values that reach the node.
+        services: Services of the workflow.
 
     Raises:
-        GraphBubbleUp: The node asks a person.
+        GraphBubbleUp: The node interrupts the run.
         FatalExecutionError: A step failed with severity FATAL.
     """
     try:
-        given, context = prepare_input(node, graph, available)
-        with label_scope(labels) as told:
+        node_input, context = prepare_input(node, graph, available)
+        with label_scope(labels) as new_labels:
             async with member_scope(services, node.node_id):
-                found = await graph.ainvoke(given, context=context)
-        # What a capability gives has the labels that its step says.
-        propagate_labels(told if is_capability(node.agent) else {**labels, **told})
-        output = found.get("output")
-        success = found.get("success")
-        more = {k: v for k, v in found.items() if k not in TaskOutput.__annotations__}
+                result = await graph.ainvoke(node_input, context=context)
+        # The step of a capability determines the labels of its output.
+        propagate_labels(new_labels if is_capability(node.agent) else {**labels, **new_labels})
+        output = result.get("output")
+        success = result.get("success")
+        other_values = {k: v for k, v in result.items() if k not in TaskOutput.__annotations__}
         mapped = {
-            name: _read_field(node, source, output, more)
+            name: _read_field(node, source, output, other_values)
             for source, name in node.outputs_map.items()
         }
     except RUN_ENDING_ERRORS:
@@ -259,18 +263,18 @@ async def run_node(
     return {
         "output": output,
         "success": success is None or bool(success),
-        "error": found.get("error"),
+        "error": result.get("error"),
         "metadata": metadata,
     }
 
 
 def failed_output(error: str) -> NodeOutput:
-    """Return what a node gave that failed."""
+    """Return the output of a failed node."""
     return {"output": None, "success": False, "error": error, "metadata": {}}
 
 
 def published_values(node_id: str, output: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what others find of a node: its output under its name, or what it maps."""
+    """Return the values that a node provides to others: its mapped outputs, or its output by ID."""
     mapped = output["metadata"].get("mapped")
     return dict(mapped) if mapped else {node_id: output["output"]}
 
@@ -278,22 +282,22 @@ def published_values(node_id: str, output: Mapping[str, Any]) -> dict[str, Any]:
 def _read_field(node: WorkflowNode, name: str, output: Any, other_values: Mapping[str, Any]) -> Any:
     if name == "output":
         return output
-    for place in (output, other_values):
-        if isinstance(place, Mapping) and name in place:
-            return place[name]
+    for source in (output, other_values):
+        if isinstance(source, Mapping) and name in source:
+            return source[name]
     raise CapgraphError(
-        f"{node.node_id!r} gave no {name!r} but {short_text(output, 200)}.",
-        fix="Name a field of its output in outputs_map, or 'output'.",
+        f"The output of {node.node_id!r} has no field {name!r}: {short_text(output, 200)}.",
+        fix="Use a field of the output in outputs_map, or 'output'.",
     )
 
 
 async def evaluate_condition(
     condition: Callable[[NodeResult], Any] | None, output: Mapping[str, Any]
 ) -> bool:
-    """Ask a condition about what a node gave.
+    """Return True if a condition holds for a node's output.
 
     Raises:
-        CapgraphError: The condition raised.
+        CapgraphError: The condition raised an exception.
     """
     if condition is None:
         return True
@@ -302,5 +306,5 @@ async def evaluate_condition(
     except GraphBubbleUp:
         raise
     except Exception as exc:
-        told = f"The condition {getattr(condition, '__name__', condition)!r} failed: {exc}"
-        raise CapgraphError(told, fix="A condition takes a NodeResult and says yes or no.") from exc
+        message = f"The condition {getattr(condition, '__name__', condition)!r} failed: {exc}"
+        raise CapgraphError(message, fix="Write a condition that takes a NodeResult.") from exc

@@ -1,4 +1,4 @@
-"""A workflow that goes from state to state, as what each gave says."""
+"""State machine workflows, whose transitions depend on the output of each state."""
 
 from __future__ import annotations
 
@@ -35,35 +35,36 @@ Guard = Callable[[NodeResult], Any]
 
 
 class _State(NamedInputs, WorkflowOutput):
-    """What a run has done so far."""
+    """State of the graph."""
 
     path: NotRequired[Annotated[list[str], lambda old, new: new]]
     heard: NotRequired[dict[str, str]]
 
 
 class StateMachineWorkflow(BaseWorkflow):
-    """States, and rules that say which comes next.
+    """Workflow of states and transitions.
 
-    Each state is a node of the graph: a thread stands where its last run stopped, and a new run
-    starts at the start. The agent of a state is given the task, and in its context
-    ``last_output`` and the outputs of earlier states by name. Of a state that failed only a rule
-    with a guard leads on. The run is done in a terminal state, or in one
-    without rules; the cap, and a state none of whose rules fits, end it without success.
+    Each state is a node of the graph. A resumed thread continues in its last state; a new run
+    starts in the initial state. The agent of a state receives the task and, in its context,
+    ``last_output`` and the outputs of earlier states by name.
+
+    After a failed state, only transitions with a guard apply. The run succeeds in a terminal state
+    or in a state without transitions. It fails at the limit, or if no transition applies.
 
     Args:
-        states: Who works in each state; a ``WorkflowNode`` maps inputs and outputs.
-        transitions: The rules of each state, asked in order: a guard, which is told what the state
-            gave (``None`` for always), and the next state.
-        initial_state: Where it starts.
-        terminal_states: Where it ends; nobody works there.
-        state_store: Told where each run stands, under ``workflow:<name>:<execution_id>``: an
-            object with ``async set(key, value)``.
-        max_transitions: How often it may go on.
-        services: What capabilities and tools among the states run with.
+        states: Agents by state. A ``WorkflowNode`` maps inputs and outputs.
+        transitions: Transitions of each state in order: a guard, which receives the result of the
+            state (None for always), and the next state.
+        initial_state: State in which a run starts.
+        terminal_states: States in which a run ends. They have no agent.
+        state_store: Store for the current state of each run, under
+            ``workflow:<name>:<execution_id>``: an object with ``async set(key, value)``.
+        max_transitions: Maximum number of transitions.
+        services: Services for the capabilities and tools among the states.
         name: Name of the graph.
 
     Raises:
-        ConfigurationError: A rule leads to a state that there is not; the cap is below 1.
+        ConfigurationError: A transition has an unknown state, or ``max_transitions`` is below 1.
 
     >>> import asyncio
     >>> async def draft(task): return "too short"
@@ -102,31 +103,32 @@ class StateMachineWorkflow(BaseWorkflow):
         self._max_transitions = max_transitions
         if max_transitions < 1:
             raise ConfigurationError(
-                f"max_transitions is {max_transitions!r}.", fix="Give at least 1."
+                f"Invalid max_transitions {max_transitions!r}: it must be at least 1.",
+                fix="Pass 1 or more.",
             )
         self._check_transitions()
 
     def _check_transitions(self) -> None:
         known = {*self._states, *self._terminal_states}
-        if odd := [state for state in self._states if not is_valid_node_name(state)]:
+        if invalid := [state for state in self._states if not is_valid_node_name(state)]:
             raise ConfigurationError(
-                f"No node of a graph can be called {', '.join(map(repr, odd))}.",
-                fix="Use letters, digits and underscores, and no '__' around them.",
+                f"Invalid state names {', '.join(map(repr, invalid))}: LangGraph nodes cannot have them.",
+                fix="Use letters, digits and underscores, without '__' around them.",
             )
-        named = [("the initial state", self._initial_state)]
-        named += [("a rule's own state", state) for state in self._transitions]
+        used = [("the initial state", self._initial_state)]
+        used += [("a source of transitions", state) for state in self._transitions]
         for state, rules in self._transitions.items():
-            named += [(f"a rule of {state!r}", following) for _, following in rules]
-        for where, state in named:
+            used += [(f"a target of {state!r}", target) for _, target in rules]
+        for role, state in used:
             if state not in known:
                 raise ConfigurationError(
-                    f"There is no state {state!r}, which is {where}.",
-                    fix=f"The states are {', '.join(sorted(known))}.",
+                    f"Unknown state {state!r}: it is used as {role}.",
+                    fix=f"Use one of the states {', '.join(sorted(known))}.",
                 )
 
     @validate_arguments
     def compile(self, checkpointer: Checkpointer = None, **options: Any) -> WorkflowGraph:
-        """Return the workflow as a graph; see :meth:`BaseWorkflow.compile`."""
+        """Compile the workflow to a graph; see :meth:`BaseWorkflow.compile`."""
         builder = StateGraph(_State, input_schema=NamedInputs, output_schema=WorkflowOutput)
         first = "__begin__" if "start" in self._states else "start"
         builder.add_node(
@@ -136,18 +138,18 @@ class StateMachineWorkflow(BaseWorkflow):
         for state, node in self._states.items():
             if state in self._terminal_states:
                 continue
-            ways = dict.fromkeys(
-                self._node_name(after) for _, after in self._transitions.get(state, ())
+            targets = dict.fromkeys(
+                self._node_name(target) for _, target in self._transitions.get(state, ())
             )
-            builder.add_node(state, self._build_node(node), destinations=(*ways, END))
+            builder.add_node(state, self._build_node(node), destinations=(*targets, END))
         return compile_graph(builder, checkpointer=checkpointer, name=self.name, **options)
 
     def _node_name(self, state: str) -> str:
         return END if state in self._terminal_states else state
 
     async def _start_run(self, state: _State) -> Command[Any]:
-        # A thread may hold what an earlier run left.
-        fresh = {
+        # The thread may contain values of an earlier run.
+        defaults = {
             "output": "",
             "success": True,
             "error": None,
@@ -156,7 +158,7 @@ class StateMachineWorkflow(BaseWorkflow):
             "heard": {},
         }
         return Command(
-            update={**fresh, "metadata": self._progress([self._initial_state])},
+            update={**defaults, "metadata": self._progress([self._initial_state])},
             goto=self._node_name(self._initial_state),
         )
 
@@ -168,27 +170,29 @@ class StateMachineWorkflow(BaseWorkflow):
 
         async def run(state: _State) -> Command[Any]:
             outputs = dict(state.get("outputs") or {})
-            known = {**(state.get("inputs") or {}), "task": state["task"]}
-            # A state that comes round finds its mapped inputs empty the first time.
-            known |= dict.fromkeys({*node.inputs_map.values()} & self._published_names)
-            for name, found in outputs.items():
-                known |= published_values(name, found)
+            available = {**(state.get("inputs") or {}), "task": state["task"]}
+            # In a cycle, mapped inputs have no value the first time.
+            available |= dict.fromkeys({*node.inputs_map.values()} & self._published_names)
+            for name, output in outputs.items():
+                available |= published_values(name, output)
             if len(state["path"]) > 1:
-                known[LAST_OUTPUT] = state["output"]
-            before = state.get("heard") or {}
-            more = {*find_used_names(node, graph, known)} - {"task"}
-            with label_scope({}) as told:
-                labels = before if more else {}
-                found = await run_node(node, graph, known, labels, self.services)
-            heard = {**before, **told}
-            propagate_labels(heard)
-            following, error = await self._choose_next(node.node_id, found, len(state["path"]) - 1)
-            path = [*state["path"], *([following] if following else [])]
+                available[LAST_OUTPUT] = state["output"]
+            known_labels = state.get("heard") or {}
+            used_names = {*find_used_names(node, graph, available)} - {"task"}
+            with label_scope({}) as new_labels:
+                labels = known_labels if used_names else {}
+                output = await run_node(node, graph, available, labels, self.services)
+            all_labels = {**known_labels, **new_labels}
+            propagate_labels(all_labels)
+            next_state, error = await self._choose_next(
+                node.node_id, output, len(state["path"]) - 1
+            )
+            path = [*state["path"], *([next_state] if next_state else [])]
             update: dict[str, Any] = {
-                "output": found["output"] if found["success"] else state["output"],
-                "outputs": {**outputs, node.node_id: found},
+                "output": output["output"] if output["success"] else state["output"],
+                "outputs": {**outputs, node.node_id: output},
                 "path": path,
-                "heard": heard,
+                "heard": all_labels,
                 "metadata": self._progress(path),
                 "success": error is None,
                 "error": error,
@@ -197,7 +201,7 @@ class StateMachineWorkflow(BaseWorkflow):
                 run_id = current_configurable().get("thread_id")
                 await self._store.set(f"workflow:{self.name}:{run_id}", update["metadata"])
             return Command(
-                update=update, goto=END if following is None else self._node_name(following)
+                update=update, goto=END if next_state is None else self._node_name(next_state)
             )
 
         return run
@@ -207,35 +211,35 @@ class StateMachineWorkflow(BaseWorkflow):
     ) -> tuple[str | None, str | None]:
         """Return the next state, and why the run ends without success."""
         rules = self._transitions.get(state, [])
-        why = None if output["success"] else f"{state}: {output['error']}"
+        error = None if output["success"] else f"{state}: {output['error']}"
         try:
-            for guard, following in rules:
-                if (guard is None and why) or not await evaluate_condition(guard, output):
+            for guard, target in rules:
+                if (guard is None and error) or not await evaluate_condition(guard, output):
                     continue
                 if (
                     transition_count + 1 >= self._max_transitions
-                    and following not in self._terminal_states
+                    and target not in self._terminal_states
                 ):
-                    told = f"max_transitions={self._max_transitions} reached in {state!r}"
-                    return None, f"{told}; {following!r} would be next."
-                return following, None
+                    message = f"max_transitions={self._max_transitions} reached in {state!r}"
+                    return None, f"{message} before {target!r}."
+                return target, None
         except CapgraphError as exc:
-            return None, why or f"{state}: {exc}"
-        if why or not rules:
-            return None, why
-        return None, f"{state}: none of its rules fits."
+            return None, error or f"{state}: {exc}"
+        if error or not rules:
+            return None, error
+        return None, f"{state}: none of its transitions applies."
 
 
 def _as_node(state: str, agent: Any) -> WorkflowNode:
     """Return the node of a state.
 
     Raises:
-        ConfigurationError: It is a node of another name.
+        ConfigurationError: The node has another name than the state.
     """
     node = agent if isinstance(agent, WorkflowNode) else WorkflowNode(state, agent)
     if node.node_id != state:
         raise ConfigurationError(
-            f"The state {state!r} is a node called {node.node_id!r}.",
+            f"The node of the state {state!r} is named {node.node_id!r}: the names must be equal.",
             fix=f"Write WorkflowNode({state!r}, …).",
         )
     return node

@@ -51,7 +51,9 @@ async def test_a_run_is_found_by_its_agent_and_its_execution_and_resumed(kind: A
 @pytest.mark.parametrize("around", [[], [Seen()]], ids=["bare", "with a behaviour"])
 @pytest.mark.parametrize("kind", [InMemoryStateStore, InMemorySaver])
 @pytest.mark.parametrize("agent", ["react", "plan", "reflexion", "thought"])
-async def test_every_agent_type_resumes_from_stored_state(agent: str, kind: Any, around: Any) -> None:
+async def test_every_agent_type_resumes_from_stored_state(
+    agent: str, kind: Any, around: Any
+) -> None:
     away = ModelError("away")
     model = ScriptedModel(
         responses={

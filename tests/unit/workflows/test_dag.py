@@ -39,7 +39,7 @@ def flow(*workers, edges=(), **maps):
     return DAGWorkflow(nodes, [WorkflowEdge(*edge) for edge in edges])
 
 
-async def test_outputs_go_where_the_maps_say_and_the_last_is_the_result():
+async def test_outputs_follow_the_maps_and_the_last_is_the_result():
     a, b, c = (Worker(name) for name in "abc")
     found = await flow(a, b, c, edges=[("a", "b"), ("b", "c")], b={"task": "a"}).run({"task": "x"})
     assert found.success, found.error
@@ -52,7 +52,7 @@ async def test_outputs_go_where_the_maps_say_and_the_last_is_the_result():
     assert c.calls[0][1] == {"task": "x", "a": "a(x)", "b": "b(a(x))"}
 
 
-async def test_a_node_does_not_wait_for_what_it_does_not_need():
+async def test_a_node_waits_only_for_its_predecessors():
     # In waves, c would wait for slow, which waits for c: it would hang.
     ready, order = asyncio.Event(), []
 
@@ -76,20 +76,20 @@ async def test_a_node_does_not_wait_for_what_it_does_not_need():
 
 
 @pytest.mark.parametrize("fails", [True, "raises"])
-async def test_a_failure_ends_what_hangs_on_it_and_nothing_else(fails):
+async def test_a_failure_stops_only_dependent_nodes(fails):
     a, bad, c, d = Worker("a"), Worker("bad", fails=fails), Worker("c"), Worker("d")
     edges = [("a", "bad"), ("bad", "c"), ("c", "d"), ("a", "other")]
     other = Worker("other")
     found = await flow(a, bad, c, d, other, edges=edges).run({"task": "x"})
     assert not found.success
     assert "bad:" in found.error
-    assert "not run: c (hangs on bad), d (hangs on c)" in found.error
+    assert "not run: c (depends on bad), d (depends on c)" in found.error
     assert [name for name, one in found.outputs.items() if one.success] == ["a", "other"]
     assert found.metadata["not_run"] == {"c": "bad", "d": "c"}
     assert c.calls == d.calls == []
 
 
-async def test_conditions_decide_which_way_is_gone():
+async def test_conditions_decide_which_edges_are_followed():
     async def odd(result):
         return len(result.output) % 2 == 1
 
@@ -108,7 +108,7 @@ async def test_conditions_decide_which_way_is_gone():
     assert b.calls == []
 
 
-async def test_a_condition_that_raises_is_a_failure_of_what_it_leads_to():
+async def test_a_failed_condition_fails_its_target():
     a, b = Worker("a"), Worker("b")
     found = await flow(a, b, edges=[("a", "b", lambda r: r.output["x"])]).run({"task": "x"})
     assert not found.success
@@ -117,26 +117,26 @@ async def test_a_condition_that_raises_is_a_failure_of_what_it_leads_to():
     assert b.calls == []
 
 
-def test_what_does_not_fit_is_an_error_when_it_is_built():
+def test_invalid_workflows_are_refused_at_compile():
     a, b = Worker("a"), Worker("b")
     with pytest.raises(ConfigurationError, match=r"cycle detected.*a.*b"):
         flow(a, b, edges=[("a", "b"), ("b", "a")]).compile()
     with pytest.raises(ConfigurationError, match="'nobody'"):
         flow(a, edges=[("a", "nobody")]).compile()
-    with pytest.raises(ConfigurationError, match="nothing makes it wait"):
+    with pytest.raises(ConfigurationError, match="does not wait for 'a'"):
         flow(a, b, b={"task": "a"}).compile()
-    with pytest.raises(ConfigurationError, match="Two nodes are called 'a'"):
+    with pytest.raises(ConfigurationError, match="Duplicate node 'a'"):
         flow(a, a)
     with pytest.raises(ConfigurationError, match="no nodes"):
         DAGWorkflow().compile()
-    with pytest.raises(ConfigurationError, match="The node 'odd'"):
+    with pytest.raises(ConfigurationError, match="node 'odd'"):
         DAGWorkflow([WorkflowNode("odd", 7)]).compile()
     twice = [WorkflowNode("a", a, {}, {"output": "x"}), WorkflowNode("b", b, {}, {"output": "x"})]
-    with pytest.raises(ConfigurationError, match="'a' and 'b' both give 'x'"):
+    with pytest.raises(ConfigurationError, match="Duplicate output 'x'"):
         DAGWorkflow(twice).compile()
 
 
-async def test_outputs_are_mapped_by_field_and_a_missing_one_is_told():
+async def test_outputs_are_mapped_by_field_and_a_missing_field_fails():
     async def measure(task):
         return {"output": {"level": 7, "unit": "m"}}
 
@@ -153,10 +153,10 @@ async def test_outputs_are_mapped_by_field_and_a_missing_one_is_told():
     assert (await made("level").run({"task": ""})).final_output == "half of 7"
     found = await made("depth").run({"task": ""})
     assert not found.success
-    assert "gave no 'depth'" in found.error
+    assert "no field 'depth'" in found.error
 
 
-async def test_capabilities_get_named_values_and_keep_what_they_promise():
+async def test_capabilities_receive_named_values_and_keep_their_declarations():
     @capability_node(effect="once", requires_approval=True)
     async def pour(litres: int) -> str:
         """Pours."""
@@ -178,7 +178,7 @@ async def test_capabilities_get_named_values_and_keep_what_they_promise():
     assert out["success"]
 
 
-async def test_questions_of_parallel_nodes_come_at_once_and_what_ended_is_not_repeated():
+async def test_parallel_interrupts_are_merged_and_finished_nodes_not_repeated():
     runs = []
 
     def quick(task):
@@ -221,7 +221,7 @@ async def test_questions_of_parallel_nodes_come_at_once_and_what_ended_is_not_re
     assert sorted(runs) == ["left", "quick", "right"]
 
 
-async def test_it_is_drawn_with_its_nodes():
+async def test_the_drawing_has_the_nodes():
     drawn = flow(
         Worker("a"), Worker("b"), Worker("c"), edges=[("a", "b"), ("a", "c", lambda r: True)]
     )
@@ -232,7 +232,7 @@ async def test_it_is_drawn_with_its_nodes():
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), size=st.integers(1, 7))
-def test_random_workflows_do_what_a_plain_reading_says(data, size):
+def test_random_workflows_match_a_reference_implementation(data, size):
     names = [f"n{i}" for i in range(size)]
     pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
     chosen = data.draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
@@ -260,7 +260,7 @@ def test_random_workflows_do_what_a_plain_reading_says(data, size):
     assert all(len(w.calls) == (status[w.name] in ("done", "failed")) for w in workers)
 
 
-async def test_a_graph_whose_state_is_of_the_standard_library_is_a_node():
+async def test_a_graph_with_a_standard_library_typed_dict_is_a_node():
     class State(typing.TypedDict, total=False):  # what LangGraph's pages write
         task: str
         output: str
@@ -273,6 +273,6 @@ async def test_a_graph_whose_state_is_of_the_standard_library_is_a_node():
 
 
 @pytest.mark.parametrize("given", [None, "x", {"task": None}])
-async def test_what_is_no_task_is_an_error(given):
-    with pytest.raises(ValidationError, match="no task"):
+async def test_a_missing_task_is_refused(given):
+    with pytest.raises(ValidationError, match="Invalid input"):
         await DAGWorkflow([WorkflowNode("a", Worker("a"))]).run(given)

@@ -14,7 +14,7 @@ def started(**payload):
     return {"event": {"name": "started", "payload": payload}}
 
 
-async def test_what_a_handler_gives_is_handled_next_and_knows_its_source():
+async def test_a_returned_event_is_handled_next_with_its_source():
     seen = []
     flow = EventDrivenWorkflow(terminal_event="done")
 
@@ -33,7 +33,7 @@ async def test_what_a_handler_gives_is_handled_next_and_knows_its_source():
     assert found.metadata["events_processed"] == 3  # nobody handles the noise, which is no failure
 
 
-async def test_handlers_of_one_event_run_side_by_side():
+async def test_handlers_of_one_event_run_in_parallel():
     both = asyncio.Barrier(2)
     flow = EventDrivenWorkflow()
 
@@ -45,7 +45,7 @@ async def test_handlers_of_one_event_run_side_by_side():
     assert (await asyncio.wait_for(flow.run(started()), 10)).success
 
 
-async def test_a_handler_that_fails_is_a_result_and_the_others_go_on():
+async def test_a_failed_handler_does_not_stop_the_others():
     flow = EventDrivenWorkflow(terminal_event="done")
 
     async def bad(event):
@@ -63,7 +63,7 @@ async def test_a_handler_that_fails_is_a_result_and_the_others_go_on():
     assert [one.success for one in found.outputs["started"]] == [False, True]
 
 
-async def test_the_cap_is_no_success():
+async def test_reaching_the_limit_is_not_a_success():
     flow = EventDrivenWorkflow(max_events=5)
 
     async def again(event):
@@ -89,21 +89,21 @@ async def test_each_run_has_a_queue_of_its_own():
     assert sorted(seen) == [0, 1, 2, 3, 4]
 
 
-async def test_a_terminal_event_from_outside_ends_it_too():
+async def test_an_external_terminal_event_ends_the_run():
     found = await EventDrivenWorkflow(terminal_event="done").run(
         {"event": WorkflowEvent("done", {"output": 7})}
     )
     assert (found.final_output, found.success) == (7, True)
 
 
-async def test_agents_are_handlers_and_their_output_an_event():
+async def test_the_output_of_an_agent_handler_becomes_an_event():
     flow = EventDrivenWorkflow(terminal_event="done")
     flow.on("task", lambda task: task.upper(), gives="written")
     flow.on("written", lambda task: f"<{task}>", gives="done")
     assert (await flow.run({"task": "hello"})).final_output == "<HELLO>"
 
 
-async def test_one_that_asks_goes_on_without_repeating_what_was_handled():
+async def test_a_resumed_run_does_not_repeat_handled_events():
     runs = []
     flow = EventDrivenWorkflow(terminal_event="done")
 
@@ -125,10 +125,10 @@ async def test_one_that_asks_goes_on_without_repeating_what_was_handled():
     assert runs == ["first"]
 
 
-async def test_what_is_no_event_is_told():
-    with pytest.raises(ValidationError, match="are no events"):
+async def test_invalid_events_are_refused():
+    with pytest.raises(ValidationError, match="Invalid events"):
         await EventDrivenWorkflow().run({"event": {"nam": "x"}})
-    with pytest.raises(ConfigurationError, match="max_events is 0"):
+    with pytest.raises(ConfigurationError, match="max_events 0"):
         EventDrivenWorkflow(0)
     flow = EventDrivenWorkflow()
 
@@ -137,7 +137,7 @@ async def test_what_is_no_event_is_told():
 
     flow.on("started", odd)
     found = await flow.run(started())
-    assert found.error == "started: a handler gave 'text', which is no WorkflowEvent"
+    assert found.error == "started: a handler returned 'text', which is not a WorkflowEvent"
     flow.on("other", 5)
     with pytest.raises(ConfigurationError, match="5 cannot work on a task"):
         flow.compile()
@@ -148,10 +148,10 @@ async def test_what_is_no_event_is_told():
     flow = EventDrivenWorkflow()
     flow.on("started", number)
     found = await flow.run(started())
-    assert found.error == "started: a handler gave 5, which is no WorkflowEvent"
+    assert found.error == "started: a handler returned 5, which is not a WorkflowEvent"
 
 
-async def test_its_graph_takes_an_event():
+async def test_the_compiled_graph_accepts_an_event():
     flow = EventDrivenWorkflow(terminal_event="done")
 
     async def half(event):
@@ -163,9 +163,9 @@ async def test_its_graph_takes_an_event():
     assert (out["output"], out["success"]) == (4.0, True)
 
 
-async def test_what_was_asked_for_and_nobody_handles_is_no_success():
+async def test_an_unhandled_input_event_is_not_a_success():
     found = await EventDrivenWorkflow().run(started())
-    assert (found.success, found.error) == (False, "nobody handles 'started'")
-    with pytest.raises(ValidationError, match="no task"):
+    assert (found.success, found.error) == (False, "no handler for 'started'")
+    with pytest.raises(ValidationError, match="Invalid input"):
         await EventDrivenWorkflow().run(None)
     assert not (await EventDrivenWorkflow().run({})).success

@@ -94,14 +94,14 @@ def machine(node: Any) -> Any:
 
 
 @pytest.mark.parametrize("made", KINDS)
-async def test_a_node_of_a_dag_sees_earlier_outputs(made: Any) -> None:
+async def test_a_dag_node_receives_earlier_outputs(made: Any) -> None:
     found = await in_a_row(WorkflowNode("look", made())).run({"task": "Write."})
     assert found.success, found.error
     assert SEEN[-1]["draft"] == "a draft"
 
 
 @pytest.mark.parametrize("made", KINDS)
-async def test_a_state_sees_the_last_output_and_earlier_ones(made: Any) -> None:
+async def test_a_state_receives_the_last_output_and_earlier_ones(made: Any) -> None:
     found = await machine(made()).run({"task": "Write."})
     assert found.success, found.error
     assert (SEEN[-1]["last_output"], SEEN[-1]["draft"]) == ("a draft", "a draft")
@@ -109,7 +109,7 @@ async def test_a_state_sees_the_last_output_and_earlier_ones(made: Any) -> None:
 
 @pytest.mark.parametrize("wrap", [in_a_row, machine])
 @pytest.mark.parametrize("made", [*KINDS, lambda: names_values])
-async def test_mapped_keys_arrive(made: Any, wrap: Any) -> None:
+async def test_mapped_keys_are_passed(made: Any, wrap: Any) -> None:
     mapping = {"draft": "draft", "last_output": "tone"}
     if made() not in (declares_values, TOOL):
         mapping["task"] = "task"
@@ -139,7 +139,7 @@ async def test_a_team_and_a_graph_of_messages_read_the_last_output() -> None:
     assert "a draft" in model.calls[0].messages[-1].text
 
 
-async def test_a_nested_workflow_gets_the_values() -> None:
+async def test_a_nested_workflow_receives_the_values() -> None:
     inner = DAGWorkflow([WorkflowNode("look", reads_context)])
     await machine(inner).run({"task": "Write."})
     assert SEEN[-1]["last_output"] == "a draft"
@@ -195,7 +195,7 @@ class Task(TypedDict, total=False):
     output: str
 
 
-def test_a_mapped_key_that_would_be_lost_is_refused() -> None:
+def test_an_unaccepted_mapped_key_is_refused() -> None:
     builder = StateGraph(Task).add_node("work", lambda state: {"output": "x"})
     graph = builder.add_edge(START, "work").compile(name="own")
     for thing in (write, graph):

@@ -74,11 +74,14 @@ def test_a_state_machine_and_an_event_driven_one(written):
     ("text", "told"),
     [
         ("kind: tree", "kind|tag"),
-        ("{kind: dag, nodes: [{id: a, agent: nobody}]}", "names 'nobody'.*Use one of: count, up"),
+        (
+            "{kind: dag, nodes: [{id: a, agent: nobody}]}",
+            "Unknown agent 'nobody'.*Use one of: count, up",
+        ),
         ("{kind: dag, nodes: [{id: a, agent: up, input: {}}]}", "unknown key"),
         (
             "{kind: dag, nodes: [{id: a, agent: up}], edges: [{source: a, target: b}]}",
-            "unknown end: 'b'",
+            "no node 'b'",
         ),
         (
             "{kind: dag, nodes: [{id: a, agent: up}], edges: [{source: a, target: a, when: {is: 1}}]}",
@@ -87,12 +90,12 @@ def test_a_state_machine_and_an_event_driven_one(written):
         ("{kind: dag, agents: {x: 'nothing.here:x'}, nodes: []}", "cannot be imported"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_told(written, text, told):
+def test_invalid_files_are_refused(written, text, told):
     with pytest.raises(ConfigurationError, match=told):
         load_workflow(written(text), AGENTS)
 
 
-def test_capgraph_run_takes_capabilities_by_name_and_keeps_the_run(written, tmp_path):
+def test_capgraph_run_uses_capabilities_by_name_and_stores_the_run(written, tmp_path):
     from capgraph.cli.main import app
 
     written(

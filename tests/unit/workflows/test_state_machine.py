@@ -29,7 +29,7 @@ class Notes:
         self.kept[key] = value
 
 
-async def test_the_first_rule_that_fits_leads_on_and_each_guard_is_asked_once():
+async def test_the_first_matching_transition_is_used_and_each_guard_runs_once():
     asked = []
 
     def short(result):
@@ -56,12 +56,12 @@ async def test_the_first_rule_that_fits_leads_on_and_each_guard_is_asked_once():
     }
 
 
-async def test_the_cap_is_no_success_and_names_itself():
+async def test_reaching_max_transitions_is_not_a_success():
     a, b = Worker("a"), Worker("b")
     rules = {"a": [(None, "b")], "b": [(None, "a")]}
     found = await StateMachineWorkflow({"a": a, "b": b}, rules, "a", max_transitions=4).run({})
     assert not found.success
-    assert "max_transitions=4 reached in 'b'; 'a' would be next" in found.error
+    assert "max_transitions=4 reached in 'b' before 'a'" in found.error
     assert len(a.contexts) + len(b.contexts) == 4
     assert found.outputs["a"].output == "a"
 
@@ -70,7 +70,7 @@ async def test_the_cap_is_no_success_and_names_itself():
     assert (await whole.run({})).success
 
 
-async def test_a_failed_state_goes_on_only_by_a_guard():
+async def test_a_failed_state_continues_only_by_a_guard():
     bad, rescue = Worker("?", success=False), Worker("saved")
     always = StateMachineWorkflow(
         {"bad": bad, "next": rescue}, {"bad": [(None, "next")]}, "bad", {"END"}
@@ -90,10 +90,10 @@ async def test_a_failed_state_goes_on_only_by_a_guard():
     assert found.final_output == "saved"
 
 
-async def test_where_no_rule_fits_the_run_is_no_success():
+async def test_a_run_without_a_matching_transition_is_not_a_success():
     flow = StateMachineWorkflow({"a": Worker("x")}, {"a": [(lambda r: False, "END")]}, "a", {"END"})
     found = await flow.run({"task": ""})
-    assert (found.success, found.error) == (False, "a: none of its rules fits.")
+    assert (found.success, found.error) == (False, "a: none of its transitions applies.")
     broken = StateMachineWorkflow(
         {"a": Worker("x")}, {"a": [(lambda r: r.nothing, "END")]}, "a", {"END"}
     )
@@ -101,25 +101,29 @@ async def test_where_no_rule_fits_the_run_is_no_success():
     assert "condition" in found.error
 
 
-def test_rules_that_lead_nowhere_are_found_when_it_is_made():
-    with pytest.raises(ConfigurationError, match="no state 'z', which is a rule of 'a'"):
+def test_unknown_target_states_are_refused():
+    with pytest.raises(
+        ConfigurationError, match="Unknown state 'z': it is used as a target of 'a'"
+    ):
         StateMachineWorkflow({"a": Worker("x")}, {"a": [(None, "z")]}, "a")
-    with pytest.raises(ConfigurationError, match="no state 'b', which is the initial state"):
+    with pytest.raises(
+        ConfigurationError, match="Unknown state 'b': it is used as the initial state"
+    ):
         StateMachineWorkflow({"a": Worker("x")}, {}, "b")
-    with pytest.raises(ConfigurationError, match="max_transitions is 0"):
+    with pytest.raises(ConfigurationError, match="max_transitions 0"):
         StateMachineWorkflow({"a": Worker("x")}, {}, "a", max_transitions=0)
 
 
-async def test_a_state_may_be_called_start_and_none_like_a_node_of_langgraph():
+async def test_a_state_may_be_named_start_but_not_like_a_langgraph_node():
     flow = StateMachineWorkflow(
         {"start": Worker("x")}, {"start": [(None, "END")]}, "start", {"END"}
     )
     assert (await flow.run({"task": "Go"})).success
-    with pytest.raises(ConfigurationError, match="can be called 'a:b', '__end__'"):
+    with pytest.raises(ConfigurationError, match="state names 'a:b', '__end__'"):
         StateMachineWorkflow({"a:b": Worker("x"), "__end__": Worker("x")}, {}, "a:b")
 
 
-async def test_a_new_run_of_a_thread_starts_at_the_start_and_one_that_asks_goes_on():
+async def test_a_new_run_starts_over_and_an_interrupted_run_resumes():
     asked = []
 
     def first(task):
@@ -147,7 +151,7 @@ async def test_a_new_run_of_a_thread_starts_at_the_start_and_one_that_asks_goes_
     assert asked == ["one", "two"]
 
 
-async def test_two_runs_at_once_do_not_meet():
+async def test_concurrent_runs_are_independent():
     import asyncio
 
     flow = StateMachineWorkflow(
@@ -161,7 +165,7 @@ async def test_two_runs_at_once_do_not_meet():
     assert len({one.metadata["execution_id"] for one in found}) == 20
 
 
-def test_its_ways_are_drawn():
+def test_the_drawing_has_the_transitions():
     rules = {"a": [(lambda r: True, "b"), (None, "END")], "b": [(None, "a")]}
     flow = StateMachineWorkflow({"a": Worker("x"), "b": Worker("y")}, rules, "a", {"END"})
     text = flow.compile().get_graph().draw_mermaid()
