@@ -310,8 +310,9 @@ class Services:
             run_id: Names the run that stands for a turn, in a graph of one's own that has none.
         """
         journal, own = self.journal(), view.plan.get("budget") if includes_plan_budget else None
-        about: Any = {"has_saver": journal.is_durable, "plan_limits": own, "run_id": run_id}
-        return self.budget_policy.for_turn(view, journal.persistence, **about)
+        return self.budget_policy.for_turn(
+            view, journal.persistence, has_saver=journal.is_durable, plan_limits=own, run_id=run_id
+        )
 
     async def budget_left(self) -> dict[str, float]:
         """Return what is left of each limit of the budget; empty without one."""

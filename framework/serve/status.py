@@ -50,8 +50,8 @@ class StatusReader:
         subjects = {"user": caller.user_id, "tenant": caller.tenant, "thread": kept}
         values = self._persistence.values if self._persistence.tables is not None else None
         found = []
-        for given in self._services.purse.budgets:
-            budget = given.counting_in(values) if values is not None else given
+        for given in self._services.budget_policy.budgets:
+            budget = given.with_counters(values) if values is not None else given
             subject = subjects.get(budget.per)
             with use_clock(self._services.clock):
                 left = await budget.left(subject) if subject else {}

@@ -229,12 +229,12 @@ async def test_who_slept_past_the_lease_keeps_what_nobody_took(url: str) -> None
         leases = _asleep(saver)
         lease = await leases.take("t")
         await asyncio.sleep(0.4)
-        before = lease.confirmed
-        await leases.confirm("t", ask=False)
-        assert lease.confirmed > before, "it was asked for"
-        now = lease.confirmed
-        await leases.confirm("t", ask=False)
-        assert lease.confirmed == now, "and is known for as long as it lasts"
+        before = lease.confirmed_at
+        await leases.confirm("t", force_query=False)
+        assert lease.confirmed_at > before, "it was asked for"
+        now = lease.confirmed_at
+        await leases.confirm("t", force_query=False)
+        assert lease.confirmed_at == now, "and is known for as long as it lasts"
         await asyncio.sleep(0.4)
         await _elsewhere(other).take("t")
         with pytest.raises(PersistenceError, match="has taken over"):

@@ -77,7 +77,7 @@ class _Chat:
         except CapgraphError as exc:
             print_error(exc)
             return True
-        for key, value in prepared.switched.items():
+        for key, value in prepared.switches.items():
             self.console.print(f"{key} = {str(value).lower()}", style="dim")
         for command in prepared.commands:
             if command == "exit":

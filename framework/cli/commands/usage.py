@@ -43,7 +43,7 @@ def usage(
 
     async def read(saver: BaseCheckpointSaver[Any], _: object) -> list[UsageTotal]:
         rows = Persistence.of(saver).tables
-        about: Any = {"thread_id": thread, "user_id": user, "tenant": tenant, "by": by}
+        about: Any = {"thread_id": thread, "user_id": user, "tenant": tenant, "group_by": by}
         return await usage_totals(rows, **about) if rows is not None else []
 
     found = shared.run_with_database(read)

@@ -284,7 +284,7 @@ async def test_a_worker_that_lost_a_lease_begins_no_effect(
 
     async def frozen(self: Any, *args: Any) -> Any:
         found = await claim(self, *args)
-        if self.journal.is_lent:
+        if self.journal.is_remote:
             which = "LIKE 'capgraph-step/%'" if whose == "the step's" else "= 't'"
             await rows(gpu, f"UPDATE capgraph_leases SET owner = 'another' WHERE thread_id {which}")
             lost.set()
