@@ -1,15 +1,17 @@
-"""Plans before they run: checked, mended, made, scheduled, compared and drawn.
+"""Plan checking, repair, construction, scheduling, comparison, and diagrams.
 
-Everything here is pure: plain data in, plain data out, no I/O and no graph engine.
+Every function here is pure: plain data in, plain data out, no I/O and no graph engine.
 
-- :func:`check_plan` finds every problem of a plan at once; :func:`repair_plan` mends what has
-  exactly one right answer.
-- :func:`chain_plan` plans without a model; :func:`requires_closure` names what it would use.
-- :func:`dependencies`, :func:`ready_steps` say when steps can run.
-- :func:`carry_over`, :func:`fingerprints` keep what is done when a plan is replaced.
-- :class:`Plan` writes one in Python.
-- :class:`Recipe` is a plan as a capability; :func:`expand_recipes` writes it out.
-- :func:`plan_mermaid` draws it.
+- :func:`check_plan` reports every problem of a plan. :func:`repair_plan` corrects each problem that
+  has exactly one solution.
+- :func:`chain_plan` plans without a model. :func:`requires_closure` names the capabilities it would
+  use.
+- :func:`dependencies` and :func:`ready_steps` determine when steps can run.
+- :func:`carry_over` and :func:`fingerprints` reuse finished results when a plan is replaced.
+- :class:`Plan` builds a plan in Python.
+- :class:`Recipe` packages a plan as a capability. :func:`expand_recipes` replaces recipes with their
+  steps.
+- :func:`plan_mermaid` draws a plan.
 """
 
 from typing import TYPE_CHECKING

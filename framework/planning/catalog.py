@@ -1,4 +1,7 @@
-"""What planning needs to know about the capabilities at hand."""
+"""Catalogs: what planning knows about capabilities, and which types satisfy which inputs.
+
+A *need* is a context type as text, with ``*`` appended if an input takes many values of the type.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,21 @@ from capgraph.planning.parameters import required_parameters
 RESPOND = "respond"
 CLARIFY = "clarify"
 TERMINAL_STEPS = frozenset({RESPOND, CLARIFY})
-"""Infrastructure nodes that a plan may name, once, as its last step."""
+"""Infrastructure nodes that end a turn. A plan names one of them, as its last step."""
 
 Available = Mapping[str, Collection[str]]
-"""Stored context keys by context type; ``capability_context_data`` itself is one."""
+"""Stored context keys by context type. ``capability_context_data`` has this form."""
 
 
 class Catalog(Protocol):
-    """The capabilities, node names and given types that a plan is read against.
+    """Capabilities, infrastructure nodes, and provided types that a plan is validated against.
 
-    The registry is one; :class:`StaticCatalog` is another.
+    :class:`~capgraph.registry.Registry` and :class:`StaticCatalog` implement it.
     """
 
     @property
     def capabilities(self) -> Mapping[str, CapabilitySpec]:
-        """The capabilities by name; their order breaks ties."""
+        """The capabilities by name. Their order breaks ties."""
 
     @property
     def infrastructure(self) -> Collection[str]:
@@ -40,7 +43,7 @@ class Catalog(Protocol):
 
 @dataclass(frozen=True)
 class StaticCatalog:
-    """A catalog that is written down instead of discovered.
+    """Catalog with a fixed list of capabilities.
 
     Attributes:
         capabilities: The capabilities by name.
@@ -64,7 +67,7 @@ class StaticCatalog:
         provided_types: Iterable[str] = (),
         infrastructure: Iterable[str] = TERMINAL_STEPS,
     ) -> StaticCatalog:
-        """Build a catalog from descriptions, kept in the order given."""
+        """Return a catalog of capability declarations, in the given order."""
         return cls(
             {spec.name: spec for spec in specs},
             frozenset(infrastructure),
@@ -73,11 +76,11 @@ class StaticCatalog:
 
 
 MANY_SUFFIX = "*"
-"""Marks a need of many of a type, which a list of that type meets as well as single ones."""
+"""Suffix of a need for many values of a type. Single values and a list of the type both satisfy it."""
 
 
 def required_need(need: Requirement) -> str:
-    """Name what an input needs, as :func:`supplied` names what there is.
+    """Return the need of an input.
 
     >>> required_need(Requirement("READING", "many"))
     'READING*'
@@ -86,11 +89,11 @@ def required_need(need: Requirement) -> str:
 
 
 def provided_needs(types: Iterable[str], list_item_types: Mapping[str, str]) -> list[str]:
-    """Name every need that results of some types can meet.
+    """Return every need that results of the given types satisfy.
 
     Args:
         types: The context types of the results.
-        list_item_types: The types of the items of those that are lists of contexts.
+        list_item_types: Item type of each context type that is a list of contexts.
 
     >>> provided_needs(["READINGS"], {"READINGS": "READING"})
     ['READINGS', 'READINGS*', 'READING*']
@@ -109,12 +112,12 @@ def provided_needs(types: Iterable[str], list_item_types: Mapping[str, str]) -> 
 
 
 def needs_provided_by(spec: CapabilitySpec) -> list[str]:
-    """Name every need that a capability can meet."""
+    """Return every need that a capability satisfies."""
     return provided_needs(spec.provides, list_item_types(spec.context_types))
 
 
 def available_contexts(available: Available, catalog: Catalog) -> dict[str, list[str]]:
-    """Return the keys of the stored contexts by the needs that they meet."""
+    """Return the keys of the stored contexts by the needs that they satisfy."""
     items = list_item_types(kind for s in catalog.capabilities.values() for kind in s.context_types)
     found: dict[str, list[str]] = {}
     for kind, keys in available.items():
@@ -124,19 +127,18 @@ def available_contexts(available: Available, catalog: Catalog) -> dict[str, list
 
 
 def is_active(name: str, spec: CapabilitySpec, active: Collection[str] | None) -> bool:
-    """Tell whether a capability may be used: selected, always active, or no selection made."""
+    """Return True if a capability was selected, is always active, or no selection was made."""
     return active is None or name in active or spec.always_active
 
 
 def may_auto_include(spec: CapabilitySpec) -> bool:
-    """Tell whether a capability may be planned although nobody asked for it.
+    """Return True if a capability can be planned without having been selected.
 
-    One that changes the world is only planned by whoever selected it, unless a person must
-    agree before it runs; one whose parameters must be chosen cannot be planned by types alone.
+    It must be harmless, and none of its parameters may be required: types alone do not determine them.
     """
     return is_harmless(spec) and not required_parameters(spec.parameters)
 
 
 def is_harmless(spec: CapabilitySpec) -> bool:
-    """Return whether a capability has no effect, or a person must approve it first."""
+    """Return True if a capability has no effect, or requires approval."""
     return spec.effect == "none" or bool(spec.requires_approval)

@@ -1,4 +1,4 @@
-"""Planning without a model: backward chaining over what capabilities need and give."""
+"""Planning without a model: backward chaining over the types that capabilities require and provide."""
 
 from __future__ import annotations
 
@@ -33,28 +33,38 @@ def chain_plan(
     *,
     previous: ExecutionPlan | None = None,
 ) -> ExecutionPlan:
-    """Plan the selected capabilities and whatever they need, in an order that can run.
+    """Return a plan of the selected capabilities and of those that they require.
 
-    An input comes from a selected capability if one provides its type, else from a stored
-    context, else from the cheapest capability that can be pulled in. A stored context is not
-    used when its own producer would now read something that a selected capability makes anew:
-    it belongs to an earlier request. A capability that reads and gives the same type, such as a
-    filter, stands between the other producers and the readers of that type. Optional inputs
-    are linked when a capability of the plan or the caller supplies them; ``many`` takes all.
-    A capability that would run on its defaults is replaced where another one supplies the same
-    types and reads a parameter from the request. Equal arguments give equal plans.
+    Each input is supplied by the first of these that exists:
+
+    1. a selected capability that provides its type,
+    2. a stored context,
+    3. the cheapest capability that can be included automatically.
+
+    Further rules:
+
+    - A stored context is outdated, and not used, if its producer would now read something that a
+      selected capability provides again.
+    - A capability that requires and provides the same type, such as a filter, runs between the other
+      producers and the readers of that type.
+    - An optional input is linked if a capability of the plan or the caller supplies it. A ``many``
+      input takes all values.
+    - A capability that would run with its defaults is replaced by one that provides the same types and
+      reads a parameter from the request.
+
+    Equal arguments return equal plans.
 
     Args:
-        task: The request; every step carries it as its objective.
-        selected: Names of the chosen capabilities; their order breaks ties.
-        catalog: The capabilities at hand.
+        task: The request. Every step has it as its objective.
+        selected: Names of the selected capabilities. Their order breaks ties.
+        catalog: The available capabilities.
         available: Stored context keys by type, the newest last.
-        previous: The plan that this one replaces: its names are used again for the same
-            capabilities, so that finished results can be kept.
+        previous: The plan that this one replaces. Its context keys are reused for the same
+            capabilities, so that finished results can be reused.
 
     Raises:
-        PlanError: A capability is unknown, a type cannot be supplied, or a capability has
-            parameters that only a person or a model can choose.
+        PlanError: A capability is unknown, a type cannot be supplied, or a person or a model must
+            choose a required parameter.
 
     >>> from capgraph.base import CapabilitySpec, Requirement
     >>> from capgraph.planning import StaticCatalog
@@ -69,17 +79,19 @@ def chain_plan(
     """
     stored = available_contexts(available or {}, catalog)
     values = RequestValues(catalog, task)
-    market = _Market(values.prefer_request_readers(_known(selected, catalog)), catalog, values)
-    said = {name: values.read(name) for name in market.names}
-    usable, chosen = market.choose(stored)
-    if (missing := market.missing(chosen, usable)) is not None:
-        # Followed to where it starts: the first thing that is out of reach for itself.
-        within = usable | {need: [] for need in market.unmade() - usable.keys()}
-        wider = market.pull_in(within)
-        raise _unsupplied(*(market.missing(wider, usable) or missing), catalog, values)
-    order = market.ordered(market.prune(chosen, usable), usable)
-    said |= {name: values.read(name) for name in order}
-    return _write(task, order, catalog, stored, usable, previous, said)
+    suppliers = _Suppliers(
+        values.prefer_request_readers(_check_registered(selected, catalog)), catalog, values
+    )
+    parameters = {name: values.read(name) for name in suppliers.names}
+    usable, chosen = suppliers.choose(stored)
+    if (missing := suppliers.missing(chosen, usable)) is not None:
+        # Follow the chain of requirements to the one that nothing can satisfy.
+        assumed = usable | {need: [] for need in suppliers.unsatisfied() - usable.keys()}
+        extended = suppliers.include(assumed)
+        raise _unsupplied(*(suppliers.missing(extended, usable) or missing), catalog, values)
+    order = suppliers.ordered(suppliers.prune(chosen, usable), usable)
+    parameters |= {name: values.read(name) for name in order}
+    return _write_plan(task, order, catalog, stored, usable, previous, parameters)
 
 
 def requires_closure(
@@ -89,16 +101,16 @@ def requires_closure(
     *,
     task: str = "",
 ) -> tuple[str, ...]:
-    """Name the selected capabilities and those that their needs pull in.
+    """Return the selected capabilities and those that they require, directly or indirectly.
 
-    Types that the caller gives count as supplied. A type that nobody can supply adds nothing;
-    the planner reports it.
+    Types that the caller provides count as supplied. A type without a producer is ignored; the planner
+    reports it.
 
     Args:
-        selected: Names of the chosen capabilities; unknown ones are left out.
-        catalog: The capabilities at hand.
-        available: Stored context keys by type; leave it out to have every producer that a
-            planner could want, even where an older result is stored.
+        selected: Names of the selected capabilities. Unknown names are ignored.
+        catalog: The available capabilities.
+        available: Stored context keys by type. Without it, producers are included even if an earlier
+            result is stored.
         task: The request, from which capabilities may read their parameters.
 
     >>> from capgraph.base import CapabilitySpec, Requirement
@@ -115,12 +127,12 @@ def requires_closure(
         {kind: ["given"] for kind in catalog.provided_types} | dict(available or {}), catalog
     )
     values = RequestValues(catalog, task)
-    market = _Market(values.prefer_request_readers(names), catalog, values)
-    usable, chosen = market.choose(stored)
-    return tuple(market.prune(chosen, usable))
+    suppliers = _Suppliers(values.prefer_request_readers(names), catalog, values)
+    usable, chosen = suppliers.choose(stored)
+    return tuple(suppliers.prune(chosen, usable))
 
 
-def _known(selected: Sequence[str], catalog: Catalog) -> list[str]:
+def _check_registered(selected: Sequence[str], catalog: Catalog) -> list[str]:
     names = []
     for name in dict.fromkeys(selected):
         if name in catalog.capabilities:
@@ -137,8 +149,8 @@ def _unsupplied(reader: str, need: str, catalog: Catalog, values: RequestValues)
     context_type = need.removesuffix(MANY_SUFFIX)
     if context_type in catalog.provided_types:
         return PlanError(
-            f"{reader!r} needs {context_type}, which the caller supplies, and none was given.",
-            fix=f"Give {context_type} together with the request.",
+            f"{reader!r} requires {context_type}, which the caller did not provide.",
+            fix=f"Pass {context_type} with the request.",
         )
     makers = [
         name for name, spec in catalog.capabilities.items() if need in needs_provided_by(spec)
@@ -149,30 +161,30 @@ def _unsupplied(reader: str, need: str, catalog: Catalog, values: RequestValues)
         return unread[0]
     if not makers:
         return PlanError(
-            f"{reader!r} needs {context_type}, which no capability provides and no stored"
-            " context holds.",
-            fix=f"Register a capability that provides {context_type}, or give it with the request.",
+            f"{reader!r} requires {context_type}: no capability provides it and no context of this"
+            " type is stored.",
+            fix=f"Register a capability that provides {context_type}, or pass it with the request.",
         )
     if effects == makers:
         return PlanError(
-            f"{reader!r} needs {context_type}, which only {join_names(makers)} provides; it has"
-            " effects or parameters and was not asked for.",
+            f"{reader!r} requires {context_type}: only {join_names(makers)} provides it, has effects"
+            " or required parameters, and was not selected.",
             fix="Ask for it in the request, or set requires_approval so that a person decides.",
         )
     return PlanError(
-        f"{reader!r} needs {context_type}; {join_names(makers)} would provide it, but cannot be"
-        " supplied with what it needs itself.",
-        fix=f"Give {context_type} or what its producer needs with the request.",
+        f"{reader!r} requires {context_type}: {join_names(makers)} provides it, but has an input"
+        " that nothing supplies.",
+        fix=f"Pass {context_type}, or the input of its producer, with the request.",
     )
 
 
-class _Market:
-    """Who can supply whom, for a selection of capabilities.
+class _Suppliers:
+    """Supply relations between the capabilities of a selection and the rest of the catalog.
 
     Args:
         names: The selected capabilities.
-        catalog: The capabilities at hand.
-        values: What the request says of their parameters.
+        catalog: The available capabilities.
+        values: Parameter values that the request names.
     """
 
     def __init__(self, names: list[str], catalog: Catalog, values: RequestValues) -> None:
@@ -189,20 +201,20 @@ class _Market:
     # Choosing: which capabilities take part.
 
     def choose(self, stored: dict[str, list[str]]) -> tuple[dict[str, list[str]], list[str]]:
-        """Decide which stored contexts are usable and which capabilities are needed."""
+        """Return the usable stored contexts and the required capabilities."""
         outdated = self.outdated() - self.given
         fresh = {need: keys for need, keys in stored.items() if need not in outdated}
-        chosen = self.pull_in(fresh)
+        chosen = self.include(fresh)
         if self.missing(chosen, fresh) is None or len(fresh) == len(stored):
             return fresh, chosen
-        # An older result is better than no plan.
-        return stored, self.pull_in(stored)
+        # An outdated result is better than no plan.
+        return stored, self.include(stored)
 
     def outdated(self) -> set[str]:
-        """Name the needs whose stored contexts would come out differently if made now.
+        """Return the needs whose stored contexts would change if they were provided again.
 
-        These are what lies downstream of what a selected capability makes anew, through
-        optional inputs too, as with the targets of a build.
+        These are all results downstream of a selected capability, including through optional inputs, like
+        the targets of a build.
         """
         made = {need for name in self.names for need in self.gives[name]}
         readers: dict[str, list[str]] = {}
@@ -211,131 +223,138 @@ class _Market:
                 readers.setdefault(required_need(need), []).extend(self.gives[name])
         return reachable_from(made, readers) - made
 
-    def unmade(self) -> set[str]:
-        """Name the needs that nothing here meets without being asked for."""
+    def unsatisfied(self) -> set[str]:
+        """Return the needs that no selected or automatically included capability satisfies."""
         makers = {name for name in self.specs if self.values.can_auto_include(name)}
         made = {need for name in makers | {*self.names} for need in self.gives[name]}
         return {need for name in self.specs for need in self.needs[name]} - (made - self.given)
 
-    def pull_in(self, stored: Mapping[str, list[str]]) -> list[str]:
-        """Add, to the selected, the cheapest producers until no more is needed or can be had."""
-        # One that reads nothing is the last resort where another one reads the request.
+    def include(self, stored: Mapping[str, list[str]]) -> list[str]:
+        """Return the selected capabilities with the cheapest producers of everything that they require."""
+        # A capability that reads nothing from the request is the last resort.
         able = {
             name: len(self.specs) + 1 if self.values.has_better_producers(name) else 1
             for name in self.specs
             if self.values.can_auto_include(name) and not self.values.defaults_hide_request(name)
         }
         best = self.supply(able | dict.fromkeys(self.names, 0), stored)[0]
-        chosen = list(self.names)
-        for name in chosen:  # it grows on the way
+        names = list(self.names)
+        for name in names:  # grows during the loop
             makers = (
                 best.get(required_need(need))
                 for need in self.specs[name].requires
                 if need.cardinality != "optional"
             )
-            chosen += [m for m in dict.fromkeys(makers) if m is not None and m not in chosen]
-        return chosen
+            names += [m for m in dict.fromkeys(makers) if m is not None and m not in names]
+        return names
 
     def supply(
         self, cost: Mapping[str, int], stored: Mapping[str, list[str]]
     ) -> tuple[dict[str, str], dict[str, set[str]]]:
-        """Let capabilities supply each other as far as they can (Knuth's algorithm).
+        """Compute which capability supplies each need at the lowest cost (Knuth's algorithm).
 
-        Needs settle in order of cost, and a producer counts only once all it requires is
-        settled, so that circles of capabilities that need each other never do.
+        Needs are settled in order of cost, and a producer counts only once everything that it requires is
+        settled. Capabilities that require each other in a cycle are therefore never settled.
 
         Args:
-            cost: The capabilities that take part, each with what it costs by itself.
-            stored: What is there already.
+            cost: Cost of each participating capability by itself.
+            stored: The stored contexts by need.
 
         Returns:
-            The producer for each need, and what each capability still waits for.
+            The producer of each need, and the unsatisfied needs of each capability.
         """
         rank = {name: place for place, name in enumerate(self.specs)}
-        price = dict(cost)
+        total_cost = dict(cost)
         waiting = {name: self.needs[name] - stored.keys() for name in cost}
         readers: dict[str, list[str]] = {}
         for name, needs in waiting.items():
             for need in needs:
                 readers.setdefault(need, []).append(name)
-        queue = [(price[name], rank[name], name) for name, needs in waiting.items() if not needs]
+        queue = [
+            (total_cost[name], rank[name], name) for name, needs in waiting.items() if not needs
+        ]
         heapq.heapify(queue)
         best: dict[str, str] = {}
         while queue:
-            paid, _, name = heapq.heappop(queue)
+            cost_so_far, _, name = heapq.heappop(queue)
             for need in self.gives[name]:
-                # What is stored needs no producer, unless a selected capability makes it anyway.
+                # A stored context needs no producer, unless a selected capability provides it.
                 if need in best or (need in stored and name not in self.names):
                     continue
                 best[need] = name
                 for reader in readers.pop(need, ()):
                     waiting[reader].discard(need)
-                    price[reader] += paid
+                    total_cost[reader] += cost_so_far
                     if not waiting[reader]:
-                        heapq.heappush(queue, (price[reader], rank[reader], reader))
+                        heapq.heappush(queue, (total_cost[reader], rank[reader], reader))
         return best, waiting
 
     def missing(
-        self, chosen: Collection[str], stored: Mapping[str, list[str]]
+        self, names: Collection[str], stored: Mapping[str, list[str]]
     ) -> tuple[str, str] | None:
-        """Return a capability and the need that keeps it from running, or ``None``."""
-        _, waiting = self.supply(dict.fromkeys(chosen, 0), stored)
-        wants = [(name, need) for name, needs in waiting.items() for need in sorted(needs)]
-        made = {need for name, _ in wants for need in self.gives[name]}
-        # Name the root of the trouble: what none of the others would bring.
-        return next((pair for pair in wants if pair[1] not in made), wants[0] if wants else None)
+        """Return a capability and the need that prevents it from running, or ``None``."""
+        _, waiting = self.supply(dict.fromkeys(names, 0), stored)
+        unsatisfied = [(name, need) for name, needs in waiting.items() for need in sorted(needs)]
+        made = {need for name, _ in unsatisfied for need in self.gives[name]}
+        # Return the root cause: a need that none of the blocked capabilities would satisfy.
+        return next(
+            (pair for pair in unsatisfied if pair[1] not in made),
+            unsatisfied[0] if unsatisfied else None,
+        )
 
-    def prune(self, chosen: list[str], stored: Mapping[str, list[str]]) -> list[str]:
-        """Drop every pulled-in capability that the rest can do without."""
-        if self.missing(chosen, stored) is not None:
-            return chosen
-        for name in reversed(list(chosen)):
-            rest = [other for other in chosen if other != name]
+    def prune(self, names: list[str], stored: Mapping[str, list[str]]) -> list[str]:
+        """Remove every automatically included capability that is not required."""
+        if self.missing(names, stored) is not None:
+            return names
+        for name in reversed(list(names)):
+            rest = [other for other in names if other != name]
             if name not in self.names and self.missing(rest, stored) is None:
-                chosen = rest
-        return chosen
+                names = rest
+        return names
 
-    # Ordering: when each takes its turn.
+    # Ordering: when each capability runs.
 
-    def ordered(self, chosen: list[str], stored: Collection[str]) -> list[str]:
-        """Put capabilities in an order in which each finds its inputs.
+    def ordered(self, names: list[str], stored: Collection[str]) -> list[str]:
+        """Return capabilities in an order in which each finds its inputs.
 
-        Whoever could still get more from the others waits for them. What is left over then are
-        capabilities that read and give the same types; they keep the order of selection.
+        A capability that could read results of others runs after them. Capabilities that require and
+        provide the same types keep the order of selection.
         """
-        had, left, done = set(stored), list(chosen), []
+        available, remaining, ordering = set(stored), list(names), []
 
-        def awaited(name: str) -> tuple[int, int]:
-            wishes = {required_need(need) for need in self.specs[name].requires}
-            others = [other for other in left if other != name]
+        def count_waits(name: str) -> tuple[int, int]:
+            wanted_needs = {required_need(need) for need in self.specs[name].requires}
+            others = [other for other in remaining if other != name]
             needed = [o for o in others if not self.needs[name].isdisjoint(self.gives[o])]
-            wished = [o for o in others if not wishes.isdisjoint(self.gives[o])]
+            wished = [o for o in others if not wanted_needs.isdisjoint(self.gives[o])]
             return len(needed), len(wished)
 
-        while left:
-            name = min((name for name in left if self.needs[name] <= had), key=awaited)
-            left.remove(name)
-            done.append(name)
-            had.update(self.gives[name])
-        return done
+        while remaining:
+            name = min(
+                (name for name in remaining if self.needs[name] <= available), key=count_waits
+            )
+            remaining.remove(name)
+            ordering.append(name)
+            available.update(self.gives[name])
+        return ordering
 
 
-def _write(
+def _write_plan(
     task: str,
     order: list[str],
     catalog: Catalog,
     stored: Mapping[str, list[str]],
     usable: Mapping[str, list[str]],
     previous: ExecutionPlan | None,
-    said: Mapping[str, dict[str, Any]],
+    parameters: Mapping[str, dict[str, Any]],
 ) -> ExecutionPlan:
-    old = {
+    old_keys = {
         step.get("capability"): step.get("context_key")
         for step in plan_steps(previous)
         if isinstance(step, dict) and is_context_key(step.get("context_key"))
     }
-    reused = {name: key for name in order if isinstance(key := old.get(name), str)}
-    taken = {key for keys in stored.values() for key in keys} | set(reused.values())
+    reused = {name: key for name in order if isinstance(key := old_keys.get(name), str)}
+    used_keys = {key for keys in stored.values() for key in keys} | set(reused.values())
     steps: list[PlannedStep] = []
     makers: dict[str, list[str]] = {}
     filtered: set[str] = set()
@@ -347,15 +366,15 @@ def _write(
             for key in _sources(need, spec, makers, filtered, usable, catalog)
         ]
         output = spec.provides[0] if spec.provides else None
-        key = reused.get(name) or make_context_key(output or name, taken)
-        taken.add(key)
-        steps.append(build_step(key, name, output, task, inputs, said.get(name) or None))
+        key = reused.get(name) or make_context_key(output or name, used_keys)
+        used_keys.add(key)
+        steps.append(build_step(key, name, output, task, inputs, parameters.get(name) or None))
         for need in needs_provided_by(spec):
             makers.setdefault(need, []).append(key)
             if any(required_need(read) == need for read in spec.requires):
                 filtered.add(need)
     view = PlanView(list(steps), catalog, {}, None)
-    steps.append(build_respond_step(view, taken, task))
+    steps.append(build_respond_step(view, used_keys, task))
     return ExecutionPlan(steps=steps)
 
 
@@ -367,35 +386,37 @@ def _sources(
     stored: Mapping[str, list[str]],
     catalog: Catalog,
 ) -> list[str]:
-    """Name the contexts that one requirement reads."""
-    want = required_need(need)
-    made = makers.get(want, [])
+    """Return the context keys that one requirement reads."""
+    need_key = required_need(need)
+    provided = makers.get(need_key, [])
     if need.role is not None and need.cardinality != "many":
-        return _of_roles(need, spec, [*stored.get(want, ()), *made])
-    if not made:
+        return _source_by_role(need, spec, [*stored.get(need_key, ()), *provided])
+    if not provided:
         if need.cardinality == "optional" and need.type not in catalog.provided_types:
-            return []  # a result of an earlier request is not wished for by this one
-        made = stored.get(want, [])
-        # Of several stored ones, the newest is the one the request is about.
-        return made if need.cardinality == "many" else made[-1:]
+            return []  # an optional input does not read results of earlier requests
+        provided = stored.get(need_key, [])
+        # Of several stored contexts, the request is about the newest.
+        return provided if need.cardinality == "many" else provided[-1:]
     if need.cardinality == "many":
-        return made
-    # A filter's result replaces what it read; of equal producers the first selected counts.
-    return made[-1:] if want in filtered else made[:1]
+        return provided
+    # A filter's result replaces its input. Of equal producers, the first selected is used.
+    return provided[-1:] if need_key in filtered else provided[:1]
 
 
-def _of_roles(need: Requirement, spec: CapabilitySpec, there: list[str]) -> list[str]:
-    """Choose for one of several inputs of a type, in the order in which results come about."""
+def _source_by_role(
+    need: Requirement, spec: CapabilitySpec, available_keys: list[str]
+) -> list[str]:
+    """Return the context key for one of several inputs of the same type, in order of creation."""
     peers = [other for other in spec.requires if required_need(other) == need.type]
-    if len(there) < len(peers):
+    if len(available_keys) < len(peers):
         peers = [other for other in peers if other.cardinality == "one"]
     if need not in peers:
         return []
-    if len(there) < len(peers):
+    if len(available_keys) < len(peers):
         roles = ", ".join(other.label for other in peers)
         raise PlanError(
-            f"{spec.name!r} needs {len(peers)} {need.type} ({roles}), and without a model there"
-            f" are {len(there)} to choose from.",
-            fix="Configure a chat model, or bring a plan that names each.",
+            f"{spec.name!r} requires {len(peers)} inputs of type {need.type} ({roles}), but"
+            f" {len(available_keys)} are available.",
+            fix="Configure a chat model, or pass a plan that names each input.",
         )
-    return [there[-len(peers) :][peers.index(need)]]
+    return [available_keys[-len(peers) :][peers.index(need)]]

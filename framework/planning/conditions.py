@@ -1,10 +1,11 @@
-"""When a step is needed: a condition on results, as data.
+"""Conditions on results, written as data in a step's ``when`` field.
 
-A comparison is ``{"of": "forecast.wind", "is": ">", "than": 12}``; ``{"and": [...]}``,
-``{"or": [...]}`` and ``{"not": ...}`` put comparisons together. What a comparison reads may never
-come to be, because the step that would give it is not needed itself: then nobody knows whether it
-holds. ``and`` and ``or`` hold or not whatever the unknown part would say, where the others decide;
-otherwise the whole is unknown, and a step is needed only when its condition holds.
+A comparison is ``{"of": "forecast.wind", "is": ">", "than": 12}``. Combine comparisons with
+``{"and": [...]}``, ``{"or": [...]}``, and ``{"not": ...}``.
+
+Conditions use three-valued logic. A comparison is unknown if its result will never exist because
+the step that provides it was skipped. ``and`` and ``or`` are unknown only if the known parts do not
+decide them. A step runs only if its condition is true.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
 MAX_DEPTH = 16
 MAX_COMPARISONS = 100
 MISSING: Any = object()
-"""Stands for a value that will never be there."""
+"""Marker for a value that will never exist."""
 
-_IN_ORDER = frozenset({"number", "text"})
-_SETS = ("and", "or")
+_ORDERED_KINDS = frozenset({"number", "text"})
+_COMBINATORS = ("and", "or")
 
 
 def iter_comparisons(condition: object) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the comparisons of a condition, each with where it stands.
+    """Yield each comparison of a condition with its path.
 
     >>> [path for path, _ in iter_comparisons({"not": {"of": "a", "is": ">", "than": 1}})]
     [('not',)]
@@ -52,57 +53,57 @@ def _comparisons(condition: object, path: Path) -> Iterator[tuple[Path, dict[str
     if isinstance(condition.get("of"), str):
         yield path, condition
     yield from _comparisons(condition.get("not"), (*path, "not"))
-    for name in _SETS:
+    for name in _COMBINATORS:
         parts = condition.get(name)
         for number, part in enumerate(parts if isinstance(parts, list) else ()):
             yield from _comparisons(part, (*path, name, number))
 
 
 def condition_errors(condition: object) -> Iterator[tuple[Path, Any, str]]:
-    """Yield what is wrong with the form of a condition: where, the value, and why.
+    """Yield each error in the form of a condition as path, value, and cause.
 
     >>> [cause for _, _, cause in condition_errors({"of": "a", "is": "about", "than": 1})]
-    ['is no comparison; there are >, >=, <, <=, ==, !=']
+    ['is not an operator; use one of >, >=, <, <=, ==, !=']
     """
     if is_too_deep(condition, MAX_DEPTH):
         yield (), condition, f"nests deeper than {MAX_DEPTH} levels"
     elif sum(1 for _ in iter_comparisons(condition)) > MAX_COMPARISONS:
         yield (), condition, f"has more than {MAX_COMPARISONS} comparisons"
     else:
-        yield from _faults(condition, ())
+        yield from _form_errors(condition, ())
 
 
-def _faults(condition: object, path: Path) -> Iterator[tuple[Path, Any, str]]:
+def _form_errors(condition: object, path: Path) -> Iterator[tuple[Path, Any, str]]:
     fields: dict[Any, Any] = condition if isinstance(condition, dict) else {}
     name = next(iter(fields), None) if len(fields) == 1 else None
     if name == "not":
-        yield from _faults(fields[name], (*path, name))
-    elif name in _SETS:
+        yield from _form_errors(fields[name], (*path, name))
+    elif name in _COMBINATORS:
         if not isinstance(fields[name], list) or not fields[name]:
             yield (*path, name), fields[name], "is not a list of conditions"
             return
         for number, part in enumerate(fields[name]):
-            yield from _faults(part, (*path, name, number))
+            yield from _form_errors(part, (*path, name, number))
     elif fields.keys() != {"of", "is", "than"}:
-        yield path, condition, "is no condition"
+        yield path, condition, "is not a condition"
     else:
         if not isinstance(fields["of"], str) or not fields["of"]:
             yield (*path, "of"), fields["of"], "names no result"
         sign, than = fields["is"], fields["than"]
         if not isinstance(sign, str) or sign not in OPERATORS:
-            cause = f"is no comparison; there are {', '.join(OPERATORS)}"
+            cause = f"is not an operator; use one of {', '.join(OPERATORS)}"
             yield (*path, "is"), sign, cause
         elif (
             value_kind(than) in ("list", "object") or than in (math.inf, -math.inf) or than != than
         ):
-            cause = "is not text, a finite number, true, false or null"
+            cause = "is not text, a finite number, true, false, or null"
             yield (*path, "than"), than, cause
-        elif sign not in ("==", "!=") and value_kind(than) not in _IN_ORDER:
-            yield (*path, "than"), than, f"has no order, which {sign} needs"
+        elif sign not in ("==", "!=") and value_kind(than) not in _ORDERED_KINDS:
+            yield (*path, "than"), than, f"cannot be compared with {sign}"
 
 
 def value_kind(value: object) -> str:
-    """Name what a plain value is, as far as comparing it goes."""
+    """Return the kind of a plain value. Only values of one kind are compared."""
     if value is None or isinstance(value, bool):
         return "nothing" if value is None else "boolean"
     if isinstance(value, (int, float)):
@@ -113,14 +114,14 @@ def value_kind(value: object) -> str:
 
 
 def evaluate_condition(condition: Mapping[str, Any], value_of: Callable[[str], Any]) -> bool | None:
-    """Tell whether a condition that checks clean holds; ``None`` where nobody can know.
+    """Evaluate a condition that has no errors; ``None`` means unknown.
 
     Args:
         condition: The condition.
-        value_of: Returns what stands at a path, or :data:`MISSING`.
+        value_of: Function from a path to its value, or to :data:`MISSING`.
 
     Raises:
-        ValidationError: Two values cannot be compared; the severity is REPLANNING.
+        ValidationError: Two values have different kinds. The severity is REPLANNING.
 
     >>> rule = {"or": [{"of": "a", "is": ">", "than": 3}, {"of": "b", "is": "==", "than": "x"}]}
     >>> evaluate_condition(rule, {"a": 4, "b": "y"}.get), evaluate_condition(rule, {"a": 1, "b": MISSING}.get)
@@ -129,7 +130,7 @@ def evaluate_condition(condition: Mapping[str, Any], value_of: Callable[[str], A
     if "not" in condition:
         inner = evaluate_condition(condition["not"], value_of)
         return None if inner is None else not inner
-    for name, decided in zip(_SETS, (False, True), strict=True):
+    for name, decided in zip(_COMBINATORS, (False, True), strict=True):
         if name in condition:
             unknown = False
             for part in condition[name]:
@@ -142,12 +143,13 @@ def evaluate_condition(condition: Mapping[str, Any], value_of: Callable[[str], A
     if value is MISSING:
         return None
     if sign in ("==", "!="):
-        # In Python, true is 1.
+        # Python considers True and 1 equal.
         equal = value_kind(value) == value_kind(than) and value == than
         return equal is (sign == "==")
     if value_kind(value) != value_kind(than):
         raise ValidationError(
-            f"{condition['of']} is {preview(value)}, which {describe_condition(condition)!r} cannot compare.",
+            f"{condition['of']} is {preview(value)}: {describe_condition(condition)!r} compares"
+            " values of different kinds.",
             fix="Compare numbers with numbers and text with text.",
             severity=ErrorSeverity.REPLANNING,
         )
@@ -155,7 +157,7 @@ def evaluate_condition(condition: Mapping[str, Any], value_of: Callable[[str], A
 
 
 def describe_condition(condition: object) -> str:
-    """Write a condition as a person would; anything else as what it is.
+    """Return a condition as readable text, or a preview of a value that is not a condition.
 
     >>> describe_condition({"and": [{"of": "a", "is": ">", "than": 1}, {"not": {"of": "b", "is": "==", "than": "x"}}]})
     'a > 1 and not (b == "x")'
@@ -164,10 +166,10 @@ def describe_condition(condition: object) -> str:
         return preview(condition)
     if "not" in condition:
         return f"not ({describe_condition(condition['not'])})"
-    for name in _SETS:
+    for name in _COMBINATORS:
         parts = condition.get(name)
         if isinstance(parts, list):
-            several = (isinstance(p, dict) and p.keys() & set(_SETS) for p in parts)
+            several = (isinstance(p, dict) and p.keys() & set(_COMBINATORS) for p in parts)
             words = (
                 f"({describe_condition(p)})" if s else describe_condition(p)
                 for p, s in zip(parts, several, strict=True)

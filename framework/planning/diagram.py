@@ -1,4 +1,4 @@
-"""Pictures of plans, as Mermaid flowcharts."""
+"""Plans as Mermaid flowcharts."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _LONGEST = 60
 
 
 def plan_mermaid(plan: Mapping[str, Any], status: Mapping[str, str] | None = None) -> str:
-    """Draw a plan as a Mermaid flowchart: steps, data flow and what became of each step.
+    """Return a plan as a Mermaid flowchart with its steps, data flow, and step statuses.
 
-    Stored contexts that the plan reads are drawn as cylinders. Text of any origin is escaped.
+    Stored contexts that the plan reads are drawn as cylinders. All text is escaped.
 
     Args:
-        plan: The plan; anything that can be read of it is drawn.
-        status: What became of each step, by context key; ``pending`` when it is not named.
+        plan: The plan. Malformed parts are skipped.
+        status: Status of each step by context key; ``pending`` by default.
 
     >>> print(plan_mermaid({"steps": [{"context_key": "a", "capability": "fetch"}]}, {"a": "done"}))
     flowchart TD
@@ -59,18 +59,26 @@ def plan_mermaid(plan: Mapping[str, Any], status: Mapping[str, str] | None = Non
         left, right = ('(["', '"])') if name in TERMINAL_STEPS else ('["', '"]')
         nodes += [f"    s{index}{left}{label}{right}"]
         nodes += [f"    class s{index} {_class(states[-1])}"]
-        for one in step_reads(step, keys):
-            before = [place for place in range(index) if keys[place] == one.key]
+        for step_read in step_reads(step, keys):
+            before = [place for place in range(index) if keys[place] == step_read.key]
             read.update(before[-1:])
             place = (
-                stored.setdefault(one._replace(path=()), f"c{len(stored)}") if not before else ""
+                stored.setdefault(step_read._replace(path=()), f"c{len(stored)}")
+                if not before
+                else ""
             )
             source = f"s{before[-1]}" if before else place
-            label = one.label if one.path[0] in ("inputs", "parameters") else str(one.path[0])
+            label = (
+                step_read.label
+                if step_read.path[0] in ("inputs", "parameters")
+                else str(step_read.path[0])
+            )
             arrows.append(f'    {source} -->|"{escape_label(label)}"| s{index}')
         if name in TERMINAL_STEPS:
             arrows += [f"    s{place} -.-> s{index}" for place in range(index) if place not in read]
-    cylinders = [f'    {node}[("{escape_label(one.key)}")]' for one, node in stored.items()]
+    cylinders = [
+        f'    {node}[("{escape_label(step_read.key)}")]' for step_read, node in stored.items()
+    ]
     styles = [f"    classDef {_class(s)} {_STYLES[s]}" for s in _STYLES if s in states]
     return "\n".join(["flowchart TD", *cylinders, *nodes, *arrows, *styles])
 
@@ -80,25 +88,25 @@ def _class(state: str) -> str:
 
 
 def step_notes(step: Mapping[str, Any]) -> list[str]:
-    """Say in words when a step runs, and what becomes of the plan if it fails.
+    """Return notes about a step: its condition, list, waits, and failure mode.
 
     >>> step_notes({"when": {"of": "sky.wind", "is": ">", "than": 12}, "optional": True})
     ['if sky.wind > 12', 'optional']
     """
-    found = []
+    notes = []
     if step.get("when") is not None:
-        found.append(f"if {describe_condition(step['when'])}")
+        notes.append(f"if {describe_condition(step['when'])}")
     if isinstance(each := step.get("for_each"), dict):
-        found.append(f"for each of {each.get('of')}")
-    found += [
+        notes.append(f"for each of {each.get('of')}")
+    notes += [
         f"{name.replace('_', ' ')} {preview(step[name])}" for name in WAIT_FIELDS if step.get(name)
     ]
-    words = {"optional": "optional", "look_again": "looked at again"}
-    return [*found, *(text for name, text in words.items() if step.get(name) is True)]
+    labels = {"optional": "optional", "look_again": "looked at again"}
+    return [*notes, *(text for name, text in labels.items() if step.get(name) is True)]
 
 
 def escape_label(text: object, limit: int = _LONGEST) -> str:
-    """Make any text safe inside a quoted Mermaid label.
+    """Return a text that is safe inside a quoted Mermaid label.
 
     >>> escape_label('a "b" <i>')
     'a #34;b#34; #60;i#62;'
@@ -106,7 +114,7 @@ def escape_label(text: object, limit: int = _LONGEST) -> str:
     flat = " ".join(str(text).split())
     if len(flat) > limit:
         flat = flat[: limit - 1] + "…"
-    # Mermaid writes any character as #code; and reads nothing else in a quoted label.
+    # In a quoted label, Mermaid reads #code; as the character with that code.
     return _PLAIN.sub(
         lambda match: "?" if 0xD800 <= ord(match[0]) < 0xE000 else f"#{ord(match[0])};", flat
     )

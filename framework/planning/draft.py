@@ -1,4 +1,4 @@
-"""A plan under repair, and the record of what was done to it."""
+"""The draft of a plan under repair, and the records of the repairs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from capgraph.planning.references import FROM, StepRead, iter_path_reads
 from capgraph.planning.waits import WAIT_FIELDS
 
 _SAME_VALUE = (MALFORMED_INPUT, PARAMETER)
-"""Repairs that write the same value in another form."""
+"""Codes whose repairs write the same value in another form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,12 @@ class Repair:
     """One change that :func:`~capgraph.planning.repair_plan` made.
 
     Attributes:
-        code: Code of the problem that it mends.
-        context_key: Key of the step that was changed; ``None`` for the plan as a whole.
-        field: The place that was changed.
-        before: What stood there, as text.
-        after: What stands there now, as text.
-        reason: Why this is the one right answer.
+        code: Code of the repaired problem.
+        context_key: Key of the changed step, or ``None`` for the plan itself.
+        field: The changed field.
+        before: The previous value, as text.
+        after: The new value, as text.
+        reason: Why the new value is the only correct one.
 
     >>> print(Repair("CG-P04", "a", "capability", "'Fetch'", "'fetch'", "the only near name"))
     [CG-P04] 'a', capability: 'Fetch' became 'fetch' (the only near name)
@@ -57,13 +57,13 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class RepairedPlan:
-    """The outcome of a repair.
+    """Result of :func:`~capgraph.planning.repair_plan`.
 
     Attributes:
         plan: The plan after the repairs.
-        repairs: What was done, in order.
-        problems: What is still wrong; a plan with a problem must not start.
-        inserted: Keys of the steps that were added because another step needs their result.
+        repairs: The repairs in order.
+        problems: The remaining problems. A plan with problems must not run.
+        inserted: Keys of the steps that were inserted to supply an input.
     """
 
     plan: ExecutionPlan
@@ -73,16 +73,23 @@ class RepairedPlan:
 
     @property
     def ok(self) -> bool:
-        """Whether the plan can run."""
+        """True if the plan can run."""
         return not self.problems
 
 
 @dataclass
 class PlanDraft:
-    """The steps being repaired; they are the draft's own copies.
+    """Steps under repair, which are copies of the plan's steps.
 
-    With ``additions_only``, names, keys, and inputs that the author wrote are never replaced. With
-    ``open_suppliers``, a supplier is inserted even if its parameters have yet to be given.
+    Attributes:
+        steps: The steps.
+        catalog: The capabilities that the plan may use.
+        available: Stored context keys by type.
+        max_steps: Maximum number of steps.
+        additions_only: True if names, keys, and inputs in the plan must not be replaced.
+        open_suppliers: True if a supplier may be inserted before its parameters are known.
+        repairs: The repairs made so far.
+        inserted: Keys of the inserted steps.
     """
 
     steps: list[dict[str, Any]]
@@ -95,7 +102,7 @@ class PlanDraft:
     inserted: list[str] = field(default_factory=list)
 
     def used_keys(self) -> set[str]:
-        """Return every context key that a new step must not take."""
+        """Return every context key that a new step must not use."""
         taken = {key for step in self.steps if isinstance(key := step.get("context_key"), str)}
         for stored in self.available.values():
             taken.update(stored)
@@ -118,7 +125,7 @@ class PlanDraft:
         )
 
     def replace_value(self, code: str, step: int, path: Path, value: object, reason: str) -> bool:
-        """Replace one value of a step and record it; ``False`` when it is there already."""
+        """Replace one value of a step and record the change. Return False if nothing changed."""
         before: Any = self.steps[step]
         for part in path:
             before = before.get(part) if isinstance(before, dict) else before[part]
@@ -131,7 +138,7 @@ class PlanDraft:
         return True
 
     def rename_reads(self, reads: Iterable[tuple[int, StepRead]], key: str) -> None:
-        """Have some inputs, references and conditions name another key."""
+        """Change the context key of some inputs, references, and conditions."""
         for index, read in reads:
             step = self.steps[index]
             value: Any = key

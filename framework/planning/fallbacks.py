@@ -1,4 +1,4 @@
-"""Doing without a capability that cannot be called now."""
+"""Fallbacks for capabilities that cannot be called at the moment."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from capgraph.planning.catalog import Available, may_auto_include
 def unprovided_types(
     name: str, other_names: Iterable[str], specs: Mapping[str, CapabilitySpec], available: Available
 ) -> list[str]:
-    """Name what nobody brings without a capability: types, or itself when it gives none.
+    """Return the types that only a given capability provides, or its name if it provides none.
 
     Args:
         name: The capability.
-        other_names: Those that take part.
-        specs: What each declares.
+        other_names: The other participating capabilities.
+        specs: Declarations by capability name.
         available: Stored context keys by type.
 
     >>> read = CapabilitySpec("read", "Read it.", provides=("LEVEL",))
@@ -24,15 +24,15 @@ def unprovided_types(
     >>> unprovided_types("read", ["guess"], {"read": read, "guess": guess}, {})
     []
     """
-    there = [specs[other] for other in other_names]
+    others = [specs[other] for other in other_names]
     spec = specs[name]
     if not spec.provides:
         return [] if spec.always_active else [name]
-    # Of what another one reads there may be an older result, which is better than no plan.
-    read = {need.type for other in there for need in other.requires}
-    given = {kind for other in there for kind in other.provides}
+    read = {need.type for other in others for need in other.requires}
+    provided = {kind for other in others for kind in other.provides}
+    # An earlier result that another capability reads is better than no plan.
     stored = {kind for kind in read if available.get(kind)}
-    return [kind for kind in spec.provides if kind not in given | stored]
+    return [kind for kind in spec.provides if kind not in provided | stored]
 
 
 def fallback_capabilities(
@@ -41,12 +41,12 @@ def fallback_capabilities(
     specs: Mapping[str, CapabilitySpec],
     available: Available,
 ) -> list[str]:
-    """Name what can be planned in place of capabilities that cannot be called.
+    """Return the capabilities that replace unavailable ones.
 
     Args:
-        active: What was chosen.
-        unavailable: What cannot be called.
-        specs: What each declares; their order breaks ties.
+        active: The selected capabilities.
+        unavailable: Capabilities that cannot be called.
+        specs: Declarations by capability name. Their order breaks ties.
         available: Stored context keys by type.
 
     >>> read = CapabilitySpec("read", "Read it.", provides=("LEVEL",))
@@ -54,10 +54,10 @@ def fallback_capabilities(
     >>> fallback_capabilities(["read"], ["read"], {"read": read, "guess": guess}, {})
     ['guess']
     """
-    there = [name for name in active if name in specs and name not in unavailable]
+    callable_names = [name for name in active if name in specs and name not in unavailable]
     found: list[str] = []
     for name in (name for name in active if name in unavailable):
-        for kind in unprovided_types(name, [*there, *found], specs, available):
+        for kind in unprovided_types(name, [*callable_names, *found], specs, available):
             makers = (n for n, s in specs.items() if kind in s.provides and may_auto_include(s))
             found += [maker for maker in makers if maker not in unavailable][:1]
     return found

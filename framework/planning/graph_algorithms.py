@@ -1,4 +1,4 @@
-"""What plans ask of graphs beyond ``graphlib``."""
+"""Graph algorithms that ``graphlib`` does not have."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ Node = TypeVar("Node", bound=Hashable)
 
 
 def stable_topological_order(predecessors: Mapping[int, set[int]]) -> list[int] | None:
-    """Order positions by their predecessors, otherwise as they are.
+    """Return a topological order that keeps the original positions where possible.
 
-    ``graphlib`` gives some order; a plan should keep as much of its own as it can.
+    ``graphlib`` returns an arbitrary topological order.
 
     Args:
-        predecessors: What must come before each position.
+        predecessors: Positions that must precede each position.
 
     Returns:
-        The order, or ``None`` when there is a cycle.
+        The order, or ``None`` if there is a cycle.
 
     >>> stable_topological_order({0: {2}, 1: set(), 2: set()})
     [1, 2, 0]
@@ -40,7 +40,7 @@ def stable_topological_order(predecessors: Mapping[int, set[int]]) -> list[int] 
 
 
 def reachable_from(start: Iterable[Node], edges: Mapping[Node, Iterable[Node]]) -> set[Node]:
-    """Return every node that can be reached from some, those included.
+    """Return every node that is reachable from the start nodes, including them.
 
     >>> sorted(reachable_from([1], {1: [2], 2: [1], 3: [1]}))
     [1, 2]

@@ -1,8 +1,8 @@
-"""Grounded values: parameters that stand in the conversation, in a result, or in a declaration.
+"""Grounding of parameter values in the conversation, in results, or in declarations.
 
-A model that is asked for something that no capability does may plan an effect with invented values.
-The comparison is by normalized form: numbers by value, dates and times by moment, names and other text
-by their words. Relative dates are English.
+A model that gets a request that no capability serves may plan an effect with invented values. This
+module finds such values. Values are compared in normalized form: numbers by value, dates and times
+by moment, names and other text by their words. Relative dates are recognized in English.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from capgraph.planning.problems import Path, render_path
 from capgraph.planning.references import iter_references
 from capgraph.planning.schema_shapes import Shape
 
-_LONGEST = 100_000  # characters of conversation and results that are compared
+_LONGEST = 100_000  # maximum number of compared characters
 _MONTHS = "january february march april may june july august september october november december"
 _MONTH = {name[:3]: number for number, name in enumerate(_MONTHS.split(), 1)}
 _DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
@@ -33,7 +33,7 @@ _NUMBER_WORDS = {word: number for number, word in enumerate(_UNITS.split())} | {
 }
 _FACTORS = {"k": 1e3, "thousand": 1e3, "m": 1e6, "million": 1e6, "hundred": 100.0, "dozen": 12.0}
 _ARTICLES = frozenset({"a", "an", "the"})
-# Words that carry no value of their own; "not" and "no" do.
+# Words without a meaning of their own. "not" and "no" are not among them.
 _FILLERS = _ARTICLES | frozenset(
     [
         "is",
@@ -91,10 +91,10 @@ _IN_DAYS = re.compile(r"\bin (\w+) (day|week)s?\b")
 
 
 class UngroundedValue(NamedTuple):
-    """A parameter value that nothing supports.
+    """Parameter value without a source.
 
     Attributes:
-        path: The parameter, with its place inside.
+        path: Path of the value in the parameters.
         value: The value.
     """
 
@@ -104,15 +104,15 @@ class UngroundedValue(NamedTuple):
 
 @dataclass
 class GroundingSources:
-    """Everything that a value may rest on, in normalized form.
+    """Texts and results that parameter values may come from, in normalized form.
 
     Args:
         texts: The conversation.
         results: Plain data of the results that the step refers to.
         today: Dates that "today" may mean.
 
-    >>> grounds = GroundingSources(["Pay Ada 1,200 euros tomorrow"], today=[date(2026, 3, 4)])
-    >>> [grounds.supports(value) for value in (1200, "2026-03-05", "ada", 1300, "Grace")]
+    >>> sources = GroundingSources(["Pay Ada 1,200 euros tomorrow"], today=[date(2026, 3, 4)])
+    >>> [sources.supports(value) for value in (1200, "2026-03-05", "ada", 1300, "Grace")]
     [True, True, True, False, False]
     """
 
@@ -120,16 +120,16 @@ class GroundingSources:
     results: Sequence[Any] = ()
     today: Sequence[date] = ()
     _words: list[str] = field(init=False)
-    _found: _Parts = field(init=False)
+    _found: _TextParts = field(init=False)
     _relative: set[date] = field(init=False)
 
     def __post_init__(self) -> None:
-        scalars = (str(value) for _, value in _leaves(list(self.results), ()))
-        whole = _normal("\n".join([*self.texts, *scalars]))[-_LONGEST:]
+        scalars = (str(value) for _, value in _iter_leaves(list(self.results), ()))
+        whole = _normalize_text("\n".join([*self.texts, *scalars]))[-_LONGEST:]
         self._words = [word for word in _WORD.findall(whole) if word not in _ARTICLES]
-        self._found = _parts_of(whole, self.today)
+        self._found = _split_text(whole, self.today)
         self._relative = set(_relative_dates(whole, self.today))
-        # "Monday at 9" may become 9:00, in the morning or in the evening.
+        # "Monday at 9" may mean 9:00 or 21:00.
         for number in self._found.numbers:
             if number in range(25):
                 hour = int(number) % 24
@@ -137,32 +137,32 @@ class GroundingSources:
                 self._found.times |= {time(hour + 12)} if 1 <= hour < 12 else set()
 
     def supports(self, value: object) -> bool:
-        """Return True if a scalar value stands here in some form."""
+        """Return True if a scalar value occurs in the sources in some form."""
         if value is None or isinstance(value, bool):
             return True
         if isinstance(value, (int, float)):
-            return any(_same(value, number) for number in self._found.numbers)
-        text = _normal(str(value))
+            return any(_is_close(value, number) for number in self._found.numbers)
+        text = _normalize_text(str(value))
         return not text.strip() or self._has_phrase(text) or self._has_parts(text)
 
     def _has_phrase(self, text: str) -> bool:
-        """Return True if the words of a text follow one another here, whatever separates them."""
-        wanted = "".join(word for word in _WORD.findall(text) if word not in _ARTICLES)
-        if not wanted:
+        """Return True if the words of a text occur in sequence, regardless of separators."""
+        phrase = "".join(word for word in _WORD.findall(text) if word not in _ARTICLES)
+        if not phrase:
             return True
         for start in range(len(self._words)):
             joined = ""
             for word in self._words[start:]:
                 joined += word
-                if joined == wanted:
+                if joined == phrase:
                     return True
-                if not wanted.startswith(joined):
+                if not phrase.startswith(joined):
                     break
         return False
 
     def _has_parts(self, text: str) -> bool:
-        """Return True if dates, times, numbers, and words of a text each stand here."""
-        parts = _parts_of(text, self.today)
+        """Return True if every date, time, number, and word of a text occurs."""
+        parts = _split_text(text, self.today)
         known_dates = self._found.dates | self._relative
         implied = set(self.today) if parts.times and not known_dates else set()
         if any(day not in known_dates | implied for day in parts.dates):
@@ -170,7 +170,9 @@ class GroundingSources:
         midnight = {time()} if parts.dates else set()
         if any(moment not in self._found.times | midnight for moment in parts.times):
             return False
-        if any(not any(_same(n, known) for known in self._found.numbers) for n in parts.numbers):
+        if any(
+            not any(_is_close(n, known) for known in self._found.numbers) for n in parts.numbers
+        ):
             return False
         words = [word for word in parts.words if word not in _FILLERS and word not in _NUMBER_WORDS]
         if not words or (parts.is_compound and not re.search(r"\s", text.strip())):
@@ -184,7 +186,7 @@ class GroundingSources:
 
 
 @dataclass
-class _Parts:
+class _TextParts:
     dates: set[date]
     times: set[time]
     numbers: set[float]
@@ -199,33 +201,33 @@ def find_ungrounded_values(
     sources: GroundingSources,
     declared_values: Sequence[Any] = (),
 ) -> list[UngroundedValue]:
-    """Return the parameter values of a step that stand in nothing that the model was given.
+    """Return the parameter values of a step that occur in no source.
 
     Args:
         spec: The capability.
         values: The validated parameters, as plain data.
-        planned_parameters: The parameters as planned; what is a reference there comes from a result.
+        planned_parameters: The parameters as planned. References in them are grounded in a result.
         sources: The conversation, and the results that the step refers to.
-        declared_values: Values that the author of a recipe wrote for this capability.
+        declared_values: Values that the author of a recipe declared for this capability.
     """
     shape = Shape.from_model(spec.parameters, "validation") if spec.parameters is not None else None
     fields = shape.schema.get("properties", {}) if shape is not None else {}
     references = [path for path, _ in iter_references(planned_parameters)]
-    found = []
-    for name, whole in values.items():
-        if "default" in fields.get(name, {}) and _equal(fields[name]["default"], whole):
+    ungrounded = []
+    for name, parameter in values.items():
+        if "default" in fields.get(name, {}) and _is_equal(fields[name]["default"], parameter):
             continue
-        for path, value in _leaves(whole, (name,)):
-            referred = any(path[: len(one)] == one for one in references)
-            chosen = shape is not None and _is_choice(shape.at_path(path), value)
-            written = any(_equal(value, one) for one in declared_values)
-            if not (referred or chosen or written or sources.supports(value)):
-                found.append(UngroundedValue(render_path(path), value))
-    return found
+        for path, value in _iter_leaves(parameter, (name,)):
+            is_reference = any(path[: len(other)] == other for other in references)
+            is_choice = shape is not None and _is_choice(shape.at_path(path), value)
+            is_declared = any(_is_equal(value, other) for other in declared_values)
+            if not (is_reference or is_choice or is_declared or sources.supports(value)):
+                ungrounded.append(UngroundedValue(render_path(path), value))
+    return ungrounded
 
 
-def _leaves(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-    """Yield the scalars of plain data with their places."""
+def _iter_leaves(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    """Yield the scalars of plain data with their paths."""
     inside: list[tuple[Path, Any]] = [(path, value)]
     while inside:
         place, item = inside.pop(0)
@@ -238,29 +240,29 @@ def _leaves(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def _is_choice(shape: Shape | None, value: object) -> bool:
-    """Return True if a value is one of those that its declaration lists."""
+    """Return True if a value is one of the choices that its schema declares."""
     for form in shape.alternatives() if shape is not None else ():
         listed = [*form.schema.get("enum", ())]
         listed += [form.schema["const"]] if "const" in form.schema else []
-        if any(_equal(value, one) for one in listed):
+        if any(_is_equal(value, one) for one in listed):
             return True
     return False
 
 
-def _equal(one: object, other: object) -> bool:
+def _is_equal(one: object, other: object) -> bool:
     return isinstance(one, bool) == isinstance(other, bool) and one == other
 
 
-def _same(one: float, other: float) -> bool:
+def _is_close(one: float, other: float) -> bool:
     return abs(one - other) <= 1e-9 * max(1.0, abs(one), abs(other))
 
 
-def _normal(text: str) -> str:
+def _normalize_text(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
-def _parts_of(text: str, today: Sequence[date]) -> _Parts:
-    """Take a normalized text apart; a number inside of a date or a time is no number besides."""
+def _split_text(text: str, today: Sequence[date]) -> _TextParts:
+    """Split a normalized text into dates, times, numbers, and words. Digits of a date are no number."""
     dates: set[date] = set()
     times: set[time] = set()
 
@@ -282,7 +284,7 @@ def _parts_of(text: str, today: Sequence[date]) -> _Parts:
     letters = [word for word in words if not word[0].isdigit()]
     letters = [w for w in letters if w not in _FACTORS and not (w == "t" and dates)]
     compound = bool(re.search(r"[^\W\d_]", rest)) and bool(re.search(r"[\d@./_:-]", rest))
-    return _Parts(dates, times, numbers, letters, compound)
+    return _TextParts(dates, times, numbers, letters, compound)
 
 
 def _numbers(text: str) -> Iterator[float]:
@@ -340,7 +342,7 @@ def _relative_dates(text: str, today: Sequence[date]) -> Iterator[date]:
 
 
 def possible_today(now: float) -> list[date]:
-    """Return the dates that "today" may mean at a moment: the machine's and that of UTC.
+    """Return the dates that "today" may mean at a moment, in local time and in UTC.
 
     >>> len(possible_today(0.0)) >= 1
     True

@@ -1,4 +1,4 @@
-"""Parameters that a JSON schema declares, in the form in which a plan is checked against them."""
+"""Parameter models that are generated from JSON schemas, such as those of tools."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ _JSON_TYPES = {
     "": "any anything",
 }
 _TYPES = {name: kind for kind, names in _JSON_TYPES.items() for name in names.split()}
-_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_SAID = 300
-_MOST_LEVELS = 64
-_MOST_PARTS = 20_000
-_PLAIN = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,)}
-_SAYS_LITTLE = {
+_NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_MAX_MESSAGE_LENGTH = 300
+_MAX_LEVELS = 64
+_MAX_PARTS = 20_000
+_PLAIN_TYPES = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,)}
+_PLAIN_KEYWORDS = {
     *("$defs", "$schema", "additionalProperties", "default", "description", "properties"),
     *("required", "title", "type"),
 }
-_VALUES = ("default", "enum", "const", "examples")
+_VALUE_KEYWORDS = ("default", "enum", "const", "examples")
 
 
 class JsonParameters(BaseModel):
-    """Base of the parameters that are declared by a JSON schema.
+    """Base class of parameter models that are generated from a JSON schema.
 
     Attributes:
-        json_schema: The schema, in the words of JSON schema.
-        defaults: What stands for what is left out.
-        schema_validator: Knows the schema.
-        plain_types: Name of each parameter of which only a type is said, to what may stand there;
-            most calls have no other, and need no more than a look.
+        json_schema: The schema.
+        defaults: Default values by parameter name.
+        schema_validator: The ``jsonschema`` validator.
+        plain_types: Accepted Python types of each parameter that declares only a type. Such values
+            are validated without ``jsonschema``.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(
@@ -70,23 +70,25 @@ class JsonParameters(BaseModel):
 
     @classmethod
     def model_json_schema(cls, *_: Any, **__: Any) -> dict[str, Any]:
-        """Return the schema as it was declared."""
+        """Return the declared schema."""
         return deepcopy(cls.json_schema)
 
     @model_validator(mode="wrap")
     @classmethod
-    def _checked(cls, given: Any, handler: Any) -> Any:
-        if not isinstance(given, dict):
-            return handler(given)
-        known = cls.plain_types
-        plain = all(name in given for name in cls.json_schema.get("required", ()))
-        plain = plain and all(type(value) in known.get(name, ()) for name, value in given.items())
-        if not plain and (faults := list(_faults(cls, given))):
-            raise PydanticError.from_exception_data(cls.__name__, faults)
-        return handler({**deepcopy(cls.defaults), **given})
+    def _validate_schema(cls, values: Any, handler: Any) -> Any:
+        if not isinstance(values, dict):
+            return handler(values)
+        plain_types = cls.plain_types
+        plain = all(name in values for name in cls.json_schema.get("required", ()))
+        plain = plain and all(
+            type(value) in plain_types.get(name, ()) for name, value in values.items()
+        )
+        if not plain and (errors := list(_schema_errors(cls, values))):
+            raise PydanticError.from_exception_data(cls.__name__, errors)
+        return handler({**deepcopy(cls.defaults), **values})
 
     @model_serializer(mode="wrap")
-    def _given(self, handler: Any) -> dict[str, Any]:
+    def _omit_unset(self, handler: Any) -> dict[str, Any]:
         fields = type(self).model_fields
         left_out = {
             spelled
@@ -98,20 +100,20 @@ class JsonParameters(BaseModel):
 
 
 def json_parameters(name: str, schema: Mapping[str, Any]) -> type[JsonParameters]:
-    """Make the parameters model of a JSON schema.
+    """Return a parameter model for a JSON schema.
 
-    A plan is checked against the schema itself, and a model that plans is shown it as it is. Types
-    may also be written as in Python or Java (``dict``, ``float``, ``tuple``, ``HashMap``). A name
-    that the schema does not declare is an error unless it says ``additionalProperties``; a
-    ``default`` that fits stands for what is left out.
+    Plans are validated against the schema, and planning models see it unchanged. Type names of Python
+    and Java (``dict``, ``float``, ``tuple``, ``HashMap``) are converted. An undeclared parameter is an
+    error unless the schema allows ``additionalProperties``. A valid ``default`` is used for a missing
+    parameter.
 
     Args:
-        name: Names the model.
+        name: Name of the model.
         schema: The schema of an object.
 
     Raises:
         MissingExtraError: ``jsonschema`` is not installed.
-        ValidationError: The schema is none, or refers to something outside of it.
+        ValidationError: The schema is invalid, too large, or refers to another document.
 
     >>> model = json_parameters("days", {"properties": {"n": {"type": "int", "default": 3}}})
     >>> model().n, model.model_json_schema()["properties"]["n"]["type"]
@@ -122,76 +124,93 @@ def json_parameters(name: str, schema: Mapping[str, Any]) -> type[JsonParameters
     _check_size(schema, name)
     plain = {"properties": {}, **_plain(schema, name), "type": "object"}
     kind = validators.validator_for(plain, default=jsonschema.Draft202012Validator)
-    kind = validators.extend(kind, {"pattern": _pattern, "patternProperties": _named_like})
+    kind = validators.extend(
+        kind, {"pattern": _match_pattern, "patternProperties": _match_pattern_properties}
+    )
     try:
         kind.check_schema(plain)
     except jsonschema.SchemaError as exc:
         raise ValidationError(
-            f"The parameters of {name!r} are no JSON schema: {preview(exc.message)} at"
+            f"The parameters of {name!r} are not a valid JSON schema: {preview(exc.message)} at"
             f" {exc.json_path}.",
             fix="Correct the schema of the tool.",
         ) from exc
     properties = plain["properties"]
     needed = plain.get("required", [])
     fields: dict[str, Any] = {}
-    for number, own in enumerate(dict.fromkeys([*properties, *needed])):
+    for number, property_name in enumerate(dict.fromkeys([*properties, *needed])):
         safe = (
-            own.isidentifier() and not keyword.iskeyword(own) and not hasattr(JsonParameters, own)
+            property_name.isidentifier()
+            and not keyword.iskeyword(property_name)
+            and not hasattr(JsonParameters, property_name)
         )
-        key = own if safe and not own.startswith(("_", "model_")) else f"parameter_{number}"
-        said = properties.get(own)
-        told = said.get("description") if isinstance(said, dict) else None
-        default: Any = ... if own in needed else None
-        fields[key] = (Any, Field(default, alias=None if key == own else own, description=told))
-    made: Any = create_model(
+        key = (
+            property_name
+            if safe and not property_name.startswith(("_", "model_"))
+            else f"parameter_{number}"
+        )
+        declaration = properties.get(property_name)
+        description = declaration.get("description") if isinstance(declaration, dict) else None
+        default: Any = ... if property_name in needed else None
+        fields[key] = (
+            Any,
+            Field(
+                default,
+                alias=None if key == property_name else property_name,
+                description=description,
+            ),
+        )
+    model: Any = create_model(
         name, __base__=JsonParameters, __doc__=schema.get("description"), **fields
     )
-    made.json_schema = plain
-    if plain.keys() <= _SAYS_LITTLE:
-        made.plain_types = {
-            own: _PLAIN[said["type"]]
-            for own, said in properties.items()
-            if isinstance(said, dict) and said.keys() <= _SAYS_LITTLE and _is_plain(said)
+    model.json_schema = plain
+    if plain.keys() <= _PLAIN_KEYWORDS:
+        model.plain_types = {
+            property_name: _PLAIN_TYPES[declaration["type"]]
+            for property_name, declaration in properties.items()
+            if isinstance(declaration, dict)
+            and declaration.keys() <= _PLAIN_KEYWORDS
+            and _is_plain_type(declaration)
         }
-    # Nothing is fetched: a reference to another document is none that can be followed.
-    made.schema_validator = kind(plain, registry=require_extra("referencing", "tools").Registry())
-    made.defaults = {
-        own: said["default"]
-        for own, said in properties.items()
-        if isinstance(said, dict)
-        and "default" in said
-        and made.schema_validator.evolve(schema=said).is_valid(said["default"])
+    # An empty registry: references to other documents are never fetched.
+    model.schema_validator = kind(plain, registry=require_extra("referencing", "tools").Registry())
+    model.defaults = {
+        property_name: declaration["default"]
+        for property_name, declaration in properties.items()
+        if isinstance(declaration, dict)
+        and "default" in declaration
+        and model.schema_validator.evolve(schema=declaration).is_valid(declaration["default"])
     }
-    return cast("type[JsonParameters]", made)
+    return cast("type[JsonParameters]", model)
 
 
 def _check_size(schema: Mapping[str, Any], owner: str) -> None:
-    """Refuse a schema that is large, deep, or grows when its references are followed.
+    """Raise an error for a schema that is large, deeply nested, or has expanding references.
 
     Raises:
-        ValidationError: It has too many parts.
+        ValidationError: The schema is too large.
     """
     known: dict[str, int] = {}
 
     def count(part: Any, depth: int) -> int:
-        if depth > _MOST_LEVELS:
-            raise _too_large(owner, f"is nested more than {_MOST_LEVELS} levels deep")
+        if depth > _MAX_LEVELS:
+            raise _too_large(owner, f"it is nested more than {_MAX_LEVELS} levels deep")
         inner = part.values() if isinstance(part, Mapping) else part
         total = 1 + sum(count(one, depth + 1) for one in inner if isinstance(one, (Mapping, list)))
         name = part.get("$ref") if isinstance(part, Mapping) else None
         if isinstance(name, str) and name.startswith("#"):
             if name not in known:
-                known[name] = 1  # a reference to what it stands in is followed once
-                known[name] = count(_target(schema, name), depth + 1)
+                known[name] = 1  # a recursive reference is followed once
+                known[name] = count(_referenced_schema(schema, name), depth + 1)
             total += known[name]
-        if total > _MOST_PARTS:
-            raise _too_large(owner, f"has more than {_MOST_PARTS:,} parts with its references")
+        if total > _MAX_PARTS:
+            raise _too_large(owner, f"it has more than {_MAX_PARTS:,} parts with its references")
         return total
 
     count(schema, 0)
 
 
-def _target(schema: Mapping[str, Any], reference: str) -> Any:
+def _referenced_schema(schema: Mapping[str, Any], reference: str) -> Any:
     found: Any = schema
     for part in reference.removeprefix("#").split("/")[1:]:
         part = part.replace("~1", "/").replace("~0", "~")
@@ -199,103 +218,109 @@ def _target(schema: Mapping[str, Any], reference: str) -> Any:
     return found if isinstance(found, (Mapping, list)) else {}
 
 
-def _too_large(owner: str, told: str) -> ValidationError:
+def _too_large(owner: str, cause: str) -> ValidationError:
     return ValidationError(
-        f"The parameters' schema of {owner!r} {told}.",
-        fix="Declare fewer parameters, or leave this tool out.",
+        f"The parameter schema of {owner!r} is too large: {cause}.",
+        fix="Declare fewer parameters, or exclude this tool.",
     )
 
 
-def _is_plain(said: Mapping[str, Any]) -> bool:
-    return isinstance(said.get("type"), str) and said["type"] in _PLAIN
+def _is_plain_type(declaration: Mapping[str, Any]) -> bool:
+    return isinstance(declaration.get("type"), str) and declaration["type"] in _PLAIN_TYPES
 
 
-def _faults(model: type[JsonParameters], given: dict[str, Any]) -> Iterator[InitErrorDetails]:
-    for error in model.schema_validator.iter_errors(given):
+def _schema_errors(
+    model: type[JsonParameters], values: dict[str, Any]
+) -> Iterator[InitErrorDetails]:
+    for error in model.schema_validator.iter_errors(values):
         path = tuple(error.absolute_path)
-        if "default" in error.schema and _same(error.instance, error.schema["default"]):
-            continue  # whoever writes a default that does not fit takes it all the same
+        if "default" in error.schema and _is_equal(error.instance, error.schema["default"]):
+            continue  # a declared default is accepted even if it is not valid
         if error.validator == "required":
-            # One error for each name, of which only the text says the name.
+            # One error per missing name. Only the message contains the name.
             missing = next(n for n in error.validator_value if error.message.startswith(repr(n)))
             yield {"type": "missing", "loc": (*path, missing), "input": error.instance}
         elif error.validator not in ("additionalProperties", "unevaluatedProperties"):
-            said = PydanticCustomError("json_schema", "{said}", {"said": error.message[:_SAID]})
-            yield {"type": said, "loc": path, "input": error.instance}
-    for path, value in _strangers(Shape.from_model(model, "validation"), given, ()):
+            error_type = PydanticCustomError(
+                "json_schema", "{said}", {"said": error.message[:_MAX_MESSAGE_LENGTH]}
+            )
+            yield {"type": error_type, "loc": path, "input": error.instance}
+    for path, value in _undeclared_values(Shape.from_model(model, "validation"), values, ()):
         yield {"type": "extra_forbidden", "loc": path, "input": value}
 
 
 @lru_cache(maxsize=256)
 def _matcher(pattern: str) -> Callable[[str], bool]:
-    """Return what searches for a pattern in linear time, whoever wrote it."""
+    """Return a search function for a pattern that runs in linear time."""
     try:
         return LinearTimeRegex(pattern).search
     except ConfigurationError:
         get_logger("framework", "parameters").warning(
-            "The pattern %r cannot be checked in bounded time: any text passes", pattern
+            "The pattern %r cannot be matched in linear time: any text is accepted", pattern
         )
         return lambda _: True
 
 
-def _pattern(_: Any, pattern: str, value: Any, __: Any) -> Iterator[Exception]:
+def _match_pattern(_: Any, pattern: str, value: Any, __: Any) -> Iterator[Exception]:
     from jsonschema.exceptions import ValidationError as Fault
 
     if isinstance(value, str) and not _matcher(pattern)(value):
         yield Fault(f"{value!r} does not match {pattern!r}")
 
 
-def _named_like(checker: Any, patterns: Any, value: Any, _: Any) -> Iterator[Exception]:
+def _match_pattern_properties(
+    checker: Any, patterns: Any, value: Any, _: Any
+) -> Iterator[Exception]:
     for pattern, inner in patterns.items() if isinstance(value, dict) else ():
         for name, item in value.items():
             if _matcher(pattern)(name):
                 yield from checker.descend(item, inner, path=name, schema_path=pattern)
 
 
-def _same(one: Any, other: Any) -> bool:
+def _is_equal(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-def _strangers(shape: Shape, value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-    """Find what a schema does not declare: it would be dropped, or taken for something else."""
+def _undeclared_values(shape: Shape, value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    """Yield the values that a schema does not declare."""
     inside = value.items() if isinstance(value, dict) else enumerate(value)
     for part, item in inside:
         found = shape.at_path((part,))
         if found is None and isinstance(value, dict):
             yield (*path, part), item
         elif found is not None and isinstance(item, (dict, list)):
-            yield from _strangers(found, item, (*path, part))
+            yield from _undeclared_values(found, item, (*path, part))
 
 
 def _plain(schema: Any, owner: str) -> Any:
-    """Write a schema in the words of JSON schema."""
+    """Return a schema with only JSON schema keywords and type names."""
     if isinstance(schema, list):
         return [_plain(part, owner) for part in schema]
     if not isinstance(schema, Mapping):
         return schema
-    found = dict(_plain_pairs(schema, owner))
+    found = dict(_normalize_items(schema, owner))
     if "properties" in found and "type" not in schema:
         found["type"] = "object"
     of_items = found.get("type") == "array" and "enum" in found
     if of_items and not any(isinstance(value, list) for value in found["enum"]):
-        # Some say at the list what its items may be.
+        # Some schemas declare the choices of the items at the list.
         found["items"] = {**found.get("items", {}), "enum": found.pop("enum")}
     inside = schema.get("properties")
     inside = inside if isinstance(inside, Mapping) else {}
-    # Some say of a property itself that it is required.
+    # Some schemas mark a property itself as required.
     own = [n for n, p in inside.items() if isinstance(p, Mapping) and p.get("required") is True]
     return {**found, "required": [*found.get("required", []), *own]} if own else found
 
 
-def _plain_pairs(schema: Mapping[str, Any], owner: str) -> Iterator[tuple[str, Any]]:
+def _normalize_items(schema: Mapping[str, Any], owner: str) -> Iterator[tuple[str, Any]]:
     for key, value in schema.items():
-        if key in _VALUES:
+        if key in _VALUE_KEYWORDS:
             yield key, value
-        elif key in _BY_NAME and isinstance(value, Mapping):
+        elif key in _NAMED_SCHEMAS and isinstance(value, Mapping):
             inner = {name: _plain(part, owner) for name, part in value.items()}
             yield "$defs" if key == "definitions" else key, inner
         elif key == "$ref" and isinstance(value, str):
-            yield key, _local(value, owner)
+            yield key, _local_reference(value, owner)
         elif key == "type":
             kinds = [
                 _json_type(one, owner) for one in (value if isinstance(value, list) else [value])
@@ -310,17 +335,17 @@ def _json_type(name: Any, owner: str) -> str:
     found = _TYPES.get(str(name).partition("[")[0].partition("<")[0].strip().lower())
     if found is None:
         get_logger("framework", "parameters").warning(
-            "The parameters of %r name the type %r, which is not known: any value passes there",
+            "The parameters of %r declare the unknown type %r: any value is accepted",
             owner,
             name,
         )
     return found or ""
 
 
-def _local(reference: str, owner: str) -> str:
+def _local_reference(reference: str, owner: str) -> str:
     if not reference.startswith("#"):
         raise ValidationError(
-            f"The parameters of {owner!r} refer to {preview(reference)}, outside of their schema.",
-            fix="Write the definition into the schema, under '$defs'.",
+            f"The parameters of {owner!r} refer to {preview(reference)}, outside their schema.",
+            fix="Add the definition to the schema under '$defs'.",
         )
     return reference.replace("#/definitions/", "#/$defs/")

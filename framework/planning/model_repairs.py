@@ -1,6 +1,6 @@
-"""Repairs of the forms in which models write plans, applied before a plan is checked.
+"""Repairs of malformed plans from models, applied before a plan is checked.
 
-Only plans that a model wrote pass here. A caller's plan keeps every word of its author.
+These repairs apply only to plans that a model wrote. A caller's plan is never changed here.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from capgraph.planning.name_matching import closest_name, plain_name
 from capgraph.planning.plan_access import is_too_deep
 from capgraph.planning.schema_shapes import Shape
 
-_MAX_ROUNDS = 40  # above the depth that a plan may have
+_MAX_ROUNDS = 40  # more than the maximum depth of a plan
 _MAX_STEPS_READ = 1000
 
 
 class ModelRepair(NamedTuple):
-    """One row of the table of repairs.
+    """Row of the table of repairs.
 
     Attributes:
-        name: Name under which the event counts the repair.
+        name: Name of the repair in events.
         original_form: A form that models write.
-        repaired_form: The form that the plan has after the repair.
-        codes: Problem codes whose repair it is; empty when it is applied before the check.
+        repaired_form: The form of the plan after the repair.
+        codes: Codes of the problems that it repairs; empty if it is applied before the check.
     """
 
     name: str
@@ -124,7 +124,7 @@ MODEL_REPAIRS: tuple[ModelRepair, ...] = (
         "no steps; the agent says what it can do",
     ),
 )
-"""Every repair of a plan that a model wrote, in the order in which they are applied."""
+"""Every repair of a plan that a model wrote, in order of application."""
 
 _BY_CODE = MappingProxyType({code: row.name for row in MODEL_REPAIRS for code in row.codes})
 _PLAN_FIELDS = ("steps", "answer")
@@ -145,17 +145,17 @@ _NO_TEXT = ("", "none", "null")
 _SCHEMA_WORDS = frozenset(
     ["type", "default", "const", "enum", "title", "description", "minimum", "maximum", "format"]
 )
-_OF_SCHEMAS = frozenset(
+_SCHEMA_FIELDS = frozenset(
     ["properties", "required", "type", "additionalProperties", "title", "description"]
 )
 
 
 class ParsedPlan(NamedTuple):
-    """A model's reply after the repairs.
+    """Reply of a model after the repairs.
 
     Attributes:
-        plan: The plan, or the reply itself where no plan can be read in it.
-        repairs: How often each repair was applied, by its name.
+        plan: The plan, or the reply itself if it contains no plan.
+        repairs: Number of applications of each repair, by name.
     """
 
     plan: Any
@@ -163,7 +163,7 @@ class ParsedPlan(NamedTuple):
 
 
 def count_repairs(repairs: Iterable[Repair]) -> Counter[str]:
-    """Count repairs of the check by their names in the table.
+    """Count repairs of problems by their names in the table.
 
     >>> dict(count_repairs([Repair("CG-P14", None, "steps", "a > b", "b > a", "order")]))
     {'step_order': 1}
@@ -172,9 +172,10 @@ def count_repairs(repairs: Iterable[Repair]) -> Counter[str]:
 
 
 def parse_model_plan(reply: object, catalog: Catalog) -> ParsedPlan:
-    """Read a plan out of a model's reply; a plan in the right form comes back unchanged.
+    """Parse the plan in a model's reply. A well-formed plan is returned unchanged.
 
-    The argument is not changed. Half a reply is never completed: it would run half a plan.
+    The argument is not modified. A truncated reply is not completed, because the result could be a
+    partial plan.
 
     Args:
         reply: The reply, as text or as plain data.
@@ -182,7 +183,7 @@ def parse_model_plan(reply: object, catalog: Catalog) -> ParsedPlan:
 
     >>> from capgraph.base import CapabilitySpec
     >>> from capgraph.planning import StaticCatalog
-    >>> catalog = StaticCatalog.from_model(CapabilitySpec("weather", "Tell the weather."))
+    >>> catalog = StaticCatalog.of(CapabilitySpec("weather", "Tell the weather."))
     >>> found = parse_model_plan(
     ...     '{"name": "ExecutionPlan", "arguments": {"steps": [{"capability": "weather", "when": {}}]}}',
     ...     catalog,
@@ -192,44 +193,44 @@ def parse_model_plan(reply: object, catalog: Catalog) -> ParsedPlan:
     >>> dict(found.repairs)
     {'call_wrapper': 1, 'placeholder': 1}
     """
-    reader = _Reader(catalog)
-    plan: Any = reader.read_text(reply) if isinstance(reply, str) else reply
+    reader = _PlanParser(catalog)
+    plan: Any = reader.parse_text(reply) if isinstance(reply, str) else reply
     if plan is None or is_too_deep(plan):
         return ParsedPlan(reply, {})
     for _ in range(_MAX_ROUNDS):
         before = reader.repairs.total()
-        plan = reader.read_plan(plan)
+        plan = reader.unwrap_plan(plan)
         if reader.repairs.total() == before:
             break
     steps = plan.get("steps") if isinstance(plan, dict) else None
     if not isinstance(steps, list):
-        # A reply that is no plan after all is shown to the model as it was written.
-        keeps = isinstance(plan, dict) and "answer" in plan
-        return ParsedPlan(plan if keeps else reply, {})
-    written = [*map(reader.read_whole_step, steps[:_MAX_STEPS_READ]), *steps[_MAX_STEPS_READ:]]
-    changed = any(new is not old for new, old in zip(written, steps, strict=True))
-    return ParsedPlan({**plan, "steps": written} if changed else plan, reader.repairs)
+        # A reply without a plan is returned unchanged, since the model sees it again.
+        is_answer = isinstance(plan, dict) and "answer" in plan
+        return ParsedPlan(plan if is_answer else reply, {})
+    repaired = [*map(reader.parse_step, steps[:_MAX_STEPS_READ]), *steps[_MAX_STEPS_READ:]]
+    changed = any(new is not old for new, old in zip(repaired, steps, strict=True))
+    return ParsedPlan({**plan, "steps": repaired} if changed else plan, reader.repairs)
 
 
 @dataclass
-class _Reader:
-    """One reading of a reply; counts the repairs that it applies."""
+class _PlanParser:
+    """Parser of one reply, which counts the repairs that it applies."""
 
     catalog: Catalog
     repairs: Counter[str] = field(default_factory=Counter)
 
-    def read_text(self, reply: str) -> Any:
-        """Return the JSON of a text: one value, or several calls as a list of steps."""
+    def parse_text(self, reply: str) -> Any:
+        """Return the JSON in a text: one value, or a list of steps for several calls."""
         values = json_values(reply)
         calls = [value for value in values if self._as_step(value) is not None]
         if not values or (len(values) > 1 and len(calls) < len(values)):
-            return None  # two plans, and no telling which is meant
+            return None  # several plans are ambiguous
         if not reply.lstrip().startswith(("{", "[")) or not reply.rstrip().endswith(("}", "]")):
             self.repairs["fenced_json"] += 1
         return values[0] if len(values) == 1 else values
 
-    def read_plan(self, plan: Any) -> Any:
-        """Unwrap a plan by one layer."""
+    def unwrap_plan(self, plan: Any) -> Any:
+        """Unwrap one layer of a plan."""
         if isinstance(plan, list) and all(isinstance(step, dict) for step in plan):
             if len(plan) == 1 and isinstance(plan[0].get("steps"), list):
                 self.repairs["list_as_object"] += 1
@@ -239,8 +240,8 @@ class _Reader:
         if not isinstance(plan, dict):
             return plan
         if "steps" in plan:
-            return self._read_steps(plan)
-        if (inner := _unwrapped(plan)) is not None:
+            return self._unwrap_steps(plan)
+        if (inner := _unwrap_call(plan)) is not None:
             self.repairs["call_wrapper"] += 1
             return inner
         if self._as_step(plan) is not None:
@@ -248,7 +249,7 @@ class _Reader:
             return {"steps": [plan]}
         return plan
 
-    def _read_steps(self, plan: dict[str, Any]) -> dict[str, Any]:
+    def _unwrap_steps(self, plan: dict[str, Any]) -> dict[str, Any]:
         steps = plan["steps"]
         if isinstance(steps, str):
             values = json_values(steps)
@@ -261,32 +262,34 @@ class _Reader:
         return plan
 
     def _as_step(self, value: Any) -> dict[str, Any] | None:
-        """Return an object as a step: with its capability's name, or a call of a capability."""
+        """Return an object as a step, if it is a step or a call of a capability."""
         if not isinstance(value, dict) or not value.keys().isdisjoint(_PLAN_FIELDS):
             return None
         if isinstance(value.get("capability"), str) and not value.keys() & {"arguments", "args"}:
             return value
-        named = [key for key in _CALL_NAMES if isinstance(value.get(key), str)]
-        held = [key for key in _CALL_ARGUMENTS if key in value]
-        if len(named) != 1 or len(held) != 1:
+        name_keys = [key for key in _CALL_NAMES if isinstance(value.get(key), str)]
+        argument_keys = [key for key in _CALL_ARGUMENTS if key in value]
+        if len(name_keys) != 1 or len(argument_keys) != 1:
             return None
-        name, arguments = value[named[0]], value[held[0]]
+        name, arguments = value[name_keys[0]], value[argument_keys[0]]
         if closest_name(name, self.catalog.capabilities) is None:
             return None
-        rest = {key: item for key, item in value.items() if key not in (named[0], held[0])}
+        rest = {
+            key: item for key, item in value.items() if key not in (name_keys[0], argument_keys[0])
+        }
         rest = {key: item for key, item in rest.items() if (key, item) != ("type", "function")}
         return {"capability": name, "parameters": arguments, **rest}
 
-    def read_whole_step(self, step: Any) -> Any:
-        """Return a step in the form of a planned step; the same object when it has that form."""
+    def parse_step(self, step: Any) -> Any:
+        """Return a step in the form of a planned step. A well-formed step is returned unchanged."""
         for _ in range(_MAX_ROUNDS):
             before = self.repairs.total()
-            step = self._read_step(step)
+            step = self._repair_step(step)
             if self.repairs.total() == before:
                 break
         return step
 
-    def _read_step(self, step: Any) -> Any:
+    def _repair_step(self, step: Any) -> Any:
         found = self._as_step(step)
         if found is None:
             return step
@@ -295,7 +298,7 @@ class _Reader:
         new = dict(found)
         for name in _OBJECTS:
             if name in new:
-                new[name] = self._object(new[name])
+                new[name] = self._unwrap_object(new[name])
         for name in _EMPTY_MEANS_ABSENT:
             if name in new and (
                 _is_placeholder(new[name]) or (name in _FLAGS and new[name] is None)
@@ -306,23 +309,23 @@ class _Reader:
             self.repairs["needless_inputs"] += 1
             new["inputs"] = [entry for entry in new["inputs"] if not isinstance(entry, str)]
         if isinstance(new.get("parameters"), dict):
-            new["parameters"] = self._parameters(new)
+            new["parameters"] = self._repair_parameters(new)
         return step if new == step and _same_types(new, step) else new
 
-    def _spec(self, step: Mapping[str, Any]) -> CapabilitySpec | None:
+    def _capability_spec(self, step: Mapping[str, Any]) -> CapabilitySpec | None:
         name = step.get("capability")
         near = closest_name(name, self.catalog.capabilities) if isinstance(name, str) else None
         return None if near is None else self.catalog.capabilities[near]
 
     def _has_needless_inputs(self, step: Mapping[str, Any]) -> bool:
-        """Return True if a step has texts as inputs, and its capability takes no input."""
-        spec, inputs = self._spec(step), step.get("inputs")
+        """Return True if a step has texts as inputs and its capability takes no input."""
+        spec, inputs = self._capability_spec(step), step.get("inputs")
         if spec is None or spec.requires or not isinstance(inputs, list):
             return False
         return any(isinstance(entry, str) for entry in inputs)
 
-    def _object(self, value: Any) -> Any:
-        """Return the object that stands in a text or alone in a list."""
+    def _unwrap_object(self, value: Any) -> Any:
+        """Return the object that is encoded as text or is the only item of a list."""
         if isinstance(value, str) and value.lstrip().startswith("{"):
             values = json_values(value)
             if len(values) == 1 and isinstance(values[0], dict):
@@ -333,10 +336,10 @@ class _Reader:
             value = value[0]
         return value
 
-    def _parameters(self, step: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values of parameters that are wrapped in the words of a schema."""
+    def _repair_parameters(self, step: Mapping[str, Any]) -> dict[str, Any]:
+        """Return parameters without the JSON schema keywords that surround their values."""
         values = dict(step["parameters"])
-        spec = self._spec(step)
+        spec = self._capability_spec(step)
         model = spec.parameters if spec is not None else None
         if model is None:
             return values
@@ -344,14 +347,14 @@ class _Reader:
         inner = values.get("properties")
         if (
             isinstance(inner, dict)
-            and values.keys() <= _OF_SCHEMAS
+            and values.keys() <= _SCHEMA_FIELDS
             and shape.at_path(("properties",)) is None
         ):
             self.repairs["schema_wrapper"] += 1
             values = dict(inner)
-        values = self._named(values, shape)
+        values = self._declared_names(values, shape)
         for key, value in list(values.items()):
-            if (choice := _choice(shape, key, value)) is not None:
+            if (choice := _matching_choice(shape, key, value)) is not None:
                 self.repairs["choice_form"] += 1
                 values[key] = choice
             elif _is_schema(value) and not _takes_objects(shape, key):
@@ -364,7 +367,7 @@ class _Reader:
                 del values[key]
         return values
 
-    def _named(self, values: dict[str, Any], shape: Shape) -> dict[str, Any]:
+    def _declared_names(self, values: dict[str, Any], shape: Shape) -> dict[str, Any]:
         """Return parameters under their declared names."""
         named: dict[str, Any] = {}
         for key, value in values.items():
@@ -378,8 +381,8 @@ class _Reader:
         return named
 
 
-def _choice(shape: Shape, name: str, value: Any) -> str | None:
-    """Return the one declared choice that a text means in other case or with other separators."""
+def _matching_choice(shape: Shape, name: str, value: Any) -> str | None:
+    """Return the only declared choice that differs from a text in case or separators."""
     found = shape.at_path((name,)) if isinstance(value, str) and plain_name(value) else None
     forms = found.alternatives() if found is not None else []
     if not forms or any(not {"enum", "const"} & form.schema.keys() for form in forms):
@@ -390,12 +393,16 @@ def _choice(shape: Shape, name: str, value: Any) -> str | None:
     return near[0] if len(near) == 1 and value not in texts else None
 
 
-def _unwrapped(plan: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the plan inside of an object that names it or calls a function with it."""
-    held = [key for key in ("arguments", "args", "parameters") if key in plan]
-    names = [key for key in ("name", "tool", "function") if isinstance(plan.get(key), str)]
-    if len(held) == 1 and len(names) == 1 and plan.keys() <= {*held, *names, "type", "id"}:
-        inner = plan[held[0]]
+def _unwrap_call(plan: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the plan inside an object that names it or calls a function with it."""
+    argument_keys = [key for key in ("arguments", "args", "parameters") if key in plan]
+    name_keys = [key for key in ("name", "tool", "function") if isinstance(plan.get(key), str)]
+    if (
+        len(argument_keys) == 1
+        and len(name_keys) == 1
+        and plan.keys() <= {*argument_keys, *name_keys, "type", "id"}
+    ):
+        inner = plan[argument_keys[0]]
     elif len(plan) == 1:
         [inner] = plan.values()
     else:
@@ -414,7 +421,7 @@ def _is_placeholder(value: Any) -> bool:
 
 
 def _is_schema(value: Any) -> bool:
-    """Return True for an object that describes a value in place of being one."""
+    """Return True if an object is a schema of a value rather than a value."""
     return (
         isinstance(value, dict)
         and bool(value.keys() & {"type", "enum", "const", "default"})
@@ -441,5 +448,5 @@ def _is_needless_null(model: type[BaseModel], shape: Shape, name: str) -> bool:
 
 
 def _same_types(new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
-    """Tell equal steps apart that Python's equality does not, such as 1 and True."""
+    """Return True if the values have equal types. Python considers 1 and True equal."""
     return all(type(new[key]) is type(old[key]) for key in new)

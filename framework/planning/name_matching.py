@@ -1,4 +1,4 @@
-"""Names that a planner got almost right."""
+"""Correction of misspelled capability and parameter names."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Collection
 
 _SEPARATORS = re.compile(r"[\W_]+")
 _NUMBERS = re.compile(r"\d+")
-_LONGEST = 100  # nobody names a capability like this; comparing it would take long
-_SHORTEST = 4  # below, another name is one letter away too often
+_LONGEST = 100  # comparing longer names takes too long
+_SHORTEST = 4  # shorter names are too similar to each other
 _SPREAD = 12
 _CUTOFF = 0.85
 
 
 def plain_name(name: str) -> str:
-    """Reduce a name to what case, separators and the class suffix do not change.
+    """Return a name without case, separators, and the suffix ``Capability``.
 
     >>> plain_name("Weather-RetrievalCapability") == plain_name("weather_retrieval")
     True
@@ -24,8 +24,8 @@ def plain_name(name: str) -> str:
     return plain.removesuffix("capability") or plain
 
 
-def closest_name(name: str, known: Collection[str]) -> str | None:
-    """Return the one known name that can be meant, or ``None`` for none or several.
+def closest_name(name: str, known_names: Collection[str]) -> str | None:
+    """Return the only known name that a misspelled name can mean, or ``None``.
 
     >>> closest_name("data retreival", ["data_retrieval", "plotting"])
     'data_retrieval'
@@ -36,20 +36,20 @@ def closest_name(name: str, known: Collection[str]) -> str | None:
     plain = plain_name(name)
     if not plain:
         return None
-    same = [other for other in known if plain_name(other) == plain]
-    if same:
-        return same[0] if len(same) == 1 else None
+    exact = [other for other in known_names if plain_name(other) == plain]
+    if exact:
+        return exact[0] if len(exact) == 1 else None
     if len(plain) < _SHORTEST:
         return None
-    # What differs by a number is another thing of the same kind, not a typing error.
+    # Names with different numbers are different names, not misspellings.
     numbers = _NUMBERS.findall(name)
     names = [
         other
-        for other in known
+        for other in known_names
         if abs(len(other) - len(name)) <= _SPREAD and _NUMBERS.findall(other) == numbers
     ]
     plains = [plain_name(other) for other in names]
-    # One wrong letter costs a short name more of its likeness than a long one.
+    # One wrong letter lowers the similarity of a short name more than that of a long one.
     cutoff = min(_CUTOFF, 0.999 - 1 / len(plain))
-    near = difflib.get_close_matches(plain, plains, n=2, cutoff=cutoff)
-    return names[plains.index(near[0])] if len(near) == 1 else None
+    matches = difflib.get_close_matches(plain, plains, n=2, cutoff=cutoff)
+    return names[plains.index(matches[0])] if len(matches) == 1 else None

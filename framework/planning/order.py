@@ -1,4 +1,4 @@
-"""The order in which a plan's steps are kept."""
+"""The order of steps in a stored plan."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from capgraph.planning.schedule import dependencies
 
 
 def by_depth(plan: ExecutionPlan) -> ExecutionPlan:
-    """Return the plan with its steps in order of depth; it means the same.
+    """Return the plan with its steps sorted by depth. The meaning of the plan does not change.
 
-    A step's depth is the longest way to it from a step that waits for nothing. Steps that can run
-    early then stand early, so that whoever goes through the plan in its order need not look far.
+    A step's depth is the length of the longest dependency chain that leads to it. Steps that can run
+    early come first, so that a scan of the plan in order finds them soon.
 
     Args:
-        plan: A plan that checks clean.
+        plan: A valid plan.
 
     >>> plan = {"steps": [
     ...     {"context_key": "a", "capability": "x"},

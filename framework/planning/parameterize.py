@@ -1,4 +1,4 @@
-"""Which values of a turn become parameters of a recipe, and how requests are worded that say them."""
+"""Parameters of recipes: extraction from a finished turn, and matching of similar requests."""
 
 from __future__ import annotations
 
@@ -10,80 +10,89 @@ from capgraph.base.errors import PlanError
 from capgraph.planning.references import FROM, is_reference
 
 PARAMETERS = "parameters"
-"""What the steps of a recipe call its parameters: ``{"$from": "parameters.place"}``."""
+"""Key by which a recipe's steps refer to its parameters: ``{"$from": "parameters.place"}``."""
 
-_Place = tuple[int | str, ...]
+_ValuePath = tuple[int | str, ...]
 
 
 def extract_parameters(
     steps: Sequence[Mapping[str, Any]], request: str, parameter_names: Iterable[str] | None
-) -> dict[str, tuple[Any, list[_Place]]]:
-    """Return what becomes a parameter: name to its value and the places where it stands."""
-    places = {
+) -> dict[str, tuple[Any, list[_ValuePath]]]:
+    """Return the parameters of a recipe: name to value and the paths of the value.
+
+    Without ``parameter_names``, every value that occurs in the request becomes a parameter.
+
+    Raises:
+        PlanError: A name in ``parameter_names`` does not exist or has two different values.
+    """
+    value_by_path = {
         (step["context_key"], *path): value
         for step in steps
-        for path, value in _leaves(step.get("parameters") or {})
+        for path, value in _iter_leaves(step.get("parameters") or {})
     }
-    found: dict[str, tuple[Any, list[_Place]]] = {}
+    found: dict[str, tuple[Any, list[_ValuePath]]] = {}
     if parameter_names is None:
-        for place, value in places.items():
-            if not _stands_in(value, request):
+        for value_path, value in value_by_path.items():
+            if not _occurs_in(value, request):
                 continue
-            same = next((n for n, (v, _) in found.items() if _same(v, value)), None)
-            name = same or _free_name(place, found)
-            found.setdefault(name, (value, []))[1].append(place)
+            same = next((n for n, (v, _) in found.items() if _is_equal(v, value)), None)
+            name = same or _unused_name(value_path, found)
+            found.setdefault(name, (value, []))[1].append(value_path)
         return found
-    for text in parameter_names:
-        named, _, new = text.partition("=")
-        by_name = {".".join(map(str, place)): place for place in places}
-        if named not in by_name:
+    for entry in parameter_names:
+        value_name, _, new = entry.partition("=")
+        by_name = {".".join(map(str, value_path)): value_path for value_path in value_by_path}
+        if value_name not in by_name:
             raise PlanError(
-                f"{named!r} is no value of a step that could become a parameter.",
-                fix=f"Use one of: {', '.join(by_name) or 'none of the steps has any'}.",
+                f"{value_name!r} is not a parameter value of a step.",
+                fix=f"Use one of: {', '.join(by_name) or 'the steps have no parameters'}.",
             )
-        place = by_name[named]
-        name = new or _free_name(place, found)
-        value, known = found.setdefault(name, (places[place], []))
-        if not _same(value, places[place]):
+        value_path = by_name[value_name]
+        name = new or _unused_name(value_path, found)
+        value, known = found.setdefault(name, (value_by_path[value_path], []))
+        if not _is_equal(value, value_by_path[value_path]):
             raise PlanError(
-                f"The parameter {name!r} would stand for {value!r} and for {places[place]!r}.",
-                fix=f"Give one of them another name: {named}=NAME.",
+                f"The parameter {name!r} has two values: {value!r} and {value_by_path[value_path]!r}.",
+                fix=f"Use another name for one of them: {value_name}=NAME.",
             )
-        known.append(place)
+        known.append(value_path)
     return found
 
 
-def _leaves(value: Any, path: _Place = ()) -> Iterable[tuple[_Place, Any]]:
+def _iter_leaves(value: Any, path: _ValuePath = ()) -> Iterable[tuple[_ValuePath, Any]]:
     if is_reference(value):
         return
     if isinstance(value, (dict, list)) and value:
         for part, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _leaves(inner, (*path, part))
+            yield from _iter_leaves(inner, (*path, part))
     if path:
         yield path, value
 
 
-def _stands_in(value: Any, request: str) -> bool:
-    text = isinstance(value, str) and len(value.strip()) > 1  # one letter says nothing
+def _occurs_in(value: Any, request: str) -> bool:
+    text = isinstance(value, str) and len(value.strip()) > 1  # a single letter matches too often
     if not text and (isinstance(value, bool) or not isinstance(value, (int, float))):
         return False
-    return re.search(_word(value), normalize_request(request), re.IGNORECASE) is not None
+    return re.search(_word_pattern(value), normalize_request(request), re.IGNORECASE) is not None
 
 
-def _same(one: Any, other: Any) -> bool:
+def _is_equal(one: Any, other: Any) -> bool:
     return type(one) is type(other) and one == other
 
 
-def _free_name(place: _Place, taken: Mapping[str, Any]) -> str:
-    parts = [re.sub(r"\W", "_", str(part)) for part in place]
+def _unused_name(path: _ValuePath, used_names: Mapping[str, Any]) -> str:
+    parts = [re.sub(r"\W", "_", str(part)) for part in path]
     name = next((p for p in reversed(parts) if p.isidentifier()), "value")
-    return name if name not in taken else "_".join(parts)
+    return name if name not in used_names else "_".join(parts)
 
 
 def substitute_parameters(
-    value: Any, parameter_by_path: Mapping[_Place, str], path: _Place, values: Mapping[str, Any]
+    value: Any,
+    parameter_by_path: Mapping[_ValuePath, str],
+    path: _ValuePath,
+    values: Mapping[str, Any],
 ) -> Any:
-    """Put references to the recipe's parameters where the values stood."""
+    """Replace values by references to the recipe's parameters."""
     if path in parameter_by_path:
         return {FROM: f"{PARAMETERS}.{parameter_by_path[path]}"}
     if isinstance(value, dict) and not is_reference(value):
@@ -100,43 +109,44 @@ def substitute_parameters(
 
 
 def substitute_names(text: str, values: Mapping[str, Any]) -> str:
-    """Write the parameters by name into a text that says their values: ``Weather of {place}``."""
+    """Replace values in a text by the names of their parameters: ``Weather of {place}``."""
     for name, value in values.items():
-        if _stands_in(value, text):
-            text = re.sub(_word(value), f"{{{name}}}", text, flags=re.IGNORECASE)
+        if _occurs_in(value, text):
+            text = re.sub(_word_pattern(value), f"{{{name}}}", text, flags=re.IGNORECASE)
     return text
 
 
 def normalize_request(text: str) -> str:
-    """Return a text without what makes no difference: line breaks, spaces, the mark at its end."""
+    """Return a request without line breaks, repeated spaces, and final punctuation."""
     return " ".join(text.split()).rstrip(".!? ")
 
 
-def _word(value: Any) -> str:
+def _word_pattern(value: Any) -> str:
     return rf"(?<!\w)(?<!\d\.){re.escape(' '.join(str(value).split()))}(?!\w|\.\d)"
 
 
 def request_pattern(request: str, values: Mapping[str, Any]) -> str:
-    """Return what requests look like that are worded as one, with other values.
+    """Return a regular expression for requests with the same wording and other values.
 
-    A value has at most as many words as there (or two), and is not a list: more than that is
-    another request.
+    A matched value has at most as many words as the original (but at least two are allowed) and is not
+    a list.
 
-    >>> re.fullmatch(request_pattern("Fly from Oslo", {"place": "Oslo"}), "Fly from New York").groupdict()
+    >>> pattern = request_pattern("Fly from Oslo", {"place": "Oslo"})
+    >>> re.fullmatch(pattern, "Fly from New York").groupdict()
     {'place': 'New York'}
     """
     text = normalize_request(request)
     slots: list[tuple[int, int, str]] = []
     for name, value in sorted(values.items(), key=lambda item: -len(str(item[1]))):
-        more = max(len(str(value).split()), 2) - 1
-        slot = rf"(?P<{name}>[^\s,;:?!]+(?: [^\s,;:?!]+){{0,{more}}})"
-        for found in re.finditer(_word(value), text, re.IGNORECASE):
+        max_extra_words = max(len(str(value).split()), 2) - 1
+        slot = rf"(?P<{name}>[^\s,;:?!]+(?: [^\s,;:?!]+){{0,{max_extra_words}}})"
+        for found in re.finditer(_word_pattern(value), text, re.IGNORECASE):
             start, end = found.span()
             if not any(start < until and at < end for at, until, _ in slots):
                 slots.append((start, end, slot))
-                slot = rf"(?P={name})"  # said again
-    found_to, parts = 0, []
+                slot = rf"(?P={name})"  # a repeated value must be equal
+    position, parts = 0, []
     for start, end, slot in sorted(slots):
-        parts += [re.escape(text[found_to:start]), slot]
-        found_to = end
-    return "".join([*parts, re.escape(text[found_to:])])
+        parts += [re.escape(text[position:start]), slot]
+        position = end
+    return "".join([*parts, re.escape(text[position:])])

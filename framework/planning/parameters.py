@@ -1,4 +1,4 @@
-"""A step's parameters against what the capability declares."""
+"""Validation and repair of a step's parameters against the capability's declaration."""
 
 from __future__ import annotations
 
@@ -31,97 +31,115 @@ from capgraph.planning.references import iter_references
 from capgraph.planning.schema_shapes import Shape
 
 _MAX_UNKNOWN = 20
-_PLAIN = "use finite numbers, text and flat lists"
-_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+_PLAIN_REMEDY = "use finite numbers, text, and flat lists"
+_UNKNOWN_ERRORS = ("extra_forbidden", "unexpected_keyword_argument")
 
 
-def _fault(
+def _parameter_problem(
     path: Path,
     value: object,
     cause: str,
     remedy: str,
     *,
     code: str = PARAMETER,
-    mended: Any = NO_CORRECTION,
+    corrected_value: Any = NO_CORRECTION,
 ) -> Problem:
-    return make_problem(code, None, None, value, cause, remedy, ("parameters", *path), mended)
+    return make_problem(
+        code, None, None, value, cause, remedy, ("parameters", *path), corrected_value
+    )
 
 
 def parameter_errors(
     model: type[BaseModel] | None, parameters: object, capability: str
 ) -> list[Problem]:
-    """Find everything that is wrong with a step's parameters.
+    """Return every problem of a step's parameters.
 
-    A capability without a declared model takes plain scalars only. With a model the
-    parameters must validate as JSON in strict mode; what only the lenient mode accepts passes
-    too, unless it has an obvious exact form: text where a number is declared would reach a
-    capability that reads its step directly as text.
+    A capability without a ``Parameters`` model takes plain scalars only. With a model, parameters are
+    validated as JSON in strict mode. Values that only the lenient mode accepts are allowed, unless
+    they have one exact strict form (such as ``5`` for ``"5"``): a capability that reads its step
+    directly would otherwise get text where it declares a number.
 
     Args:
         model: The capability's ``Parameters``, if it declares one.
-        parameters: The value of the step's ``parameters``.
+        parameters: The step's ``parameters``.
         capability: Name of the capability, for the messages.
     """
     if parameters is None:
         parameters = {}
     if not isinstance(parameters, dict):
         decoded = _decode(parameters) if isinstance(parameters, str) else None
-        held = isinstance(decoded, dict)
-        cause = "is text that holds an object" if held else "is not an object"
+        is_object = isinstance(decoded, dict)
+        cause = "is an object encoded as text" if is_object else "is not an object"
         remedy = "write parameters as an object of names and values"
-        return [_fault((), parameters, cause, remedy, mended=decoded if held else NO_CORRECTION)]
+        return [
+            _parameter_problem(
+                (),
+                parameters,
+                cause,
+                remedy,
+                corrected_value=decoded if is_object else NO_CORRECTION,
+            )
+        ]
     if not parameters and model is None:
         return []
     if model is None:
-        found = list(_scalar_faults(parameters, capability))
+        problems = list(_scalar_errors(parameters, capability))
     elif is_too_deep(parameters):
-        return [_fault((), parameters, "nests too deeply", _PLAIN, code=NOT_PLAIN)]
+        return [
+            _parameter_problem(
+                (), parameters, "is nested too deeply", _PLAIN_REMEDY, code=NOT_PLAIN
+            )
+        ]
     else:
         try:
             text = json.dumps(parameters, allow_nan=False)
         except (TypeError, ValueError) as exc:
-            return [_fault((), parameters, f"is not plain JSON ({exc})", _PLAIN, code=NOT_PLAIN)]
-        found = _model_faults(model, parameters, text, capability)
-    # What a reference stands for is checked where the plan is known, and when the step runs.
-    named = [path for path, _ in iter_references(parameters)] if found else []
-    return [fault for fault in found if not any(_touch(fault.path[1:], one) for one in named)]
+            return [
+                _parameter_problem(
+                    (), parameters, f"is not plain JSON ({exc})", _PLAIN_REMEDY, code=NOT_PLAIN
+                )
+            ]
+        problems = _model_errors(model, parameters, text, capability)
+    # References are checked against the plan, and again when the step runs.
+    named = [path for path, _ in iter_references(parameters)] if problems else []
+    return [fault for fault in problems if not any(_overlap(fault.path[1:], one) for one in named)]
 
 
-def _touch(path: Path, other: Path) -> bool:
-    """Tell whether a place lies in, or around, another one."""
+def _overlap(path: Path, other: Path) -> bool:
+    """Return True if one path is a prefix of the other."""
     return all(a == b for a, b in zip(path, other, strict=False))
 
 
 def repair_parameters(spec: CapabilitySpec, parameters: object) -> tuple[Any, list[Problem]]:
-    """Give parameters the one exact form that they may be meant to have; returns what is left wrong.
+    """Replace values by their only exact form. Return the parameters and the remaining problems.
 
     Args:
         spec: The capability.
         parameters: The step's ``parameters``.
     """
-    faults = parameter_errors(spec.parameters, parameters, spec.name)
-    for fault in (fault for fault in faults if fault.corrected_value is not NO_CORRECTION):
-        parameters = replace_at(parameters, fault.path[1:], fault.corrected_value)
-    return parameters, parameter_errors(spec.parameters, parameters, spec.name) if faults else []
+    errors = parameter_errors(spec.parameters, parameters, spec.name)
+    for error in (error for error in errors if error.corrected_value is not NO_CORRECTION):
+        parameters = replace_at(parameters, error.path[1:], error.corrected_value)
+    return parameters, parameter_errors(spec.parameters, parameters, spec.name) if errors else []
 
 
 def validated_parameters(spec: CapabilitySpec, parameters: object) -> tuple[Any, dict[str, Any]]:
-    """Read a step's parameters: what runs, and the same as plain data with defaults filled in.
+    """Validate a step's parameters. Return them as a model instance and as plain data.
 
-    The plain data is what is shown to a person, agreed to, kept and compared; reading it again
-    gives the same model. Values with one exact form of the declared type, as ``"5"`` has 5, take
-    it.
+    The plain data includes defaults. It is shown to people, approved, stored, and compared. Validating
+    it again returns an equal model. A value with one exact form of the declared type, such as ``"5"``
+    for 5, is converted.
 
     Args:
         spec: The capability.
         parameters: The step's ``parameters``.
 
     Returns:
-        An instance of the capability's ``Parameters`` (the dictionary itself where it declares
-        none), and plain data under the names that a plan uses.
+        An instance of the capability's ``Parameters`` (or the dictionary itself if it declares none),
+        and plain data under the names that a plan uses.
 
     Raises:
-        ValidationError: A parameter is unknown or does not fit; names all of them. The severity
+        ValidationError: Parameters are unknown or invalid; the message lists all of them. The severity
             is REPLANNING.
 
     >>> class Options(BaseModel):
@@ -131,163 +149,171 @@ def validated_parameters(spec: CapabilitySpec, parameters: object) -> tuple[Any,
     >>> validated_parameters(spec, {"amount": 5})
     (Options(amount=5, currency='EUR'), {'amount': 5, 'currency': 'EUR'})
     """
-    parameters, faults = repair_parameters(spec, parameters)
-    if faults:
+    parameters, errors = repair_parameters(spec, parameters)
+    if errors:
         listed = "; ".join(
-            f"{render_path(fault.path[1:]) or 'parameters'} {fault.value!r}: {fault.cause}"
-            f" ({fault.remedy})"
-            for fault in faults
+            f"{render_path(error.path[1:]) or 'parameters'} {error.value!r}: {error.cause}"
+            f" ({error.remedy})"
+            for error in errors
         )
         raise ValidationError(
-            f"The parameters of {spec.name!r} do not fit: {listed}.",
+            f"The parameters of {spec.name!r} are invalid: {listed}.",
             fix="Correct the step's parameters.",
             severity=ErrorSeverity.REPLANNING,
         )
     values: dict[str, Any] = dict(parameters) if isinstance(parameters, dict) else {}
-    if open_ends := [text for _, text in iter_references(values)]:
+    if unresolved := [text for _, text in iter_references(values)]:
         raise ValidationError(
-            f"The parameters of {spec.name!r} still refer to {', '.join(open_ends)}.",
-            fix="Give the values; only a plan that is to run may refer to results.",
+            f"The parameters of {spec.name!r} contain unresolved references: {', '.join(unresolved)}.",
+            fix="Pass values; only the steps of a plan can refer to results.",
         )
     if spec.parameters is None:
         return values, values
-    model = _read(spec.parameters, values)
-    return model, _written(model, values, spec)
+    model = _validate_json(spec.parameters, values)
+    return model, _dump_parameters(model, values, spec)
 
 
-def _read(model: type[BaseModel], values: Mapping[str, Any]) -> BaseModel:
-    # As a plan is: JSON, so that a date or a set may be written as JSON writes it.
+def _validate_json(model: type[BaseModel], values: Mapping[str, Any]) -> BaseModel:
+    # Validated as JSON like a plan, so that dates and sets use their JSON form.
     return model.model_validate_json(json.dumps(values), by_alias=True, by_name=True)
 
 
-def _written(model: BaseModel, given: Mapping[str, Any], spec: CapabilitySpec) -> dict[str, Any]:
-    """Write parameters as plain data that is read back as the same parameters."""
-    kind = type(model)
-    spelled = dict(zip(kind.model_fields, parameter_names(kind), strict=True))
+def _dump_parameters(
+    model: BaseModel, values: Mapping[str, Any], spec: CapabilitySpec
+) -> dict[str, Any]:
+    """Return parameters as plain data that validates to the same parameters."""
+    model_class = type(model)
+    plan_names = dict(zip(model_class.model_fields, parameter_names(model_class), strict=True))
     try:
         data = model.model_dump(mode="json", by_alias=False, round_trip=True, warnings=False)
-        plain = {spelled.get(name, name): value for name, value in data.items()}
-        if _reads_as(kind, plain, model):
+        plain = {plan_names.get(name, name): value for name, value in data.items()}
+        if _validates_to(model_class, plain, model):
             return plain
-        # A field whose written form is another one, such as a masked secret: as it was given.
-        unset = {spelled[name] for name in spelled if name not in model.model_fields_set}
-        plain = {**{name: plain[name] for name in unset if name in plain}, **given}
-        if _reads_as(kind, plain, model):
+        # A serializer changes a field, as for a masked secret: use the original value.
+        unset = {plan_names[name] for name in plan_names if name not in model.model_fields_set}
+        plain = {**{name: plain[name] for name in unset if name in plain}, **values}
+        if _validates_to(model_class, plain, model):
             return plain
-    except Exception as exc:  # a serializer of the capability's author, which may raise anything
+    except Exception as exc:  # the author's serializer may raise anything
         raise ValidationError(
-            f"The parameters of {spec.name!r} cannot be written as plain data: {preview(exc)}.",
-            fix="Declare a serializer in its Parameters model for the field.",
+            f"The parameters of {spec.name!r} cannot be serialized: {preview(exc)}.",
+            fix="Declare a serializer for the field in its Parameters model.",
         ) from exc
     raise ValidationError(
-        f"The parameters of {spec.name!r} come back changed when they are written and read.",
-        fix="Correct the defaults, serializers and validators of its Parameters model.",
+        f"The parameters of {spec.name!r} change when they are serialized and validated again.",
+        fix="Correct the defaults, serializers, and validators of its Parameters model.",
     )
 
 
-def _reads_as(kind: type[BaseModel], plain: Mapping[str, Any], model: BaseModel) -> bool:
+def _validates_to(kind: type[BaseModel], plain: Mapping[str, Any], model: BaseModel) -> bool:
     try:
-        back = _read(kind, plain)
+        back = _validate_json(kind, plain)
     except (ValueError, TypeError):
         return False
-    return all(_same(name, back, model) for name in kind.model_fields) and bool(
+    return all(_equal_field(name, back, model) for name in kind.model_fields) and bool(
         back.model_extra == model.model_extra
     )
 
 
-def _same(name: str, one: BaseModel, other: BaseModel) -> bool:
-    with suppress(ValueError, TypeError):  # tables and arrays are not one truth
+def _equal_field(name: str, one: BaseModel, other: BaseModel) -> bool:
+    with suppress(ValueError, TypeError):  # comparing tables or arrays gives no single boolean
         return bool(getattr(one, name) == getattr(other, name))
-    # What cannot be compared is the same where it is written in the same way.
     written = [model.model_dump(mode="json", include={name}) for model in (one, other)]
     return bool(written[0] == written[1])
 
 
 def required_parameters(model: type[BaseModel] | None) -> list[str]:
-    """Name the parameters that a step cannot leave out."""
+    """Return the names of the parameters that a step must set."""
     if model is None:
         return []
     fields = zip(parameter_names(model), model.model_fields.values(), strict=True)
     return [name for name, info in fields if info.is_required()]
 
 
-def _scalar_faults(parameters: dict[Any, Any], capability: str) -> Iterator[Problem]:
-    """Check what a capability without a model takes: numbers and text by name."""
+def _scalar_errors(parameters: dict[Any, Any], capability: str) -> Iterator[Problem]:
+    """Yield the problems of parameters without a model: only named scalars are allowed."""
     for name, value in parameters.items():
         path = (name if isinstance(name, str) else preview(name),)
         if not isinstance(name, str):
-            yield _fault(path, name, "is not a parameter name", "use text for parameter names")
+            yield _parameter_problem(
+                path, name, "is not a parameter name", "use text for parameter names"
+            )
         elif isinstance(value, float) and not math.isfinite(value):
-            cause, remedy = "is not a finite number", "give a finite number"
-            yield _fault(path, value, cause, remedy, code=NOT_PLAIN)
+            cause, remedy = "is not a finite number", "use a finite number"
+            yield _parameter_problem(path, value, cause, remedy, code=NOT_PLAIN)
         elif value is not None and not isinstance(value, (str, int, float)):
             cause = (
-                f"is not text, a number or a boolean, and {capability!r} declares no Parameters"
-                " model that would allow it"
+                f"is not text, a number, or a boolean, and {capability!r} declares no Parameters"
+                " model"
             )
-            remedy = "give a plain value, or declare a Parameters model on the capability"
-            yield _fault(path, value, cause, remedy)
+            remedy = "use a plain value, or declare a Parameters model on the capability"
+            yield _parameter_problem(path, value, cause, remedy)
 
 
-def _model_faults(
+def _model_errors(
     model: type[BaseModel], parameters: dict[str, Any], text: str, capability: str
 ) -> list[Problem]:
-    strict = _errors(model, parameters, text, strict=True)
-    lenient = _errors(model, parameters, text, strict=False) if strict else []
-    faults: dict[Path, Problem] = {}
-    for error in [error for error in lenient if error["type"] in _UNKNOWN]:
-        path = _deepest(parameters, error["loc"])[0]
-        faults[path] = _stranger(model, parameters, path, capability)
-    told = {error["loc"] for error in lenient}
+    strict = _validation_errors(model, parameters, text, strict=True)
+    lenient = _validation_errors(model, parameters, text, strict=False) if strict else []
+    problems: dict[Path, Problem] = {}
+    for error in [error for error in lenient if error["type"] in _UNKNOWN_ERRORS]:
+        path = _follow_path(parameters, error["loc"])[0]
+        problems[path] = _unknown_parameter(model, parameters, path, capability)
+    lenient_locations = {error["loc"] for error in lenient}
     for error in strict + lenient:
-        if error["type"] in _UNKNOWN:
+        if error["type"] in _UNKNOWN_ERRORS:
             continue
-        path, value = _deepest(parameters, error["loc"])
+        path, value = _follow_path(parameters, error["loc"])
         message = error["msg"][:1].lower() + error["msg"][1:]
         if error["type"] == "missing":
-            remedy = f"give the parameter that {capability!r} declares"
-            fault = _fault(error["loc"], None, message, remedy)
+            remedy = f"set this parameter, which {capability!r} requires"
+            problem = _parameter_problem(error["loc"], None, message, remedy)
         else:
-            mended = _exact_form(model, parameters, path, value)
-            if mended is NO_CORRECTION and error["loc"] not in told:
-                continue  # only the strict reading minds
-            known = mended is not NO_CORRECTION
-            remedy = f"write {preview(mended)}" if known else "give the value in the declared form"
-            fault = _fault(path, value, message, remedy, mended=mended)
-        # A union reports one error for each of its members: one value, one problem.
-        faults.setdefault(fault.path[1:], fault)
-    return list(faults.values())
+            exact_form = _exact_form(model, parameters, path, value)
+            if exact_form is NO_CORRECTION and error["loc"] not in lenient_locations:
+                continue  # valid in lenient mode
+            has_exact_form = exact_form is not NO_CORRECTION
+            remedy = (
+                f"write {preview(exact_form)}"
+                if has_exact_form
+                else "write a value of the declared type"
+            )
+            problem = _parameter_problem(path, value, message, remedy, corrected_value=exact_form)
+        # A union reports one error for each of its members.
+        problems.setdefault(problem.path[1:], problem)
+    return list(problems.values())
 
 
-def _stranger(
+def _unknown_parameter(
     model: type[BaseModel], parameters: dict[str, Any], path: Path, capability: str
 ) -> Problem:
-    owner = Shape.from_model(model, "validation").at_path(path[:-1])
-    known = owner.field_names if owner is not None else []
-    near = closest_name(str(path[-1]), known)
+    shape = Shape.from_model(model, "validation").at_path(path[:-1])
+    known = shape.field_names if shape is not None else []
+    similar = closest_name(str(path[-1]), known)
     remedy = f"use only: {', '.join(sorted(known))}" if known else "leave it out"
-    if near is not None:
-        remedy = f"write {near!r}, or {remedy}"
+    if similar is not None:
+        remedy = f"write {similar!r}, or {remedy}"
     cause = f"{capability!r} does not declare this parameter"
-    return _fault(path, _deepest(parameters, path)[1], cause, remedy)
+    return _parameter_problem(path, _follow_path(parameters, path)[1], cause, remedy)
 
 
-def _errors(
+def _validation_errors(
     model: type[BaseModel], parameters: dict[str, Any], text: str, *, strict: bool
 ) -> list[dict[str, Any]]:
-    """Return what is wrong, unknown names included, which a model would drop in silence."""
-    found = _validate(model, text, strict=strict, extra="forbid")
-    unknown = [error for error in found if error["type"] in _UNKNOWN]
+    """Return the validation errors, including unknown names, which a model would ignore silently."""
+    errors = _validate(model, text, strict=strict, extra="forbid")
+    unknown = [error for error in errors if error["type"] in _UNKNOWN_ERRORS]
     if not unknown:
-        return found
-    # Forbidding holds for every model inside, those that take anything included.
-    whole = Shape.from_model(model, "validation")
-    strangers = (e for e in unknown if whole.at_path(_deepest(parameters, e["loc"])[0]) is None)
+        return errors
+    # extra="forbid" also applies to nested models that allow extra fields.
+    shape = Shape.from_model(model, "validation")
+    undeclared = (
+        e for e in unknown if shape.at_path(_follow_path(parameters, e["loc"])[0]) is None
+    )
     others = _validate(model, text, strict=strict, extra=None)
-    # What is refused anyhow need not be told whole.
     return [
-        *islice(strangers, _MAX_UNKNOWN),
-        *(error for error in others if error["type"] not in _UNKNOWN),
+        *islice(undeclared, _MAX_UNKNOWN),
+        *(error for error in others if error["type"] not in _UNKNOWN_ERRORS),
     ]
 
 
@@ -302,8 +328,7 @@ def _validate(
             for error in exc.errors(include_url=False, include_context=False, include_input=False)
         ]
     except Exception as exc:
-        # A validator of the capability's author failed in its own way; that is a finding about
-        # these parameters, not a reason to lose every other finding of the plan.
+        # The author's validator may raise anything. Report it with the plan's other problems.
         cause = f"the validator failed: {preview(exc)}"
         return [{"loc": (), "type": "validator", "msg": cause}]
     return []
@@ -312,14 +337,16 @@ def _validate(
 def _exact_form(
     model: type[BaseModel], parameters: dict[str, Any], path: Path, value: object
 ) -> Any:
-    """Return the one other spelling of a value that fits and says exactly the same."""
+    """Return the only other form of a value that is valid and lossless."""
     forms = _lossless_forms(value) if path else ()
-    fitting = [form for form in forms if not _breaks(model, parameters, path, form)]
+    fitting = [form for form in forms if not _is_invalid_at(model, parameters, path, form)]
     return fitting[0] if fitting and all(form == fitting[0] for form in fitting) else NO_CORRECTION
 
 
-def _breaks(model: type[BaseModel], parameters: dict[str, Any], path: Path, value: object) -> bool:
-    """Tell whether a value in that place still fails, whatever the other places do."""
+def _is_invalid_at(
+    model: type[BaseModel], parameters: dict[str, Any], path: Path, value: object
+) -> bool:
+    """Return True if a value at that path is invalid, regardless of the other values."""
     changed = replace_at(parameters, path, value)
     return any(
         error["loc"][: len(path)] == path or not error["loc"]
@@ -328,7 +355,7 @@ def _breaks(model: type[BaseModel], parameters: dict[str, Any], path: Path, valu
 
 
 def _lossless_forms(value: object) -> Iterator[Any]:
-    """Yield the other spellings of a value that say exactly the same."""
+    """Yield the other forms of a value that carry exactly the same information."""
     if isinstance(value, bool):
         return
     if isinstance(value, str):
@@ -344,7 +371,7 @@ def _lossless_forms(value: object) -> Iterator[Any]:
 
 
 def _decode(text: str) -> Any:
-    """Read text as JSON, or as the way Python writes a boolean; ``None`` when it is neither."""
+    """Return text decoded as JSON or as a Python boolean; ``None`` if it is neither."""
     if len(text) > 10_000:
         return None
     stripped = text.strip()
@@ -355,12 +382,12 @@ def _decode(text: str) -> Any:
     except (ValueError, RecursionError):
         return None
     if isinstance(decoded, float) and Decimal(stripped) != Decimal(repr(decoded)):
-        return None  # more digits than a float keeps
+        return None  # a float cannot represent all digits
     return None if is_too_deep(decoded) else decoded
 
 
-def _deepest(parameters: object, path: Path) -> tuple[Path, Any]:
-    """Follow a path as far as it exists; schema branches such as unions add parts of their own."""
+def _follow_path(parameters: object, path: Path) -> tuple[Path, Any]:
+    """Follow a path as far as it exists, skipping the parts that schema branches such as unions add."""
     found: list[str | int] = []
     value: Any = parameters
     for part in path:
@@ -372,7 +399,7 @@ def _deepest(parameters: object, path: Path) -> tuple[Path, Any]:
 
 
 def replace_at(parameters: Any, path: Path, value: object) -> Any:
-    """Return parameters with one value replaced; the original stays as it is.
+    """Return a copy of the parameters with one value replaced.
 
     >>> replace_at({"a": [1, 2]}, ("a", 1), 9)
     {'a': [1, 9]}

@@ -1,6 +1,6 @@
-"""Sentences about failures for the person who asked.
+"""Messages about failures for end users.
 
-Operators and developers find the whole failure, with its code, the model, and the fix, in the
+Operators and developers find the complete failure, with its code, the model, and the fix, in the
 outcome's ``reason``, in events, and in the logs.
 """
 
@@ -48,14 +48,14 @@ GENERIC_FAILURE = "Something went wrong, and I could not finish this."
 
 
 def describe_failure(info: Mapping[str, Any], objective: str = "") -> str:
-    """Return one or two sentences that tell a person what a failure means.
+    """Return one or two sentences that explain a failure to an end user.
 
-    Words of capabilities, limits, and policies are kept where a person can read them. Plans, replies
-    of models, and internal errors are described in words of our own.
+    Readable messages of capabilities, limits, and policies are returned unchanged. Plans, model
+    replies, and internal errors are replaced by a general sentence.
 
     Args:
-        info: A failure as the state holds it.
-        objective: What the failed step was for.
+        info: A failure as stored in the state.
+        objective: The objective of the failed step.
 
     >>> describe_failure({"capability_name": "read", "user_message": "The valve is stuck."})
     'The valve is stuck.'
@@ -67,15 +67,15 @@ def describe_failure(info: Mapping[str, Any], objective: str = "") -> str:
     'I could not work out a plan for this.'
     """
     metadata = (info.get("classification") or {}).get("metadata") or {}
-    if isinstance(told := metadata.get("person_message"), str) and told:
-        return told
+    if isinstance(message := metadata.get("person_message"), str) and message:
+        return message
     code, category = metadata.get("code"), metadata.get("category")
     text = str(info.get("user_message") or "")
     if info.get("capability_name"):
         if _PREFIX.match(text) is None and is_readable(text):
             return text
-        said = "" if category == "programming_error" else readable_text(text)
-        return f"{_of_step(objective)} ({said})" if said else _of_step(objective)
+        detail = "" if category == "programming_error" else readable_text(text)
+        return f"{_step_failed(objective)} ({detail})" if detail else _step_failed(objective)
     known = _BY_CODE.get(str(code)) or _BY_CATEGORY.get(str(category))
     if code == "CG-PLAN":
         return PLAN_FAILED
@@ -90,32 +90,32 @@ def describe_failure(info: Mapping[str, Any], objective: str = "") -> str:
 
 
 def readable_text(text: str) -> str:
-    r"""Return a text without its fix and its prefix, or nothing if a person cannot read it.
+    r"""Return a text without its prefix and fix, or an empty string if it is not readable for end users.
 
     >>> readable_text("The turn reached its budget. Fix: Raise limits.max_cost.")
     'The turn reached its budget.'
     >>> readable_text("The model answered '{\"steps\": []}'.")
     ''
     """
-    told = _PREFIX.sub("", _FIX.sub("", text)).strip()
-    return told if told and is_readable(told) else ""
+    message = _PREFIX.sub("", _FIX.sub("", text)).strip()
+    return message if message and is_readable(message) else ""
 
 
 def describe_plan_problems(problems: Sequence[Any]) -> str:
-    """Return what is wrong with a plan, for the person who wrote it.
+    """Return the problems of a plan as one message for the author of the plan.
 
-    >>> describe_plan_problems(["[CG-P04] step 1 'a': no capability of this name is registered."])
-    "The plan cannot be run: step 1 'a': no capability of this name is registered."
+    >>> describe_plan_problems(["[CG-P04] step 1 'a': no capability with this name is registered."])
+    "The plan cannot be run: step 1 'a': no capability with this name is registered."
     """
     found = [_OBJECT.sub("…", _PROBLEM_CODE.sub("", str(problem))) for problem in problems]
-    told = "; ".join(text for text in found if is_readable(text))
-    return f"The plan cannot be run: {told}" if told else "The plan cannot be run."
+    causes = "; ".join(text for text in found if is_readable(text))
+    return f"The plan cannot be run: {causes}" if causes else "The plan cannot be run."
 
 
 def is_readable(text: str) -> bool:
-    """Return True if a text holds no code, no data, and no markup."""
+    """Return True if a text contains no code, data, or markup."""
     return bool(text) and _INTERNAL.search(text) is None
 
 
-def _of_step(objective: str) -> str:
+def _step_failed(objective: str) -> str:
     return f"This could not be done: {objective}" if is_readable(objective) else GENERIC_FAILURE

@@ -1,4 +1,4 @@
-"""Plans written in Python: the same data, with less to type."""
+"""Builder for plans written in Python."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from capgraph.planning.plan_access import make_context_key
 
 
 class Plan(dict[str, Any]):
-    """A plan that is put together step by step.
+    """Plan that is built step by step.
 
-    It is the plan itself: every function, input, and setting that takes a plan takes it. It is
-    checked where every plan is, by ``check_plan(plan, registry)`` and by the graph that runs it.
-    The graph adds the closing step.
+    A ``Plan`` is a dictionary of plan data. Pass it wherever a plan is accepted. It is validated by
+    ``check_plan(plan, registry)`` and by the graph that runs it. The graph adds the terminal step.
 
     Args:
-        deadline: Seconds that the steps may take, all in all.
-        budget: What the turn may use up, by the names of a ``Budget``.
+        deadline: Maximum duration of all steps together, in seconds.
+        budget: Limits for the turn, by the names of a ``Budget``.
 
     >>> plan = (
     ...     Plan(deadline=60)
@@ -54,32 +53,32 @@ class Plan(dict[str, Any]):
 
         Args:
             capability: A capability, or its name.
-            key: The step's context key; made of the capability's name when not given.
-            parameters: Its parameters.
-            inputs: Context type to the key that is read, or a list of such.
+            key: The step's context key; derived from the capability's name by default.
+            parameters: The step's parameters.
+            inputs: Context type to context key, or a list of such mappings.
             **more: Further fields of a :class:`~capgraph.base.PlannedStep`, such as ``optional``.
 
         Raises:
-            PlanError: It is neither a capability nor a name.
+            PlanError: ``capability`` is neither a capability nor a name.
         """
         spec = getattr(capability, "capability_spec", None)
         name = capability if spec is None else spec.name
         if not isinstance(name, str):
             raise PlanError(
-                f"{capability!r} is no capability.",
-                fix="Give one that @capability_node made, or its name.",
+                f"{capability!r} is not a capability.",
+                fix="Pass a class or function decorated with @capability_node, or its name.",
             )
-        given = (
+        entries = (
             [{kind: of} for kind, of in inputs.items()] if isinstance(inputs, Mapping) else inputs
         )
-        taken = [step["context_key"] for step in self["steps"]]
-        found: dict[str, Any] = {
-            "context_key": make_context_key(name, taken) if key is None else key,
+        used_keys = [step["context_key"] for step in self["steps"]]
+        fields: dict[str, Any] = {
+            "context_key": make_context_key(name, used_keys) if key is None else key,
             "capability": name,
             "parameters": None if parameters is None else dict(parameters),
-            "inputs": None if given is None else [dict(entry) for entry in given],
+            "inputs": None if entries is None else [dict(entry) for entry in entries],
         }
-        self["steps"].append({k: v for k, v in {**found, **more}.items() if v is not None})
+        self["steps"].append({k: v for k, v in {**fields, **more}.items() if v is not None})
         return self
 
     @validate_arguments
@@ -87,15 +86,15 @@ class Plan(dict[str, Any]):
         """Run the last step once for each element of a list.
 
         Args:
-            of: The path of the list.
-            name: By which name its parameters mean the element.
+            of: Path of the list.
+            name: Name by which the step's parameters refer to the element.
             on_failure: ``stop`` or ``collect``.
         """
         return self._last(for_each={"of": of, "as": name, "on_failure": on_failure})
 
     @validate_arguments
     def when(self, condition: Mapping[str, Any]) -> Plan:
-        """Have the last step run only where a condition holds."""
+        """Run the last step only if a condition is true."""
         return self._last(when=dict(condition))
 
     def to_dict(self) -> ExecutionPlan:
@@ -104,6 +103,6 @@ class Plan(dict[str, Any]):
 
     def _last(self, **more: Any) -> Plan:
         if not self["steps"]:
-            raise PlanError("There is no step yet.", fix="Call .step(…) first.")
+            raise PlanError("The plan has no steps.", fix="Call .step(…) first.")
         self["steps"][-1] |= more
         return self

@@ -1,4 +1,4 @@
-"""Reading plans without trusting them: every function here accepts any JSON."""
+"""Accessors for plan data that has not been validated. Every function accepts any JSON value."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 MAX_KEY_LENGTH = 128
 MAX_DEPTH = 32
-"""How deep a parameter may nest; far above use, far below what recursion stands."""
+"""Maximum nesting depth of a parameter, well below Python's recursion limit."""
 
 _KEY = re.compile(r"\w[\w.:-]*")
 _NOT_KEY = re.compile(r"[^\w.:-]+")
 
 
 def is_context_key(value: object) -> bool:
-    """Tell whether a value is a well-formed context key.
+    """Return True if a value is a well-formed context key.
 
     >>> is_context_key("seattle.daily-highs"), is_context_key("a b"), is_context_key(7)
     (True, False, False)
@@ -28,14 +28,14 @@ def is_context_key(value: object) -> bool:
 
 
 def scalar_text(value: object) -> str | None:
-    """Return text as it is and a number as the text it was meant to be."""
+    """Return text unchanged and an integer as text; ``None`` for any other value."""
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() < 64:
         return str(value)
     return value if isinstance(value, str) else None
 
 
 def make_context_key(text: str, used_keys: Collection[str], fallback: str = "step") -> str:
-    """Turn any text into a well-formed key that is not taken.
+    """Return a well-formed context key derived from a text that is not used yet.
 
     >>> make_context_key("Daily highs!", {"daily_highs"})
     'daily_highs_2'
@@ -49,13 +49,13 @@ def make_context_key(text: str, used_keys: Collection[str], fallback: str = "ste
 
 
 def plan_steps(plan: object) -> list[Any]:
-    """Return the steps of a plan, whatever they are; an unreadable plan has none."""
+    """Return the steps of a plan, or an empty list if the plan has no list of steps."""
     steps = plan.get("steps") if isinstance(plan, dict) else None
     return steps if isinstance(steps, list) else []
 
 
 def step_key(step: Mapping[str, Any], index: int) -> str:
-    """Name a step: its context key, else its position and capability.
+    """Return the context key of a step, or a name made of its position and capability.
 
     >>> step_key({"capability": "fetch"}, 3)
     '3_fetch'
@@ -65,13 +65,13 @@ def step_key(step: Mapping[str, Any], index: int) -> str:
 
 
 def step_capability(step: Mapping[str, Any]) -> str | None:
-    """Return the capability a step names, if it is text at all."""
+    """Return the capability name of a step, or ``None`` if it is not text."""
     name = step.get("capability")
     return name if isinstance(name, str) else None
 
 
 def is_too_deep(value: object, limit: int = MAX_DEPTH) -> bool:
-    """Tell whether lists and objects nest deeper than a limit; never recurses."""
+    """Return True if lists and objects are nested deeper than a limit. Does not recurse."""
     level: list[object] = [value]
     for _ in range(limit):
         level = [

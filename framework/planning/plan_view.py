@@ -1,4 +1,4 @@
-"""A plan read against a catalog: who supplies what, and who reads it under which name."""
+"""Analysis of a plan against a catalog: which step supplies which input."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from capgraph.planning.schema_shapes import Shape, result_shape
 
 @dataclass(frozen=True, slots=True)
 class CapabilityContract:
-    """A capability's declaration in the form that inner loops read fastest.
+    """Capability declaration in the form that checks read most often.
 
     Attributes:
         spec: The declaration.
-        provided_needs: The needs that its results meet.
-        requirements: What it needs, by the label that a plan writes.
-        need_by_label: The same as :attr:`gives` names it.
+        provided_needs: Needs that the results satisfy.
+        requirements: The requirements by input label.
+        need_by_label: The needs by input label.
     """
 
     spec: CapabilitySpec
@@ -51,15 +51,15 @@ class CapabilityContract:
 
 
 class PlanView:
-    """What the steps of one plan supply, read and are called.
+    """Index of the keys, reads, and results of a plan's steps.
 
     Attributes:
-        steps: The steps as they stand in the plan; not all need be objects.
-        keys: Each step's context key, or ``None`` when it has none that is text.
-        positions: The positions of the steps of each key.
-        contracts: Each step's capability, or ``None`` when it has no known one.
-        provided_needs: The needs that each step's result meets; ``None`` when the capability is not
-            known, which fits every type: one fault is not reported again as another.
+        steps: The steps. Malformed steps may be of any type.
+        keys: Context key of each step, or ``None`` if it is not text.
+        positions: Positions of the steps with each key.
+        contracts: Contract of each step's capability, or ``None`` if the capability is unknown.
+        provided_needs: Needs that each step's result satisfies. ``None`` for an unknown capability,
+            which matches every need so that its error is not reported twice.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class PlanView:
         self.contracts: list[CapabilityContract | None] = []
         self.provided_needs: list[frozenset[str] | None] = []
         self._shapes: dict[str, Shape] = {}
-        known: dict[str, CapabilityContract] = {}
+        contracts_by_name: dict[str, CapabilityContract] = {}
         for index, step in enumerate(steps):
             fields = step if isinstance(step, dict) else {}
             key = fields.get("context_key")
@@ -86,18 +86,18 @@ class PlanView:
             self.keys.append(usable)
             if usable is not None:
                 self.positions.setdefault(usable, []).append(index)
-            self._read_capability(fields, known)
+            self._read_capability(fields, contracts_by_name)
 
     def _read_capability(
-        self, fields: dict[str, Any], known: dict[str, CapabilityContract]
+        self, fields: dict[str, Any], contracts_by_name: dict[str, CapabilityContract]
     ) -> None:
         name = fields.get("capability")
-        contract = known.get(name) if isinstance(name, str) else None
+        contract = contracts_by_name.get(name) if isinstance(name, str) else None
         spec = self.catalog.capabilities.get(name) if isinstance(name, str) else None
         if contract is None and spec is not None:
             needs = {need.label: need for need in spec.requires}
             wants = {label: required_need(need) for label, need in needs.items()}
-            contract = known[spec.name] = CapabilityContract(
+            contract = contracts_by_name[spec.name] = CapabilityContract(
                 spec, frozenset(needs_provided_by(spec)), needs, wants
             )
         supplies = contract.provided_needs if contract is not None else None
@@ -112,41 +112,41 @@ class PlanView:
 
     @cached_property
     def stored_by_need(self) -> dict[str, list[str]]:
-        """Keys of the stored contexts by the needs that they meet."""
+        """Keys of the stored contexts by the needs that they satisfy."""
         return available_contexts(self.available, self.catalog)
 
     @cached_property
     def reads(self) -> list[list[StepRead]]:
-        """What each step reads."""
+        """The reads of each step."""
         known = self.positions.keys() | {key for keys in self.available.values() for key in keys}
         return [list(step_reads(step, known)) for step in self.steps]
 
     def need_of(self, index: int, label: str) -> str:
-        """Name the need behind the label of a step's input: its role's, else the type itself."""
+        """Return the need behind an input label of a step."""
         contract = self.contracts[index]
         if contract is None:
-            # The answer takes what copies of a step gave as well as what one gave.
+            # The answer accepts single results and lists of results.
             closing = label != FROM and step_capability(self.steps[index]) in TERMINAL_STEPS
             return label + MANY_SUFFIX if closing else label
-        # So does what a capability is given without having asked for it.
+        # So does an input that the capability does not declare.
         return contract.need_by_label.get(label, label if label == FROM else label + MANY_SUFFIX)
 
     def step_provides(self, position: int, need: str) -> bool:
-        """Tell whether a step's result can meet a need; a reference takes any result."""
+        """Return True if a step's result satisfies a need. A reference can read any result."""
         supplies = self.provided_needs[position]
         return supplies is None or need in supplies or (need == FROM and bool(supplies))
 
     def is_stored(self, need: str, key: str) -> bool:
-        """Tell whether a stored context of some key meets a need."""
+        """Return True if the stored context with a key satisfies a need."""
         return key in (
             self.stored_by_need.get(need, ()) if need != FROM else self.stored_types(key) and [key]
         )
 
     def source_of(self, index: int, read: StepRead) -> int | None:
-        """Find the step that is read; ``None`` for a stored context or for nothing.
+        """Return the position of the step that is read, or ``None`` if no step is read.
 
-        A plan is read in its order: the nearest step before, else what is stored already, and
-        only then a step that comes too late.
+        The nearest earlier step has precedence over a stored context, which has precedence over a later
+        step.
         """
         need = self.need_of(index, read.label)
         fitting = [
@@ -158,7 +158,7 @@ class PlanView:
 
     @cached_property
     def sources(self) -> list[set[int]]:
-        """The steps that each step reads from."""
+        """Positions of the steps that each step reads."""
         found = []
         for index, reads in enumerate(self.reads):
             places = (self.source_of(index, read) for read in reads)
@@ -167,7 +167,7 @@ class PlanView:
 
     @cached_property
     def readers(self) -> dict[int, list[int]]:
-        """The steps that read from each step; whoever adds an input adds its reader."""
+        """Positions of the steps that read each step. A repair that adds an input must add its reader."""
         found: dict[int, list[int]] = {}
         for reader, places in enumerate(self.sources):
             for place in places:
@@ -175,19 +175,21 @@ class PlanView:
         return found
 
     def possible_suppliers(self, index: int, need: str) -> list[int]:
-        """Name the steps that could meet a need of a step without making a circle."""
+        """Return the positions of the steps that can satisfy a need of a step without a cycle."""
         behind = reachable_from([index], self.readers)
         return [place for place in self.steps_by_need.get(need, ()) if place not in behind]
 
     def unique_supplier(
         self, index: int, need: str, excluded_keys: Collection[str | None] = ()
     ) -> str | None:
-        """Return the key that can only be meant: a step before, else stored, else a later step.
+        """Return the only context key that can satisfy a need, or ``None`` if there is not exactly one.
+
+        Earlier steps have precedence over stored contexts, which have precedence over later steps.
 
         Args:
-            index: The reader.
-            need: What it needs.
-            excluded_keys: Keys that are not meant.
+            index: Position of the reader.
+            need: The need.
+            excluded_keys: Keys that cannot be used.
         """
         steps = [
             place
@@ -203,9 +205,9 @@ class PlanView:
         return stored[0] if len(stored) == 1 and not steps else None
 
     def unique_input(self, index: int, label: str) -> str | None:
-        """Return the key that an input can only mean.
+        """Return the only context key that an input can read, or ``None``.
 
-        Of inputs of one type, which differ by their roles, only the last open one is certain.
+        If several inputs have the same type and differ by role, only the last missing one is unique.
         """
         named = {read.label: read.key for read in self.reads[index]}
         others = self.sibling_inputs(index, label)
@@ -216,7 +218,7 @@ class PlanView:
         )
 
     def sibling_inputs(self, index: int, label: str) -> list[str]:
-        """Name the other inputs of a step that are of the same type."""
+        """Return the labels of the step's other inputs with the same type."""
         contract = self.contracts[index]
         if contract is None or label not in contract.requirements:
             return []
@@ -227,13 +229,13 @@ class PlanView:
 
     @cached_property
     def context_types(self) -> dict[str, type[CapabilityContext]]:
-        """Classes of the context types, as far as the capabilities name them."""
+        """Context classes by type name, as far as capabilities declare them."""
         specs = self.catalog.capabilities.values()
         return {kind.CONTEXT_TYPE: kind for spec in specs for kind in spec.context_types}
 
     @cached_property
     def steps_by_need(self) -> dict[str, list[int]]:
-        """Positions of the steps that meet each need."""
+        """Positions of the steps that satisfy each need."""
         found: dict[str, list[int]] = {}
         for place, supplies in enumerate(self.provided_needs):
             for need in supplies or ():
@@ -242,7 +244,7 @@ class PlanView:
 
     @cached_property
     def capabilities_by_need(self) -> dict[str, list[str]]:
-        """Names of the usable capabilities that can meet each need."""
+        """Names of the active capabilities that satisfy each need."""
         found: dict[str, list[str]] = {}
         for name, spec in self.catalog.capabilities.items():
             if is_active(name, spec, self.active):
@@ -251,14 +253,14 @@ class PlanView:
         return found
 
     def result_types(self, position: int) -> list[str] | None:
-        """Name the types of a step's result; ``None`` when its capability is not known."""
+        """Return the types of a step's result, or ``None`` if its capability is unknown."""
         contract = self.contracts[position]
         if contract is None or not self.steps[position].get("for_each"):
             return None if contract is None else list(contract.spec.provides)
         return _listed(contract)
 
     def result_shapes(self, index: int, read: StepRead) -> list[Shape] | None:
-        """Return the shapes of what is read by a path; ``None`` where they are not known."""
+        """Return the shapes of the results that a reference can read, or ``None`` if they are unknown."""
         place = self.source_of(index, read)
         kinds = self.stored_types(read.key) if place is None else self.result_types(place)
         if kinds is None or any(self.context_class(kind) is None for kind in kinds):
@@ -266,7 +268,7 @@ class PlanView:
         return [self.shape_of_type(kind) for kind in kinds]
 
     def element_shape(self, index: int) -> Shape:
-        """Return the shape of an element of the list over which a step runs."""
+        """Return the shape of an element of the step's ``for_each`` list."""
         for read in self.reads[index]:
             if read.path == ("for_each", "of"):
                 fields = reference_fields(self.steps[index]["for_each"]["of"], read.key)
@@ -276,14 +278,14 @@ class PlanView:
         return Shape({})
 
     def accepts_element(self, index: int, label: str) -> bool:
-        """Tell whether an input can be an element of the list over which a step runs."""
+        """Return True if an input can read an element of the step's ``for_each`` list."""
         wanted = self.context_class(self.need_of(index, label).removesuffix(MANY_SUFFIX))
         return wanted is None or self.element_shape(index).is_compatible_with(
             result_shape(wanted, "validation")
         )
 
     def unused_element_name(self, index: int, label: str) -> str | None:
-        """Return the name of a step's element if an input can be it and nothing else takes it."""
+        """Return the name of the list element if the step does not use it and the input can read it."""
         step = self.steps[index]
         alias, known = (
             element_name(step),
@@ -294,11 +296,11 @@ class PlanView:
         return alias if self.accepts_element(index, label) else None
 
     def context_class(self, type_name: str) -> type[CapabilityContext] | None:
-        """Return the class of a result, of a list the class of its items."""
+        """Return the class of a context type. For a list, return the class of its items."""
         return self.context_types.get(type_name.removesuffix(LIST_SUFFIX))
 
     def shape_of_type(self, type_name: str) -> Shape:
-        """Return what can be read of a result whose class is known."""
+        """Return the shape of a context type with a known class."""
         found = self._shapes.get(type_name)
         if found is None:
             whole = result_shape(self.context_types[type_name.removesuffix(LIST_SUFFIX)])
@@ -308,11 +310,11 @@ class PlanView:
         return found
 
     def stored_types(self, key: str) -> list[str]:
-        """Name the context types under which a key is stored."""
+        """Return the context types under which a key is stored."""
         return [name for name, keys in self.available.items() if key in keys]
 
     def supply_hint(self, need: str) -> str:
-        """Say where what is needed could come from."""
+        """Return a hint how to satisfy a need."""
         kind = need.removesuffix(MANY_SUFFIX)
         places = self.steps_by_need.get(need, [])[:6]
         keys = [key for place in places if (key := self.keys[place]) is not None]
@@ -331,7 +333,7 @@ def _listed(contract: CapabilityContract) -> list[str]:
 
 
 def join_names(names: Collection[str]) -> str:
-    """Write out a few names and count the rest.
+    """Join up to five names and count the rest.
 
     >>> join_names(["a", "b"]), join_names([]), join_names([*"abcdefg"])
     ('a, b', 'nothing', 'a, b, c, d, e and 2 more')

@@ -1,4 +1,4 @@
-"""Properties that a planner declares about itself, each with a default that is safe."""
+"""Properties that a planner declares about itself."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from capgraph.base.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class PlannerTraits:
-    """Properties of a planner, read from class attributes of the same names.
+    """Properties of a planner, read from class attributes with the same names.
 
     Attributes:
-        can_correct: True if the planner can write another plan when it gets the list of problems.
+        can_correct: True if the planner can write another plan from a list of problems.
         chooses_parameters: True if the planner chooses the parameters of a step for the request.
-            Otherwise a person is asked before a ``once`` effect that keeps its defaults.
-        reads_results: True if the planner reads stored results, failures, or earlier messages.
-            Its plans then carry the labels of that data.
-        writes_with_model: True if a model writes the plans. Their forms are then repaired, and the
-            parameters that the planner chooses for effects must be grounded, or a person is asked.
+            Otherwise a person must approve a ``once`` effect that runs with its defaults.
+        reads_results: True if the planner reads stored results, failures, or earlier messages. Its
+            plans then carry the labels of that data.
+        writes_with_model: True if a model writes the plans. Their form is then repaired, and parameters
+            of effects must be grounded or approved by a person.
         reads_conversation: True if the planner reads the earlier messages of a request. The task is
-            then the last message as it is, and no call extracts it.
-        needs_confirmation: True if the planner's model is a small one, as those that a grammar serves.
-            Invented values and unexpected effects in its plans are then looked at twice.
+            then the last message, and no model call extracts it.
+        needs_confirmation: True if the planner uses a small model, such as one with grammar-constrained
+            output. Ungrounded values and unexpected effects in its plans are then checked twice.
     """
 
     can_correct: bool = False
@@ -35,7 +35,7 @@ class PlannerTraits:
 
 
 def planner_traits(planner: Any) -> PlannerTraits:
-    """Return the properties that a planner declares; the defaults stand for those it does not.
+    """Return the properties that a planner declares, with defaults for the others.
 
     Raises:
         ConfigurationError: A declared property is not a boolean.

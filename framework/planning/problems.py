@@ -1,4 +1,4 @@
-"""What can be wrong with a plan: stable codes, and one record for each finding."""
+"""Kinds of problems that a plan can have, with stable codes, and the record of one problem."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 Path = tuple[str | int, ...]
-"""Where in a step a problem sits, e.g. ``("inputs", 0, "DATASET")``."""
+"""Location of a value in a step, such as ``("inputs", 0, "DATASET")``."""
 
 
 class _Preview(reprlib.Repr):
-    """A ``repr`` of bounded length that no value can make fail."""
+    """A ``repr`` with bounded length."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ _preview = _Preview()
 
 
 def preview(value: object) -> str:
-    """Render any value in at most a few hundred characters, without raising.
+    """Return a ``repr`` of any value in at most a few hundred characters, without raising.
 
     >>> preview({"a": [1, 2]})
     "{'a': [1, 2]}"
@@ -38,12 +38,12 @@ def preview(value: object) -> str:
     try:
         return _preview.repr(value)
     except Exception:
-        # A foreign object's __repr__ may do anything; the type is still worth naming.
+        # A custom __repr__ may raise anything.
         return f"<{type(value).__name__}>"
 
 
 def _plain(value: object) -> Any:
-    """Keep small JSON scalars as they are; everything else becomes its preview."""
+    """Return a small JSON scalar unchanged, and a preview of any other value."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -56,7 +56,7 @@ def _plain(value: object) -> Any:
 
 
 def render_path(path: Path) -> str:
-    """Write a path the way a person would.
+    """Return a path as text.
 
     >>> render_path(("inputs", 0, "DATASET"))
     'inputs[0].DATASET'
@@ -72,22 +72,22 @@ def render_path(path: Path) -> str:
 
 
 NO_CORRECTION: Any = object()
-"""Stands for the right value where a problem does not have exactly one."""
+"""Marker for a problem that does not have exactly one correct value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with a plan.
+    """One problem of a plan.
 
     Attributes:
-        code: Stable code of the kind of problem, e.g. ``CG-P13``.
-        step: Index of the step, or ``None`` when the plan as a whole is meant.
-        context_key: The step's key, when it has a usable one.
-        path: Where in the step (or plan) the value sits.
-        value: The offending value; a short text when it is large or not plain.
-        cause: What is wrong with it.
-        remedy: What to do about it.
-        corrected_value: The one value that is right there; ``NO_CORRECTION`` where there is not just one.
+        code: Stable code of the kind of problem, such as ``CG-P13``.
+        step: Index of the step, or ``None`` if the problem concerns the whole plan.
+        context_key: The step's key, if it has a valid one.
+        path: Path of the value in the step (or plan).
+        value: The invalid value, or a preview if it is large or not plain.
+        cause: Why the value is invalid.
+        remedy: How to correct it.
+        corrected_value: The only correct value, or ``NO_CORRECTION``.
 
     >>> print(Problem("CG-P04", 0, "a", ("capability",), "fetsh", "is unknown", "use 'fetch'"))
     [CG-P04] step 1 'a', capability 'fetsh': is unknown. Fix: use 'fetch'.
@@ -104,7 +104,7 @@ class Problem:
 
     @property
     def field(self) -> str:
-        """Where the value sits, as text."""
+        """The path as text."""
         return render_path(self.path)
 
     def __str__(self) -> str:
@@ -141,13 +141,13 @@ FOR_EACH = "CG-P23"
 
 
 class ProblemKind(NamedTuple):
-    """What all problems of one kind have in common.
+    """Properties that all problems of one kind share.
 
     Attributes:
-        title: The fault in a few words.
-        field: The field of the step (or plan) in which it sits.
-        remedy: What to do about it, where that is always the same.
-        reason: Why the one right value is right, where there is one.
+        title: Short name of the kind.
+        field: The affected field of the step (or plan).
+        remedy: The default remedy.
+        reason: Why the corrected value is the only correct one.
     """
 
     title: str
@@ -161,61 +161,60 @@ _SELECT = "use one of the selected capabilities, or have the request classified 
 
 PROBLEM_KINDS = {
     SHAPE: ProblemKind("Wrong shape", ""),
-    EMPTY: ProblemKind("Empty plan", "steps", "plan at least the closing step 'respond'"),
-    TOO_LONG: ProblemKind("Plan too long", "steps", "merge or drop steps, or raise the limit"),
+    EMPTY: ProblemKind("Empty plan", "steps", "plan at least the terminal step 'respond'"),
+    TOO_LONG: ProblemKind("Plan too long", "steps", "merge or remove steps, or raise the limit"),
     UNKNOWN_CAPABILITY: ProblemKind(
         "Unknown capability",
         "capability",
         "use a registered capability",
-        "the only registered name that is near",
+        "the only similar registered name",
     ),
     INACTIVE_CAPABILITY: ProblemKind("Inactive capability", "capability", _SELECT),
     INFRASTRUCTURE_STEP: ProblemKind(
         "Infrastructure node as a step", "capability", "remove the step"
     ),
     TERMINAL_STEP_NOT_LAST: ProblemKind(
-        "Closing step is not last",
+        "Terminal step is not last",
         "capability",
-        "move it to the end and keep only one closing step",
+        "move it to the end and keep only one terminal step",
     ),
-    NO_TERMINAL_STEP: ProblemKind("No closing step", "steps", "end the plan with 'respond'"),
+    NO_TERMINAL_STEP: ProblemKind("No terminal step", "steps", "end the plan with 'respond'"),
     MISSING_KEY: ProblemKind(
-        "Missing context_key", "context_key", "give it one that no other step has"
+        "Missing context_key", "context_key", "add a context_key that no other step has"
     ),
-    MALFORMED_KEY: ProblemKind(
-        "MalformedAnswerError context_key", "context_key", "rename the step"
-    ),
+    MALFORMED_KEY: ProblemKind("Malformed context_key", "context_key", "rename the step"),
     DUPLICATE_KEY: ProblemKind(
-        "Duplicate context_key", "context_key", "rename one of them and the inputs that mean it"
+        "Duplicate context_key", "context_key", "rename one of them and the inputs that read it"
     ),
-    MALFORMED_INPUT: ProblemKind("MalformedAnswerError input", "inputs", _INPUT),
+    MALFORMED_INPUT: ProblemKind("Malformed input", "inputs", _INPUT),
     NO_SUPPLIER: ProblemKind("Input without supplier", "inputs"),
     LATER_STEP: ProblemKind("Input from a later step", "inputs"),
     TYPE_MISMATCH: ProblemKind("Type mismatch", "inputs"),
     MISSING_INPUT: ProblemKind("Required input missing", "inputs"),
     TOO_MANY_INPUTS: ProblemKind("Too many inputs", "inputs", "keep one of them"),
-    CYCLE: ProblemKind("Cycle", "inputs", "remove one of the inputs that close the circle"),
+    CYCLE: ProblemKind("Cycle", "inputs", "remove one of the inputs in the cycle"),
     PARAMETER: ProblemKind(
         "Wrong parameter", "parameters", reason="the same value in the declared form"
     ),
     UNDECLARED_OUTPUT: ProblemKind(
         "Undeclared output",
         "expected_output",
-        reason="the only type that it provides and that is asked for",
+        reason="the only provided type that other steps read",
     ),
     NOT_PLAIN: ProblemKind("Not plain data", "parameters"),
     CONDITION: ProblemKind(
         "Wrong condition",
         "when",
-        "write {'of': 'context_key.field', 'is': '>', 'than': 12}, or 'and', 'or', 'not' of such",
+        "write {'of': 'context_key.field', 'is': '>', 'than': 12}, or combine such comparisons with"
+        " 'and', 'or', and 'not'",
     ),
     FOR_EACH: ProblemKind(
         "Wrong for_each",
         "for_each",
-        "write {'of': 'context_key.field', 'as': 'item'} with a list of an earlier step",
+        "write {'of': 'context_key.field', 'as': 'item'} with a list from an earlier step",
     ),
 }
-"""Code of each kind of problem to what its problems have in common."""
+"""Problem code to its kind."""
 
 
 def make_problem(
@@ -228,26 +227,26 @@ def make_problem(
     path: Path | None = None,
     corrected_value: Any = NO_CORRECTION,
 ) -> Problem:
-    """Build a problem whose value is safe to print and to store.
+    """Return a problem whose value is safe to print and to store.
 
     Args:
-        code: Code of its kind.
+        code: Code of the problem's kind.
         step: Index of the step.
         context_key: The step's key, if it has one.
-        value: The offending value.
-        cause: What is wrong with it.
-        remedy: What to do about it, where the kind does not say it.
-        path: Where it sits, where the kind's field is not all.
-        corrected_value: The one value that is right there.
+        value: The invalid value.
+        cause: Why the value is invalid.
+        remedy: How to correct it; defaults to the kind's remedy.
+        path: Path of the value; defaults to the kind's field.
+        corrected_value: The only correct value.
     """
     kind = PROBLEM_KINDS[code]
     place = (kind.field,) if path is None else path
-    told = remedy or kind.remedy
+    remedy = remedy or kind.remedy
     return Problem(
-        code, step, preview_key(context_key), place, _plain(value), cause, told, corrected_value
+        code, step, preview_key(context_key), place, _plain(value), cause, remedy, corrected_value
     )
 
 
 def preview_key(key: str | None) -> str | None:
-    """Return a context key as a problem shows it."""
+    """Return a context key, shortened if it is long."""
     return key if key is None or len(key) <= 200 else preview(key)

@@ -1,8 +1,8 @@
-"""Recipes: a plan that worked, with some of its values as parameters, as one more capability.
+"""Recipes: finished plans, with some values as parameters, packaged as capabilities.
 
-A recipe is data. Whoever plans sees a capability with parameters, inputs and outputs; the gate of
-plans puts its steps in its place (:func:`expand_recipes`), so that review, approvals, limits and
-the ledger see what really runs.
+A recipe is data. A planner sees a capability with parameters, inputs, and outputs. Before a plan
+runs, :func:`expand_recipes` replaces the recipe with its steps, so that review, approvals, limits,
+and idempotency apply to the real steps.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -50,9 +50,9 @@ from capgraph.planning.references import (
 from capgraph.planning.waits import WAIT_FIELDS, wait_references
 from capgraph.state import TurnView
 
-_DEEPEST = 10
+_MAX_DEPTH = 10
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
-_LONGEST_TEXT = 1_000_000  # characters of one text with its parameters filled in
+_LONGEST_TEXT = 1_000_000  # maximum characters of a text after its parameters are filled in
 _TYPES: dict[str, Any] = {
     "string": str,
     "integer": int,
@@ -62,9 +62,9 @@ _TYPES: dict[str, Any] = {
     "object": dict,
 }
 _NAMES: dict[type[Any], Any] = {kind: name for name, kind in _TYPES.items()}
-_WORDS = ("title", "description", "examples")
+_TEXT_KEYWORDS = ("title", "description", "examples")
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
-_Names = Callable[[str, str], Sequence[str]]
+_Rename = Callable[[str, str], Sequence[str]]
 
 
 class _Part(BaseModel):
@@ -72,12 +72,12 @@ class _Part(BaseModel):
 
 
 class RecipeParameter(_Part):
-    """What has to be said each time.
+    """Parameter of a recipe.
 
     Attributes:
-        type: Its JSON type; what the step's own parameter is when not given.
-        description: What it means.
-        default: What it is when nothing is said; a parameter without one has to be given.
+        type: JSON type; the type of the step's own parameter by default.
+        description: Meaning of the parameter.
+        default: Default value. A parameter without a default is required.
     """
 
     type: Literal["string", "integer", "number", "boolean", "array", "object"] | None = None
@@ -86,11 +86,11 @@ class RecipeParameter(_Part):
 
 
 class RecipeExample(_Part):
-    """A request that the recipe answered.
+    """Request that the recipe answered.
 
     Attributes:
         request: The request.
-        parameters: What the parameters were.
+        parameters: Values of the parameters for this request.
     """
 
     request: str
@@ -98,26 +98,26 @@ class RecipeExample(_Part):
 
 
 class Recipe(_Part):
-    """A plan as a capability.
+    """Plan that is packaged as a capability.
 
     Attributes:
-        recipe: Version of this form; 1.
+        recipe: Version of the file format; 1.
         name: Name of the capability.
-        version: Counts from 1 each time that it is saved under its name.
-        description: What it does.
-        parameters: What has to be said each time, by name.
-        inputs: What its steps read and none of them makes: name to context type.
-        steps: The steps, without the answer.
-        examples: Requests that it answered; by them it is found.
-        answer: Who answers a request that is met by the recipe alone: ``results`` puts the results'
-            own summaries together, ``model`` asks the model.
-        uses: What each capability declared when the recipe was saved.
+        version: Version of the recipe, starting at 1 and incremented each time it is saved.
+        description: What the recipe does.
+        parameters: Parameters by name.
+        inputs: Context keys that the steps read and no step provides, with their context types.
+        steps: The steps, without the terminal step.
+        examples: Requests that the recipe answered. Requests with the same wording match the recipe.
+        answer: How a request that the recipe alone handles is answered: ``results`` joins the results'
+            summaries, ``model`` calls the model.
+        uses: Declarations of the capabilities when the recipe was saved.
 
     >>> recipe = Recipe(name="report", description="Reports on a place.",
     ...     parameters={"place": {"type": "string"}},
     ...     steps=[{"context_key": "news", "capability": "fetch",
     ...             "parameters": {"q": {"$from": "parameters.place"}}}],
-    ...     examples=[{"request_text": "Report on Oslo", "parameters": {"place": "Oslo"}}])
+    ...     examples=[{"request": "Report on Oslo", "parameters": {"place": "Oslo"}}])
     >>> recipe.match_request("report on Rome!")
     {'place': 'Rome'}
     """
@@ -145,68 +145,68 @@ class Recipe(_Part):
         description: str = "",
         version: int = 1,
     ) -> Recipe:
-        """Make a recipe of a turn that is done.
+        """Return a recipe of a completed turn.
 
         Args:
             values: The state after the turn, as ``ainvoke`` returns it.
-            name: What it shall be called.
-            catalog: The capabilities of the agent, usually its registry.
-            parameters: What becomes a parameter, as ``"step.name"`` or ``"step.name=new_name"``.
-                When not given: every value that the request says.
-            description: What it does; the request when not given.
-            version: Its version.
+            name: Name of the recipe.
+            catalog: The agent's capabilities, usually its registry.
+            parameters: Values that become parameters, as ``"step.name"`` or ``"step.name=new_name"``. By
+                default, every value that occurs in the request becomes a parameter.
+            description: What the recipe does; the request by default.
+            version: Version of the recipe.
 
         Raises:
-            PlanError: The turn was not completed, or a parameter is not there.
+            PlanError: The turn was not completed, or a parameter does not exist.
         """
         view = TurnView(values)
         status = (values.get("execution_outcome") or {}).get("status")
-        works: list[dict[str, Any]] = [
+        work_steps: list[dict[str, Any]] = [
             dict(step) for step in view.steps if step["capability"] not in TERMINAL_STEPS
         ]
-        if status != "completed" or not works:
+        if status != "completed" or not work_steps:
             raise PlanError(
-                f"The turn is {status or 'not over'} and has {len(works)} step(s), so it makes no"
-                " recipe.",
-                fix="Choose a thread whose last turn was completed by a plan.",
+                f"The turn is {status or 'not finished'} and has {len(work_steps)} step(s): a recipe"
+                " requires a completed turn with a plan.",
+                fix="Choose a thread whose last turn completed a plan.",
             )
-        said = extract_parameters(works, view.request_text, parameters)
-        lifted = {place: found for found, (_, places) in said.items() for place in places}
-        values_of = {found: value for found, (value, _) in said.items()}
+        extracted = extract_parameters(work_steps, view.request_text, parameters)
+        parameter_by_path = {path: name for name, (_, paths) in extracted.items() for path in paths}
+        value_by_name = {name: value for name, (value, _) in extracted.items()}
         steps, inputs = [], dict[str, str]()
-        keys = {step["context_key"] for step in works}
+        keys = {step["context_key"] for step in work_steps}
         stored = {key: kind for kind, entries in view.contexts.items() for key in entries}
-        for step in works:
+        for step in work_steps:
             spec = catalog.capabilities[step["capability"]]
             kinds = {need.label: need.type for need in spec.requires}
 
-            def named(label: str, key: str, kinds: Mapping[str, str] = kinds) -> list[str]:
+            def rename(label: str, key: str, kinds: Mapping[str, str] = kinds) -> list[str]:
                 if key in keys or key not in stored:
                     return [key]
                 new = re.sub(r"\W", "_", key)
                 inputs[new] = kinds.get(label, stored[key])
                 return [new]
 
-            kept = _rewritten(step, keys | stored.keys(), named)
-            key = step["context_key"]
-            kept["parameters"] = substitute_parameters(
-                kept.get("parameters"), lifted, (key,), values_of
+            saved = _rename_reads(step, keys | stored.keys(), rename)
+            saved["parameters"] = substitute_parameters(
+                saved.get("parameters"), parameter_by_path, (step["context_key"],), value_by_name
             )
             text = step.get("task_objective") or ""
             same = normalize_request(text) == normalize_request(view.request_text)
-            kept["task_objective"] = "" if same else substitute_names(text, values_of)
-            kept.pop("success_criteria", None)
-            steps.append({part: value for part, value in kept.items() if value})
+            saved["task_objective"] = "" if same else substitute_names(text, value_by_name)
+            saved.pop("success_criteria", None)
+            steps.append({part: value for part, value in saved.items() if value})
         return cls(
             name=name,
             version=version,
             description=description or f"Does what was asked by: {view.request_text or name}",
             parameters={
-                n: RecipeParameter(type=_NAMES.get(type(value))) for n, value in values_of.items()
+                n: RecipeParameter(type=_NAMES.get(type(value)))
+                for n, value in value_by_name.items()
             },
             inputs=inputs,
             steps=steps,
-            examples=[RecipeExample(request=view.request_text, parameters=values_of)]
+            examples=[RecipeExample(request=view.request_text, parameters=value_by_name)]
             if view.request_text
             else [],
             uses={
@@ -216,16 +216,15 @@ class Recipe(_Part):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data, without what was not given."""
-        said = self.model_dump(exclude_unset=True)
-        return {"recipe": self.recipe} | {part: value for part, value in said.items() if value}
+        """Return the recipe as plain data, without unset fields."""
+        fields = self.model_dump(exclude_unset=True)
+        return {"recipe": self.recipe} | {name: value for name, value in fields.items() if value}
 
     def match_request(self, request: str) -> dict[str, Any] | None:
-        """Read the parameters from a request that is worded like one of the examples.
+        """Return the parameters in a request that has the wording of an example.
 
         Returns:
-            What the request says, as text where nothing tells the type; ``None`` when it is worded
-            otherwise.
+            The parameters as text, or ``None`` if the wording differs.
         """
         for example in self.examples:
             found = re.fullmatch(
@@ -238,56 +237,60 @@ class Recipe(_Part):
         return None
 
     def check(self, catalog: Catalog) -> None:
-        """Make sure that the recipe fits to the capabilities at hand.
+        """Check that the recipe works with the available capabilities.
 
         Raises:
-            RegistryError: A capability is unknown or declares something else than when the recipe
-                was saved, recipes need each other in a circle, or the steps are no sound plan.
+            RegistryError: A capability is unknown or has changed since the recipe was saved, recipes
+                depend on each other in a cycle, or the steps are not a valid plan.
         """
         fix = "Correct the recipe's file, or save it again from a turn."
         others = [found for s in catalog.capabilities.values() if (found := recipe_of(s))]
         order_by_use([*others, self])
-        wrong = []
+        problems = []
         for name in sorted({*self.uses, *(str(s.get("capability")) for s in self.steps)}):
             spec = catalog.capabilities.get(name)
             if spec is None:
-                wrong.append(f"the capability {name!r} is unknown")
+                problems.append(f"the capability {name!r} is unknown")
                 fix = suggest_fix(name, known=catalog.capabilities)
             elif name in self.uses and (now := _declared(spec)) != self.uses[name]:
                 then = self.uses[name]
                 parts = [p for p in {**now, **then} if now.get(p) != then.get(p)]
-                wrong.append(f"{name!r} has changed since it was saved: {', '.join(parts)}")
-        used = {name for step in self.steps for name in _used(step)}
-        said = {name for name in self.parameters if f"{{{name}}}" in json.dumps(self.steps)}
-        wrong += [f"it has no parameter {name!r}" for name in sorted(used - self.parameters.keys())]
-        idle = sorted(self.parameters.keys() - used - said)
-        wrong += [f"its steps have no use for the parameter {name!r}" for name in idle]
+                problems.append(f"{name!r} has changed since it was saved: {', '.join(parts)}")
+        used = {name for step in self.steps for name in _referenced_parameters(step)}
+        in_texts = {name for name in self.parameters if f"{{{name}}}" in json.dumps(self.steps)}
+        undeclared = sorted(used - self.parameters.keys())
+        problems += [f"the parameter {name!r} is not declared" for name in undeclared]
+        unused = sorted(self.parameters.keys() - used - in_texts)
+        problems += [f"no step uses the parameter {name!r}" for name in unused]
         if PARAMETERS in {*self.inputs, *(s.get("context_key") for s in self.steps)}:
-            wrong.append(f"{PARAMETERS!r} is taken: no step and no input may be called so")
-        if not wrong:
-            wrong = [str(problem) for problem in self._problems(catalog)]
-        if wrong:
+            problems.append(f"{PARAMETERS!r} is reserved and cannot name a step or an input")
+        if not problems:
+            problems = [str(problem) for problem in self._plan_problems(catalog)]
+        if problems:
             raise RegistryError(
-                f"The recipe {self.name!r} cannot be used: {'; '.join(wrong)}.", fix=fix
+                f"The recipe {self.name!r} cannot be used: {'; '.join(problems)}.", fix=fix
             )
 
-    def _problems(self, catalog: Catalog) -> list[Any]:
+    def _plan_problems(self, catalog: Catalog) -> list[Any]:
         end = {"context_key": "user_response", "capability": "respond"}
         stored: dict[str, list[str]] = {f"parameters of {self.name}": [PARAMETERS]}
         for key, kind in self.inputs.items():
             stored.setdefault(kind, []).append(key)
         found = check_plan({"steps": [*self.steps, end]}, catalog, stored)
         for example in () if found else self.examples:
-            # With the values of a request, the parameters of the steps can be checked whole.
-            steps = [_filled(step, self._given(example.parameters)) for step in self.steps]
+            # The values of an example make it possible to validate all step parameters.
+            steps = [
+                _fill_parameters(step, self._with_defaults(example.parameters))
+                for step in self.steps
+            ]
             found = found or check_plan({"steps": [*steps, end]}, catalog, stored)
         return found
 
     def as_capability(self, catalog: Catalog) -> type[BaseCapability]:
-        """Return the capability that stands for the recipe in a registry.
+        """Return the capability that represents the recipe in a registry.
 
         Args:
-            catalog: The capabilities that it uses.
+            catalog: The capabilities that the recipe uses.
 
         Raises:
             RegistryError: See :meth:`check`.
@@ -299,7 +302,7 @@ class Recipe(_Part):
 
         def parameters_from(task: str) -> dict[str, Any]:
             found = dict(self._read_by_steps(task, catalog), **(self.match_request(task) or {}))
-            return _fitting(model, found)
+            return _valid_values(model, found)
 
         body = {
             "__doc__": self.description,
@@ -330,37 +333,39 @@ class Recipe(_Part):
         return capability_node(type(f"Recipe_{self.name}", (BaseCapability,), body))
 
     def _role(self, key: str) -> str | None:
-        """Name an input by its key where several are of one type."""
+        """Return the key of an input as its role if several inputs have the same type."""
         return key if list(self.inputs.values()).count(self.inputs[key]) > 1 else None
 
-    def _given(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the parameters with the defaults of those that are not said."""
-        kept = {n: p.default for n, p in self.parameters.items() if "default" in p.model_fields_set}
-        return {**kept, **parameters}
+    def _with_defaults(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the parameters with defaults for missing ones."""
+        defaults = {
+            n: p.default for n, p in self.parameters.items() if "default" in p.model_fields_set
+        }
+        return {**defaults, **parameters}
 
     def _parameters_model(self, catalog: Catalog) -> type[BaseModel] | None:
         if not self.parameters:
             return None
-        places = {
+        uses = {
             text.partition(".")[2]: (step["capability"], path)
             for step in self.steps
             for path, text in iter_references(step.get("parameters"))
             if text.startswith(f"{PARAMETERS}.")
         }
         fields: dict[str, Any] = {}
-        for name, said in self.parameters.items():
-            kind: Any = _TYPES.get(said.type or "", Any)
-            if name in places:
-                capability, path = places[name]
+        for name, parameter in self.parameters.items():
+            kind: Any = _TYPES.get(parameter.type or "", Any)
+            if name in uses:
+                capability, path = uses[name]
                 kind = _annotation(catalog.capabilities[capability].parameters, path, kind)
-            default = said.default if "default" in said.model_fields_set else ...
-            fields[name] = (kind, Field(default, description=said.description or None))
+            default = parameter.default if "default" in parameter.model_fields_set else ...
+            fields[name] = (kind, Field(default, description=parameter.description or None))
         return create_model(
             f"{self.name}_parameters", __config__=ConfigDict(extra="forbid"), **fields
         )
 
     def _read_by_steps(self, task: str, catalog: Catalog) -> dict[str, Any]:
-        """Read what the capabilities of the steps would read from a task."""
+        """Return the parameters that the capabilities of the steps read from a task."""
         found = {}
         for step in self.steps:
             reader = getattr(catalog.capabilities[step["capability"]].cls, "parameters_from", None)
@@ -372,33 +377,33 @@ class Recipe(_Part):
         return found
 
     def expand_step(self, step: Mapping[str, Any], catalog: Catalog, depth: int = 0) -> list[Any]:
-        """Return the steps that stand for one step of a plan.
+        """Return the steps that replace a step of a plan.
 
         Args:
-            step: The step.
-            catalog: The capabilities at hand.
-            depth: How many recipes are around it.
+            step: The step that names the recipe.
+            catalog: The available capabilities.
+            depth: Number of enclosing recipes.
         """
         prefix = step["context_key"]
-        given = self._given(step.get("parameters") or {})
-        handed: dict[str, list[str]] = {}
+        values = self._with_defaults(step.get("parameters") or {})
+        input_keys: dict[str, list[str]] = {}
         for entry in step.get("inputs") or ():
             for label, key in entry.items():
-                handed.setdefault(label, []).append(key)
+                input_keys.setdefault(label, []).append(key)
         inner, _ = expand_recipes(ExecutionPlan(steps=self.steps), catalog, depth=depth + 1)  # type: ignore[typeddict-item]
         own = {one["context_key"] for one in inner["steps"]}
 
-        def named(_: str, key: str) -> Sequence[str]:
+        def rename(_: str, key: str) -> Sequence[str]:
             if key in self.inputs:
-                return handed.get(self._role(key) or self.inputs[key], [])
+                return input_keys.get(self._role(key) or self.inputs[key], [])
             return [f"{prefix}.{key}"] if key in own else [key]
 
         found = []
         for one in inner["steps"]:
-            said = one.get("task_objective") or step.get("task_objective") or self.description
-            said = _written(said, given, whole=False)
-            renamed = _rewritten({**one, "task_objective": ""}, {*own, *self.inputs}, named)
-            renamed = _filled(renamed, given)
+            objective = one.get("task_objective") or step.get("task_objective") or self.description
+            objective = _fill_placeholders(objective, values, needs_values=False)
+            renamed = _rename_reads({**one, "task_objective": ""}, {*own, *self.inputs}, rename)
+            renamed = _fill_parameters(renamed, values)
             key = f"{prefix}.{one['context_key']}"
             conditions = [c for c in (step.get("when"), renamed.pop("when", None)) if c]
             when = {"and": conditions} if len(conditions) > 1 else next(iter(conditions), None)
@@ -406,12 +411,12 @@ class Recipe(_Part):
             more |= {"when": when} if when else {}
             if not any(read.key in own for read in step_reads(one, own)):
                 more |= {name: step[name] for name in WAIT_FIELDS if step.get(name)}
-            found.append({**more, **renamed, "context_key": key, "task_objective": said})
+            found.append({**more, **renamed, "context_key": key, "task_objective": objective})
         if step.get("for_each"):
             if len(found) > 1:
                 raise PlanError(
-                    f"The recipe {self.name!r} has {len(found)} steps, and 'for_each' is for one.",
-                    fix="Give 'for_each' to a step of the recipe, or name the recipe once for each.",
+                    f"The recipe {self.name!r} has {len(found)} steps: 'for_each' requires one.",
+                    fix="Set 'for_each' on a step of the recipe, or plan the recipe once per element.",
                 )
             found[0]["for_each"] = step["for_each"]
         if step.get("look_again"):
@@ -420,7 +425,7 @@ class Recipe(_Part):
 
 
 def recipe_of(spec: CapabilitySpec | None) -> Recipe | None:
-    """Return the recipe that a capability stands for; ``None`` for one that works itself."""
+    """Return the recipe that a capability represents, or ``None``."""
     found = getattr(spec.cls, "recipe", None) if spec is not None else None
     return found if isinstance(found, Recipe) else None
 
@@ -428,54 +433,59 @@ def recipe_of(spec: CapabilitySpec | None) -> Recipe | None:
 def expand_recipes(
     plan: ExecutionPlan, catalog: Catalog, max_steps: int = DEFAULT_MAX_STEPS, *, depth: int = 0
 ) -> tuple[ExecutionPlan, list[str]]:
-    """Put the steps of recipes in their place; what reads a recipe's result reads theirs.
+    """Replace the recipes in a plan with their steps. Readers of a recipe's result read its steps.
 
     Args:
-        plan: A plan that checks clean.
-        catalog: The capabilities at hand.
-        max_steps: How many steps there may be.
-        depth: How many recipes are around it.
+        plan: A valid plan.
+        catalog: The available capabilities.
+        max_steps: Maximum number of steps.
+        depth: Number of enclosing recipes.
 
     Returns:
-        The plan, and what was done in words; nothing where no step is a recipe.
+        The plan, and a description of each replacement. Without recipes, the plan is unchanged.
 
     Raises:
-        PlanError: There are too many steps, or too many recipes in one another.
+        PlanError: The plan has too many steps, or recipes are nested too deeply.
     """
     steps: list[Any] = []
-    told: list[str] = []
-    made: dict[str, dict[str, list[str]]] = {}
+    descriptions: list[str] = []
+    outputs_by_key: dict[str, dict[str, list[str]]] = {}
     for step in plan["steps"]:
         spec = catalog.capabilities.get(step["capability"])
         recipe = recipe_of(spec)
         kinds = {need.label: need.type for need in spec.requires} if spec is not None else {}
 
-        def named(label: str, key: str, kinds: Mapping[str, str] = kinds) -> Sequence[str]:
-            return made[key].get(kinds.get(label, label), [key]) if key in made else [key]
+        def rename(label: str, key: str, kinds: Mapping[str, str] = kinds) -> Sequence[str]:
+            outputs = outputs_by_key.get(key)
+            return [key] if outputs is None else outputs.get(kinds.get(label, label), [key])
 
-        read = _rewritten(step, made.keys(), named) if made else dict(step)
+        renamed = _rename_reads(step, outputs_by_key, rename) if outputs_by_key else dict(step)
         if recipe is None:
-            steps.append(read)
+            steps.append(renamed)
             continue
-        if depth > _DEEPEST:
-            raise PlanError(f"The recipe {recipe.name!r} stands in {depth} others.")
-        inner = recipe.expand_step(read, catalog, depth)
+        if depth > _MAX_DEPTH:
+            raise PlanError(f"The recipe {recipe.name!r} is nested in {depth} others.")
+        inner = recipe.expand_step(renamed, catalog, depth)
         outputs = _outputs(inner, catalog)
         kind = step.get("expected_output")
         every = outputs.get(kind, []) if kind else [k for keys in outputs.values() for k in keys]
-        made[step["context_key"]] = {**outputs, FROM: every}
+        outputs_by_key[step["context_key"]] = {**outputs, FROM: every}
         steps += inner
         if len(steps) > max_steps:
             raise PlanError(
-                f"The plan has more than {max_steps} steps when its recipes are written out.",
-                fix="Plan less, or raise limits.max_steps.",
+                f"The plan has more than {max_steps} steps after its recipes are expanded.",
+                fix="Plan fewer steps, or raise limits.max_steps.",
             )
-        told.append(f"recipe {recipe.name!r} (version {recipe.version}): {len(inner)} step(s)")
-    return (ExecutionPlan(**{**plan, "steps": steps}), told) if told else (plan, told)
+        descriptions.append(
+            f"recipe {recipe.name!r} (version {recipe.version}): {len(inner)} step(s)"
+        )
+    if not descriptions:
+        return plan, []
+    return ExecutionPlan(**{**plan, "steps": steps}), descriptions
 
 
 def underlying_capabilities(name: str, catalog: Catalog) -> list[str]:
-    """Name the capabilities that work where a plan names one: itself, or those of a recipe."""
+    """Return the capabilities that run for a name: itself, or those of a recipe's steps."""
     recipe = recipe_of(catalog.capabilities.get(name))
     if recipe is None:
         return [name]
@@ -485,23 +495,23 @@ def underlying_capabilities(name: str, catalog: Catalog) -> list[str]:
 
 
 def drop_overlapping(names: Iterable[str], catalog: Catalog) -> tuple[str, ...]:
-    """Leave out of a choice, best first, what a recipe does that stands before it, and the reverse.
+    """Return names, best first, without those whose capabilities a better one already runs.
 
-    A recipe whose work somebody before it does in part is left out: less was asked for.
+    A recipe that overlaps with an earlier name is dropped as well: the request needs less than it does.
     """
-    kept: dict[str, set[str]] = {}
+    chosen: dict[str, set[str]] = {}
     for name in names:
-        does = set(underlying_capabilities(name, catalog))
-        if not any(does & others for others in kept.values()):
-            kept[name] = does
-    return tuple(kept)
+        capabilities = set(underlying_capabilities(name, catalog))
+        if not any(capabilities & others for others in chosen.values()):
+            chosen[name] = capabilities
+    return tuple(chosen)
 
 
 def order_by_use(recipes: Iterable[Recipe]) -> list[Recipe]:
-    """Return recipes so that each comes after those that it uses.
+    """Return recipes so that each follows the recipes that it uses.
 
     Raises:
-        RegistryError: They use each other in a circle.
+        RegistryError: Recipes use each other in a cycle.
     """
     known = {recipe.name: recipe for recipe in recipes}
     uses = {
@@ -512,31 +522,32 @@ def order_by_use(recipes: Iterable[Recipe]) -> list[Recipe]:
         return [known[name] for name in TopologicalSorter(uses).static_order()]
     except CycleError as exc:
         raise RegistryError(
-            f"The recipes are part of a cycle: {' → '.join(reversed(exc.args[1]))}.",
-            fix="Let one of them do without the others.",
+            f"The recipes use each other in a cycle: {' → '.join(reversed(exc.args[1]))}.",
+            fix="Remove one of them from the steps of another.",
         ) from None
 
 
 async def _never(state: Any, **_: Any) -> None:
-    """Refuse to run: a recipe has steps, which a plan runs in its place."""
+    """Refuse to run: a plan runs the steps of a recipe instead."""
     raise CapabilityError(
-        "A recipe does not run by itself.", fix="Let a plan name it; its steps take its place."
+        "A recipe cannot run as a step.", fix="Plan it; its steps replace it before the plan runs."
     )
 
 
-def _rewritten(step: Mapping[str, Any], known: Iterable[str], named: _Names) -> dict[str, Any]:
-    """Return a step that reads under other names.
+def _rename_reads(
+    step: Mapping[str, Any], known_keys: Collection[str], rename: _Rename
+) -> dict[str, Any]:
+    """Return a step with renamed reads.
 
     Args:
         step: The step.
-        known: The keys that may have another name.
-        named: Input label (or ``$from``) and key to the new keys.
+        known_keys: The keys that may be renamed.
+        rename: Function from an input label (or ``$from``) and a key to the new keys.
     """
-    keys = set(known)
 
     def path(text: str) -> str:
-        key = reference_key(text, keys)
-        new = named(FROM, key)
+        key = reference_key(text, known_keys)
+        new = rename(FROM, key)
         return f"{new[0]}{text[len(key) :]}" if len(new) == 1 else text
 
     def walk(value: Any, names: tuple[str, ...]) -> Any:
@@ -557,73 +568,73 @@ def _rewritten(step: Mapping[str, Any], known: Iterable[str], named: _Names) -> 
         {label: new}
         for entry in step.get("inputs") or ()
         for label, key in entry.items()
-        for new in named(label, key)
+        for new in rename(label, key)
     ]
     return changed
 
 
-def _filled(value: Any, given: Mapping[str, Any]) -> Any:
-    """Put the values of a recipe's parameters in the place of what refers to them."""
+def _fill_parameters(value: Any, values: Mapping[str, Any]) -> Any:
+    """Return a value with references to a recipe's parameters replaced by their values."""
     if is_reference(value):
         key, _, name = str(value[FROM]).partition(".")
-        return given.get(name, value) if key == PARAMETERS else value
+        return values.get(name, value) if key == PARAMETERS else value
     if isinstance(value, str):
-        return _written(value, given)
+        return _fill_placeholders(value, values)
     if isinstance(value, Mapping):
-        return {part: _filled(inner, given) for part, inner in value.items()}
-    return [_filled(inner, given) for inner in value] if isinstance(value, list) else value
+        return {part: _fill_parameters(inner, values) for part, inner in value.items()}
+    return [_fill_parameters(one, values) for one in value] if isinstance(value, list) else value
 
 
-def _written(text: str, given: Mapping[str, Any], *, whole: bool = True) -> str:
-    """Put the values of parameters into a text that has their names.
+def _fill_placeholders(text: str, values: Mapping[str, Any], *, needs_values: bool = True) -> str:
+    """Return a text with parameter placeholders replaced by their values.
 
     Args:
         text: The text.
-        given: The values.
-        whole: Whether every value has to be known; else what is not is called by its key.
+        values: The values.
+        needs_values: True if every value must be known. Otherwise an unknown value is shown by its key.
 
     Raises:
-        PlanError: One is the result of a step, which is not there yet.
+        PlanError: A value is the result of a step that has not run.
     """
     length = len(text)
 
     def value_of(match: re.Match[str]) -> str:
         nonlocal length
         name = match[1]
-        if name not in given:
+        if name not in values:
             return match[0]
-        value = given[name]
+        value = values[name]
         key, _, outer = str(value[FROM] if is_reference(value) else "").partition(".")
-        if key and key != PARAMETERS and whole:
+        if key and key != PARAMETERS and needs_values:
             raise PlanError(
-                f"The parameter {name!r} stands inside a text of its recipe, so it cannot be the"
-                f" result {value[FROM]!r} of another step.",
-                fix="Give a plain value, or look again when that step is done.",
+                f"The parameter {name!r} is the reference {value[FROM]!r}: a parameter inside a text"
+                " of a recipe must be a plain value.",
+                fix="Use a plain value, or plan the recipe after that step with look_again.",
             )
-        # A recipe around this one has the value of its own parameter.
-        said = f"{{{outer}}}" if key == PARAMETERS else str(value[FROM] if key else value)
-        length += len(said)
+        # The enclosing recipe fills in the value of its own parameter.
+        filled = f"{{{outer}}}" if key == PARAMETERS else str(value[FROM] if key else value)
+        length += len(filled)
         if length > _LONGEST_TEXT:
             raise PlanError(
                 f"A text of the recipe is longer than {_LONGEST_TEXT:,} characters with its"
                 " parameters filled in.",
-                fix="Give shorter values.",
+                fix="Use shorter values.",
             )
-        return said
+        return filled
 
-    # One pass: a value that holds a placeholder itself is not filled again.
+    # A single pass: placeholders inside values are not replaced.
     return _PLACEHOLDER.sub(value_of, text)
 
 
-def _used(step: Mapping[str, Any]) -> set[str]:
-    """Name the parameters of the recipe that a step's own and its waits refer to."""
+def _referenced_parameters(step: Mapping[str, Any]) -> set[str]:
+    """Return the recipe parameters that a step's parameters and waits refer to."""
     read = (*iter_references(step.get("parameters")), *wait_references(step))
     refers = [text.partition(".") for _, text in read]
     return {name for key, _, name in refers if key == PARAMETERS}
 
 
 def _outputs(steps: Sequence[Mapping[str, Any]], catalog: Catalog) -> dict[str, list[str]]:
-    """Return what those steps give that no other one reads: context type to their keys."""
+    """Return the results that no step reads: context type to keys."""
     keys = {step["context_key"] for step in steps}
     read = {one.key for step in steps for one in step_reads(step, keys)}
     found: dict[str, list[str]] = {}
@@ -636,9 +647,9 @@ def _outputs(steps: Sequence[Mapping[str, Any]], catalog: Catalog) -> dict[str, 
 
 
 def _declared(spec: CapabilitySpec) -> dict[str, Any]:
-    """Return what a recipe relies on of a capability, as plain data."""
+    """Return the parts of a capability's declaration that a recipe depends on, as plain data."""
     schema = spec.parameters.model_json_schema() if spec.parameters is not None else None
-    text = json.dumps(_bare(schema), sort_keys=True, default=str)
+    text = json.dumps(_without_texts(schema), sort_keys=True, default=str)
     found = {
         "parameters": hashlib.sha256(text.encode()).hexdigest()[:16] if schema else None,
         "requires": [str(need) for need in spec.requires],
@@ -652,16 +663,19 @@ def _declared(spec: CapabilitySpec) -> dict[str, Any]:
     return {part: value for part, value in found.items() if value}
 
 
-def _bare(schema: Any) -> Any:
-    """Leave out of a JSON schema what is only for readers."""
+def _without_texts(schema: Any) -> Any:
+    """Return a JSON schema without titles, descriptions, and examples."""
     if isinstance(schema, Mapping):
-        kept = {k: v for k, v in schema.items() if not (k in _WORDS and not isinstance(v, Mapping))}
-        return {part: _bare(value) for part, value in kept.items()}
-    return [_bare(one) for one in schema] if isinstance(schema, list) else schema
+        return {
+            key: _without_texts(value)
+            for key, value in schema.items()
+            if key not in _TEXT_KEYWORDS or isinstance(value, Mapping)
+        }
+    return [_without_texts(one) for one in schema] if isinstance(schema, list) else schema
 
 
 def _annotation(model: type[BaseModel] | None, path: Sequence[int | str], otherwise: Any) -> Any:
-    """Return the type of a step's parameter, as its capability declares it."""
+    """Return the declared type of a step's parameter."""
     kind: Any = model
     for part in path:
         fields = getattr(kind, "model_fields", {})
@@ -672,14 +686,14 @@ def _annotation(model: type[BaseModel] | None, path: Sequence[int | str], otherw
     return kind
 
 
-def _fitting(model: type[BaseModel] | None, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was read in the types of the parameters, without what does not fit."""
-    fit = {}
+def _valid_values(model: type[BaseModel] | None, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values converted to the types of the parameters, without invalid ones."""
+    valid = {}
     for name, info in (model.model_fields if model is not None else {}).items():
         kind: Any = Annotated[info.annotation, *info.metadata] if info.metadata else info.annotation
         try:
-            read = TypeAdapter(kind).validate_python(found[name])
-            fit[name] = TypeAdapter(kind).dump_python(read, mode="json")
+            value = TypeAdapter(kind).validate_python(values[name])
+            valid[name] = TypeAdapter(kind).dump_python(value, mode="json")
         except (KeyError, PydanticError):
             continue
-    return fit
+    return valid

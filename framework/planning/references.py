@@ -1,8 +1,7 @@
-"""What a step reads: its inputs, and parameters that name a result, ``{"$from": "stats.maximum"}``.
+"""References to results, such as ``{"$from": "stats.maximum"}``, and the results that a step reads.
 
-The text of a reference is a context key and, after it, names of fields or places in lists. What
-stands there in the stored result takes the place of the reference before the parameters are
-validated.
+A reference consists of a context key, followed by field names or list positions. Before a step's
+parameters are validated, each reference is replaced by the stored value at that path.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ ContextTypes = Mapping[str, type[CapabilityContext]]
 
 
 class StepRead(NamedTuple):
-    """One result that a step reads.
+    """One read of a result by a step.
 
     Attributes:
-        path: Where the step names it.
-        label: The input's type or role; ``$from`` for what is read by a path.
+        path: Path of the read in the step.
+        label: The input's type or role, or ``$from`` for a read by path.
         key: The context key.
     """
 
@@ -38,12 +37,12 @@ class StepRead(NamedTuple):
 
 
 def is_reference(value: object) -> bool:
-    """Tell whether a value is a reference, well-formed or not."""
+    """Return True if a value is a reference, well-formed or not."""
     return isinstance(value, dict) and FROM in value
 
 
 def iter_references(parameters: object) -> Iterator[tuple[Path, str]]:
-    """Yield where in parameters a reference stands, and its text."""
+    """Yield the path and the text of each reference in parameters."""
     if not is_too_deep(parameters):
         yield from _references(parameters, ())
 
@@ -59,7 +58,7 @@ def _references(value: object, path: Path) -> Iterator[tuple[Path, str]]:
 
 
 def reference_key(text: str, known_keys: Container[str]) -> str:
-    """Return the context key that a reference begins with; keys may hold dots themselves.
+    """Return the context key that a reference starts with. Context keys may contain dots.
 
     >>> reference_key("seattle.daily.maximum", {"seattle.daily"})
     'seattle.daily'
@@ -73,7 +72,7 @@ def reference_key(text: str, known_keys: Container[str]) -> str:
 
 
 def reference_fields(text: str, key: str) -> Path:
-    """Return what follows the context key in a reference.
+    """Return the field path that follows the context key in a reference.
 
     >>> reference_fields("week.days.1", "week")
     ('days', 1)
@@ -83,7 +82,7 @@ def reference_fields(text: str, key: str) -> Path:
 
 
 def step_reads(step: object, known_keys: Container[str] = ()) -> list[StepRead]:
-    """Return what a step reads, in its order.
+    """Return the results that a step reads, in order.
 
     Args:
         step: The step.
@@ -91,28 +90,28 @@ def step_reads(step: object, known_keys: Container[str] = ()) -> list[StepRead]:
     """
     if not isinstance(step, dict):
         return []
-    found = []
+    reads = []
     inputs = step.get("inputs")
     alias = element_name(step) if "for_each" in step else None
     for number, entry in enumerate(inputs if isinstance(inputs, list) else ()):
         for label, key in entry.items() if isinstance(entry, dict) else ():
             if isinstance(label, str) and isinstance(key, str) and key != alias:
-                found.append(StepRead(("inputs", number, label), label, key))
+                reads.append(StepRead(("inputs", number, label), label, key))
     if not _BY_PATH.isdisjoint(step):
-        found += [
+        reads += [
             StepRead(path, FROM, reference_key(text, known_keys))
             for path, text in iter_path_reads(step)
         ]
-    return found
+    return reads
 
 
 def iter_path_reads(step: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
-    """Yield what a step reads by a path, as the path says it, each with where it stands."""
+    """Yield the path and the text of each reference, condition, and list that a step reads."""
     alias = element_name(step)
     if step.get("parameters"):
-        own = {alias, SIGNAL if step.get("wait_for") else None} - {None}
+        own_names = {alias, SIGNAL if step.get("wait_for") else None} - {None}
         for path, text in iter_references(step["parameters"]):
-            if not any(refers_to(text, name) for name in own if name):
+            if not any(refers_to(text, name) for name in own_names if name):
                 yield ("parameters", *path), text
     for path, text in wait_references(step):
         if alias is None or not refers_to(text, alias):
@@ -126,33 +125,33 @@ def iter_path_reads(step: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
 
 
 def uses_signal(step: Mapping[str, Any]) -> bool:
-    """Tell whether the parameters of a step take what comes with the event that it waits for."""
-    given = iter_references(step.get("parameters")) if step.get("wait_for") else ()
-    return any(refers_to(text, SIGNAL) for _, text in given)
+    """Return True if a step's parameters refer to the data of the event that it waits for."""
+    references = iter_references(step.get("parameters")) if step.get("wait_for") else ()
+    return any(refers_to(text, SIGNAL) for _, text in references)
 
 
 def uses_element(step: Mapping[str, Any]) -> bool:
-    """Tell whether anything in a step means the element of the list over which it runs."""
+    """Return True if a step refers to the current element of its ``for_each`` list."""
     alias = element_name(step) or ""
-    read = (*iter_references(step.get("parameters")), *wait_references(step))
+    references = (*iter_references(step.get("parameters")), *wait_references(step))
     pairs = [
         pair
         for entry in step.get("inputs") or ()
         if isinstance(entry, dict)
         for pair in entry.items()
     ]
-    return any(refers_to(text, alias) for _, text in (*read, *pairs) if isinstance(text, str))
+    return any(refers_to(text, alias) for _, text in (*references, *pairs) if isinstance(text, str))
 
 
 def element_name(step: Mapping[str, Any]) -> str | None:
-    """Return by which name a step means the element; ``None`` without a list."""
+    """Return the name of the list element in a step, or ``None`` without ``for_each``."""
     each = step.get("for_each")
     alias = each.get("as", "item") if isinstance(each, dict) else None
     return alias if isinstance(alias, str) else None
 
 
 def refers_to(text: str, name: str) -> bool:
-    """Tell whether a reference means the element, or a part of it.
+    """Return True if a reference names an object or one of its fields.
 
     >>> refers_to("item.name", "item"), refers_to("items", "item")
     (True, False)
@@ -166,16 +165,17 @@ def resolve_references(
     types: ContextTypes,
     element: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Put the values in the place of the references.
+    """Return parameters with each reference replaced by its value.
 
     Args:
-        parameters: Where they stand.
+        parameters: The parameters.
         contexts: The stored results by type and key.
-        types: The registered types.
-        element: The element of a list for which the step runs, by its name.
+        types: The registered context types.
+        element: The current list element by its name, for a step with ``for_each``.
 
     Raises:
-        ValidationError: One names nothing that is there; the severity is REPLANNING.
+        ValidationError: A reference does not match exactly one stored value. The severity is
+            REPLANNING.
 
     >>> resolve_references({"top": {"$from": "week.days.1"}}, {"WEEK": {"week": {"days": [3, 4]}}}, {})
     {'top': 4}
@@ -186,8 +186,8 @@ def resolve_references(
             return resolve_reference(text, {"": element or {}}, types)
         return resolve_reference(text, contexts, types)
     if isinstance(parameters, dict):
-        given = parameters.items()
-        return {k: resolve_references(v, contexts, types, element) for k, v in given}
+        items = parameters.items()
+        return {k: resolve_references(v, contexts, types, element) for k, v in items}
     if isinstance(parameters, list):
         return [resolve_references(item, contexts, types, element) for item in parameters]
     return parameters
@@ -196,14 +196,14 @@ def resolve_references(
 def resolve_reference(
     text: str, contexts: Mapping[str, Mapping[str, Any]], types: ContextTypes
 ) -> Any:
-    """Return what stands at the path of a reference.
+    """Return the stored value that a reference names.
 
     Raises:
-        ValidationError: Nothing does; the severity is REPLANNING.
+        ValidationError: No stored value, or several, match. The severity is REPLANNING.
     """
     key = reference_key(text, StoredKeys(contexts))
     parts = text[len(key) :].split(".")[1:]
-    found = []
+    values = []
     for kind, stored in contexts.items():
         if key in stored:
             for value in _readings(kind, stored[key], types):
@@ -212,11 +212,11 @@ def resolve_reference(
                         value = value[int(part)] if isinstance(value, list) else value[part]
                 except (LookupError, TypeError, ValueError):
                     continue
-                found.append(value)
+                values.append(value)
                 break
-    if len(found) == 1:
-        return found[0]
-    cause = "names several results" if found else "names nothing that is stored"
+    if len(values) == 1:
+        return values[0]
+    cause = "matches several results" if values else "matches no stored result"
     raise ValidationError(
         f"The reference {text!r} {cause}.",
         fix='Write {"$from": "context_key.field"} with the key of an earlier step and one of the'
@@ -226,7 +226,7 @@ def resolve_reference(
 
 
 class StoredKeys:
-    """The keys of stored results; looked up and never listed, since a thread may hold many."""
+    """Container of the keys of stored results. Tests membership without listing all keys of a thread."""
 
     def __init__(self, contexts: Mapping[str, Mapping[str, Any]]) -> None:
         self._contexts = contexts
@@ -236,7 +236,7 @@ class StoredKeys:
 
 
 def _readings(kind: str, data: Any, types: ContextTypes) -> Iterator[Any]:
-    """Yield stored data as a path reads it; ``kind`` is empty for the element of a list."""
+    """Yield the forms of stored data that a path can read; ``kind`` is empty for a list element."""
     cls = types.get(kind)
     if kind.endswith(LIST_SUFFIX) and isinstance(data, list):
         cls = types.get(kind.removesuffix(LIST_SUFFIX))
@@ -244,4 +244,4 @@ def _readings(kind: str, data: Any, types: ContextTypes) -> Iterator[Any]:
     elif kind:
         yield unwrap_value(data, cls)
     if cls is None:
-        yield data  # older plans name the field of a tool's value: "hotels.value.0.id"
+        yield data  # older plans include the field of a tool's value: "hotels.value.0.id"

@@ -1,4 +1,4 @@
-"""Mending what has exactly one right answer."""
+"""Repair of plan problems that have exactly one correct solution."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ def repair_plan(
     additions_only: bool = False,
     open_suppliers: bool = False,
 ) -> RepairedPlan:
-    """Apply every repair that has exactly one right answer, and report which.
+    """Repair every problem that has exactly one solution, and report the repairs.
 
-    The argument is not changed, nor is any step that has no problem, save for the inputs that
-    follow a renamed step. A plan without problems comes back as it is.
+    The arguments are not modified. A step without problems does not change, except for inputs that
+    read a renamed step. A valid plan is returned unchanged.
 
     Args:
-        plan: The plan; anything that came out of JSON is accepted.
-        catalog: The capabilities that may be used, usually the registry.
+        plan: The plan. Any value that JSON can represent is accepted.
+        catalog: The capabilities that the plan may use, usually the registry.
         available: Stored context keys by type.
-        active: Names of the selected capabilities; ``None`` when no selection was made.
-        max_steps: The longest plan that is accepted.
-        additions_only: Keep every name, key, and input that the author wrote. Only what is missing
-            is added, values are written in the declared form, and steps are put in order.
-        open_suppliers: Insert the only supplier of a missing input even if it has required
-            parameters, which the caller of this function then has to give.
+        active: Names of the selected capabilities; ``None`` if no selection was made.
+        max_steps: Maximum number of steps.
+        additions_only: Keep every name, key, and input in the plan. Missing parts are added, values
+            are converted to the declared form, and steps are put in order.
+        open_suppliers: Insert the only supplier of a missing input even if it has required parameters,
+            which the caller of this function must then set.
 
     >>> from capgraph.base import CapabilitySpec, Requirement
     >>> from capgraph.planning import StaticCatalog
@@ -68,19 +68,18 @@ def repair_plan(
     ...     CapabilitySpec("average", "Average them.", provides=("MEAN",),
     ...                    requires=(Requirement("DATA"),)),
     ... )
-    >>> corrected_value = repair_plan([{"context_key": "mean", "capability": "Average"}], catalog)
-    >>> [step["capability"] for step in corrected_value.plan["steps"]], corrected_value.ok
+    >>> repaired = repair_plan([{"context_key": "mean", "capability": "Average"}], catalog)
+    >>> [step["capability"] for step in repaired.plan["steps"]], repaired.ok
     (['fetch', 'average', 'respond'], True)
-    >>> [repair.code for repair in corrected_value.repairs]
+    >>> [repair.code for repair in repaired.repairs]
     ['CG-P01', 'CG-P04', 'CG-P16', 'CG-P08']
     """
     wrapped = {"steps": plan} if isinstance(plan, list) else plan
     steps = wrapped.get("steps", []) if isinstance(wrapped, dict) else None
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
-        # What is not even a list of objects was not a plan with a fault.
         problems = check_plan(plan, catalog, available, active=active, max_steps=max_steps)
-        kept = plan if isinstance(plan, dict) else {"steps": []}
-        return RepairedPlan(cast("ExecutionPlan", kept), (), problems)
+        unrepaired = plan if isinstance(plan, dict) else {"steps": []}
+        return RepairedPlan(cast("ExecutionPlan", unrepaired), (), problems)
     draft = PlanDraft(
         [dict(step) for step in steps],
         catalog,
@@ -92,43 +91,43 @@ def repair_plan(
     if wrapped is not plan:
         draft.record(codes.SHAPE, None, ("steps",), "a list", "a plan", "its items are steps")
     for _ in range(_MAX_ROUNDS):
-        mended = {**(wrapped if isinstance(wrapped, dict) else {}), "steps": draft.steps}
-        view, problems = analyze_plan(mended, catalog, draft.available, active, max_steps)
-        # After each kind of repair the plan is read afresh: one repair may settle another.
+        repaired = {**(wrapped if isinstance(wrapped, dict) else {}), "steps": draft.steps}
+        view, problems = analyze_plan(repaired, catalog, draft.available, active, max_steps)
+        # Analyze the plan again after each kind of repair: one repair may make another unnecessary.
         if not any(fixer(draft, view, problems) for fixer in _FIXERS):
             break
         if [p.code for p in problems] == [codes.NO_TERMINAL_STEP] and len(draft.steps) <= max_steps:
-            problems = []  # an answer after steps without a problem has none
+            problems = []  # the appended respond step is valid
             break
     else:
-        problems = check_plan(mended, catalog, available, active=active, max_steps=max_steps)
-    found = cast("ExecutionPlan", mended)
-    return RepairedPlan(found, tuple(draft.repairs), problems, tuple(draft.inserted))
+        problems = check_plan(repaired, catalog, available, active=active, max_steps=max_steps)
+    result = cast("ExecutionPlan", repaired)
+    return RepairedPlan(result, tuple(draft.repairs), problems, tuple(draft.inserted))
 
 
-def _steps(problems: list[Problem], *wanted: str) -> list[int]:
-    """Return the steps that have a problem of some kind, each once, in order."""
-    return sorted({p.step for p in problems if p.code in wanted and p.step is not None})
+def _steps(problems: list[Problem], *kinds: str) -> list[int]:
+    """Return the steps that have a problem of the given kinds, each once, in order."""
+    return sorted({p.step for p in problems if p.code in kinds and p.step is not None})
 
 
-def _mend_inputs(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
-    """Rewrite inputs that say the same in another form, or name only a step or a stored result."""
-    code, reason = codes.MALFORMED_INPUT, "the same inputs, written as asked"
+def _repair_inputs(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
+    """Rewrite inputs that have another form, or name only a step or a stored result."""
+    code, reason = codes.MALFORMED_INPUT, "the same inputs in the expected form"
     changed = False
     for index in _steps(problems, code):
         inputs = draft.steps[index].get("inputs")
         entries = inputs if isinstance(inputs, list) else [inputs]
         written: list[Any] = []
         for entry in entries:
-            written += _written(view, index, entry, written)
+            written += _normalize_entry(view, index, entry, written)
         changed |= draft.replace_value(code, index, ("inputs",), written, reason)
     return changed
 
 
-def _written(view: PlanView, index: int, entry: object, before: list[Any]) -> Iterator[Any]:
-    """Write out one entry of inputs, leaving out what stands before it."""
+def _normalize_entry(view: PlanView, index: int, entry: object, before: list[Any]) -> Iterator[Any]:
+    """Yield the normalized inputs of one entry, without duplicates of earlier entries."""
     if entry is not None and not isinstance(entry, dict):
-        entry = _labelled(view, index, scalar_text(entry), before) or entry
+        entry = _label_input(view, index, scalar_text(entry), before) or entry
     if not isinstance(entry, dict):
         yield from () if entry is None else (entry,)
         return
@@ -142,10 +141,10 @@ def _written(view: PlanView, index: int, entry: object, before: list[Any]) -> It
                 yield link
 
 
-def _labelled(view: PlanView, index: int, name: str | None, before: list[Any]) -> Any:
-    """Label what is named by its key or by the number of its step with what it can only be.
+def _label_input(view: PlanView, index: int, name: str | None, before: list[Any]) -> Any:
+    """Return an input for a bare context key or step number, or ``None`` if its label is ambiguous.
 
-    Of several inputs of one type, which differ by their roles, it is the first that is open.
+    Of several inputs of one type, which differ by role, the first open one is used.
     """
     contract = view.contracts[index]
     if name is None or contract is None:
@@ -174,8 +173,8 @@ def _labelled(view: PlanView, index: int, name: str | None, before: list[Any]) -
     return {open_ones[0]: key} if open_ones else None
 
 
-def _mend_values(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
-    """Put in what the check says is the one right value."""
+def _repair_values(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
+    """Replace invalid values by their only correct value."""
     changed = False
     for problem in problems:
         if problem.corrected_value is not NO_CORRECTION and problem.step is not None:
@@ -186,9 +185,9 @@ def _mend_values(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> b
     return changed
 
 
-def _mend_copies(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
-    """Drop steps that repeat another one exactly, context key included."""
-    code, reason = codes.DUPLICATE_KEY, "an exact copy of a step before"
+def _remove_duplicates(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
+    """Remove exact duplicates of steps, including the context key."""
+    code, reason = codes.DUPLICATE_KEY, "an exact duplicate of an earlier step"
     if draft.additions_only:
         return False
     dropped = []
@@ -203,8 +202,8 @@ def _mend_copies(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> b
     return bool(dropped)
 
 
-def _mend_keys(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
-    """Name steps that have no usable key, and tell apart those that share one."""
+def _repair_keys(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
+    """Name steps without a valid key, and rename steps that share one."""
     changed = False
     for index in _steps(problems, codes.MISSING_KEY, codes.MALFORMED_KEY, codes.DUPLICATE_KEY):
         if changed:
@@ -216,23 +215,23 @@ def _mend_keys(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> boo
         shared = len(places) > 1
         if (shared and places[0] == index) or (not shared and is_context_key(old)):
             continue
-        meant = _meant(view, old) if isinstance(old, str) else {}
+        meant = _map_readers(view, old) if isinstance(old, str) else {}
         if meant is None:
             continue
         name = _natural_name(draft, index)
         new = make_context_key(scalar_text(old) or name, draft.used_keys(), name)
         code, reason = (
-            (codes.DUPLICATE_KEY, "no input can mean the other step of this name")
+            (codes.DUPLICATE_KEY, "no input can mean the other step with this key")
             if shared
-            else (codes.MALFORMED_KEY if old else codes.MISSING_KEY, "named after what it supplies")
+            else (codes.MALFORMED_KEY if old else codes.MISSING_KEY, "named after its result")
         )
         changed |= draft.replace_value(code, index, ("context_key",), new, reason)
         draft.rename_reads([reader for reader, place in meant.items() if place == index], new)
     return changed
 
 
-def _meant(view: PlanView, key: str) -> dict[tuple[int, StepRead], int] | None:
-    """Tell which step each reader of a key means; ``None`` when that is not certain of all."""
+def _map_readers(view: PlanView, key: str) -> dict[tuple[int, StepRead], int] | None:
+    """Return the step that each reader of a key means, or ``None`` if any reader is ambiguous."""
     meant: dict[tuple[int, StepRead], int] = {}
     places = view.positions.get(key, [])
     for reader, read in [
@@ -255,7 +254,7 @@ def _natural_name(draft: PlanDraft, index: int) -> str:
     if name == RESPOND:
         return "user_response"
     if name and any(read.key == name for read in _by_path(draft)):
-        return name  # it is what the others call it
+        return name  # other steps use this name
     spec = draft.catalog.capabilities.get(name) if name else None
     if spec is not None and len(spec.provides) == 1:
         return spec.provides[0].lower()
@@ -266,12 +265,12 @@ def _natural_name(draft: PlanDraft, index: int) -> str:
 
 
 def _by_path(draft: PlanDraft) -> Iterator[StepRead]:
-    """Yield what the steps read by a path; a key that no step has is its first part."""
+    """Yield the reads by path. The first part of an unknown path counts as its key."""
     return (read for step in draft.steps for read in step_reads(step) if read.label == FROM)
 
 
-def _mend_outputs(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
-    """Name the only output of several that is asked for."""
+def _repair_outputs(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
+    """Set the expected output if other steps read only one of several."""
     code, changed = codes.UNDECLARED_OUTPUT, False
     for index in _steps(problems, code):
         asked = {
@@ -288,14 +287,14 @@ def _mend_outputs(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> 
     return changed
 
 
-def _mend_closing_place(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
-    """Move the one closing step behind all others."""
+def _move_terminal_step(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
+    """Move the terminal step to the end."""
     misplaced = _steps(problems, codes.TERMINAL_STEP_NOT_LAST)
     names = [step_capability(step) for step in draft.steps]
     if not misplaced or names.count(RESPOND) != 1 or CLARIFY in names:
         return False
     index = misplaced[0]
-    was, is_now, reason = index + 1, len(names), "the answer comes after everything else"
+    was, is_now, reason = index + 1, len(names), "the terminal step comes last"
     draft.record(
         codes.TERMINAL_STEP_NOT_LAST, index, ("steps",), f"step {was}", f"step {is_now}", reason
     )
@@ -303,27 +302,27 @@ def _mend_closing_place(draft: PlanDraft, view: PlanView, problems: list[Problem
     return True
 
 
-def _mend_missing_closing(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
-    """End the plan with an answer."""
+def _append_respond_step(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
+    """Append a ``respond`` step."""
     missing = [p.code for p in problems if p.code in (codes.EMPTY, codes.NO_TERMINAL_STEP)]
     if not missing or any(step_capability(step) in TERMINAL_STEPS for step in draft.steps):
         return False
     step = build_respond_step(view, draft.used_keys())
     draft.steps.append(dict(step))
     place, reason = len(draft.steps) - 1, "every request gets an answer"
-    draft.record(missing[0], place, ("steps",), "no closing step", RESPOND, reason)
+    draft.record(missing[0], place, ("steps",), "no terminal step", RESPOND, reason)
     return True
 
 
 _FIXERS: tuple[Fixer, ...] = (
-    _mend_inputs,
-    _mend_values,
-    _mend_copies,
-    _mend_keys,
-    _mend_outputs,
-    _mend_closing_place,
+    _repair_inputs,
+    _repair_values,
+    _remove_duplicates,
+    _repair_keys,
+    _repair_outputs,
+    _move_terminal_step,
     repair_links,
     insert_producer,
     repair_order,
-    _mend_missing_closing,
+    _append_respond_step,
 )

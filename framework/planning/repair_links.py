@@ -1,4 +1,4 @@
-"""Repairs of the data flow: who reads from whom, and in which order."""
+"""Repairs of the data flow between steps: inputs, missing suppliers, and order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OPEN = (codes.NO_SUPPLIER, codes.TYPE_MISMATCH, codes.MISSING_INPUT)
 
 
 def _open_inputs(draft: PlanDraft, problems: list[Problem]) -> list[tuple[Problem, int, str]]:
-    """Return the problems of inputs that may be changed, with step and label."""
+    """Return the problems of inputs that can be repaired, with step index and label."""
     may_change = (codes.MISSING_INPUT,) if draft.additions_only else _OPEN
     return [
         (problem, problem.step, str(problem.path[2] if len(problem.path) > 2 else problem.value))
@@ -40,22 +40,22 @@ def _open_inputs(draft: PlanDraft, problems: list[Problem]) -> list[tuple[Proble
 
 
 def repair_links(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
-    """Correct or add inputs that can only mean one supplier."""
+    """Correct or add inputs that have only one possible supplier."""
     changed = set()
     for problem, index, label in _open_inputs(draft, problems):
         inputs = draft.steps[index].get("inputs") or []
         key = None if problem.code == codes.MISSING_INPUT else str(problem.value)
-        present = [one for entry in inputs if isinstance(entry, dict) for one in entry.items()]
+        existing = [one for entry in inputs if isinstance(entry, dict) for one in entry.items()]
         if key is not None:
-            new_label, new_key, reason = _meant(view, index, label, key)
-        elif label in dict(present):
-            continue  # a repair of this round supplied it already
+            new_label, new_key, reason = _resolve_input(view, index, label, key)
+        elif label in dict(existing):
+            continue  # already repaired in this round
         else:
             new_label, new_key = label, view.unique_input(index, label)
             reason = "the only supplier of the type"
             if new_key is None and (new_key := view.unused_element_name(index, label)) is not None:
-                reason = "the element of its list is one, and nothing else of the step takes it"
-        if (new_label, new_key) == (label, key) or (new_label, new_key) in present:
+                reason = "the list element has this type and the step does not use it elsewhere"
+        if (new_label, new_key) == (label, key) or (new_label, new_key) in existing:
             continue
         if new_key is not None and new_key != element_name(draft.steps[index]):
             read = StepRead((), new_label, new_key)
@@ -65,7 +65,12 @@ def repair_links(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> b
             view.reads[index].append(read)
         path = _put_input(draft, problem, index, label, {new_label: new_key} if new_key else {})
         draft.record(
-            problem.code, index, path, _told(label, key), _told(new_label, new_key), reason
+            problem.code,
+            index,
+            path,
+            _describe_input(label, key),
+            _describe_input(new_label, new_key),
+            reason,
         )
         changed.add(index)
     for index in changed:
@@ -77,7 +82,7 @@ def repair_links(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> b
 def _put_input(
     draft: PlanDraft, problem: Problem, index: int, label: str, new: dict[str, str]
 ) -> Path:
-    """Replace the input that a problem is about, or add one; return its place."""
+    """Replace the input of a problem, or add one. Return its path."""
     inputs = list(draft.steps[index].get("inputs") or ())
     number = int(problem.path[1]) if len(problem.path) > 1 else len(inputs)
     entry = inputs[number] if number < len(inputs) else {}
@@ -86,50 +91,53 @@ def _put_input(
     return ("inputs", number, label)
 
 
-def _told(label: str, key: object) -> str:
+def _describe_input(label: str, key: object) -> str:
     return "nothing" if key is None else f"{label}: {key}"
 
 
-def _meant(view: PlanView, index: int, label: str, key: str) -> tuple[str, str | None, str]:
-    """Decide what a wrong input can only mean; unchanged when that is not certain."""
+def _resolve_input(view: PlanView, index: int, label: str, key: str) -> tuple[str, str | None, str]:
+    """Return the only possible label and key of a wrong input, and the reason.
+
+    The label and key are returned unchanged if they are ambiguous.
+    """
     contract = view.contracts[index]
     if contract is None and step_capability(view.steps[index]) not in TERMINAL_STEPS:
-        return label, key, ""  # nobody knows what an unknown capability takes
-    needed = contract is not None and label in contract.requirements
-    if not needed:
+        return label, key, ""  # the inputs of an unknown capability are unknown
+    is_declared = contract is not None and label in contract.requirements
+    if not is_declared:
         labels = _labels_of(view, index, key)
         if len(labels) == 1:
-            return labels.pop(), key, "the only type of this context that fits"
+            return labels.pop(), key, "the only matching type of this context"
     need = view.need_of(index, label)
-    if needed or contract is None:
+    if is_declared or contract is None:
         places = view.possible_suppliers(index, need)
         names = [k for p in places if (k := view.keys[p])] + view.stored_by_need.get(need, [])
         exists = key in view.positions or view.stored_types(key)
         if not exists and (near := closest_name(key, names)) is not None:
-            return label, near, "the only supplier of the type with a near name"
+            return label, near, "the only supplier of the type with a similar name"
         if (only := view.unique_input(index, label)) is not None:
             return label, only, "the only supplier of the type"
-    there = (view.capabilities_by_need, view.steps_by_need, view.stored_by_need)
+    known_needs = (view.capabilities_by_need, view.steps_by_need, view.stored_by_need)
     known = (
-        any(need in place for place in there)
+        any(need in place for place in known_needs)
         or need.removesuffix(MANY_SUFFIX) in view.catalog.provided_types
     )
-    if not needed and not known:
-        return label, None, "the capability does not need it and nothing here supplies it"
+    if not is_declared and not known:
+        return label, None, "the capability does not require it and nothing supplies it"
     return label, key, ""
 
 
 def _labels_of(view: PlanView, index: int, key: str) -> set[str]:
-    """Name the labels under which a step could read a key."""
+    """Return the labels under which a step can read a key."""
     contract, places = view.contracts[index], [p for p in view.positions.get(key, ()) if p != index]
     if contract is None:
         kinds = set(view.stored_types(key)) if not places else set()
         for place in places:
             expected = view.steps[place].get("expected_output")
-            given = {
+            provided = {
                 need for need in view.provided_needs[place] or () if not need.endswith(MANY_SUFFIX)
             }
-            kinds |= {expected} if expected in given else given
+            kinds |= {expected} if expected in provided else provided
         return kinds
     present = {read.label for read in view.reads[index]}
     return {
@@ -145,9 +153,9 @@ def _labels_of(view: PlanView, index: int, key: str) -> set[str]:
 
 
 def insert_producer(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
-    """Plan the one capability that can supply what an input needs; one at a time.
+    """Insert a step of the only capability that supplies a missing input.
 
-    The plan is read again after each, for others may need the same.
+    Only one input is repaired per call, because several inputs may need the same new step.
     """
     found = _open_inputs(draft, problems)
     for problem, index, label in found:
@@ -160,12 +168,12 @@ def insert_producer(draft: PlanDraft, view: PlanView, problems: list[Problem]) -
             continue
         if view.steps_by_need.get(need) or view.stored_by_need.get(need):
             continue
-        taken = draft.used_keys()
-        named = problem.code == codes.NO_SUPPLIER and is_context_key(problem.value)
-        key = str(problem.value) if named and problem.value not in taken else None
+        used_keys = draft.used_keys()
+        has_key = problem.code == codes.NO_SUPPLIER and is_context_key(problem.value)
+        key = str(problem.value) if has_key and problem.value not in used_keys else None
         new: dict[str, dict[str, Any]] = {}
         allowed = is_harmless if draft.open_suppliers else may_auto_include
-        if not _supply(view, index, need, key, taken, new, (), allowed):
+        if not _supply(view, index, need, key, used_keys, new, (), allowed):
             continue
         if len(draft.steps) + len(new) > draft.max_steps:
             continue
@@ -185,55 +193,58 @@ def _supply(
     index: int,
     need: str,
     key: str | None,
-    taken: set[str],
+    used_keys: set[str],
     new: dict[str, dict[str, Any]],
     above: tuple[str, ...],
     allowed: Callable[[CapabilitySpec], bool],
 ) -> bool:
-    """Add the steps that meet a need, by need; ``False`` when that is not certain or possible."""
-    asker = step_capability(view.steps[index])
-    makers = [name for name in view.capabilities_by_need.get(need, ()) if name != asker]
-    if len(makers) != 1 or makers[0] in above or len(above) > _MAX_DEPTH:
+    """Add the steps that satisfy a need to ``new``. Return False if there is not exactly one solution."""
+    reader_name = step_capability(view.steps[index])
+    producers = [name for name in view.capabilities_by_need.get(need, ()) if name != reader_name]
+    if len(producers) != 1 or producers[0] in above or len(above) > _MAX_DEPTH:
         return False
-    spec = view.catalog.capabilities[makers[0]]
+    spec = view.catalog.capabilities[producers[0]]
     if not allowed(spec) or len({n.type for n in spec.requires}) < len(spec.requires):
         return False
     items = list_item_types(spec.context_types)
     output = next(kind for kind in spec.provides if need in provided_needs([kind], items))
-    key = key or make_context_key(output, taken)
-    taken.add(key)
+    key = key or make_context_key(output, used_keys)
+    used_keys.add(key)
     inputs = []
     for other in spec.requires:
-        wants = required_need(other)
+        need_key = required_need(other)
         optional = other.cardinality == "optional"
-        source = new[wants]["context_key"] if wants in new else None
+        source = new[need_key]["context_key"] if need_key in new else None
         if source is None and (
-            view.steps_by_need.get(wants) or (view.stored_by_need.get(wants) and not optional)
+            view.steps_by_need.get(need_key) or (view.stored_by_need.get(need_key) and not optional)
         ):
-            source = view.unique_supplier(index, wants)
+            source = view.unique_supplier(index, need_key)
         elif source is None and not optional:
-            if not _supply(view, index, wants, None, taken, new, (*above, spec.name), allowed):
+            if not _supply(
+                view, index, need_key, None, used_keys, new, (*above, spec.name), allowed
+            ):
                 return False
-            source = new[wants]["context_key"]
+            source = new[need_key]["context_key"]
         if source is not None:
             inputs.append({other.label: source})
         elif not optional:
             return False
     objective = view.steps[index].get("task_objective")
-    told = objective if isinstance(objective, str) and objective else f"Provide {output}."
-    new[need] = dict(build_step(key, spec.name, output, told, inputs))
+    if not (isinstance(objective, str) and objective):
+        objective = f"Provide {output}."
+    new[need] = dict(build_step(key, spec.name, output, objective, inputs))
     return True
 
 
 def repair_order(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
-    """Put suppliers before their readers, leaving everything else where it is."""
+    """Move suppliers before their readers and keep the order otherwise."""
     found = {problem.code for problem in problems}
     if codes.LATER_STEP not in found or codes.CYCLE in found:
         return False
     before = {index: set(places) for index, places in enumerate(view.sources)}
     for index, step in enumerate(draft.steps):
         for read in view.reads[index]:
-            # What reads the stored context must do so before a step of that name replaces it.
+            # A read of a stored context must happen before a step with that key replaces it.
             if view.source_of(index, read) is None:
                 for later in view.positions.get(read.key, ()):
                     if later > index:

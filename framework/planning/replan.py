@@ -1,4 +1,4 @@
-"""Keeping what is done when a plan is replaced."""
+"""Reuse of finished results when a plan is replaced."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ from capgraph.planning.references import StepRead, element_name, step_reads
 
 
 def fingerprints(plan: ExecutionPlan) -> dict[str, str]:
-    """Give every step a stable name for the work it does.
+    """Return a stable identifier of each step's work.
 
-    Two steps have the same fingerprint when they run the same capability with the same
-    parameters on the same inputs for the same output. Inputs count by what makes them, not by
-    what they are called, so neither new names nor another order of the steps change anything;
-    a stored context counts by its type and key. The objective counts, apart from case and
-    spacing, for a step without parameters, because nothing else says what it is to do; with
-    parameters it is a comment. Doing something twice is not doing it once: for equal steps of
-    one plan, and only for them, the key counts too.
+    Two steps have the same fingerprint if they run the same capability with the same parameters on the
+    same inputs for the same output:
 
-    The value therefore survives retries, restarts and replays, and differs as soon as the step
-    really does something else: it is the part of an idempotency key that names the step.
+    - An input is identified by the work that produces it, so renaming or reordering steps changes
+      nothing. A stored context is identified by its type and key.
+    - The objective counts only for a step without parameters, ignoring case and spacing.
+    - Identical steps of one plan are distinguished by their context keys, because running a step twice
+      is not the same as running it once.
+
+    Fingerprints survive retries, restarts, and replays. They are the part of an idempotency key that
+    identifies the step.
 
     Args:
-        plan: A plan that checks clean.
+        plan: A valid plan.
 
     Returns:
         Fingerprints by step key, in plan order.
 
     Raises:
-        PlanError: A step holds something that is not JSON.
+        PlanError: A step is not plain JSON.
 
     >>> one = {"steps": [{"context_key": "a", "capability": "fetch", "parameters": {"n": 1}}]}
     >>> two = {"steps": [{"context_key": "b", "capability": "fetch", "parameters": {"n": 1}}]}
@@ -45,25 +46,26 @@ def fingerprints(plan: ExecutionPlan) -> dict[str, str]:
     True
     """
     steps = _by_key(plan)
-    found = _prints(steps, ())
+    found = _fingerprint_steps(steps, ())
     counts = Counter(found.values())
     twins = {key for key, value in found.items() if counts[value] > 1}
-    return _prints(steps, twins) if twins else found
+    return _fingerprint_steps(steps, twins) if twins else found
 
 
-def _prints(steps: Mapping[str, Any], twins: Collection[str]) -> dict[str, str]:
+def _fingerprint_steps(steps: Mapping[str, Any], twins: Collection[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for key, step in steps.items():
         inputs = sorted(
-            [read.label, found.get(read.key, f"stored {read.key}")] for read in _work(step, steps)
+            [read.label, found.get(read.key, f"stored {read.key}")]
+            for read in _work_reads(step, steps)
         )
         own_name = [key] if key in twins else []
-        found[key] = _digest([*_content(step), inputs, *own_name], step)
+        found[key] = _hash_content([*_step_content(step), inputs, *own_name], step)
     return found
 
 
-def _content(step: Mapping[str, Any]) -> list[Any]:
-    """Return what a step does, without its inputs."""
+def _step_content(step: Mapping[str, Any]) -> list[Any]:
+    """Return the content of a step without its inputs."""
     parameters = step.get("parameters") or {}
     text = step.get("task_objective")
     if not isinstance(text, str) or parameters:
@@ -76,26 +78,24 @@ def _content(step: Mapping[str, Any]) -> list[Any]:
     return [step_capability(step), parameters, step.get("expected_output"), objective, *more]
 
 
-def _digest(content: object, step: Mapping[str, Any]) -> str:
+def _hash_content(content: object, step: Mapping[str, Any]) -> str:
     try:
         text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as exc:
         raise PlanError(
             f"The step {step.get('context_key')!r} is not plain JSON: {exc}.",
-            fix="Run check_plan before the plan is used.",
+            fix="Validate the plan with check_plan before using it.",
         ) from exc
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 class CarryOver(NamedTuple):
-    """Which finished results of an old plan serve a new one.
+    """Finished results of an old plan that a new plan reuses.
 
     Attributes:
-        kept: For each step of the new plan that need not run, the step of the old plan whose
-            result it takes; the two keys are mostly the same.
-        rerun: Keys of the new plan's steps that have to run, in plan order.
-        results: The records that count as finished under the new plan, by its keys. Any other
-            old record of the same key belongs to a step that has to run again.
+        kept: Key of each new step that need not run, to the key of the old step whose result it reuses.
+        rerun: Keys of the new steps that must run, in plan order.
+        results: Step records that count as finished in the new plan, by its keys.
     """
 
     kept: dict[str, str]
@@ -105,10 +105,10 @@ class CarryOver(NamedTuple):
     def context_updates(
         self, context_data: Mapping[str, Mapping[str, Any]]
     ) -> dict[str, dict[str, Any]]:
-        """Return the contexts to store again because their step has another key now.
+        """Return the contexts to store again under the new keys of their steps.
 
         Args:
-            context_data: ``capability_context_data`` as it stands.
+            context_data: The current ``capability_context_data``.
         """
         moved: dict[str, dict[str, Any]] = {}
         for new, old in self.kept.items():
@@ -123,17 +123,18 @@ def carry_over(
     new_plan: ExecutionPlan,
     step_results: Mapping[str, Any],
 ) -> CarryOver:
-    """Find the steps of a new plan that are done already.
+    """Return the steps of a new plan whose results already exist.
 
-    A finished result is kept when the new step does the same work on the same inputs, all the
-    way up; it may have another key. A step is never kept when one of its suppliers runs again,
-    nor is the closing step. Where several old steps did the same work, the one of the same key
-    counts, else the first that no other new step is named after.
+    A result is reused if the new step does the same work on the same inputs, including all upstream
+    steps; its key may differ. A step is not reused if one of its suppliers runs again. The terminal
+    step is never reused. If several old steps did the same work, the step with the same key is used,
+    or else the first whose key no other new step needs.
 
     Args:
         old_plan: The plan that is replaced.
-        new_plan: The plan that takes its place; it must check clean.
-        step_results: The old plan's records by context key; ``{"success": True}`` is finished.
+        new_plan: The new plan, which must be valid.
+        step_results: The old plan's records by context key. A record with ``{"success": True}`` is
+            finished.
 
     >>> old = {"steps": [{"context_key": "a", "capability": "fetch"}]}
     >>> new = {"steps": [{"context_key": "z", "capability": "fetch"},
@@ -143,67 +144,69 @@ def carry_over(
     ({'z': 'a'}, ('b',))
     """
     finished = {
-        key: step for key, step in _by_key(old_plan).items() if _finished(step_results.get(key))
+        key: step for key, step in _by_key(old_plan).items() if _is_finished(step_results.get(key))
     }
     planned = _by_key(new_plan)
     if not finished:
         return CarryOver(kept={}, rerun=tuple(planned), results={})
-    doers: dict[str, list[str]] = {}
+    steps_by_work: dict[str, list[str]] = {}
     for key, step in finished.items():
-        work = _digest([*_content(step), _read(step, finished, {})], step)
-        doers.setdefault(work, []).append(key)
-    own = {key: _digest(_content(step), step) for key, step in planned.items()}
-    old_own = {key: _digest(_content(step), step) for key, step in finished.items()}
-    kept: dict[str, str] = {}
+        work = _hash_content([*_step_content(step), _read_keys(step, finished, {})], step)
+        steps_by_work.setdefault(work, []).append(key)
+    new_contents = {key: _hash_content(_step_content(step), step) for key, step in planned.items()}
+    old_contents = {key: _hash_content(_step_content(step), step) for key, step in finished.items()}
+    reused: dict[str, str] = {}
     for key, step in planned.items():
-        fed = all(r.key in kept or r.key not in planned for r in step_reads(step, planned))
-        if not fed or step_capability(step) in TERMINAL_STEPS:
+        inputs_reused = all(
+            r.key in reused or r.key not in planned for r in step_reads(step, planned)
+        )
+        if not inputs_reused or step_capability(step) in TERMINAL_STEPS:
             continue
-        work = _digest([*_content(step), _read(step, planned, kept)], step)
-        candidates = doers.get(work, [])
-        free = [old for old in candidates if own.get(old) != old_own[old]]
-        source = key if key in candidates else next(iter(free), None)
+        work = _hash_content([*_step_content(step), _read_keys(step, planned, reused)], step)
+        candidates = steps_by_work.get(work, [])
+        unclaimed = [old for old in candidates if new_contents.get(old) != old_contents[old]]
+        source = key if key in candidates else next(iter(unclaimed), None)
         if source is not None:
-            kept[key] = source
+            reused[key] = source
             candidates.remove(source)
     return CarryOver(
-        kept=kept,
-        rerun=tuple(key for key in planned if key not in kept),
-        results={new: step_results[old] for new, old in kept.items()},
+        kept=reused,
+        rerun=tuple(key for key in planned if key not in reused),
+        results={new: step_results[old] for new, old in reused.items()},
     )
 
 
-def _read(
-    step: Mapping[str, Any], steps: Collection[str], kept: Mapping[str, str]
+def _read_keys(
+    step: Mapping[str, Any], steps: Collection[str], reused: Mapping[str, str]
 ) -> list[list[str]]:
-    """Return what a step reads, by the names that the old plan used."""
-    return sorted([read.label, kept.get(read.key, read.key)] for read in _work(step, steps))
+    """Return the reads of a step, by the context keys of the old plan."""
+    return sorted([read.label, reused.get(read.key, read.key)] for read in _work_reads(step, steps))
 
 
-def _work(step: Mapping[str, Any], steps: Collection[str]) -> list[StepRead]:
-    """Return what a step reads for its work; whether it was needed does not change that."""
+def _work_reads(step: Mapping[str, Any], steps: Collection[str]) -> list[StepRead]:
+    """Return the reads that affect a step's work. The reads of its condition do not."""
     return [read for read in step_reads(step, steps) if read.path[0] != "when"]
 
 
-def _finished(record: object) -> bool:
+def _is_finished(record: object) -> bool:
     return isinstance(record, Mapping) and record.get("success") is True
 
 
 class PlanVersion(TypedDict):
-    """One entry of a run's plan history: plain JSON, only ever appended.
+    """Entry of a run's plan history. The history is plain JSON and append-only.
 
     Attributes:
-        version: Counts from 1.
-        author: Who wrote the plan, e.g. ``orchestrator``, ``caller`` or ``approval``.
-        reason: Why it was written.
-        at: When, as ISO text; ``None`` when the caller gave no time.
+        version: Number of the version, starting at 1.
+        author: Author of the plan, such as ``orchestrator``, ``caller``, or ``approval``.
+        reason: Why the plan was written.
+        at: ISO timestamp, or ``None`` if the caller passed none.
         plan: The plan.
-        kept: Steps whose finished results were taken over, new key to old key.
-        outcome: What the steps of the version before had come to, by key.
-        labels: Labels of what its author had before him, each with its source, by the key of the
-            steps whose words carry them.
-        model_written: True if a planner wrote it that chooses parameters for the request.
-        reads_results: True if the planner read the conversation with the results of earlier turns.
+        kept: Reused results: new step key to old step key.
+        outcome: Outcomes of the previous version's steps, by key.
+        labels: Labels of the data that the author read, each with its source, by the key of the
+            steps that carry them.
+        model_written: True if the planner chooses parameters for the request.
+        reads_results: True if the planner read the conversation and the results of earlier turns.
     """
 
     version: int

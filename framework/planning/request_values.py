@@ -18,41 +18,41 @@ _IDENTIFIER = re.compile(r"(?<![A-Za-z])([A-Za-z]+[-_]?)\d+")
 _QUOTED = r"\"([^\"]+)\"|'([^']+)'|“([^”]+)”|‘([^’]+)’"
 _CODE = r"(?P<code>(?=[\w-]*\d)\w[\w-]*)"
 _WORD = 3
-"""Shorter choices count only behind the name of their parameter."""
+"""Minimum length of a choice that is recognized without the name of its parameter."""
 
 
 class RequestValues:
-    """Parameter values that capabilities read from a request, each read once.
+    """Cache of the parameter values that capabilities read from a request.
 
     Args:
-        catalog: The capabilities at hand.
+        catalog: The available capabilities.
         task: The request.
     """
 
     def __init__(self, catalog: Catalog, task: str) -> None:
         self.specs: Mapping[str, CapabilitySpec] = catalog.capabilities
         self.task = task
-        self._known: dict[str, dict[str, Any] | PlanError] = {}
+        self._cache: dict[str, dict[str, Any] | PlanError] = {}
         self._by_type: dict[str, list[str]] | None = None
 
     def read(self, name: str) -> dict[str, Any]:
-        """Return the values of a capability's parameters that the request names.
+        """Return the parameter values of a capability that the request names.
 
         Raises:
             PlanError: See :func:`read_parameters`.
         """
-        if name not in self._known:
+        if name not in self._cache:
             try:
-                self._known[name] = read_parameters(self.specs[name], self.task)
+                self._cache[name] = read_parameters(self.specs[name], self.task)
             except PlanError as exc:
-                self._known[name] = exc
-        found = self._known[name]
+                self._cache[name] = exc
+        found = self._cache[name]
         if isinstance(found, PlanError):
             raise found
         return found
 
     def read_error(self, name: str) -> PlanError | None:
-        """Return why a harmless capability lacks a value, or ``None``."""
+        """Return why a harmless capability lacks a parameter value, or ``None``."""
         if not is_harmless(self.specs[name]):
             return None
         try:
@@ -62,18 +62,15 @@ class RequestValues:
         return None
 
     def can_auto_include(self, name: str) -> bool:
-        """Return whether a capability may be planned although the request did not select it."""
+        """Return True if a capability can be planned without having been selected for the request."""
         return is_harmless(self.specs[name]) and self.read_error(name) is None
 
     def defaults_hide_request(self, name: str) -> bool:
-        """Return whether a capability's defaults would hide a value that the request names.
-
-        True if it reads nothing from the request, and other producers of each of its types do.
-        """
+        """Return True if a capability would use defaults where others read a value from the request."""
         return _has_defaults(self.specs[name]) and self.has_better_producers(name)
 
     def has_better_producers(self, name: str) -> bool:
-        """Return whether a capability reads nothing, and other producers of its types do."""
+        """Return True if a capability reads nothing from the request, but other producers of its types do."""
         spec = self.specs[name]
         if spec.effect != "none" or not spec.provides:
             return False
@@ -82,7 +79,7 @@ class RequestValues:
         return all(self._readers(kind, name) for kind in spec.provides)
 
     def _readers(self, kind: str, name: str) -> list[str]:
-        """Return the other producers of a type that read something from the request."""
+        """Return the other producers of a type that read a value from the request."""
         if self._by_type is None:
             self._by_type = {}
             for other, spec in self.specs.items():
@@ -92,13 +89,13 @@ class RequestValues:
         return [other for other in self._by_type.get(kind, ()) if other != name]
 
     def prefer_request_readers(self, names: list[str]) -> list[str]:
-        """Replace selected capabilities whose defaults would hide a value of the request."""
-        found: list[str] = []
+        """Replace selected capabilities whose defaults would ignore a value that the request names."""
+        chosen: list[str] = []
         for name in names:
             kinds = self.specs[name].provides if self.defaults_hide_request(name) else ()
-            instead = [self._readers(kind, name)[0] for kind in kinds]
-            found += instead or [name]
-        return list(dict.fromkeys(found))
+            alternatives = [self._readers(kind, name)[0] for kind in kinds]
+            chosen += alternatives or [name]
+        return list(dict.fromkeys(chosen))
 
 
 def _has_defaults(spec: CapabilitySpec) -> bool:
@@ -108,19 +105,20 @@ def _has_defaults(spec: CapabilitySpec) -> bool:
 def read_parameters(
     spec: CapabilitySpec, task: str, known_values: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the parameters that a request gives a capability where no model chooses them.
+    """Return the parameters of a capability that a request names.
 
-    ``parameters_from`` decides where the author wrote one. Otherwise a parameter takes the value
-    that :func:`named_values` finds, except for a ``once`` effect: a person is asked about that one.
+    The capability's ``parameters_from`` decides if its author defined one. Otherwise each parameter gets
+    the value that :func:`extract_named_values` finds. Parameters of a ``once`` effect are not extracted:
+    a person is asked for them.
 
     Args:
-        spec: What the capability declares.
+        spec: The capability's declaration.
         task: The request.
-        known_values: Values by parameter, which need not be in the request.
+        known_values: Values by parameter that need not be in the request.
 
     Raises:
-        PlanError: A required parameter is not in the request, the request names several values
-            for one parameter, or ``parameters_from`` fails.
+        PlanError: A required parameter is not in the request, the request names several values for
+            one parameter, or ``parameters_from`` fails.
     """
     reader = getattr(spec.cls, "parameters_from", BaseCapability.parameters_from)
     if reader is not BaseCapability.parameters_from:
@@ -133,9 +131,9 @@ def read_parameters(
     missing = [name for name in required_parameters(spec.parameters) if name not in found]
     if missing:
         raise PlanError(
-            f"{spec.name!r} cannot be planned without a model: it needs the parameters"
+            f"{spec.name!r} cannot be planned without a model: it requires the parameters"
             f" {', '.join(missing)}.",
-            fix="Give them defaults, write parameters_from(task), or configure a chat model.",
+            fix="Declare defaults, define parameters_from(task), or configure a chat model.",
             person_message=f"For this I need to know: {', '.join(missing).replace('_', ' ')}.",
         )
     return found
@@ -144,22 +142,22 @@ def read_parameters(
 def _read_by_author(spec: CapabilitySpec, reader: Any, task: str) -> dict[str, Any]:
     try:
         return dict(reader(task) or {})
-    except Exception as exc:  # whatever the author's function raises
+    except Exception as exc:  # the author's function may raise anything
         raise PlanError(
             f"parameters_from of {spec.name!r} failed: {type(exc).__name__}: {exc}.",
-            fix="Return a dictionary of those parameters that the task says.",
+            fix="Return a dictionary of the parameters that the task names.",
         ) from exc
 
 
 def extract_named_values(model: type[BaseModel], task: str, capability: str = "") -> dict[str, Any]:
-    """Return the values that a request names for parameters without ``None`` as their default.
+    """Return the values that a request names for parameters whose default is not ``None``.
 
-    Only these forms are certain enough:
+    Only these forms are recognized:
 
     - One of the choices of a ``Literal`` or an ``Enum``.
-    - An identifier of the form of the default: ``T2`` where the default is ``T1``.
-    - A number behind the name of an integer parameter: ``tank 2``.
-    - An identifier or a quoted text behind the name of a text parameter: ``tank B-17``.
+    - An identifier in the form of the default: ``T2`` if the default is ``T1``.
+    - A number after the name of an integer parameter: ``tank 2``.
+    - An identifier or a quoted text after the name of a text parameter: ``tank B-17``.
 
     Args:
         model: The capability's ``Parameters``.
@@ -178,56 +176,56 @@ def extract_named_values(model: type[BaseModel], task: str, capability: str = ""
     found = {name: values for name, values in _candidates(model, task) if values}
     for values in found.values():
         sharing = [other for other, theirs in found.items() if set(values) & set(theirs)]
-        # The name of a parameter in front of a number says which one is meant.
+        # A number follows the name of its parameter, so it cannot be ambiguous.
         if len(values) > 1 or (len(sharing) > 1 and isinstance(values[0], str)):
             named = " and ".join(map(str, values))
             raise PlanError(
-                f"The parameter {' or '.join(sharing)} of {capability!r} is not certain: the"
-                f" request names {named}.",
-                fix="Ask for one at a time, write parameters_from(task), or configure a chat model.",
+                f"The parameter {' or '.join(sharing)} of {capability!r} is ambiguous: the request"
+                f" names {named}.",
+                fix="Ask for one at a time, define parameters_from(task), or configure a chat model.",
                 person_message=f"The request names {named}. Please ask for one at a time.",
             )
     return {name: values[0] for name, values in found.items()}
 
 
 def _candidates(model: type[BaseModel], task: str) -> Iterator[tuple[str, list[Any]]]:
-    """Yield each parameter and the values that the request may mean by it."""
+    """Yield each parameter and its possible values in the request."""
     whole = Shape.from_model(model, "validation")
     for name, info in model.model_fields.items():
         default = info.get_default()
-        if default is None:  # the author's code chooses where nobody gives a value
+        if default is None:  # the author's code chooses a value
             continue
-        spelled = info.validation_alias if isinstance(info.validation_alias, str) else name
-        shape = whole.at_path((spelled,))
+        parameter = info.validation_alias if isinstance(info.validation_alias, str) else name
+        shape = whole.at_path((parameter,))
         if choices := _choices(info.annotation):
-            yield spelled, _chosen(choices, name, task)
+            yield parameter, _matching_choices(choices, name, task)
         elif shape is not None and shape.json_type == "integer" and not isinstance(default, bool):
-            numbers = re.findall(rf"{_behind(name)}(\d+)\b", task, re.IGNORECASE)
-            yield spelled, list(dict.fromkeys(map(int, numbers)))
+            numbers = re.findall(rf"{_name_pattern(name)}(\d+)\b", task, re.IGNORECASE)
+            yield parameter, list(dict.fromkeys(map(int, numbers)))
         elif info.annotation is str:
-            yield spelled, _identifiers(name, default, task)
+            yield parameter, _identifiers(name, default, task)
 
 
 def _choices(annotation: Any) -> list[str]:
     """Return the texts that a ``Literal`` or an ``Enum`` allows."""
-    values: list[Any] = []
+    choices: list[Any] = []
     if get_origin(annotation) is Literal:
-        values = list(get_args(annotation))
+        choices = list(get_args(annotation))
     elif isinstance(annotation, type) and issubclass(annotation, Enum):
-        values = [member.value for member in annotation]
-    return [value for value in values if isinstance(value, str) and value]
+        choices = [member.value for member in annotation]
+    return [value for value in choices if isinstance(value, str) and value]
 
 
-def _chosen(choices: list[str], name: str, task: str) -> list[str]:
-    """Return the choices that are words of the request."""
+def _matching_choices(choices: list[str], name: str, task: str) -> list[str]:
+    """Return the choices that occur as words in the request."""
     found = []
     for choice in choices:
         words = re.escape(choice).replace("_", r"[\s_-]")
-        # 'a' and 'in' are words of any sentence.
-        lead = _behind(name) if len(choice) < _WORD else r"(?<![\w-])"
+        # Short choices such as 'a' and 'in' occur in any sentence.
+        lead = _name_pattern(name) if len(choice) < _WORD else r"(?<![\w-])"
         if re.search(rf"{lead}{words}(?![\w-])", task, re.IGNORECASE):
             found.append(choice)
-    # 'light rain' is not also 'rain'.
+    # 'light rain' does not also count as 'rain'.
     return [one for one in found if not any(one != o and one.lower() in o.lower() for o in found)]
 
 
@@ -239,19 +237,19 @@ def _identifiers(name: str, default: Any, task: str) -> list[str]:
         numbers = re.findall(rf"(?<![\w-]){form[1]}(\d+)(?!\w)", task, re.IGNORECASE)
         found = [form[1] + number for number in numbers]
     takes_numbers = not isinstance(default, str) or form is not None or default.isdigit()
-    for match in re.finditer(rf"{_behind(name)}(?:{_QUOTED}|{_CODE})", task, re.IGNORECASE):
+    for match in re.finditer(rf"{_name_pattern(name)}(?:{_QUOTED}|{_CODE})", task, re.IGNORECASE):
         quoted, token = next(filter(None, match.groups()[:-1]), None), match["code"]
         if quoted is not None:
             found.append(quoted)
         elif form is not None and re.fullmatch(rf"{form[1]}\d+", token, re.IGNORECASE):
-            continue  # it is found already, spelled as the default
+            continue  # already found in the form of the default
         elif takes_numbers or not token.isdigit():
             found.append(token)
     return list(dict.fromkeys(found))
 
 
-def _behind(name: str) -> str:
-    """Return the pattern of a parameter's name in a request, up to its value."""
+def _name_pattern(name: str) -> str:
+    """Return a regular expression for a parameter's name in a request, up to its value."""
     bare = re.sub(r"_(id|name|number|no|key|code)_?$", "", name).strip("_") or name
     words = re.escape(bare).replace("_", r"[\s_-]")
     return rf"\b{words}(?:[\s_-](?:id|name|key|code))?\s+(?:number\s+|no\.?\s*|#)?"

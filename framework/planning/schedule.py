@@ -1,4 +1,4 @@
-"""When the steps of a plan can run. Every function expects a plan that checks clean."""
+"""Scheduling: which steps of a valid plan depend on which, and which can start."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ Dependencies = Mapping[str, Collection[str]]
 
 
 def dependencies(plan: ExecutionPlan) -> dict[str, set[str]]:
-    """Tell which steps each step waits for.
+    """Return the steps that each step waits for.
 
-    A plan is read in its order: an input, or a reference in a parameter, means the nearest step
-    before that has the key, else a stored context. A step that replaces a stored context waits for the steps before it that
-    read the stored one, and the closing step waits for all others. In a plan that runs one by one every step waits
-    for all before it.
+    A read refers to the nearest earlier step with the context key, or to a stored context if there is
+    none. In addition:
+
+    - a step that replaces a stored context waits for the earlier steps that read the stored one,
+    - the terminal step waits for all others,
+    - in a sequential plan, every step waits for all steps before it.
 
     Args:
-        plan: A plan that checks clean.
+        plan: A valid plan.
 
     Returns:
-        For every step's key, in plan order, the keys it waits for; never a circle.
+        For each step's key, in plan order, the keys that it waits for. There are no cycles.
 
     Raises:
         PlanError: Two steps have the same context key.
@@ -45,8 +47,8 @@ def dependencies(plan: ExecutionPlan) -> dict[str, set[str]]:
         key = step_key(step, index)
         if key in found:
             raise PlanError(
-                f"Two steps of the plan have the context_key {key!r}.",
-                fix="Run check_plan before the plan is scheduled.",
+                f"The context_key {key!r} is not unique: two steps of the plan have it.",
+                fix="Validate the plan with check_plan before scheduling it.",
             )
         waits: set[str] = set(readers.pop(key, ()))
         for read in step_reads(step, steps):
@@ -65,13 +67,13 @@ def ready_steps(
     *,
     known_dependencies: Dependencies | None = None,
 ) -> list[str]:
-    """Name the steps that can start now, in plan order.
+    """Return the keys of the steps that can start now, in plan order.
 
     Args:
-        plan: A plan that checks clean.
+        plan: A valid plan.
         done: Keys of the finished steps.
         started: Keys of the steps that are running or have failed.
-        known_dependencies: What :func:`dependencies` returned for this plan, to save the work.
+        known_dependencies: The result of :func:`dependencies` for this plan; computed by default.
 
     >>> ready_steps({"steps": [
     ...     {"context_key": "a", "capability": "fetch"},

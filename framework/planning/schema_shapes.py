@@ -1,4 +1,4 @@
-"""What a JSON schema allows, as far as a plan can be checked against it before it runs."""
+"""Static compatibility checks between the JSON schemas of results and parameters."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from capgraph.base.value_context import ValueContext
 from capgraph.planning.problems import Path
 
 _MAX_DEPTH = 8
-_MAX_FORMS = 64
-_NUMBERS = frozenset({"integer", "number"})
-_OPEN = frozenset({"patternProperties", "if", "dependentSchemas"})
-"""What may name further properties in ways that are not followed here."""
-_CHOICES = frozenset({"anyOf", "oneOf", "allOf", "$ref"})
+_MAX_ALTERNATIVES = 64
+_NUMERIC_TYPES = frozenset({"integer", "number"})
+_OPEN_KEYWORDS = frozenset({"patternProperties", "if", "dependentSchemas"})
+"""Keywords that may declare further properties in ways that are not analyzed."""
+_CHOICE_KEYWORDS = frozenset({"anyOf", "oneOf", "allOf", "$ref"})
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A JSON schema and the definitions that it refers to.
+    """JSON schema together with the definitions that it refers to.
 
     Attributes:
-        schema: The schema; an empty one allows everything.
-        definitions: The definitions.
+        schema: The schema. An empty schema allows every value.
+        definitions: The definitions by name.
     """
 
     schema: Mapping[str, Any]
@@ -37,25 +37,26 @@ class Shape:
     def from_model(
         cls, model: type[BaseModel], mode: Literal["validation", "serialization"]
     ) -> Shape:
-        """Return what a model reads or writes.
+        """Return the shape that a model accepts (``validation``) or produces (``serialization``).
 
-        >>> Shape.from_model(type("Point", (BaseModel,), {"__annotations__": {"x": int}}), "validation").field_names
+        >>> Point = type("Point", (BaseModel,), {"__annotations__": {"x": int}})
+        >>> Shape.from_model(Point, "validation").field_names
         ['x']
         """
-        return _shape_of(model, mode)
+        return _model_shape(model, mode)
 
     @property
     def json_type(self) -> Any:
-        """The JSON type; ``None`` where it is not said."""
+        """The JSON type, or ``None`` if the schema does not declare one."""
         return self.schema.get("type")
 
     @property
     def field_names(self) -> list[str]:
-        """The names of its properties."""
+        """The names of the declared properties."""
         return [name for one in self.alternatives() for name in one.schema.get("properties", {})]
 
     def alternatives(self, depth: int = 0) -> list[Shape]:
-        """Return its alternatives, each without a reference, a further choice or a part."""
+        """Return the alternatives of the schema, with references, choices, and parts resolved."""
         if depth > _MAX_DEPTH:
             return [Shape({})]
         choices = [self.schema.get(name) for name in ("anyOf", "oneOf")]
@@ -66,13 +67,13 @@ class Shape:
             choices.append([{"type": kind} for kind in self.json_type])
         if not any(choices):
             return [self]
-        found = [{key: value for key, value in self.schema.items() if key not in _CHOICES}]
+        found = [{key: value for key, value in self.schema.items() if key not in _CHOICE_KEYWORDS}]
         for parts in filter(None, choices):
             inner = [
                 one.schema for part in parts for one in self._part(part).alternatives(depth + 1)
             ]
-            found = [_both(one, other) for one in found for other in inner]
-            if len(found) > _MAX_FORMS:
+            found = [_intersect(one, other) for one in found for other in inner]
+            if len(found) > _MAX_ALTERNATIVES:
                 return [Shape({})]
         return [Shape(one, self.definitions) for one in found]
 
@@ -80,19 +81,17 @@ class Shape:
         return Shape(schema if isinstance(schema, dict) else {}, self.definitions)
 
     def at_path(self, path: Path) -> Shape | None:
-        """Follow a path: ``None`` where it cannot be."""
+        """Return the shape at a path, or ``None`` if no value can exist there."""
         found = self
         for part in path:
-            inner = [
-                one for form in found.alternatives() if (one := form._step_into(part)) is not None
-            ]
+            inner = [one for form in found.alternatives() if (one := form._child(part)) is not None]
             if not inner:
                 return None
             choice = {"anyOf": [one.schema for one in inner]}
             found = inner[0] if len(inner) == 1 else Shape(choice, self.definitions)
         return found
 
-    def _step_into(self, part: int | str) -> Shape | None:
+    def _child(self, part: int | str) -> Shape | None:
         found: Any = {}
         if self.json_type == "array":
             if not isinstance(part, int):
@@ -101,7 +100,7 @@ class Shape:
             found = prefix[part] if part < len(prefix) else self.schema.get("items", {})
         elif self.json_type == "object":
             inside = self.schema.get("properties", {})
-            rest = self.schema.get("additionalProperties", not _closed(self.schema))
+            rest = self.schema.get("additionalProperties", not _is_closed(self.schema))
             if (found := inside.get(str(part), rest)) is False:
                 return None
         elif self.json_type is not None:
@@ -109,18 +108,18 @@ class Shape:
         return Shape(found if isinstance(found, dict) else {}, self.definitions)
 
     def is_compatible_with(self, target: Shape, depth: int = 0) -> bool:
-        """Tell whether a value of this shape can be one of another; values are checked later."""
+        """Return True if a value of this shape can be valid for the target. Values are checked later."""
         return depth > _MAX_DEPTH or any(
-            one._one_fits(other, depth + 1)
+            one._is_one_compatible(other, depth + 1)
             for one in self.alternatives()
             for other in target.alternatives()
         )
 
-    def _one_fits(self, target: Shape, depth: int) -> bool:
+    def _is_one_compatible(self, target: Shape, depth: int) -> bool:
         if self.json_type is None or target.json_type is None:
             return True
         if self.json_type != target.json_type:
-            return {self.json_type, target.json_type} <= _NUMBERS
+            return {self.json_type, target.json_type} <= _NUMERIC_TYPES
         if self.json_type == "array":
             mine, other = (
                 Shape(s.schema.get("items") or {}, s.definitions) for s in (self, target)
@@ -145,25 +144,25 @@ class Shape:
         )
 
 
-def _both(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what allows that which both allow."""
+def _intersect(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the intersection of two schemas."""
     properties = {**one.get("properties", {}), **other.get("properties", {})}
     needed = [*one.get("required", ()), *other.get("required", ())]
     more = {"properties": properties} if properties else {}
     return {**one, **other, **more, **({"required": needed} if needed else {})}
 
 
-def _closed(schema: Mapping[str, Any]) -> bool:
-    """Tell whether an object holds only what is named."""
-    return "properties" in schema and not _OPEN & schema.keys()
+def _is_closed(schema: Mapping[str, Any]) -> bool:
+    """Return True if an object schema allows declared properties only."""
+    return "properties" in schema and not _OPEN_KEYWORDS & schema.keys()
 
 
 @lru_cache(maxsize=1024)
-def _shape_of(model: type[BaseModel], mode: Literal["validation", "serialization"]) -> Shape:
-    # Each step of a plan is checked against it, and pydantic makes it anew at every call.
+def _model_shape(model: type[BaseModel], mode: Literal["validation", "serialization"]) -> Shape:
+    # Cached: pydantic generates the schema again on every call.
     try:
         schema = model.model_json_schema(mode=mode)
-    except Exception:  # a type of the author's that has no schema allows everything
+    except Exception:  # a custom type without a schema allows every value
         return Shape({})
     return Shape(schema, schema.get("$defs", {}))
 
@@ -172,7 +171,7 @@ def result_shape(
     context_class: type[CapabilityContext],
     mode: Literal["validation", "serialization"] = "serialization",
 ) -> Shape:
-    """Return what a parameter can take of a result: of a plain value, the value itself."""
+    """Return the shape that references to a result read: the value itself for a plain value."""
     whole = Shape.from_model(context_class, mode)
     return (
         (whole.at_path(("value",)) or whole) if issubclass(context_class, ValueContext) else whole

@@ -1,4 +1,4 @@
-"""Steps that the framework writes itself, and the one that every plan ends with."""
+"""Builders for the steps that the framework adds to plans."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def build_step(
     inputs: list[dict[str, str]],
     parameters: dict[str, Any] | None = None,
 ) -> PlannedStep:
-    """Write down a step with all of its fields."""
+    """Return a planned step with all of its fields."""
     return PlannedStep(
         context_key=key,
         capability=capability,
@@ -33,12 +33,12 @@ def build_step(
 
 
 def build_respond_step(view: PlanView, used_keys: Collection[str], task: str = "") -> PlannedStep:
-    """Make the answer to a plan: it reads every result that no other step reads.
+    """Return the ``respond`` step of a plan, which reads every result that no other step reads.
 
     Args:
-        view: The steps before it.
-        used_keys: Context keys that it must not use.
-        task: The request, when it is known.
+        view: The other steps.
+        used_keys: Context keys that the step must not use.
+        task: The request, if known.
     """
     read = {read.key for reads in view.reads for read in reads}
     inputs = []

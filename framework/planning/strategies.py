@@ -1,4 +1,4 @@
-"""What the nodes ask of their strategies: one protocol each, with and without a model."""
+"""Strategies of the infrastructure nodes: one protocol each for extraction, planning, and answers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from capgraph.planning import Catalog, Problem
 
 
 class ExtractedTask(BaseModel):
-    """The one task that a conversation comes down to; also the form in which a model gives it."""
+    """The task that a conversation asks for, and the schema in which a model returns it."""
 
-    # Providers that hold a model to the form want every field required.
+    # Providers with strict schemas require that every field is required.
     model_config: ClassVar[ConfigDict] = ConfigDict(
         title="Task",
         extra="forbid",
@@ -35,43 +35,42 @@ class ExtractedTask(BaseModel):
 
 
 class TaskExtractor(Protocol):
-    """Reduces a conversation to one task."""
+    """Strategy that reduces a conversation to one task."""
 
     async def extract(self, messages: Sequence[AnyMessage]) -> ExtractedTask:
-        """Return the task of the last message in the light of the earlier ones."""
+        """Return the task of the last message, in the context of the earlier ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """All that a planner may use.
+    """Input of a planner.
 
     Attributes:
-        task: What is to be done.
-        active: Capabilities that were chosen.
-        catalog: What every capability declares.
+        task: The task.
+        active: The selected capabilities.
+        catalog: Declarations of all capabilities.
         available: Stored context data: type to key to data.
-        guides: Describes the active capabilities for a prompt.
-        notes: What capabilities tell about the state at hand, such as names of columns.
-        failure: Why the last plan failed (a classification as a dictionary), if it did.
+        guides: Planning guides of the active capabilities, for a prompt.
+        notes: Notes of capabilities about the current state, such as column names.
+        failure: Classification of the last plan's failure as a dictionary, if it failed.
         failed_capability: The capability that failed.
-        problems: What was wrong with the plan that this planner proposed just before.
-        refused: The plan with these problems, as the planner wrote it.
+        problems: Problems of this planner's previous proposal.
+        refused: The previous proposal, as the planner wrote it.
         previous: The plan that is being replaced.
-        finished: Step records of what is already done, by context key; and of failures that the
-            planner observes.
+        finished: Records of finished steps by context key, and of failures that the planner observes.
         messages: The conversation.
-        chosen: Whether the active capabilities were chosen for the task; otherwise they are all
-            that may be used, and the planner chooses.
-        excluded: Capabilities that were tried for the task in vain, with the reason.
-        unavailable_capabilities: Capabilities that cannot be called now, with why and until when.
-        budget_left: What is left of each limit of the budget; empty without one.
-        instructions: What the application, and system messages of the input, say besides.
-        refers_back: Whether the task refers to earlier messages.
-        look_again: Steps of the plan in force that have ended, and after which what has not begun
-            may be changed. Finished steps stay, written or not. A plan without steps keeps the
-            open ones; with ``answer`` it drops them and ends the turn.
-        looks_left: How often the planner may look after this plan.
-        recent: Types and keys of the results of the last turn that had any.
+        chosen: True if the active capabilities were selected for the task. Otherwise they are all
+            capabilities that may be used, and the planner selects.
+        excluded: Capabilities that failed for this task, with the reason.
+        unavailable_capabilities: Capabilities that cannot be called now, with the reason and time.
+        budget_left: Remaining budget by limit; empty without a budget.
+        instructions: Instructions of the application and of system messages.
+        refers_back: True if the task refers to earlier messages.
+        look_again: Finished steps of the current plan after which it is reviewed. Finished steps stay,
+            whether the new plan contains them or not. A plan without steps keeps the open steps. With
+            ``answer``, it removes them and ends the turn.
+        looks_left: Number of reviews that are left after this plan.
+        recent: Types and keys of the results of the last turn that had results.
     """
 
     task: str
@@ -99,30 +98,30 @@ class PlanRequest:
 
 
 class Planner(Protocol):
-    """Writes plans.
+    """Strategy that writes plans.
 
     A planner may declare the properties of
     :class:`~capgraph.planning.planner_traits.PlannerTraits` as class attributes.
     """
 
     async def plan(self, request: PlanRequest) -> ExecutionPlan:
-        """Return a plan; it need not be right, it is checked afterwards.
+        """Return a plan. It is checked and need not be valid.
 
-        One without steps may bring ``answer``, the reply to a request that needs none. With
-        ``look`` the planner is asked again when the steps have ended, before the answer.
+        A plan without steps may contain ``answer``, the reply to a request that needs no capability. With
+        ``look``, the planner is called again after the steps have ended, before the answer.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class StepSummary:
-    """One finished step in words.
+    """Summary of one finished step.
 
     Attributes:
         context_key: The step.
-        objective: What it was for.
+        objective: The step's objective.
         kind: Context type of the output.
-        summary: What the output says.
-        terminal: Whether no other step of the plan used this output.
+        summary: Summary of the output.
+        terminal: True if no other step of the plan used this output.
     """
 
     context_key: str
@@ -134,20 +133,20 @@ class StepSummary:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRequest:
-    """All that an answer may use.
+    """Input of an answerer.
 
     Attributes:
-        task: What was asked.
-        purpose: ``results`` reports, ``conversation`` talks or says that nothing fits,
-            ``clarify`` asks the person back.
-        results: Finished steps, in the plan's order.
-        missing: What could not be done, in words.
-        abilities: What the agent can do, in words.
+        task: The task.
+        purpose: ``results`` reports results, ``conversation`` replies without results, and ``clarify``
+            asks the person a question.
+        results: Finished steps, in plan order.
+        missing: Descriptions of what was not done.
+        abilities: Description of what the agent can do.
         messages: The conversation.
-        question: What is unclear, when ``purpose`` is ``clarify``.
-        instructions: What the application, and system messages of the input, say besides.
-        response_format: The form that the answer has to have; ``None`` for text.
-        problem: What was wrong with the answer before, which was refused.
+        question: What is unclear, if ``purpose`` is ``clarify``.
+        instructions: Instructions of the application and of system messages.
+        response_format: Model class of a structured answer; ``None`` for text.
+        problem: Why the previous answer was refused.
     """
 
     task: str
@@ -163,18 +162,18 @@ class AnswerRequest:
 
 
 class Answerer(Protocol):
-    """Writes the message that ends a turn."""
+    """Strategy that writes the message that ends a turn."""
 
     async def answer(self, request: AnswerRequest) -> str | AIMessage | BaseModel:
-        """Return the whole text, or an instance of the request's form.
+        """Return the complete text, or an instance of the request's response format.
 
-        Pieces may be streamed on the way. A message whose id is that of the streamed pieces is
-        not streamed a second time.
+        The answer may be streamed in chunks. A returned message with the ID of the streamed chunks is not
+        streamed again.
         """
 
 
 def attachments(messages: Sequence[BaseMessage]) -> list[Any]:
-    """Return the images, files and other blocks of the person's last message that has some.
+    """Return the images, files, and other blocks of the last human message that has any.
 
     >>> image = {"type": "image", "url": "https://example.org/tank.png"}
     >>> attachments([HumanMessage([{"type": "text", "text": "How full?"}, image])]) == [image]
@@ -189,14 +188,14 @@ def attachments(messages: Sequence[BaseMessage]) -> list[Any]:
 
 
 def system_text(messages: Sequence[AnyMessage]) -> str:
-    """Return what system messages of the input say."""
+    """Return the text of the system messages in the input."""
     return "\n\n".join(
         text for m in messages if isinstance(m, SystemMessage) and (text := str(m.text).strip())
     )
 
 
 def message_text(message: BaseMessage) -> str:
-    """Return what a message says; one that is an image or a file alone says that.
+    """Return the text of a message, or a placeholder if it has only attachments.
 
     >>> message_text(HumanMessage([{"type": "image", "url": "https://example.org/tank.png"}]))
     'See what is attached.'
@@ -205,10 +204,10 @@ def message_text(message: BaseMessage) -> str:
 
 
 def last_request(messages: Sequence[AnyMessage]) -> str:
-    """Return the text of the last message that a person wrote.
+    """Return the text of the last human message.
 
     Raises:
-        ValidationError: There is none, or it is empty.
+        ValidationError: There is no human message, or it is empty.
     """
     last = next((m for m in reversed(messages) if isinstance(m, HumanMessage)), None)
     if last is not None and (text := message_text(last)):

@@ -1,4 +1,4 @@
-"""Finished steps in words, for answers and reports."""
+"""Summaries of finished and missing steps, for answers and reports."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 _MAX_COPIES = 10
 ANSWER = "ANSWER"
-"""``CONTEXT_CATEGORY`` of results that belong in the answer even when later steps use them."""
+"""``CONTEXT_CATEGORY`` of results that the answer includes even if later steps use them."""
 
 
 def step_summaries(state: Mapping[str, Any], types: ContextTypes) -> tuple[StepSummary, ...]:
-    """Return the plan's finished steps with what their outputs say, in the plan's order."""
+    """Return summaries of the plan's finished steps, in plan order."""
     from capgraph.planning.strategies import StepSummary
 
     steps = (state.get("planning_execution_plan") or {}).get("steps") or []
@@ -30,7 +30,7 @@ def step_summaries(state: Mapping[str, Any], types: ContextTypes) -> tuple[StepS
     data = state.get("capability_context_data") or {}
     keys = {step.get("context_key", "") for step in steps}
     used = {
-        # A role does not say of which type the result is that it takes.
+        # A role does not determine the type of the result.
         (read.label if read.label in data else FROM, read.key)
         for step in steps
         if step["capability"] not in TERMINAL_STEPS
@@ -44,15 +44,15 @@ def step_summaries(state: Mapping[str, Any], types: ContextTypes) -> tuple[StepS
             continue
         for kind, stored in (record.get("outputs") or {}).items():
             entry = data.get(kind, {}).get(stored)
-            said = summarize_entry(kind, stored, entry, types)
+            summary = summarize_entry(kind, stored, entry, types)
             if record.get("source") == "ledger":
-                said = f"{said} (This was already done earlier in this turn.)"
+                summary = f"{summary} (This was already done earlier in this turn.)"
             found.append(
                 StepSummary(
                     context_key=key,
                     objective=step.get("task_objective", ""),
                     kind=kind,
-                    summary=said,
+                    summary=summary,
                     terminal=used.isdisjoint(
                         {(kind, stored), (kind.removesuffix(LIST_SUFFIX), stored), (FROM, stored)}
                     )
@@ -67,47 +67,50 @@ def _category(kind: str, types: ContextTypes) -> str:
 
 
 def summarize_entry(kind: str, key: str, entry: Any, types: ContextTypes) -> str:
-    """Say what a stored entry holds, or why that cannot be said."""
+    """Return the summary of a stored entry, or the reason why there is none."""
     try:
         return summarize_context(kind, key, entry, types)
     except ValidationError as exc:
         return str(exc)
-    except Exception as exc:  # get_summary is foreign code, and the turn must end with a message
+    except Exception as exc:  # a custom get_summary may raise anything
         return f"{kind}.{key} is there but cannot be put into words: {type(exc).__name__}: {exc}"
 
 
 def describe_missing_steps(state: Mapping[str, Any]) -> tuple[str, ...]:
-    """Say for each step that was planned and not done what is missing.
+    """Return a line for each planned step that was not done, with the reason.
 
-    Where no step is left to plan, it is what refused the task.
+    If the plan has no steps besides the terminal one, the lines name the capabilities that failed.
     """
     steps = (state.get("planning_execution_plan") or {}).get("steps") or []
     results = state.get("execution_step_results") or {}
     missing = []
     if all(step["capability"] in TERMINAL_STEPS for step in steps):
         missing += [
-            _missing_line(name.replace("_", " "), why)
-            for name, why in (state.get("planning_excluded") or {}).items()
+            _missing_line(name.replace("_", " "), cause)
+            for name, cause in (state.get("planning_excluded") or {}).items()
         ]
     for step in steps:
         record = results.get(step.get("context_key", "")) or {}
         if step["capability"] in TERMINAL_STEPS:
             continue
         for copy in (record.get("missing") or ())[:_MAX_COPIES]:
-            why = results[copy].get("error")
-            missing.append(_missing_line(_named(step, copy), why))
+            cause = results[copy].get("error")
+            missing.append(_missing_line(_step_name(step, copy), cause))
         if record.get("success"):
             continue
         reason = record.get("error") or "it did not run because an earlier step is missing."
         if "not_needed" in record:
             reason = f"not needed: {record['not_needed']}"
-        missing.append(_missing_line(_named(step), reason))
-    wanted = state.get("planning_missing") or {}
-    return (*missing, *(_missing_line(key.replace("_", " "), why) for key, why in wanted.items()))
+        missing.append(_missing_line(_step_name(step), reason))
+    unplanned = state.get("planning_missing") or {}
+    return (
+        *missing,
+        *(_missing_line(key.replace("_", " "), cause) for key, cause in unplanned.items()),
+    )
 
 
-def _named(step: Mapping[str, Any], copy: str = "") -> str:
-    """Return the name of a step for a person: what it is for, else its capability in words."""
+def _step_name(step: Mapping[str, Any], copy: str = "") -> str:
+    """Return a readable name of a step: its objective, or else its capability."""
     objective = str(step.get("task_objective") or "")
     name = objective if is_readable(objective) else step["capability"].replace("_", " ")
     number = copy.removeprefix(str(step.get("context_key", ""))).strip("[]#")

@@ -1,4 +1,4 @@
-"""Prompt builders and the provider that an application replaces them through."""
+"""Prompt builders, and the provider with which an application replaces them."""
 
 from typing import TYPE_CHECKING
 

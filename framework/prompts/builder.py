@@ -1,4 +1,4 @@
-"""What a prompt is made of: fixed sections first, so that providers can cache them."""
+"""Base class of prompt builders. Constant sections come first, so that providers can cache them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from capgraph.base import BaseExample, OrchestratorGuide, TaskClassifierGuide
 
 
 class PromptBuilder:
-    """Puts a prompt together from sections that a subclass replaces one by one.
+    """Builder of a prompt from sections that a subclass can override one by one.
 
-    The order is role, task, instructions, examples, reference, dynamic context; empty sections
-    are left out. All but the last are the same from call to call.
+    The order is role, task, instructions, examples, reference, dynamic context. Empty sections are
+    omitted. Only the dynamic context differs between calls.
 
     Attributes:
-        role: Who the model is.
-        task: What it is to do; ``None`` when the role says it.
-        instructions: The rules.
-        examples: Examples, in the order in which they are shown.
+        role: Role of the model.
+        task: Task of the model; ``None`` if the role states it.
+        instructions: Rules for the model.
+        examples: Examples, in display order.
 
     >>> class Pirate(PromptBuilder):
     ...     role = "You are a pirate."
@@ -35,31 +35,31 @@ class PromptBuilder:
     examples: ClassVar[Sequence[BaseExample]] = ()
 
     def get_role(self) -> str:
-        """Say who the model is."""
+        """Return the role of the model."""
         return self.role
 
     def get_task(self) -> str | None:
-        """Say what it is to do."""
+        """Return the task of the model."""
         return self.task
 
     def get_instructions(self) -> str:
-        """Give the rules."""
+        """Return the rules for the model."""
         return self.instructions
 
     def get_examples(self) -> Sequence[BaseExample]:
-        """Give examples; they must not depend on the request."""
+        """Return the examples, which must not depend on the request."""
         return self.examples
 
     def get_reference(self, **_context: Any) -> str:
-        """Give what stays the same while the registry does, such as the list of capabilities."""
+        """Return the section that depends only on the registry, such as the list of capabilities."""
         return ""
 
     def get_dynamic_context(self, **_context: Any) -> str:
-        """Give what belongs to this one request; it comes last."""
+        """Return the section that depends on the request. It comes last."""
         return ""
 
     def get_prefix(self, **context: Any) -> str:
-        """Join every section but the dynamic context."""
+        """Join all sections except the dynamic context."""
         shown = BaseExample.join(self.get_examples())
         examples = f"EXAMPLES:\n{shown}" if shown else ""
         sections = (
@@ -75,16 +75,16 @@ class PromptBuilder:
         """Join all sections.
 
         Args:
-            **context: What the dynamic sections need; each builder documents its own.
+            **context: Values for the dynamic sections. Each builder documents its own.
         """
         return _join((self.get_prefix(**context), self.get_dynamic_context(**context)))
 
     def get_orchestrator_guide(self) -> OrchestratorGuide | None:
-        """Give planning advice, for the builder of a capability's prompt."""
+        """Return the planning guide of a capability whose prompt this builder builds."""
         return None
 
     def get_classifier_guide(self) -> TaskClassifierGuide | None:
-        """Give selection advice, for the builder of a capability's prompt."""
+        """Return the selection guide of a capability whose prompt this builder builds."""
         return None
 
 

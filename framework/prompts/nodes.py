@@ -1,4 +1,4 @@
-"""The prompts of the infrastructure nodes."""
+"""Prompt builders of the infrastructure nodes."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from capgraph.state import ContextTypes
 _MAX_ABILITIES = 8_000
 _MAX_PROBLEMS = 30
 _MAX_REFUSED = 20_000
-_DONE = (
+_DONE_TITLE = (
     "Steps that are done. Keep one exactly as it was (key, capability, inputs, parameters) when its"
     " result is still needed; it will not run again:"
 )
-_SEEN = (
+_SEEN_TITLE = (
     "These steps are done. Write only the steps that come next; if nothing is left to do, no steps,"
     " and your reply in answer:"
 )
-_SEEN_LAST = (
+_LAST_REVIEW_TITLE = (
     "These steps are done, and you are not asked again. Write the steps that are left; or no steps,"
     " and your reply in answer, with what stays undone:"
 )
-_MISSING = "This was not done. Say so, and why:"
+_MISSING_TITLE = "This was not done. Say so, and why:"
 NO_FUNCTION = "No function can do this."
-"""Answer of a planner that finds no function; the person gets a reply of the agent's own."""
+"""Answer of a planner that finds no matching function. The agent replaces it with its own reply."""
 
 _PLAN_EXAMPLES = """\
 EXAMPLES of an agent with find_book(title), reserve() and tell_time(city):
@@ -45,7 +45,7 @@ Request: Bake me a cake.
 
 
 class TaskExtractionPrompt(PromptBuilder):
-    """Reduces a conversation to one task. Context: ``history``, ``message``."""
+    """Prompt that reduces a conversation to one task. Context: ``history``, ``message``."""
 
     role = "You read a conversation and state the one task that its last message asks for."
     instructions = (
@@ -64,14 +64,14 @@ class TaskExtractionPrompt(PromptBuilder):
     )
 
     def get_dynamic_context(self, *, history: str = "", message: str = "", **_: Any) -> str:
-        """Show the earlier messages and the last one."""
+        """Return the earlier messages and the last one."""
         return (
             f"{as_data('earlier messages', history)}\n\n{as_data('last message', message, 200_000)}"
         )
 
 
 class ClassificationPrompt(PromptBuilder):
-    """Chooses capabilities. Context: ``capabilities``, ``task``, ``excluded``."""
+    """Prompt that selects capabilities. Context: ``capabilities``, ``task``, ``excluded``."""
 
     role = "You decide which capabilities of an agent a request needs."
     instructions = (
@@ -85,33 +85,33 @@ class ClassificationPrompt(PromptBuilder):
     )
 
     def get_reference(self, *, capabilities: str = "", **_: Any) -> str:
-        """List the capabilities."""
+        """Return the list of capabilities."""
         return f"CAPABILITIES:\n{capabilities}" if capabilities else ""
 
     def get_dynamic_context(
         self, *, task: str = "", excluded: Mapping[str, str] | None = None, **_: Any
     ) -> str:
-        """Show the request, and what was tried for it in vain."""
+        """Return the request and the capabilities that failed for it."""
         text = as_request(task)
         if excluded:
-            text += f"\n\n{_tried(excluded)}"
+            text += f"\n\n{_excluded_section(excluded)}"
         return text
 
 
-def _tried(excluded: Mapping[str, str]) -> str:
+def _excluded_section(excluded: Mapping[str, str]) -> str:
     tried = "\n".join(f"{name}: {reason}" for name, reason in excluded.items())
-    told = "These were tried for this request and did not fit; do not choose them:\n"
-    return told + as_data("tried", tried)
+    title = "These were tried for this request and did not fit; do not choose them:\n"
+    return title + as_data("tried", tried)
 
 
 class OrchestratorPrompt(PromptBuilder):
-    """Writes execution plans.
+    """Prompt for execution plans.
 
-    Context: ``capabilities`` and ``guides`` (texts), ``shows_examples`` (false where the model
-    calls a function, whose schema has the form of a plan), and ``task``, ``available``, ``notes``,
+    Context: ``capabilities`` and ``guides`` (texts), and ``shows_examples`` (false if the model calls a
+    function whose schema is the plan). From the planning request: ``task``, ``available``, ``notes``,
     ``finished``, ``previous``, ``failure``, ``failed_capability``, ``problems``, ``refused``,
-    ``excluded``, ``unavailable_capabilities``, ``budget_left``, ``look_again`` of the planning
-    request; ``max_result_tokens``, ``max_stored_results`` and ``types`` say how results are shown.
+    ``excluded``, ``unavailable_capabilities``, ``budget_left``, and ``look_again``. Display of results:
+    ``max_result_tokens``, ``max_stored_results``, and ``types``.
     """
 
     role = "You plan how an agent answers a request. Choose from the functions below."
@@ -128,7 +128,7 @@ class OrchestratorPrompt(PromptBuilder):
     def get_reference(
         self, *, capabilities: str = "", guides: str = "", shows_examples: bool = True, **_: Any
     ) -> str:
-        """List the capabilities that were chosen, with examples and their planning advice."""
+        """Return the selected capabilities with examples and their planning guides."""
         parts = [f"FUNCTIONS:\n{capabilities}"] if capabilities else []
         parts += [_PLAN_EXAMPLES] if shows_examples else []
         return "\n\n".join([*parts, guides] if guides else parts)
@@ -156,7 +156,7 @@ class OrchestratorPrompt(PromptBuilder):
         types: ContextTypes | None = None,
         **_: Any,
     ) -> str:
-        """Show the request, what is there already, and what went wrong before."""
+        """Return the request, the existing results, and earlier failures."""
         results = ResultPreviews(available or {}, max_result_tokens, types)
         texts = results.full_texts(_latest_first(finished or {}, look_again))
         before = results.full_texts(pair for pair in recent if pair not in texts)
@@ -165,35 +165,40 @@ class OrchestratorPrompt(PromptBuilder):
             left = ", ".join(f"{name} {value:g}" for name, value in budget_left.items())
             parts.append(f"Left of the budget: {left}. A plan that needs more is refused.")
         if excluded:
-            parts.append(_tried(excluded))
+            parts.append(_excluded_section(excluded))
         if unavailable_capabilities:
-            away = "\n".join(
+            unavailable = "\n".join(
                 f"{name}: {reason}" for name, reason in unavailable_capabilities.items()
             )
             parts.append(
                 "These cannot be called now. Plan without them; if nothing else will do, say so in"
-                f" answer, with the moment:\n{as_data('out of reach', away)}"
+                f" answer, with the moment:\n{as_data('out of reach', unavailable)}"
             )
         if stored := results.stored_lines(max_stored_results, before, excluded=texts):
             parts.append(f"Stored results, usable as inputs:\n{as_data('stored results', stored)}")
         for name, text in (notes or {}).items():
             parts.append(f"What {name} has at hand:\n{as_data(name, text)}")
-        if failure and failed_capability not in (
-            excluded or {}
-        ):  # of these the reason stands above
-            told = ErrorClassification.from_dict(dict(failure)).format_for_llm()
-            who = f" in {failed_capability!r}" if failed_capability else ""
+        # The reason of an excluded capability is listed already.
+        if failure and failed_capability not in (excluded or {}):
+            description = ErrorClassification.from_dict(dict(failure)).format_for_llm()
+            where = f" in {failed_capability!r}" if failed_capability else ""
             parts.append(
-                f"The last plan failed{who}. Plan another way, or the same way if the failure"
-                f" says how to mend it:\n{as_data('failure', told)}"
+                f"The last plan failed{where}. Plan another way, or the same way if the failure"
+                f" says how to mend it:\n{as_data('failure', description)}"
             )
         if failure and previous:
             steps = json.dumps(previous.get("steps"), ensure_ascii=False, default=str)
             parts.append(f"The plan that failed:\n{as_data('failed plan', steps)}")
         planned = (previous or {}).get("steps") or []
         if finished:
-            kept = _DONE if not look_again else _SEEN if looks_left > 0 else _SEEN_LAST
-            parts.append(f"{kept}\n{format_finished_steps(finished, planned, texts, task)}")
+            title = (
+                _DONE_TITLE
+                if not look_again
+                else _SEEN_TITLE
+                if looks_left > 0
+                else _LAST_REVIEW_TITLE
+            )
+            parts.append(f"{title}\n{format_finished_steps(finished, planned, texts, task)}")
         if look_again and (following := _open_steps(planned, finished or {}, look_again)):
             steps = json.dumps(following, ensure_ascii=False, default=str)
             parts.append(
@@ -216,7 +221,10 @@ class OrchestratorPrompt(PromptBuilder):
 
 
 class IterativePlanningPrompt(OrchestratorPrompt):
-    """Writes the steps of one round, or the answer; the context is that of the planner's prompt."""
+    """Prompt for planning in rounds: the next steps, or the answer.
+
+    The context is that of :class:`OrchestratorPrompt`.
+    """
 
     role = "You answer requests, with the functions below where they help."
     instructions = (
@@ -232,7 +240,7 @@ class IterativePlanningPrompt(OrchestratorPrompt):
 def _latest_first(
     finished: Mapping[str, Mapping[str, Any]], looks: Sequence[str]
 ) -> list[tuple[str, str]]:
-    """Return the outputs of finished steps: those that are looked at, then from the last back."""
+    """Return the outputs of finished steps: reviewed steps first, then the others, latest first."""
     keys = [*looks, *(key for key in reversed([*finished]) if key not in looks)]
     records = [finished[key] for key in keys if key in finished]
     return [pair for record in records for pair in (record.get("outputs") or {}).items()]
@@ -243,21 +251,20 @@ def _open_steps(
     finished: Mapping[str, Any],
     looks: Sequence[str],
 ) -> list[Mapping[str, Any]]:
-    """Return the steps of a plan that have not ended."""
+    """Return the steps of a plan that have not finished."""
     ended = {*finished, *looks}
     open_steps = [step for step in planned if step.get("context_key") not in ended]
     return [step for step in open_steps if step.get("capability") not in TERMINAL_STEPS]
 
 
 class ResponseGenerationPrompt(PromptBuilder):
-    """Writes the answer.
+    """Prompt for the answer.
 
-    Context: ``task``, ``purpose`` (``results`` or ``conversation``), ``results`` (pairs of a
-    title and a text), ``missing``, ``abilities``, ``problem`` (of the answer before).
+    Context: ``task``, ``purpose`` (``results`` or ``conversation``), ``results`` (pairs of a title and a
+    text), ``missing``, ``abilities``, ``problem`` (of the previous answer).
     """
 
-    # Few short sentences: with a list of rules, or asked for what was not done, small models deny
-    # what the results say.
+    # Keep this short. With a list of rules, small models contradict the results.
     role = "You answer a person for an agent that did the work."
     instructions = (
         f"{DATA_RULE}\n"
@@ -277,22 +284,22 @@ class ResponseGenerationPrompt(PromptBuilder):
         problem: str = "",
         **_: Any,
     ) -> str:
-        """Show the request and the results, or what the agent can do."""
+        """Return the request and the results, or the abilities of the agent."""
         again = (
             f"\n\nYour last answer was refused:\n{as_data('problem', problem)}" if problem else ""
         )
         if purpose == "conversation":
             able = f"What the agent can do:\n{sanitize_text(abilities, _MAX_ABILITIES)}"
-            told = (
+            rule = (
                 "There are no results. If the conversation answers the request, answer from it;"
                 " else say kindly that the agent cannot do this, and what it can do instead."
             )
-            return f"{_report(task, told, (), missing, _MISSING)}\n\n{able}{again}"
-        told = "" if results else "There are no results."
-        return _report(task, told, results, missing, _MISSING) + again
+            return f"{_join_sections(task, rule, (), missing, _MISSING_TITLE)}\n\n{able}{again}"
+        rule = "" if results else "There are no results."
+        return _join_sections(task, rule, results, missing, _MISSING_TITLE) + again
 
 
-def _report(
+def _join_sections(
     task: str,
     first: str = "",
     results: Sequence[tuple[str, str]] = (),
@@ -306,7 +313,7 @@ def _report(
 
 
 class ClarificationPrompt(PromptBuilder):
-    """Asks the person for what is missing.
+    """Prompt for a question to the person.
 
     Context: ``task``, ``question``, ``results``, ``missing``, ``abilities``.
     """
@@ -329,13 +336,13 @@ class ClarificationPrompt(PromptBuilder):
         missing: Sequence[str] = (),
         **_: Any,
     ) -> str:
-        """Show the request and what is unclear about it."""
+        """Return the request and what is unclear about it."""
         unclear = f"What is unclear:\n{as_data('unclear', question)}" if question else ""
-        return _report(task, unclear, results, missing)
+        return _join_sections(task, unclear, results, missing)
 
 
 class ErrorAnalysisPrompt(PromptBuilder):
-    """Explains a failure to the person. Context: ``task``, ``failure``, ``finished``."""
+    """Prompt that explains a failure to the person. Context: ``task``, ``failure``, ``finished``."""
 
     role = "You explain to a person why an agent could not do what they asked."
     instructions = (
@@ -353,6 +360,6 @@ class ErrorAnalysisPrompt(PromptBuilder):
         finished: Sequence[tuple[str, str]] = (),
         **_: Any,
     ) -> str:
-        """Show the request, the failure and what was done."""
-        told = ErrorClassification.from_dict(dict(failure)).format_for_llm() if failure else ""
-        return _report(task, as_data("failure", told) if told else "", finished)
+        """Return the request, the failure, and the finished steps."""
+        text = ErrorClassification.from_dict(dict(failure)).format_for_llm() if failure else ""
+        return _join_sections(task, as_data("failure", text) if text else "", finished)

@@ -1,4 +1,4 @@
-"""Which builders an application uses."""
+"""The provider of an application's prompt builders."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ ENTRY_POINT_GROUP = "capgraph.prompts"
 
 
 class PromptProvider:
-    """Hands out prompt builders; an application replaces single ones.
+    """Provider of prompt builders. An application can replace each of them.
 
     Args:
-        **builders: Name to builder, for those that replace a default or come on top. Each is
-            returned by ``get_<name>_prompt_builder()``; the framework's are ``orchestrator``,
-            ``task_extraction``, ``classification``, ``response_generation``,
-            ``clarification`` and ``error_analysis``. Defining that method in a subclass does
-            the same.
+        **builders: Builders by name, which replace the defaults or add to them. Each is returned by
+            ``get_<name>_prompt_builder()``. The built-in names are ``orchestrator``,
+            ``task_extraction``, ``classification``, ``response_generation``, ``clarification``, and
+            ``error_analysis``. A subclass can define the method instead.
 
     >>> from capgraph.prompts import ResponseGenerationPrompt
     >>> class Terse(ResponseGenerationPrompt):
@@ -37,37 +36,36 @@ class PromptProvider:
         for name, builder in builders.items():
             if not isinstance(builder, PromptBuilder):
                 raise ConfigurationError(
-                    f"The prompt builder {name!r} is {type(builder).__name__}.",
-                    fix="Give an instance of a PromptBuilder subclass.",
+                    f"The prompt builder {name!r} is a {type(builder).__name__}, not a"
+                    " PromptBuilder.",
+                    fix="Pass an instance of a PromptBuilder subclass.",
                 )
         self._builders = dict(builders)
 
     def __getattr__(self, attribute: str) -> Callable[[], PromptBuilder]:
-        """Return ``get_<name>_prompt_builder``; those of the framework come by configuration."""
+        """Return ``get_<name>_prompt_builder``. The settings name the built-in builders."""
         if attribute in dir(type(self)):
-            # It is there and failed in its own way: let it say so.
+            # The attribute exists but raised AttributeError: raise the original error.
             return cast("Callable[[], PromptBuilder]", object.__getattribute__(self, attribute))
-        from capgraph.configs.settings import (
-            load_packaged_defaults,
-        )  # reads a file; nothing of it at import
+        from capgraph.configs.settings import load_packaged_defaults  # not at import: reads a file
 
         name = attribute.removeprefix("get_").removesuffix("_prompt_builder")
         builders: dict[str, PromptBuilder] = self.__dict__.get("_builders", {})
-        brought: dict[str, str] = load_packaged_defaults()["prompt_builders"]
+        defaults: dict[str, str] = load_packaged_defaults()["prompt_builders"]
         if attribute == f"get_{name}_prompt_builder":
-            if name not in builders and name in brought:
-                builders[name] = import_object(brought[name])()
+            if name not in builders and name in defaults:
+                builders[name] = import_object(defaults[name])()
             if name in builders:
                 return lambda: builders[name]
         raise AttributeError(
-            f"{type(self).__name__} has no {attribute!r}. Fix: use a builder it has"
-            f" ({', '.join(sorted({*builders, *brought}))}), or pass one to it."
+            f"{type(self).__name__} has no attribute {attribute!r}. Fix: use one of the builders"
+            f" {', '.join(sorted({*builders, *defaults}))}, or pass a builder with that name."
         )
 
 
 @contextmanager
 def use_prompts(provider: PromptProvider) -> Iterator[PromptProvider]:
-    """Make a provider the default of ``get_framework_prompts`` inside a ``with`` block.
+    """Set the default provider of ``get_framework_prompts`` inside a ``with`` block.
 
     >>> with use_prompts(PromptProvider()) as mine:
     ...     get_framework_prompts() is mine
@@ -82,12 +80,12 @@ def get_framework_prompts(application: str | None = None) -> PromptProvider:
 
     Args:
         application: Name of an entry point in the group ``capgraph.prompts``, or
-            ``"package.module:provider"``. Without it: the provider of :func:`use_prompts`, else
-            the one that is installed as an entry point, else the built-in prompts.
+            ``"package.module:provider"``. By default: the provider of :func:`use_prompts`, else the
+            installed entry point, else the built-in prompts.
 
     Raises:
-        ConfigurationError: The application is unknown, or several are installed and none is
-            named. It is a ``ValueError``.
+        ConfigurationError: The application is unknown, or several are installed and ``application`` is
+            missing. It is a ``ValueError``.
 
     >>> builder = get_framework_prompts().get_orchestrator_prompt_builder()
     >>> builder.get_role().startswith("You plan")
@@ -101,30 +99,30 @@ def get_framework_prompts(application: str | None = None) -> PromptProvider:
             return provider
         installed = dict(load_entry_points(ENTRY_POINT_GROUP))
     except RegistryError as exc:
-        raise ConfigurationError(f"No prompts: {exc.message}", fix=exc.fix) from exc
+        raise ConfigurationError(f"Prompts cannot be loaded: {exc.message}", fix=exc.fix) from exc
     if application is None:
         if not installed:
             return PromptProvider()
         if len(installed) > 1:
             raise ConfigurationError(
-                f"Several applications bring prompts: {', '.join(installed)}.",
-                fix="Name one: get_framework_prompts('name').",
+                f"Several installed applications provide prompts: {', '.join(installed)}.",
+                fix="Choose one with get_framework_prompts('name').",
             )
         application = next(iter(installed))
     if application not in installed:
         raise ConfigurationError(
-            f"No application called {application!r} brings prompts;"
+            f"The application {application!r} does not provide prompts;"
             f" installed: {', '.join(installed) or 'none'}.",
-            fix="Use one of them, or 'package.module:provider'.",
+            fix="Use the name of an installed application, or 'package.module:provider'.",
         )
     return _as_provider(installed[application], application)
 
 
 def _as_provider(value: Any, origin: str) -> PromptProvider:
-    made = value() if callable(value) and not isinstance(value, PromptProvider) else value
-    if isinstance(made, PromptProvider):
-        return made
+    provider = value() if callable(value) and not isinstance(value, PromptProvider) else value
+    if isinstance(provider, PromptProvider):
+        return provider
     raise ConfigurationError(
-        f"{origin!r} is {type(made).__name__}, not a PromptProvider.",
-        fix="Point it at a PromptProvider, a subclass, or a function that returns one.",
+        f"{origin!r} is a {type(provider).__name__}, not a PromptProvider.",
+        fix="Reference a PromptProvider, a subclass, or a function that returns one.",
     )

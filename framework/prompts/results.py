@@ -1,4 +1,4 @@
-"""Results of steps as a planner reads them: whole up to a budget, and as previews past it."""
+"""Texts of step results in prompts: complete within a token budget, and previews beyond it."""
 
 from __future__ import annotations
 
@@ -12,26 +12,25 @@ from capgraph.planning.summaries import summarize_entry
 from capgraph.prompts.data import as_data, sanitize_text
 from capgraph.state import ContextTypes
 
-_PREVIEW = 200  # characters of a result that is not shown whole
-_STORED = 4_000  # characters of all results of earlier turns
+_MAX_PREVIEW = 200  # characters of a result preview
+_MAX_STORED = 4_000  # characters of all results of earlier turns
 _CHARACTERS_PER_TOKEN = 4
 _MAX_KEYS = 20
-_LEAST = 40  # characters of a part that is cut
+_MIN_PART = 40  # minimum characters of a part that is cut
 _ID_FIELDS = frozenset({"id", "key", "uuid", "code", "number"})
 
 
 def preview_json(value: Any, limit: int) -> str:
-    """Return plain data as JSON of about so many characters, cut between whole elements.
+    """Return plain data as JSON of roughly limited length, cut between elements.
 
-    An object keeps its keys. A list keeps its first elements, and the IDs of the others as far as
-    they fit.
+    An object keeps its keys. A list keeps its first elements, and the IDs of the others if they fit.
 
     >>> preview_json([{"id": "a1", "stars": 3}, {"id": "b2", "stars": 4}, {"id": "c3", "stars": 5}], 50)
     '[{"id":"a1","stars":3},"… 2 more: b2, c3"]'
     >>> preview_json("x" * 100, 50)
     '"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx … (60 more characters)"'
     """
-    return _json(_cut(value, max(limit, _LEAST)))
+    return _json(_cut(value, max(limit, _MIN_PART)))
 
 
 def _json(value: Any) -> str:
@@ -50,45 +49,48 @@ def _cut(value: Any, limit: int) -> Any:
 
 
 def _cut_list(items: list[Any], limit: int) -> list[Any]:
-    left, kept = limit - limit // 4, []  # a quarter is for the IDs of the others
+    remaining, shown_items = (
+        limit - limit // 4,
+        [],
+    )  # a quarter is reserved for the IDs of the others
     for item in items:
         size = len(_json(item)) + 2
-        if size > left:
+        if size > remaining:
             break
-        kept.append(item)
-        left -= size
-    if not kept and items:
-        kept.append(_cut(items[0], max(left, _LEAST)))
-    rest = items[len(kept) :]
+        shown_items.append(item)
+        remaining -= size
+    if not shown_items and items:
+        shown_items.append(_cut(items[0], max(remaining, _MIN_PART)))
+    rest = items[len(shown_items) :]
     if not rest:
-        return kept
-    shown, room = [], limit // 4
+        return shown_items
+    shown, id_space = [], limit // 4
     for name in _ids(rest):
-        room -= len(name) + 2
-        if room < 0:
+        id_space -= len(name) + 2
+        if id_space < 0:
             break
         shown.append(name)
     more = "…" if 0 < len(shown) < len(rest) else ""
     names = f": {', '.join([*shown, more] if more else shown)}" if shown else ""
-    return [*kept, f"… {len(rest):,} more{names}"]
+    return [*shown_items, f"… {len(rest):,} more{names}"]
 
 
 def _cut_object(value: dict[str, Any], limit: int) -> dict[str, Any]:
     sizes = {key: len(_json(item)) for key, item in value.items()}
-    left = limit - sum(len(str(key)) + 6 for key in value)
+    remaining = limit - sum(len(str(key)) + 6 for key in value)
     each: dict[str, int] = {}
-    # Small values stay whole; what they leave is shared by the large ones.
+    # Small values stay complete. Large ones share the remaining space.
     for count, key in enumerate(sorted(sizes, key=lambda name: sizes[name])):
-        each[key] = max(left // (len(sizes) - count), 0)
-        left -= min(sizes[key], each[key])
-    kept = list(value)[: max(limit // 10, 1)]
-    found = {key: _cut(value[key], max(each[key], _LEAST)) for key in kept}
-    more = len(value) - len(kept)
+        each[key] = max(remaining // (len(sizes) - count), 0)
+        remaining -= min(sizes[key], each[key])
+    shown_keys = list(value)[: max(limit // 10, 1)]
+    found = {key: _cut(value[key], max(each[key], _MIN_PART)) for key in shown_keys}
+    more = len(value) - len(shown_keys)
     return found if not more else {**found, "…": f"{more:,} more keys"}
 
 
 def _ids(items: list[Any]) -> list[str]:
-    """Return what names the elements of a list: short values, or a field that tells them apart."""
+    """Return identifiers of list elements: short values, or a field with unique values."""
     if not all(isinstance(item, Mapping) for item in items):
         return [str(item) for item in items if _is_name(item)]
     fields = [key for key in items[0] if str(key).lower() in _ID_FIELDS]
@@ -101,16 +103,16 @@ def _ids(items: list[Any]) -> list[str]:
 
 
 def _is_name(value: Any) -> bool:
-    return isinstance(value, (str, int)) and 0 < len(str(value)) <= _LEAST
+    return isinstance(value, (str, int)) and 0 < len(str(value)) <= _MIN_PART
 
 
 class ResultPreviews:
-    """Results that share the budget of one prompt.
+    """Texts of results that share the token budget of one prompt.
 
     Args:
         available: The stored results, by type and key.
-        max_tokens: Up to how many tokens of them are shown whole.
-        types: Their context types, as far as they are known.
+        max_tokens: Maximum number of tokens of complete results.
+        types: The known context types of the results.
     """
 
     def __init__(
@@ -124,21 +126,21 @@ class ResultPreviews:
         self._types: ContextTypes = types or {}
 
     def full_texts(self, outputs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
-        """Return the texts of results, whole while the budget lasts, and charge it."""
-        found = {}
+        """Return the texts of results, complete while the budget lasts, and charge the budget."""
+        texts = {}
         for kind, key in outputs:
             content = self._available.get(kind, {}).get(key)
             if content is None:
                 continue
             text = _json(self._plain(kind, content))
             if len(text) > self._left:
-                text = preview_json(self._plain(kind, content), max(self._left, _PREVIEW))
+                text = preview_json(self._plain(kind, content), max(self._left, _MAX_PREVIEW))
             self._left = max(self._left - len(text), 0)
-            found[kind, key] = text
-        return found
+            texts[kind, key] = text
+        return texts
 
-    def short_text(self, kind: str, key: str, limit: int = _PREVIEW) -> str:
-        """Return a short text of a result: its author's summary, or a preview."""
+    def short_text(self, kind: str, key: str, limit: int = _MAX_PREVIEW) -> str:
+        """Return the author's summary of a result, or a preview."""
         content = self._available[kind][key]
         known = self._types.get(kind, CapabilityContext)
         if known.get_summary not in (CapabilityContext.get_summary, ValueContext.get_summary):
@@ -151,20 +153,20 @@ class ResultPreviews:
         full_texts: Mapping[tuple[str, str], str],
         excluded: Iterable[tuple[str, str]] = (),
     ) -> str:
-        """Return lines for the stored results: recent and latest ones, and the keys of others.
+        """Return lines with the recent and latest stored results, and the keys of older ones.
 
         Args:
-            max_latest: How many results of each type are shown with their content.
-            full_texts: Texts of the results that are shown whole, by type and key.
+            max_latest: Number of results of each type that are shown with their content.
+            full_texts: Texts of the results that are shown completely, by type and key.
             excluded: Results that are shown elsewhere, by type and key.
         """
-        elsewhere = set(excluded)
+        excluded_keys = set(excluded)
         found = {
-            kind: [key for key in self._available[kind] if (kind, key) not in elsewhere]
+            kind: [key for key in self._available[kind] if (kind, key) not in excluded_keys]
             for kind in sorted(self._available)
         }
         shown = sum(min(len(keys), max_latest) for keys in found.values())
-        limit = min(_PREVIEW, max(_STORED // max(shown, 1), 2 * _LEAST))
+        limit = min(_MAX_PREVIEW, max(_MAX_STORED // max(shown, 1), 2 * _MIN_PART))
         lines = []
         for kind, keys in found.items():
             place = max(len(keys) - max_latest, 0)
@@ -180,7 +182,7 @@ class ResultPreviews:
         return "\n".join(lines)
 
     def _plain(self, kind: str, content: Any) -> Any:
-        """Return what a path reads: of a plain value the value itself."""
+        """Return stored data as references read it: the value itself for a plain value."""
         return unwrap_value(content, self._types.get(kind))
 
 
@@ -190,13 +192,13 @@ def format_finished_steps(
     result_texts: Mapping[tuple[str, str], str],
     task: str,
 ) -> str:
-    """Return a line for each step that has ended: its key, its call, and its result.
+    """Return a line for each finished step with its key, its call, and its result.
 
     Args:
         finished: Records by context key.
-        planned_steps: The steps of the plan in force, which hold the parameters.
+        planned_steps: The steps of the current plan, which hold the parameters.
         result_texts: Texts of the results, by type and key.
-        task: The request; a step that is for all of it does not repeat it.
+        task: The request. A step with the same objective does not repeat it.
     """
     parameters = {step.get("context_key"): step.get("parameters") for step in planned_steps}
     lines = []

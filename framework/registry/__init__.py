@@ -1,4 +1,4 @@
-"""The registry and how it finds what it holds."""
+"""The registry of capabilities, infrastructure nodes, and context types."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""A capability as selection sees it."""
+"""Candidates: the texts of capabilities that selection compares with a task."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Candidate:
-    """A capability as selection sees it: its texts, nothing it can run.
+    """Texts of a capability that selection compares with a task.
 
     Attributes:
-        name: Unique name; its words count as evidence.
+        name: Unique name. Its words count as evidence.
         description: What the capability does, in a sentence or two.
-        instructions: When to choose it, from its classifier guide.
+        instructions: When to select it, from its classifier guide.
         positives: Requests that need it (classifier examples with ``result=True``).
-        negatives: Requests that do not (classifier examples with ``result=False``).
-        parameters: What its parameters say: for each the name, the description, the choices.
-        matches_task: Says for sure whether a task needs it, if it is served at all; ``None``
-            for no opinion.
+        negatives: Requests that do not need it (classifier examples with ``result=False``).
+        parameters: Name, description, and choices of each parameter.
+        matches_task: Function that returns whether a task needs the capability; ``None`` as its result
+            leaves the decision to the selector.
 
     >>> Candidate("weather", "Gives the weather of a place.", positives=("Is it raining?",)).name
     'weather'
@@ -35,7 +35,7 @@ class Candidate:
 
 
 def parameter_texts(schema: Mapping[str, Any]) -> Iterator[str]:
-    """Give what a JSON schema says about each property, nested ones too.
+    """Yield the name, description, and choices of each property of a JSON schema, including nested ones.
 
     >>> unit = {"description": "Unit of the answer", "enum": ["K", "F"]}
     >>> list(parameter_texts({"properties": {"unit": unit}}))

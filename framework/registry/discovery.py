@@ -1,4 +1,4 @@
-"""Importing by name: packages, entry points and ``module:attribute`` references."""
+"""Import of packages, entry points, and ``module:attribute`` references by name."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ ENTRY_POINT_GROUP = "capgraph.capabilities"
 
 
 def import_modules(package: str, failures: list[str]) -> Iterator[ModuleType]:
-    """Import a module and, for a package, all that it holds, in alphabetical order.
+    """Import a module and all modules of a package, in alphabetical order.
 
-    Modules whose name begins with an underscore are left to those that import them.
+    Modules whose name starts with an underscore are skipped.
 
     Args:
         package: Dotted name.
-        failures: Takes up what could not be imported, each with its cause.
+        failures: List that collects the modules that cannot be imported, with the cause.
     """
     import pkgutil
 
     try:
         root = importlib.import_module(package)
-    except Exception as exc:  # any error of foreign code is the report's content
+    except Exception as exc:  # the module may raise anything
         failures.append(f"{package} cannot be imported ({type(exc).__name__}: {exc})")
         return
     yield root
@@ -43,7 +43,7 @@ def import_object(reference: str) -> Any:
     """Import ``"module:attribute"``.
 
     Raises:
-        RegistryError: The reference is malformed or names nothing.
+        RegistryError: The reference is malformed, or the object does not exist.
 
     >>> import_object("json:dumps").__name__
     'dumps'
@@ -51,7 +51,7 @@ def import_object(reference: str) -> Any:
     module_name, separator, attribute = reference.partition(":")
     if not separator or not module_name or not attribute:
         raise RegistryError(
-            f"{reference!r} is not a reference.", fix="Write 'package.module:Name'."
+            f"{reference!r} is not an import reference.", fix="Write 'package.module:Name'."
         )
     try:
         value: Any = importlib.import_module(module_name)
@@ -60,16 +60,16 @@ def import_object(reference: str) -> Any:
     except (ImportError, AttributeError) as exc:
         raise RegistryError(
             f"{reference!r} cannot be loaded: {exc}.",
-            fix="Check the spelling, and that the package is installed.",
+            fix="Check the spelling and install the package.",
         ) from exc
     return value
 
 
 def load_entry_points(group: str) -> Iterator[tuple[str, Any]]:
-    """Load every entry point of a group, in alphabetical order.
+    """Yield the name and object of every entry point of a group, in alphabetical order.
 
     Raises:
-        RegistryError: An entry point cannot be loaded; names it, its distribution and the cause.
+        RegistryError: An entry point cannot be loaded. The message names the distribution and cause.
     """
     for point in sorted(metadata.entry_points(group=group), key=lambda item: item.name):
         try:

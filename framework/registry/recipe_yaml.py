@@ -1,4 +1,4 @@
-"""Files of recipes: YAML, one recipe each."""
+"""Recipe files: YAML with one recipe per file."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from capgraph.configs.yaml_files import format_validation_errors, read_yaml
 from capgraph.helpers.files import write_atomic
 from capgraph.planning.recipes import Recipe, RecipeExample, RecipeParameter
 
-_ENDINGS = (".yml", ".yaml")
+_SUFFIXES = (".yml", ".yaml")
 
 
 def load_recipe(path: str | os.PathLike[str]) -> Recipe:
-    """Read a recipe from its file; whether it fits to an agent is checked when it is registered.
+    """Load a recipe from its file. Its capabilities are checked when it is registered.
 
     Raises:
-        ConfigurationError: The file cannot be read, or has not the form; lists every problem.
+        ConfigurationError: The file cannot be read or is invalid. The message lists every problem.
     """
     try:
         return Recipe.model_validate(read_yaml(path, expand_variables=False))
@@ -38,22 +38,22 @@ def load_recipe(path: str | os.PathLike[str]) -> Recipe:
 
 
 def _known_keys(place: tuple[Any, ...]) -> Iterable[str]:
-    """Return the keys that a part of the file has; ``place`` ends with the unknown one."""
+    """Return the valid keys of a part of the file. ``place`` ends with the unknown key."""
     parts: dict[Any, type[BaseModel]] = {"parameters": RecipeParameter, "examples": RecipeExample}
     part = parts.get(place[0], Recipe) if len(place) > 1 else Recipe
     return list(part.model_fields)
 
 
 def save_recipe(recipe: Recipe, path: str | os.PathLike[str]) -> None:
-    """Write a recipe to its file, whole or not at all."""
+    """Write a recipe to its file atomically."""
     text = yaml.safe_dump(recipe.to_dict(), sort_keys=False, allow_unicode=True, width=100)
     write_atomic(Path(path), text)
 
 
 def find_recipe_files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """Return the files of recipes that some files and folders stand for.
+    """Return the recipe files in files and folders.
 
-    A folder that does not exist yet is empty: the first saved recipe makes it.
+    A folder that does not exist counts as empty: saving the first recipe creates it.
 
     Raises:
         ConfigurationError: A file does not exist.
@@ -62,14 +62,14 @@ def find_recipe_files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
     []
     """
     found: list[Path] = []
-    for place in map(Path, paths):
-        if place.is_dir():
-            found += sorted(file for file in place.iterdir() if file.suffix in _ENDINGS)
-        elif place.is_file():
-            found.append(place)
-        elif place.suffix in _ENDINGS:
+    for path in map(Path, paths):
+        if path.is_dir():
+            found += sorted(file for file in path.iterdir() if file.suffix in _SUFFIXES)
+        elif path.is_file():
+            found.append(path)
+        elif path.suffix in _SUFFIXES:
             raise ConfigurationError(
-                f"The recipe {str(place)!r} does not exist.",
-                fix="Correct its path under 'recipes', or name its folder.",
+                f"The recipe file {str(path)!r} does not exist.",
+                fix="Correct its path in the setting 'recipes', or use its folder.",
             )
     return found

@@ -1,4 +1,4 @@
-"""What can be registered, and what looks as if it could."""
+"""Rules for registration: which objects can be registered, and errors for those that cannot."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from capgraph.base.spec import (
 
 
 def registration_name(value: type) -> str | None:
-    """Return the name of what discovery registers: a class decorated itself, or a context type."""
+    """Return the name of a decorated class or context type, or ``None`` if discovery ignores the class."""
     own = value.__dict__
     spec = own.get("capability_spec") or own.get("infrastructure_spec")
     if spec is not None:
@@ -30,10 +30,10 @@ def registration_name(value: type) -> str | None:
 
 
 def find_adapted_capabilities(value: Any) -> list[Any]:
-    """Return the capabilities that no module defines: a module's value, or those in a collection.
+    """Return the adapted capabilities in a value of a module: the value itself, or items of a collection.
 
-    The adapters make such classes, and so does ``capability_node`` of an imported function. Their
-    ``__module__`` does not say where they belong, so they belong to each module that names them.
+    Adapters create such classes, and so does ``capability_node`` for an imported function. Their
+    ``__module__`` does not name the module that contains them, so each module that names them counts.
     """
     items: Iterable[Any] = (value,)
     if isinstance(value, Mapping):
@@ -41,21 +41,21 @@ def find_adapted_capabilities(value: Any) -> list[Any]:
     elif isinstance(value, (list, tuple, Set)):
         items = list(value)
     found = [item for item in items if isinstance(item, type) and _is_adapted(item)]
-    # A set has no order of its own, and each process would have another one.
+    # The order of a set differs between processes.
     return sorted(found, key=lambda one: one.name) if isinstance(value, Set) else found
 
 
 def _is_adapted(item: type) -> bool:
     if not isinstance(item.__dict__.get("capability_spec"), CapabilitySpec):
         return False
-    home: Any = sys.modules.get(item.__module__)
+    owner: Any = sys.modules.get(item.__module__)
     for part in item.__qualname__.split("."):
-        home = getattr(home, part, None)
-    return home is not item
+        owner = getattr(owner, part, None)
+    return owner is not item
 
 
 def lacks_decorator(value: type) -> bool:
-    """Tell whether a class is written as a capability or node, but for its decorator."""
+    """Return True if a class is a complete capability or node except for its decorator."""
     if value.__name__.startswith("_") or inspect.isabstract(value):
         return False
     return issubclass(value, (BaseCapability, BaseInfrastructureNode)) and bool(
@@ -64,73 +64,73 @@ def lacks_decorator(value: type) -> bool:
 
 
 def required_decorator(item: Any) -> str:
-    """Name the decorator that an object lacks."""
+    """Return the decorator that an object lacks."""
     node = isinstance(item, type) and issubclass(item, BaseInfrastructureNode)
     return "@infrastructure_node" if node else "@capability_node"
 
 
 def registration_error(item: Any, *, inherits: bool) -> RegistryError:
-    """Say why something cannot be registered, and what it would have to be.
+    """Return the error for an object that cannot be registered.
 
     Args:
-        item: What was given.
-        inherits: Whether its parent is decorated.
+        item: The object.
+        inherits: True if a base class is decorated.
     """
-    called = getattr(item, "name", None) or type(item).__name__
+    name = getattr(item, "name", None) or type(item).__name__
     if hasattr(item, "args_schema") and hasattr(item, "ainvoke"):
         return RegistryError(
-            f"{called!r} is a LangChain tool, which is no capability yet.",
-            fix=f"Make it one: capgraph.adapters.tool_capability({called}).",
+            f"{name!r} is a LangChain tool, not a capability.",
+            fix=f"Convert it with capgraph.adapters.tool_capability({name}).",
         )
     if hasattr(item, "get_graph") and hasattr(item, "ainvoke"):
         return RegistryError(
-            f"{called!r} is a LangGraph graph or another Runnable, which is no capability yet.",
-            fix="Make it one: capgraph.adapters.graph_capability(graph, Input, Output).",
+            f"{name!r} is a LangGraph graph or another Runnable, not a capability.",
+            fix="Convert it with capgraph.adapters.graph_capability(graph, Input, Output).",
         )
     if inspect.isroutine(item):
         return RegistryError(
-            f"{item.__name__!r} is a function without its decorator.",
-            fix="Put @capability_node above it.",
+            f"{item.__name__!r} is a function without a decorator.",
+            fix="Decorate it with @capability_node.",
         )
     return RegistryError(
-        f"{item!r} is neither a decorated capability, a decorated infrastructure node nor a"
-        " context type" + (": its parent is decorated, it is not." if inherits else "."),
+        f"{item!r} is not a decorated capability, a decorated infrastructure node, or a context"
+        " type" + (": only its base class is decorated." if inherits else "."),
         fix=f"Decorate it with {required_decorator(item)}, or derive it from CapabilityContext.",
     )
 
 
 def capability_list_fix(item: Any) -> str:
-    """Return the fix for a single object in the place of a list of capabilities.
+    """Return the fix for a single object in place of a list of capabilities.
 
     >>> capability_list_fix(3)
-    'Give a list of capabilities, or a Registry.'
+    'Pass a list of capabilities, or a Registry.'
     """
     if hasattr(item, "capability_spec"):
         return f"Write [{item.__name__}]."
     if hasattr(item, "ainvoke") or inspect.isroutine(item):
-        return f"{registration_error(item, inherits=False).fix} Then give a list of it."
-    return "Give a list of capabilities, or a Registry."
+        return f"{registration_error(item, inherits=False).fix} Then pass it in a list."
+    return "Pass a list of capabilities, or a Registry."
 
 
 def check_name(kind: str, name: str) -> None:
-    """Refuse a name that no node of a graph can have.
+    """Raise an error for a name that a node of a graph cannot have.
 
     Raises:
-        RegistryError: It is LangGraph's, or cannot be printed.
+        RegistryError: The name is reserved by LangGraph, or not printable.
     """
     if not is_valid_node_name(name):
         raise RegistryError(
-            f"The {kind} name {name!r} stands between '__', holds ':' or '|', which LangGraph"
-            " reserves, or cannot be printed.",
-            fix="Use letters, digits and underscores.",
+            f"The {kind} name {name!r} is invalid: LangGraph reserves ':', '|', and names between"
+            " '__', and a name must be printable.",
+            fix="Use letters, digits, and underscores.",
         )
 
 
 def check_insertion_point(node: InfrastructureSpec) -> None:
-    """Refuse an infrastructure node that no edge of the graph would reach.
+    """Raise an error for an infrastructure node that no edge of the graph would reach.
 
     Raises:
-        RegistryError: It has neither a role nor a place beside one.
+        RegistryError: The node has neither a role nor a valid insertion point.
     """
     if node.name in INFRASTRUCTURE_ROLES:
         return
@@ -141,18 +141,18 @@ def check_insertion_point(node: InfrastructureSpec) -> None:
         if target in allowed:
             return
         raise RegistryError(
-            f"The infrastructure node {node.name!r} cannot stand {point} {target!r}.",
+            f"The infrastructure node {node.name!r} cannot be inserted {point} {target!r}.",
             fix=f"Use one of: {', '.join(allowed)}.",
         )
     raise RegistryError(
-        f"The infrastructure node {node.name!r} has no role and no place, so it would never run;"
-        f" roles are {', '.join(INFRASTRUCTURE_ROLES)}.",
-        fix='Name it like the role that it takes, or say where it stands: before = "classifier"'
-        ' or after = "respond".',
+        f"The infrastructure node {node.name!r} would never run: its name is not a role"
+        f" ({', '.join(INFRASTRUCTURE_ROLES)}), and it has no insertion point.",
+        fix='Use the name of a role, or set an insertion point: before = "classifier" or'
+        ' after = "respond".',
     )
 
 
 def qualified_name(value: Any) -> str:
-    """Say where a class stands, for messages."""
+    """Return the qualified name of a class or of a declaration's class."""
     cls = getattr(value, "cls", value)
     return f"{cls.__module__}.{cls.__qualname__}"

@@ -1,4 +1,4 @@
-"""The registry: what an agent is made of. An ordinary instance, never a global."""
+"""The registry: the capabilities, nodes, and context types of an agent, as an ordinary instance."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ if TYPE_CHECKING:
 
 DEFAULT_INFRASTRUCTURE = ("capgraph.infrastructure",)
 _ADAPTED = ("tools", "graphs", "agents", "mcp")
-"""Sections of the settings that adapters turn into capabilities."""
+"""Settings sections whose entries adapters convert to capabilities."""
 
 
 class Registry:
-    """Holds capabilities, infrastructure nodes and context types by name.
+    """Collection of capabilities, infrastructure nodes, and context types by name.
 
-    It is filled by registering and becomes an immutable value when a graph is built of it
-    (:meth:`frozen`); :meth:`with_` makes another one of it for another graph.
+    Registrations fill the registry. Building a graph freezes it (see :meth:`freeze`). :meth:`with_`
+    returns a changed copy for another graph.
 
     Args:
-        infrastructure: Modules or packages whose infrastructure nodes are registered at once; a
-            later one replaces nodes of the same name.
+        infrastructure: Modules or packages whose infrastructure nodes are registered. A later module
+            replaces nodes of the same name.
         provided_types: Context types that the caller of the graph supplies.
 
     Raises:
-        RegistryError: A module cannot be imported, or two registrations share a name.
+        RegistryError: A module cannot be imported, or two registrations have the same name.
 
     >>> registry = Registry()
     >>> "router" in registry.infrastructure
@@ -80,17 +80,17 @@ class Registry:
 
     @property
     def capabilities(self) -> Mapping[str, CapabilitySpec]:
-        """Capability name to what it declares, in order of registration."""
+        """The capability declarations by name, in order of registration."""
         return MappingProxyType(self._capabilities)
 
     @property
     def infrastructure(self) -> Mapping[str, InfrastructureSpec]:
-        """Infrastructure node name to what it declares."""
+        """The declarations of the infrastructure nodes by name."""
         return MappingProxyType(self._infrastructure)
 
     @property
     def context_types(self) -> Mapping[str, type[CapabilityContext]]:
-        """Context type name to its class."""
+        """The context classes by type name."""
         return MappingProxyType(self._context_types)
 
     @property
@@ -100,39 +100,39 @@ class Registry:
 
     @validate_arguments
     def capability(self, name: str) -> Any:
-        """Return the one instance that holds a capability's guides.
+        """Return the instance of a capability that provides its guides.
 
         Raises:
             RegistryError: No capability has that name.
         """
         if name not in self._capabilities:
-            raise self._unknown(name)
+            raise self._unknown_capability(name)
         if name not in self._instances:
             self._instances[name] = self._capabilities[name].cls()
         return self._instances[name]
 
     def describe(self) -> str:
-        """Describe the capabilities: a list for people."""
+        """Return a readable list of the capabilities."""
         return "\n".join(f"- {s.name}: {s.description}" for s in self._capabilities.values())
 
     def candidates(self) -> Sequence[Candidate]:
-        """Return what a selector chooses from: every capability that is not always active."""
+        """Return the capabilities for selection. Capabilities that are always active are not included."""
         if not self._frozen:
             return self._all_candidates()
-        # Schemas of a thousand capabilities take half a second, and these do not change any more.
+        # Cached: generating the schemas of a thousand capabilities takes half a second.
         if self._candidates is None:
             self._candidates = self._all_candidates()
         return self._candidates
 
     def _all_candidates(self) -> Sequence[Candidate]:
-        found = []
+        candidates = []
         for name, spec in self._capabilities.items():
             if spec.always_active:
                 continue
-            guide = self._guide(name, "classifier_guide")
+            guide = self._get_guide(name, "classifier_guide")
             examples = guide.examples if guide else []
             schema = spec.parameters.model_json_schema() if spec.parameters is not None else {}
-            found.append(
+            candidates.append(
                 Candidate(
                     name=name,
                     description=spec.description,
@@ -143,13 +143,13 @@ class Registry:
                     parameters=tuple(parameter_texts(schema)),
                 )
             )
-        return tuple(found)
+        return tuple(candidates)
 
     def planning_guides(self, names: Iterable[str]) -> str:
-        """Return the planning advice of capabilities as one prompt section, in stable order."""
+        """Return the planning guides of capabilities as one prompt section, in stable order."""
         entries = []
         for name in sorted(set(names) & set(self._capabilities)):
-            guide = self._guide(name, "orchestrator_guide")
+            guide = self._get_guide(name, "orchestrator_guide")
             if guide is not None:
                 title = type(self.capability(name)).__name__.removesuffix("Capability")
                 examples = OrchestratorExample.format_examples_for_prompt(guide.examples)
@@ -166,15 +166,15 @@ class Registry:
         settings: Settings,
         storage_key: str | None = None,
     ) -> dict[str, str]:
-        """Return what capabilities tell a planner about the state at hand, by their names.
+        """Return the notes of capabilities about the current state, by capability name.
 
         Args:
-            names: Of which capabilities.
+            names: Names of the capabilities.
             state: The state.
-            settings: All settings.
-            storage_key: Name of the folder of who asks.
+            settings: The settings.
+            storage_key: Name of the caller's folder.
         """
-        found = {}
+        texts = {}
         for name in sorted(set(names) & set(self._capabilities)):
             notes = getattr(self._capabilities[name].cls, "planning_notes", None)
             text = (
@@ -183,21 +183,21 @@ class Registry:
                 else ""
             )
             if text:
-                found[name] = text
-        return found
+                texts[name] = text
+        return texts
 
-    def _guide(self, name: str, attribute: str) -> Any:
+    def _get_guide(self, name: str, attribute: str) -> Any:
         capability = self.capability(name)
-        # A class that does not inherit may have none; one that fails to be made must say so,
-        # which getattr with a default would keep quiet.
+        # A class that is not a subclass of BaseCapability may have no guide. getattr with a default
+        # would hide an AttributeError that the guide itself raises.
         return getattr(capability, attribute) if hasattr(type(capability), attribute) else None
 
-    # --- as a value -----------------------------------------------------------------------
+    # --- copying --------------------------------------------------------------------------
 
     def freeze(self) -> Registry:
-        """Close it for registrations and return it; what a graph is built of never changes."""
+        """Close the registry for registrations and return it."""
         for spec in self._capabilities.values():
-            # What it uses may have been taken out or replaced since it was registered.
+            # Its capabilities may have been removed or replaced since its registration.
             recipe: Any = getattr(spec.cls, "recipe", None)
             if not self._frozen and _is_recipe(recipe):
                 recipe.check(self)
@@ -206,14 +206,15 @@ class Registry:
 
     @validate_arguments
     def with_(self, *items: Any, without: Iterable[str] = ()) -> Registry:
-        """Return another registry; this one stays as it is.
+        """Return a changed copy. This registry does not change.
 
         Args:
-            *items: What comes on top; it replaces what has the same name.
-            without: Names of capabilities to leave out.
+            *items: Items to register. Each replaces an item of the same name.
+            without: Names of capabilities to remove.
 
         Raises:
-            RegistryError: An item cannot be registered, two share a name, or a name is not there.
+            RegistryError: An item cannot be registered, two items have the same name, or a name is not
+                registered.
 
         >>> from capgraph.base import BaseCapability, capability_node
         >>> @capability_node
@@ -231,43 +232,45 @@ class Registry:
             getattr(other, table).update(getattr(self, table))
         for name in without:
             other.unregister(name)
-        among = Registry(infrastructure=())  # two of one name among them are no replacement
+        new_items = Registry(infrastructure=())  # raises if two new items have the same name
         for item in items:
-            made = item.as_capability(other) if _is_recipe(item) else item
-            among.register(made)
-            other.register(made, override=True)
+            capability = item.as_capability(other) if _is_recipe(item) else item
+            new_items.register(capability)
+            other.register(capability, override=True)
         return other
 
-    def _open(self) -> None:
+    def _check_not_frozen(self) -> None:
         if self._frozen:
             raise RegistryError(
-                "A graph was built of this registry, so it cannot change any more.",
-                fix="Make another with registry.with_(...) and build a new graph of it; the same"
-                " saver continues the threads.",
+                "The registry is frozen: a graph was built from it.",
+                fix="Create a changed copy with registry.with_(...) and build a new graph from it."
+                " With the same saver, it continues the threads.",
             )
 
-    def _unknown(self, name: str) -> RegistryError:
+    def _unknown_capability(self, name: str) -> RegistryError:
         fix = suggest_fix(name, known=self._capabilities)
-        return RegistryError(f"No capability is called {name!r}.", fix=fix)
+        return RegistryError(
+            f"The capability {name!r} is not registered.", fix=fix, facts={"name": name}
+        )
 
     # --- writing --------------------------------------------------------------------------
 
     def register(self, item: Any, *, override: bool = False) -> Any:
-        """Add a decorated class, a decorated function, a recipe or a context type.
+        """Register a decorated class, a decorated function, a recipe, or a context type.
 
         Args:
-            item: What to add.
-            override: Replace what has the same name instead of refusing.
+            item: The item.
+            override: Replace an item of the same name instead of raising an error.
 
         Returns:
-            The item, so that the call can be used as a decorator.
+            The item, so that the method can be used as a decorator.
 
         Raises:
-            RegistryError: It is none of these, its name is taken by another one or cannot be a
-                node's, it is an infrastructure node without a place in the graph, a recipe that does not fit to what is registered, or
-                a graph was built of this registry.
+            RegistryError: The item is none of these, its name is invalid or already registered, an
+                infrastructure node has no position in the graph, a recipe does not match the registered
+                capabilities, or the registry is frozen.
         """
-        self._open()
+        self._check_not_frozen()
         if _is_recipe(item):
             self.register(item.as_capability(self), override=override)
             return item
@@ -295,49 +298,49 @@ class Registry:
         """Remove a capability.
 
         Raises:
-            RegistryError: No capability has that name, or a graph was built of this registry.
+            RegistryError: No capability has that name, or the registry is frozen.
         """
-        self._open()
+        self._check_not_frozen()
         if self._capabilities.pop(name, None) is None:
-            raise self._unknown(name)
+            raise self._unknown_capability(name)
         self._instances.pop(name, None)
 
     def declare_provided(self, *types: str | type[CapabilityContext]) -> None:
         """Declare context types that the caller of the graph supplies.
 
         Raises:
-            RegistryError: One is no context type, or a graph was built of this registry.
+            RegistryError: An argument is not a context type, or the registry is frozen.
         """
-        self._open()
+        self._check_not_frozen()
         for kind in types:
             name = kind if isinstance(kind, str) else getattr(kind, "CONTEXT_TYPE", None)
             if not name:
                 raise RegistryError(
-                    f"{kind!r} is no context type.", fix="Give its name, or its class."
+                    f"{kind!r} is not a context type.",
+                    fix="Pass the name or the class of a context type.",
                 )
             self._provided_types.add(name)
 
     @validate_arguments
     def discover(self, package: str, *, override: bool = False) -> list[str]:
-        """Import a module, or every module of a package, and register what it defines.
+        """Import a module, or all modules of a package, and register what they define.
 
-        That includes capabilities that adapters made of tools, graphs and agents, and lists of
-        them.
+        This includes capabilities that adapters created from tools, graphs, and agents, and lists of them.
 
         Args:
-            package: Dotted name.
-            override: Replace what has the same name.
+            package: Dotted name of the module or package.
+            override: Replace items of the same name.
 
         Returns:
-            Names of what was registered, in order.
+            Names of the registered items, in order.
 
         Raises:
-            RegistryError: Modules could not be imported (each with its cause), classes are not
-                decorated (each by name; one that only others derive from may begin with an
-                underscore), or names clash. What could be imported stays registered.
+            RegistryError: Modules cannot be imported, classes are not decorated, or names are not unique.
+                The message lists every cause. Items of imported modules stay registered. Prefix the name of
+                an undecorated base class with an underscore.
         """
         problems: list[str] = []
-        found: list[str] = []
+        names: list[str] = []
         recipes: list[Any] = []
         for module in import_modules(package, problems):
             for value in list(vars(module).values()):
@@ -345,12 +348,12 @@ class Registry:
                     recipes.append(value)
                 for item in find_adapted_capabilities(value):
                     self.register(item, override=override)
-                    found.append(item.capability_spec.name)
+                    names.append(item.capability_spec.name)
                 if not isinstance(value, type) or value.__module__ != module.__name__:
                     continue
                 if (name := registration_name(value)) is not None:
                     self.register(value, override=override)
-                    found.append(name)
+                    names.append(name)
                 elif lacks_decorator(value):
                     problems.append(
                         f"{qualified_name(value)} is not decorated ({required_decorator(value)})"
@@ -360,29 +363,29 @@ class Registry:
 
             for recipe in order_by_use(recipes):
                 self.register(recipe, override=override)
-                found.append(recipe.name)
+                names.append(recipe.name)
         if problems:
             raise RegistryError(
-                f"{package!r} is not registered whole: {'; '.join(problems)}.",
-                fix="Correct what cannot be imported, or install what it imports. Decorate the"
-                " classes, or begin the name of one that only others derive from with an underscore.",
+                f"{package!r} is only partly registered: {'; '.join(problems)}.",
+                fix="Correct the imports or install missing packages. Decorate the classes, or"
+                " prefix the name of a base class with an underscore.",
             )
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(names))
 
     def load_entry_points(self, group: str = ENTRY_POINT_GROUP) -> list[str]:
-        """Register what installed distributions offer under an entry-point group.
+        """Register the items that installed distributions offer in an entry-point group.
 
         Raises:
-            RegistryError: An entry point cannot be loaded, or names clash.
+            RegistryError: An entry point cannot be loaded, or names are not unique.
         """
-        found = []
+        names = []
         for name, value in load_entry_points(group):
             if inspect.ismodule(value):
-                found += self.discover(value.__name__)
+                names += self.discover(value.__name__)
             else:
                 self.register(value)
-                found.append(name)
-        return found
+                names.append(name)
+        return names
 
     @validate_arguments
     def configure(
@@ -392,15 +395,15 @@ class Registry:
         exclude: Iterable[str] = (),
         override: Mapping[str, str] | None = None,
     ) -> None:
-        """Keep, leave out and replace capabilities, as configuration says.
+        """Include, exclude, and replace capabilities.
 
         Args:
-            include: Names to keep; ``None`` for all.
-            exclude: Names to leave out.
-            override: Name to ``"module:Class"`` that takes its place.
+            include: Names of the capabilities to keep; ``None`` keeps all.
+            exclude: Names of the capabilities to remove.
+            override: Capability name to the ``"module:Class"`` that replaces it.
 
         Raises:
-            RegistryError: A name is not registered, or a replacement does not fit.
+            RegistryError: A name is not registered, or a replacement has another name.
         """
         for name, target in (override or {}).items():
             item = import_object(target)
@@ -408,8 +411,8 @@ class Registry:
             if spec is None or spec.name != name:
                 raise RegistryError(
                     f"{target!r} cannot replace {name!r}: it is"
-                    f" {'capability ' + repr(spec.name) if spec else 'no capability'}.",
-                    fix=f"Name a decorated capability class whose name is {name!r}.",
+                    f" {'the capability ' + repr(spec.name) if spec else 'not a capability'}.",
+                    fix=f"Use a decorated capability class whose name is {name!r}.",
                 )
             self.register(item, override=True)
         exclude = left_out = list(exclude)
@@ -417,7 +420,7 @@ class Registry:
             include = list(include)
             left_out += sorted(set(self._capabilities).difference(include))
         if unknown := [n for n in (*exclude, *(include or ())) if n not in self._capabilities]:
-            raise self._unknown(unknown[0])
+            raise self._unknown_capability(unknown[0])
         for name in dict.fromkeys(left_out):
             self.unregister(name)
 
@@ -428,42 +431,41 @@ class Registry:
         problems: list[CapgraphError] | None = None,
         adapted: Iterable[Any] | None = None,
     ) -> Registry:
-        """Build the registry that settings describe.
+        """Return the registry that settings describe.
 
-        Settings with ``tools``, ``graphs``, ``agents`` or ``mcp`` need
-        :func:`~capgraph.adapters.settings_registry.open_registry`, which opens and closes them.
+        Settings with ``tools``, ``graphs``, ``agents``, or ``mcp`` require
+        :func:`~capgraph.adapters.configured.open_registry`, which opens and closes them.
 
         Args:
             settings: ``capgraph.configs.settings.Settings``.
-            problems: Takes what is wrong with a module or the recipes, each by itself; raised when
-                not given.
-            adapted: Capabilities that ``open_registry`` made of these four sections.
+            problems: List that collects the errors. By default, the first error is raised.
+            adapted: Capabilities that ``open_registry`` created from these four sections.
 
         Raises:
-            RegistryError: Something named cannot be imported or does not fit together; or the
-                settings have one of these sections, and ``adapted`` is not given.
+            RegistryError: A module or item cannot be imported or registered, or the settings have one of
+                these sections and ``adapted`` is missing.
         """
         sections = [name for name in _ADAPTED if getattr(settings, name)]
         if sections and adapted is None:
             raise RegistryError(
-                f"The settings have {', '.join(sections)}, which Registry.from_settings does not"
-                " open.",
-                fix="Use 'async with open_registry(settings) as registry' of capgraph.adapters, or"
+                f"The settings sections {', '.join(sections)} are not supported by"
+                " Registry.from_settings: they open connections.",
+                fix="Use 'async with open_registry(settings) as registry' from capgraph.adapters, or"
                 " open_graph(settings=settings).",
             )
         registry = cls(
             infrastructure=settings.infrastructure, provided_types=settings.provided_types
         )
-        chosen = {name: getattr(settings, name) for name in ("include", "exclude", "override")}
-        works: list[Callable[[], Any]] = [
+        selection = {name: getattr(settings, name) for name in ("include", "exclude", "override")}
+        actions: list[Callable[[], Any]] = [
             *(partial(registry.discover, module) for module in settings.modules),
             *(partial(registry.register, item) for item in adapted or ()),
             partial(registry._load_recipes, settings.recipes),
-            partial(registry.configure, **chosen),
+            partial(registry.configure, **selection),
         ]
-        for work in works:
+        for action in actions:
             try:
-                work()
+                action()
             except CapgraphError as exc:
                 if problems is None:
                     raise
@@ -482,7 +484,8 @@ class Registry:
         known = table.get(name)
         if known is not None and known is not value and not override:
             raise RegistryError(
-                f"The {kind} {name!r} is registered twice: {qualified_name(known)} and {qualified_name(value)}.",
+                f"The {kind} {name!r} is registered twice: by {qualified_name(known)} and"
+                f" {qualified_name(value)}.",
                 fix="Rename one of them, or pass override=True to replace the first.",
             )
         table[name] = value
@@ -496,6 +499,6 @@ class Registry:
 
 
 def _is_recipe(value: Any) -> bool:
-    # Nobody has made one before its module was imported, which a graph without one need not do.
+    # No recipe exists before its module is imported. A graph without recipes does not import it.
     recipes = sys.modules.get("capgraph.planning.recipes")
     return recipes is not None and isinstance(value, recipes.Recipe)

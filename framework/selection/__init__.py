@@ -1,8 +1,8 @@
-"""Choosing who or what a task needs: capabilities for a plan, one agent for a request.
+"""Selection of capabilities for a plan, and routing of requests to agents.
 
-Every strategy that chooses capabilities follows :class:`Selector`. The default,
-:class:`LexicalSelector`, needs no model; :class:`EmbeddingSelector` takes any LangChain
-``Embeddings``. What sends a whole request to one of several agents is a :class:`BaseRouter`.
+A :class:`Selector` chooses the capabilities that a task needs. The default,
+:class:`LexicalSelector`, works without a model. :class:`EmbeddingSelector` uses any LangChain
+``Embeddings``. A :class:`BaseRouter` sends a whole request to one of several agents.
 """
 
 from typing import TYPE_CHECKING

@@ -1,11 +1,10 @@
-"""Which candidates are needed, given the evidence for each: no more than the request shows.
+"""Choice of the candidates that a request needs, from the evidence for each.
 
-A candidate with examples has learned which requests need it. One without has only its own words,
-and a request speaks for its siblings and opposites in the same words. So beside the first it is
-needed only for what those before it do not explain: words of the request that they have nothing
-of, or a part of the request that is clearly another's. What counts as clear rises with the number
-of candidates, since the best of many comes high by chance. The settings were chosen on the
-tuning data that ``tests/benchmarks/function_choice.py`` names.
+A candidate with examples has learned which requests need it. A candidate without examples is known
+only by its own words, which its siblings often share. It is therefore chosen in addition to others
+only if the request has unexplained words, or if one clause clearly belongs to it. The required
+evidence rises with the number of candidates, because the best of many candidates scores high by
+chance. The constants were tuned on the data that ``tests/benchmarks/function_choice.py`` names.
 """
 
 from __future__ import annotations
@@ -17,19 +16,21 @@ import numpy as np
 from capgraph.selection.tfidf import Array
 
 _NEARLY = 0.8
-_BY_WORDS = (0.25, 0.10)  # evidence of the unexplained words; and more for each e-fold candidates
-_BY_PART = (0.30, 0.15)  # evidence of a part, the same way
-_FIRST_IN_PART = 0.65  # at most this share of the part's evidence may be the first's
+# Minimum evidence: a constant, plus a term that is multiplied by the log of the number of candidates.
+_MIN_UNEXPLAINED = (0.25, 0.10)  # of the unexplained words
+_MIN_CLAUSE = (0.30, 0.15)  # of a clause
+_MAX_FIRST_SHARE = (
+    0.65  # maximum evidence of the first candidate in a clause of another, as a share
+)
 
 
 def max_evidence(evidence: Array) -> Array:
-    """Return each candidate's evidence over the whole task and its clauses.
+    """Return each candidate's maximum evidence over the whole task and its clauses.
 
-    A clause has lost the rest of the request: it brings in what the whole hides, but what
-    resembles the whole most comes first.
+    The best candidate for the whole task ranks first, because a clause lacks the rest of the request.
     """
     found: Array = evidence.max(axis=0)
-    found[evidence[0].argmax()] = 1.001 * found.max()  # more than equal: no tie
+    found[evidence[0].argmax()] = 1.001 * found.max()  # avoids a tie
     return found
 
 
@@ -40,49 +41,50 @@ def choose_candidates(
     margin: float,
     min_evidence: float,
 ) -> Array:
-    """Return which candidates to choose, once the best one fits.
+    """Return a mask of the chosen candidates, given that the best one fits.
 
     Args:
-        evidence: The evidence, a row for the task and for each of its clauses; 0 for a candidate
-            that must not be chosen.
-        has_examples: Whether each candidate has examples.
-        unexplained_evidence: Gives the evidence of what some candidates do not explain; ``None`` where that
-            is not known: then all are chosen as those with examples are.
-        margin: A candidate with examples is chosen from this share of the best one's evidence on,
-            or when it nearly fits by itself.
-        min_evidence: From which evidence on a candidate fits by itself.
+        evidence: One row for the task and one for each clause; 0 for excluded candidates.
+        has_examples: True for each candidate with examples.
+        unexplained_evidence: Function that returns the evidence that the chosen candidates do not
+            explain. ``None`` treats every candidate as if it had examples.
+        margin: Minimum evidence of a candidate with examples, as a share of the best one's. A candidate
+            that nearly fits by itself is chosen as well.
+        min_evidence: Evidence from which a candidate fits by itself.
     """
     values = max_evidence(evidence)
-    # The parts of a compound request weaken one another, hence "nearly".
-    close: Array = values >= min(margin * values.max(), _NEARLY * min_evidence)
+    # The clauses of a compound request weaken each other, hence "nearly".
+    fitting: Array = values >= min(margin * values.max(), _NEARLY * min_evidence)
     if unexplained_evidence is None or all(has_examples):
-        return close
+        return fitting
     first = int(values.argmax())
-    chance = np.log(evidence.shape[1])
+    log_count = np.log(evidence.shape[1])
     chosen = [
         first,
-        *_by_part(evidence, first, min_evidence * (_BY_PART[0] + _BY_PART[1] * chance)),
+        *_best_by_clause(
+            evidence, first, min_evidence * (_MIN_CLAUSE[0] + _MIN_CLAUSE[1] * log_count)
+        ),
     ]
-    least_words = min_evidence * (_BY_WORDS[0] + _BY_WORDS[1] * chance)
+    min_unexplained = min_evidence * (_MIN_UNEXPLAINED[0] + _MIN_UNEXPLAINED[1] * log_count)
     while True:
-        further = close & (unexplained_evidence(chosen) >= least_words)
-        further[chosen] = False
-        if not further.any():
+        additional = fitting & (unexplained_evidence(chosen) >= min_unexplained)
+        additional[chosen] = False
+        if not additional.any():
             break
-        chosen.append(int(np.where(further, values, -1.0).argmax()))
-    untaught = np.zeros(len(values), bool)
-    untaught[chosen] = True
-    result: Array = np.where(has_examples, close, untaught)
+        chosen.append(int(np.where(additional, values, -1.0).argmax()))
+    chosen_mask = np.zeros(len(values), bool)
+    chosen_mask[chosen] = True
+    result: Array = np.where(has_examples, fitting, chosen_mask)
     return result
 
 
-def _by_part(rows: Array, first: int, enough: float) -> list[int]:
-    """Return the best candidates of the parts that are clearly not the first one's."""
-    best = [int(column) for column in rows[1:].argmax(axis=1)]
+def _best_by_clause(evidence: Array, first: int, min_evidence: float) -> list[int]:
+    """Return the best candidates of the clauses that clearly do not belong to the first candidate."""
+    best = [int(column) for column in evidence[1:].argmax(axis=1)]
     if first not in best:
         return []
     return [
         column
-        for row, column in zip(rows[1:], best, strict=True)
-        if row[column] >= enough and row[first] <= _FIRST_IN_PART * row[column]
+        for row, column in zip(evidence[1:], best, strict=True)
+        if row[column] >= min_evidence and row[first] <= _MAX_FIRST_SHARE * row[column]
     ]

@@ -1,4 +1,4 @@
-"""What selection receives, what it answers, and the protocol of every strategy."""
+"""Protocol of selection strategies and their result."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ NO_EXCLUSIONS: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Selection:
-    """Which capabilities a task needs; no names means that none fits.
+    """Capabilities that a task needs. Without names, no capability fits.
 
     Attributes:
-        names: The chosen capabilities, best first.
-        scores: A score for every candidate that was compared, from 0 to 1;
-            0.5 is where a capability starts to count as fitting.
-        best: The highest score among the capabilities that were not excluded.
-        reason: One sentence for people: why these, or why none.
-        answer: The reply, where whoever found that none fits has written it already.
-        deferred: Whether the names are only what may be chosen, and the planner chooses.
+        names: The selected capabilities, best first.
+        scores: Score of every compared candidate, from 0 to 1. A capability fits from 0.5.
+        best: The highest score of the capabilities that were not excluded.
+        reason: One sentence for people that explains the result.
+        answer: The reply, if the selector already wrote one because no capability fits.
+        deferred: True if the names are only candidates and the planner selects among them.
 
     >>> bool(Selection((), {}, 0.0, "There are no capabilities."))
     False
@@ -42,7 +41,7 @@ class Selection:
 
 @runtime_checkable
 class Selector(Protocol):
-    """A way to choose capabilities: lexical, by sentence vectors, by rules, by a model."""
+    """Strategy that selects capabilities, such as by words, embeddings, rules, or a model."""
 
     async def select(
         self,
@@ -51,11 +50,11 @@ class Selector(Protocol):
         *,
         excluded: Mapping[str, str] = NO_EXCLUSIONS,
     ) -> Selection:
-        """Choose the capabilities that the task needs.
+        """Return the capabilities that the task needs.
 
         Args:
-            task: What the person wants, in their words.
-            candidates: The capabilities to choose from.
-            excluded: Capabilities that failed this task, with the reason; never chosen.
+            task: The person's request, in their words.
+            candidates: The capabilities to select from.
+            excluded: Capabilities that failed for this task, with the reason. They are never selected.
         """
         ...

@@ -1,8 +1,8 @@
-"""The offline selectors: a classifier fitted to the candidates, over words or vectors too.
+"""Selectors that work offline: a classifier that is fitted to the candidates.
 
-Settings were chosen on training parts of public data only (CLINC150 training and validation
-queries, BANKING77 training queries, a fixed half of MetaTool's queries); the figures that
-``tests/benchmarks/selection.py`` prints come from the other parts.
+The constants were tuned on the training parts of public data only (CLINC150 training and validation
+queries, BANKING77 training queries, a fixed half of MetaTool's queries). The results of
+``tests/benchmarks/selection.py`` come from the other parts.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
     from capgraph.selection.text_classifier import TextClassifier
 
-_KEPT_FITS = 4
-_SHOWN = 3
+_MAX_FITS = 4
+_MAX_SHOWN_NAMES = 3
 
 
 class LexicalSelector:
-    """The default selector: learns from names, descriptions, instructions and examples.
+    """Default selector, which learns from names, descriptions, instructions, and examples.
 
-    Fitted classifiers are kept on the instance, one for each set of candidates (the last
-    few sets), and are fitted and used off the event loop.
+    Fitted classifiers are cached per instance for the last few sets of candidates. They are fitted and
+    evaluated in a worker thread.
 
     Args:
-        margin: A further capability is chosen when its evidence is at least this
-            share of the best one's, or when it nearly fits by itself.
-        threshold: Score below which even the best capability does not fit.
+        margin: Minimum evidence for a further capability, as a share of the best one's. A capability
+            that nearly fits by itself is chosen as well.
+        threshold: Minimum score of the best capability.
 
     Raises:
-        MissingExtraError: At first use, when numpy is not installed.
+        MissingExtraError: numpy is not installed. Raised at first use.
 
     >>> import asyncio
     >>> from capgraph.selection import Candidate
@@ -59,23 +59,24 @@ class LexicalSelector:
         for name, value in (("margin", margin), ("threshold", threshold)):
             if not 0.0 < value < 1.0:
                 raise ValidationError(
-                    f"The {name} of a selector is {value!r}.",
-                    fix="Give a number between 0 and 1.",
+                    f"The {name} of a selector is {value!r}: expected a number between 0 and 1.",
+                    fix="Pass a number above 0 and below 1.",
+                    facts={name: value},
                 )
         self._margin = margin
         self._threshold = threshold
-        self._fits: BoundedDict[tuple[Candidate, ...], TextClassifier] = BoundedDict(_KEPT_FITS)
-        # A lock of asyncio belongs to one event loop; an instance may serve several.
+        self._fits: BoundedDict[tuple[Candidate, ...], TextClassifier] = BoundedDict(_MAX_FITS)
+        # An asyncio lock belongs to one event loop, and an instance may serve several.
         self._locks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
             weakref.WeakKeyDictionary()
         )
 
     async def prepare(self, candidates: Sequence[Candidate]) -> None:
-        """Fit ahead of the first request, so that it does not wait."""
-        await self._fitted(tuple(candidates))
+        """Fit the classifier in advance, so that the first request does not wait."""
+        await self._get_fit(tuple(candidates))
 
     async def score(self, task: str, candidates: Sequence[Candidate]) -> dict[str, float]:
-        """Return a score from 0 to 1 for every candidate, best first; 0.5 starts to fit."""
+        """Return a score from 0 to 1 for every candidate, best first. A candidate fits from 0.5."""
         if not candidates or not task.strip():
             return {}
         _, _, rows = await self._evidence(task, tuple(candidates))
@@ -88,19 +89,17 @@ class LexicalSelector:
         limit: int,
         excluded: Mapping[str, str] = NO_EXCLUSIONS,
     ) -> tuple[Candidate, ...]:
-        """Return the candidates that come nearest to a task, so that prompts stay short.
+        """Return the candidates with the highest scores, in the order of ``candidates``.
 
-        They keep the order of ``candidates``: a prompt made of them has a stable beginning when
-        the same ones are kept.
+        The stable order lets providers cache the prompts that list the candidates.
         """
         allowed = [candidate for candidate in candidates if candidate.name not in excluded]
         if len(allowed) > limit:
-            # All are scored, not only the allowed ones: the classifier is that of the whole
-            # registry and is not fitted anew for each combination.
+            # Score all candidates, because a classifier is fitted for each set of candidates.
             scores = await self.score(task, candidates)
             ranked = sorted(allowed, key=lambda candidate: -scores.get(candidate.name, 0.0))
-            kept = {candidate.name for candidate in ranked[:limit]}
-            allowed = [candidate for candidate in allowed if candidate.name in kept]
+            names = {candidate.name for candidate in ranked[:limit]}
+            allowed = [candidate for candidate in allowed if candidate.name in names]
         return tuple(allowed)
 
     async def select(
@@ -110,22 +109,22 @@ class LexicalSelector:
         *,
         excluded: Mapping[str, str] = NO_EXCLUSIONS,
     ) -> Selection:
-        """Choose the capabilities that the task needs; see :class:`Selector`."""
+        """Return the capabilities that the task needs. See :class:`Selector`."""
         if not task.strip():
             return Selection((), reason="The task is empty.")
         if not candidates:
             return Selection((), reason="There are no capabilities.")
         fitted, texts, rows = await self._evidence(task, tuple(candidates))
         scores = _scores(rows, candidates)
-        open_ = [name for name in scores if name not in excluded]
-        if not open_:
+        allowed = [name for name in scores if name not in excluded]
+        if not allowed:
             return Selection((), scores, 0.0, "Every capability was excluded.")
-        best = scores[open_[0]]
+        best = scores[allowed[0]]
         if best < self._threshold:
-            return Selection((), scores, best, self._none_reason(open_[0], best, excluded))
+            return Selection((), scores, best, self._no_fit_reason(allowed[0], best, excluded))
 
         def decide() -> set[str]:
-            # Capabilities' own code too, which may be slow or read a file: not on the event loop.
+            # In a worker thread, because matches_task of a capability may block.
             from capgraph.selection.candidate_choice import choose_candidates
 
             rows[:, [c.name in excluded for c in candidates]] = 0.0
@@ -135,19 +134,19 @@ class LexicalSelector:
             )
             taught = [bool(c.positives) for c in candidates]
             chosen = choose_candidates(rows, taught, unexplained, self._margin, least)
-            sure = [c.matches_task(texts[0]) if c.matches_task else None for c in candidates]
-            pairs = zip(candidates, chosen, sure, strict=True)
+            verdicts = [c.matches_task(texts[0]) if c.matches_task else None for c in candidates]
+            pairs = zip(candidates, chosen, verdicts, strict=True)
             return {c.name for c, by_text, known in pairs if known or (known is None and by_text)}
 
         chosen = await asyncio.to_thread(decide)
-        names = tuple(name for name in open_ if name in chosen)
+        names = tuple(name for name in allowed if name in chosen)
         return Selection(names, scores, best, _reason(names, scores))
 
     async def _evidence(
         self, task: str, candidates: tuple[Candidate, ...]
     ) -> tuple[TextClassifier, list[str], Any]:
-        """Return the fit, the task with its clauses, and what each says for the candidates."""
-        fitted = await self._fitted(candidates)
+        """Return the classifier, the task with its clauses, and the evidence of each text."""
+        fitted = await self._get_fit(candidates)
         task = task.strip()[:MAX_CHARACTERS]
         texts = [task, *split_clauses(task)]
         vectors = None
@@ -156,11 +155,11 @@ class LexicalSelector:
             vectors = await asyncio.gather(*map(self._embeddings.aembed_query, texts))
         return fitted, texts, await asyncio.to_thread(fitted.evidence, texts, vectors)
 
-    async def _fitted(self, candidates: tuple[Candidate, ...]) -> TextClassifier:
+    async def _get_fit(self, candidates: tuple[Candidate, ...]) -> TextClassifier:
         lock = self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
         async with lock:
             found = self._fits.get(candidates) or await self._fit(candidates)
-            self._fits[candidates] = found  # the last one used is the last to go
+            self._fits[candidates] = found  # moves the entry to the end of the eviction order
             return found
 
     async def _fit(self, candidates: tuple[Candidate, ...]) -> TextClassifier:
@@ -170,28 +169,27 @@ class LexicalSelector:
             vectors = await self._embeddings.aembed_documents(rows.texts)
         return await asyncio.to_thread(_fit, rows, vectors)
 
-    def _none_reason(self, name: str, best: float, excluded: Mapping[str, str]) -> str:
+    def _no_fit_reason(self, name: str, best: float, excluded: Mapping[str, str]) -> str:
         text = (
-            f"No capability fits: the closest, {name}, scores {best:.2f}; "
-            f"{self._threshold:.2f} is needed."
+            f"No capability fits: the best, {name}, scores {best:.2f}, below {self._threshold:.2f}."
         )
         return text + (f" Excluded after failing: {', '.join(excluded)}." if excluded else "")
 
 
 class EmbeddingSelector(LexicalSelector):
-    """Chooses by sentence vectors and words together.
+    """Selector that combines embeddings and words.
 
-    A first request with new candidates embeds all their texts in one call; every
-    further one embeds the task and, when it is compound, its clauses.
+    The first request with new candidates embeds all their texts in one call. Each further request
+    embeds the task and, if it is compound, its clauses.
 
     Args:
-        embeddings: Any LangChain embeddings; their asynchronous methods are used.
+        embeddings: LangChain embeddings. Their asynchronous methods are used.
         margin: As for :class:`LexicalSelector`.
         threshold: As for :class:`LexicalSelector`.
 
     Raises:
-        MissingExtraError: At first use, when numpy is not installed.
-        ModelError: The embeddings gave something other than one vector for each text.
+        MissingExtraError: numpy is not installed. Raised at first use.
+        ModelError: The embeddings are not one vector for each text.
     """
 
     def __init__(
@@ -215,7 +213,7 @@ def _fit(rows: Any, vectors: list[list[float]] | None) -> TextClassifier:
 
 
 def _scores(rows: Any, candidates: Sequence[Candidate]) -> dict[str, float]:
-    """Map evidence to 0..1, so that evidence at its threshold gives 0.5; best first."""
+    """Return scores from 0 to 1, best first. Evidence at its threshold is mapped to 0.5."""
     from capgraph.selection.candidate_choice import max_evidence
 
     pairs = zip(candidates, map(float, max_evidence(rows)), strict=True)
@@ -224,6 +222,6 @@ def _scores(rows: Any, candidates: Sequence[Candidate]) -> dict[str, float]:
 
 
 def _reason(names: Sequence[str], scores: Mapping[str, float]) -> str:
-    shown = ", ".join(f"{name} ({scores[name]:.2f})" for name in names[:_SHOWN])
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"The task resembles what is served by {shown}{more}."
+    shown = ", ".join(f"{name} ({scores[name]:.2f})" for name in names[:_MAX_SHOWN_NAMES])
+    more = f" and {len(names) - _MAX_SHOWN_NAMES} more" if len(names) > _MAX_SHOWN_NAMES else ""
+    return f"The task matches {shown}{more}."

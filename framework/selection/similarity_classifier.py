@@ -1,16 +1,14 @@
-"""The classifier behind the selectors: similarities in, a score for each candidate out.
+"""Classifier behind the selectors: text similarities in, evidence for each candidate out.
 
-It works on similarities between texts, whatever they come from, so words and sentence
-vectors share it:
+It works on similarities between texts, so that TF-IDF and embeddings share it:
 
-- regularised least squares ("ridge") gives every candidate its own evidence, so that
-  several can fit one task. It is solved in closed form and is what a prototype (the
-  mean of the examples) becomes when the examples of the others are taken into account;
-- from 20 candidates with 5 examples each on, where telling close ones apart is the hard
-  part, multinomial logistic regression over the same similarities is added.
+- Ridge regression computes the evidence for each candidate independently, so that several
+  candidates can fit one task. It is solved in closed form.
+- From 20 candidates with 5 examples each, multinomial logistic regression on the same similarities
+  is added, which separates similar candidates better.
 
-General texts that no capability serves are trained against in both, which is what
-makes "none fits" reliable when there are only a few capabilities.
+Both are also trained on general texts that no capability serves, which makes "no candidate fits"
+reliable with few capabilities.
 """
 
 from __future__ import annotations
@@ -31,13 +29,13 @@ from capgraph.selection.texts import (
 )
 from capgraph.selection.tfidf import Array
 
-MAX_ROWS = 4000  # bounds the time and memory of a fit; above it, examples are pooled
+MAX_ROWS = 4000  # limits the time and memory of a fit; more examples are pooled
 _RIDGE = 0.3
 _NEGATIVE_TARGET = -1.0
 _LOGISTIC_PENALTY = 1 / 30
 _LOGISTIC_STEPS = 100
 _LOGISTIC_FROM = (20, 5.0)  # candidates, and mean examples of each
-_LOGISTIC_WORK = 5e8  # rows squared times candidates: some seconds; ridge alone above
+_LOGISTIC_WORK = 5e8  # maximum of rows squared times candidates, which takes a few seconds
 _PIECES_FROM = 3
 _PARAMETERS_WORTH = 0.15  # of an example
 _RIDGE_SHARE = 0.25  # of the evidence when logistic regression gives the rest
@@ -45,10 +43,14 @@ _RIDGE_SHARE = 0.25  # of the evidence when logistic regression gives the rest
 
 @dataclass(frozen=True)
 class Calibration:
-    """From which evidence on a candidate fits; more examples give stronger evidence.
+    """Evidence thresholds of candidates. More examples give stronger evidence.
 
-    The threshold rises from ``base_threshold`` (description only) towards ``max_threshold`` as examples
-    are added; with logistic regression it is ``logistic_threshold + logistic_slope * example_counts``.
+    Attributes:
+        base_threshold: Threshold of a candidate without examples.
+        max_threshold: Limit of the threshold as examples are added.
+        logistic_threshold: Threshold of a candidate without examples, with logistic regression.
+        logistic_slope: Increase of that threshold for each example.
+        max_unrelated_similarity: Similarity to a candidate's text from which a general text is ignored.
     """
 
     base_threshold: float
@@ -60,7 +62,7 @@ class Calibration:
     )
 
     def thresholds(self, examples: Array, logistic: bool) -> Array:
-        """Return one threshold for each candidate from its number of examples."""
+        """Return the threshold of each candidate for its number of examples."""
         if logistic:
             rising: Array = self.logistic_threshold + self.logistic_slope * np.minimum(examples, 15)
         else:
@@ -72,13 +74,13 @@ class Calibration:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The training texts of a set of candidates and what each should score.
+    """Training texts of a set of candidates with their target evidence.
 
     Attributes:
-        texts: The candidates' texts first, then the unrelated ones.
+        texts: The candidates' texts, followed by the general texts.
         targets: One row for each text, one column for each candidate.
-        candidate_text_count: How many of the texts come from the candidates.
-        example_counts: Number of positive examples of each candidate; parameters count for a little.
+        candidate_text_count: Number of texts that belong to the candidates.
+        example_counts: Number of positive examples of each candidate. Parameters count as a fraction.
     """
 
     texts: list[str]
@@ -88,7 +90,7 @@ class TrainingData:
 
     @property
     def uses_logistic(self) -> bool:
-        """Whether there are enough candidates and examples for logistic regression."""
+        """True if there are enough candidates and examples for logistic regression."""
         candidates = len(self.example_counts)
         return bool(
             candidates >= _LOGISTIC_FROM[0]
@@ -98,38 +100,38 @@ class TrainingData:
 
 
 def collect_training_data(candidates: Sequence[Candidate]) -> TrainingData:
-    """Collect the training texts; one that several candidates share is one row.
+    """Return the training texts. A text that several candidates share is one row.
 
     Raises:
-        ValidationError: Two candidates have one name.
+        ValidationError: Two candidates have the same name.
     """
     names = [candidate.name for candidate in candidates]
     if len(set(names)) < len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
+        duplicates = sorted({name for name in names if names.count(name) > 1})
         raise ValidationError(
-            f"Several candidates are named {', '.join(map(repr, twice))}.",
-            fix="Give every capability its own name.",
+            f"The candidate names {', '.join(map(repr, duplicates))} are not unique.",
+            fix="Use a different name for each capability.",
         )
-    room = max(1, MAX_ROWS // max(1, len(candidates)) - 1)
+    max_texts = max(1, MAX_ROWS // max(1, len(candidates)) - 1)
     rows: dict[str, dict[int, float]] = {}
 
-    def put(text: str, column: int, target: float) -> None:
+    def add_text(text: str, column: int, target: float) -> None:
         if text.strip():
             row = rows.setdefault(normalize(text.strip()), {})
             row[column] = max(row.get(column, target), target)
 
     for column, candidate in enumerate(candidates):
-        put(candidate_text(candidate), column, 1.0)
-        put(" ".join(map(identifier_words, candidate.parameters)), column, 1.0)
-        for text in _pooled(candidate.positives, room):
-            put(text, column, 1.0)
+        add_text(candidate_text(candidate), column, 1.0)
+        add_text(" ".join(map(identifier_words, candidate.parameters)), column, 1.0)
+        for text in _pool_texts(candidate.positives, max_texts):
+            add_text(text, column, 1.0)
         if len(candidates) < _LOGISTIC_FROM[0] and len(candidate.positives) >= _PIECES_FROM:
-            # A request often takes up one word of a list in the description, which counts
-            # for little in the whole. Without examples beside them pieces mislead.
+            # A request often matches one word of a list in the description, which has little
+            # weight in the whole text. Without examples, such parts are misleading.
             for text in description_parts(candidate):
-                put(text, column, 1.0)
-        for text in _pooled(candidate.negatives, room):
-            put(text, column, _NEGATIVE_TARGET)
+                add_text(text, column, 1.0)
+        for text in _pool_texts(candidate.negatives, max_texts):
+            add_text(text, column, _NEGATIVE_TARGET)
     texts = list(rows)
     general = unrelated_texts()
     targets = np.zeros((len(texts) + len(general), len(candidates)), np.float32)
@@ -142,23 +144,23 @@ def collect_training_data(candidates: Sequence[Candidate]) -> TrainingData:
     return TrainingData([*texts, *general], targets, len(texts), examples)
 
 
-def _pooled(texts: tuple[str, ...], room: int) -> list[str]:
-    """Join texts so that at most ``room`` remain."""
-    if len(texts) <= room:
+def _pool_texts(texts: tuple[str, ...], max_texts: int) -> list[str]:
+    """Join texts so that at most ``room`` texts remain."""
+    if len(texts) <= max_texts:
         return list(texts)
-    return ["\n".join(texts[start::room]) for start in range(room)]
+    return ["\n".join(texts[start::max_texts]) for start in range(max_texts)]
 
 
 class SimilarityClassifier:
-    """A fitted classifier over the similarities of a task to the training texts."""
+    """Classifier that is fitted to the similarities between training texts."""
 
     def __init__(self, rows: TrainingData, gram: Array, calibration: Calibration) -> None:
-        """Fit.
+        """Fit the classifier.
 
         Args:
             rows: The training texts.
-            gram: Similarity of every training text to every other.
-            calibration: The thresholds that belong to this kind of similarity.
+            gram: Similarity matrix of the training texts.
+            calibration: Thresholds for this kind of similarity.
         """
         near = gram[rows.candidate_text_count :, : rows.candidate_text_count].max(
             axis=1, initial=0.0
@@ -166,9 +168,11 @@ class SimilarityClassifier:
         far = rows.candidate_text_count + np.flatnonzero(
             near < calibration.max_unrelated_similarity
         )
-        self._kept = np.concatenate([np.arange(rows.candidate_text_count), far])
-        gram = gram[np.ix_(self._kept, self._kept)]  # a copy, which fitting may overwrite
-        targets = rows.targets[self._kept]
+        self._row_indices = np.concatenate([np.arange(rows.candidate_text_count), far])
+        gram = gram[
+            np.ix_(self._row_indices, self._row_indices)
+        ]  # a copy, which fitting may overwrite
+        targets = rows.targets[self._row_indices]
         self._logistic = _fit_logistic(gram, targets) if rows.uses_logistic else None
         gram.flat[:: len(gram) + 1] += _RIDGE
         self._ridge = np.linalg.solve(gram, targets)
@@ -183,50 +187,50 @@ class SimilarityClassifier:
         Returns:
             One row for each text, one column for each candidate.
         """
-        similarities = np.asarray(similarities, np.float32)[:, self._kept]
+        similarities = np.asarray(similarities, np.float32)[:, self._row_indices]
         found = multiply_in_thread(similarities, self._ridge)
         if self._logistic is not None:
-            shares = _shares(multiply_in_thread(similarities + 1, self._logistic))
+            shares = _softmax(multiply_in_thread(similarities + 1, self._logistic))
             found = shares[:, : found.shape[1]] + _RIDGE_SHARE * found
         evidence: Array = np.clip(found, 0.0, None) / self._thresholds
         return evidence
 
 
-def multiply_in_thread(left: Array, right: Array) -> Array:
-    """Multiply two matrices, the first with a few rows, in the calling thread.
+def multiply_in_thread(first: Array, second: Array) -> Array:
+    """Multiply a matrix with few rows by another one in the calling thread.
 
-    The linear algebra library would share the work among threads that wait for one another by
-    spinning: on a busy machine that turns a millisecond into a hundred.
+    BLAS would distribute the work over threads that spin while they wait, which is a hundred times
+    slower on a busy machine.
     """
-    result: Array = np.einsum("ij,jk->ik", left, right)
+    result: Array = np.einsum("ij,jk->ik", first, second)
     return result
 
 
-def _shares(logits: Array) -> Array:
-    """Turn logits into shares that sum to one, row by row."""
+def _softmax(logits: Array) -> Array:
+    """Return the softmax of each row."""
     raised = np.exp(logits - logits.max(axis=1, keepdims=True))
     shares: Array = raised / raised.sum(axis=1, keepdims=True)
     return shares
 
 
 def _fit_logistic(gram: Array, targets: Array) -> Array:
-    """Fit multinomial logistic regression; the last class is "none of the candidates".
+    """Fit multinomial logistic regression with a last class for "none of the candidates".
 
-    The weights lie in the span of the texts, so one is found for each text and class. The
-    curvature of the loss is bounded by that of a quadratic function which is the same for all
-    classes and steps (Böhning 1992): one inverse serves every step, and momentum makes them few.
-    Adding 1 to every similarity stands for the intercept.
+    The weights are a linear combination of the texts, so one weight is fitted for each text and class.
+    A quadratic function bounds the curvature of the loss for all classes and steps (Böhning 1992), so
+    one inverse serves every step. Momentum reduces the number of steps. Adding 1 to every similarity
+    represents the intercept.
     """
-    wanted = np.hstack([targets > 0, ~(targets > 0).any(axis=1, keepdims=True)])
-    wanted = (wanted / wanted.sum(axis=1, keepdims=True)).astype(np.float32)
+    expected = np.hstack([targets > 0, ~(targets > 0).any(axis=1, keepdims=True)])
+    expected = (expected / expected.sum(axis=1, keepdims=True)).astype(np.float32)
     kernel = gram + np.float32(1)
     bound = kernel / 2
     bound.flat[:: len(bound) + 1] += np.float32(_LOGISTIC_PENALTY)
     inverse = np.linalg.inv(bound)
-    weights = ahead = np.zeros_like(wanted)
+    weights = ahead = np.zeros_like(expected)
     for step in range(_LOGISTIC_STEPS):
-        slope = _shares(kernel @ ahead) - wanted + np.float32(_LOGISTIC_PENALTY) * ahead
-        before, weights = weights, ahead - inverse @ slope
-        ahead = weights + np.float32(step / (step + 3)) * (weights - before)
+        gradient = _softmax(kernel @ ahead) - expected + np.float32(_LOGISTIC_PENALTY) * ahead
+        previous, weights = weights, ahead - inverse @ gradient
+        ahead = weights + np.float32(step / (step + 3)) * (weights - previous)
     fitted: Array = weights
     return fitted

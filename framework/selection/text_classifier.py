@@ -1,7 +1,7 @@
-"""A set of candidates, fitted: from the texts of a task to the evidence for each of them.
+"""Text classifier for a set of candidates, which combines TF-IDF and embedding similarities.
 
-Vectors and TF-IDF similarities are added, since each finds what the other misses: vectors know
-that "rain" and "umbrella" belong together, n-grams that two part numbers differ.
+The two kinds of similarity complement each other: embeddings relate "rain" to "umbrella", and
+character n-grams distinguish two part numbers.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _VECTOR_SHARE = np.float32(0.8)  # of the similarity; TF-IDF gives the rest
 
 
 class TextClassifier:
-    """A fitted head with what it needs to compare texts.
+    """Similarity classifier together with the index of its training texts.
 
     Args:
         rows: The training texts.
-        vectors: Their sentence vectors, or ``None`` to go by words alone.
+        vectors: Embeddings of the training texts, or ``None`` to use TF-IDF only.
 
     Raises:
-        ModelError: The vectors are not one of finite numbers for each text.
+        ModelError: There is not exactly one vector of finite numbers for each text.
     """
 
     def __init__(self, rows: TrainingData, vectors: Sequence[Sequence[float]] | None) -> None:
@@ -54,62 +54,64 @@ class TextClassifier:
         if vectors is None:
             self._head = SimilarityClassifier(rows, gram, _LEXICAL)
             return
-        raw = _array(vectors, len(rows.texts))
-        # Many models put all texts in one corner of the space. Seen from the middle of
-        # the general texts, unrelated texts have a similarity near zero with any model.
-        self._centre: Array = raw[rows.candidate_text_count :].mean(axis=0)
-        self._vectors = self._scaled(raw)
+        raw = _to_array(vectors, len(rows.texts))
+        # Many models embed all texts in a small region. Subtracting the mean of the general
+        # texts makes the similarity of unrelated texts close to zero for any model.
+        self._center: Array = raw[rows.candidate_text_count :].mean(axis=0)
+        self._vectors = self._center_and_scale(raw)
         near = self._vectors @ self._vectors.T
         self._head = SimilarityClassifier(
             rows, _VECTOR_SHARE * near + (1 - _VECTOR_SHARE) * gram, _VECTORS
         )
 
     def evidence(self, texts: Sequence[str], vectors: Sequence[Sequence[float]] | None) -> Array:
-        """Return each candidate's evidence as a multiple of its threshold, a row for each text.
+        """Return each candidate's evidence as a multiple of its threshold, with one row per text.
 
         Args:
-            texts: The task, then its clauses.
-            vectors: Their sentence vectors, if the candidates have some.
+            texts: The task and its clauses.
+            vectors: Embeddings of the texts, if the classifier has embeddings.
 
         Raises:
-            ModelError: The vectors are unlike those of the candidates.
+            ModelError: The vectors have other dimensions than those of the candidates.
         """
         similarities = self._index.similarities(texts)
         if vectors is not None:
-            near = multiply_in_thread(self._scaled(_array(vectors, len(texts))), self._vectors.T)
+            near = multiply_in_thread(
+                self._center_and_scale(_to_array(vectors, len(texts))), self._vectors.T
+            )
             similarities = _VECTOR_SHARE * near + (1 - _VECTOR_SHARE) * similarities
         return self._head.evidence(similarities)
 
     def unexplained_evidence(self, task: str) -> Callable[[Sequence[int]], Array]:
-        """Return what gives the evidence of a task beyond the words of some candidates."""
+        """Return a function that computes the evidence in a task beyond the words of some candidates."""
 
         def beyond(columns: Sequence[int]) -> Array:
-            own = np.flatnonzero((self._rows.targets[:, list(columns)] > 0).any(axis=1))
-            evidence: Array = self._head.evidence(self._index.unexplained_similarities(task, own))[
-                0
-            ]
+            explained_rows = np.flatnonzero((self._rows.targets[:, list(columns)] > 0).any(axis=1))
+            evidence: Array = self._head.evidence(
+                self._index.unexplained_similarities(task, explained_rows)
+            )[0]
             return evidence
 
         return beyond
 
-    def _scaled(self, raw: Array) -> Array:
-        if raw.shape[1] != self._centre.shape[0]:
+    def _center_and_scale(self, raw: Array) -> Array:
+        if raw.shape[1] != self._center.shape[0]:
             raise ModelError(
-                f"The embeddings gave vectors of {raw.shape[1]} dimensions after vectors of "
-                f"{self._centre.shape[0]}.",
+                f"The embeddings have {raw.shape[1]} dimensions, but earlier ones have "
+                f"{self._center.shape[0]}.",
                 fix="Use one embedding model for documents and queries.",
             )
-        moved = raw - self._centre
-        scaled: Array = moved / np.maximum(np.linalg.norm(moved, axis=1, keepdims=True), 1e-9)
+        centered = raw - self._center
+        scaled: Array = centered / np.maximum(np.linalg.norm(centered, axis=1, keepdims=True), 1e-9)
         return scaled
 
 
-def _array(vectors: Sequence[Sequence[float]], expected: int) -> Array:
+def _to_array(vectors: Sequence[Sequence[float]], expected: int) -> Array:
     array: Array = np.asarray(vectors, np.float32)
     if array.ndim != 2 or len(array) != expected or not np.isfinite(array).all():
         raise ModelError(
-            f"The embeddings gave an array of shape {array.shape} for {expected} texts, "
-            "or values that are not finite.",
-            fix="Check the Embeddings object: one vector of finite numbers for each text.",
+            f"The embeddings of {expected} texts have the shape {array.shape} or contain values "
+            "that are not finite.",
+            fix="Return one vector of finite numbers for each text from the Embeddings object.",
         )
     return array

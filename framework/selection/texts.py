@@ -1,4 +1,4 @@
-"""How texts are prepared for comparison, and the general texts they are compared with."""
+"""Preparation of texts for comparison, and general texts that no capability serves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.resources import files
 
 from capgraph.registry import Candidate
 
-MAX_CHARACTERS = 4000  # of a task; what a longer one asks is said within these
+MAX_CHARACTERS = 4000  # of a task; longer tasks are cut
 MAX_CLAUSES = 8
 
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -23,7 +23,7 @@ _CLAUSE = re.compile(
 
 
 def identifier_words(name: str) -> str:
-    """Write an identifier as words.
+    """Return an identifier as words.
 
     >>> identifier_words("time_range_parsing"), identifier_words("NewsTool")
     ('time range parsing', 'news tool')
@@ -32,7 +32,7 @@ def identifier_words(name: str) -> str:
 
 
 def normalize(text: str) -> str:
-    """Lower the case and give all numbers of one length the same form.
+    """Return a text in lower case with every digit replaced by 0.
 
     >>> normalize("Sales in 2015, week 31")
     'sales in 0000, week 00'
@@ -41,7 +41,7 @@ def normalize(text: str) -> str:
 
 
 def candidate_text(candidate: Candidate) -> str:
-    """Join a candidate's name, description and instructions into one text.
+    """Join a candidate's name, description, and instructions.
 
     >>> candidate_text(Candidate("sum_up", "Adds numbers.", "Choose it for totals."))
     'sum up. Adds numbers. Choose it for totals.'
@@ -63,7 +63,7 @@ def description_parts(candidate: Candidate) -> list[str]:
 
 
 def split_clauses(task: str) -> list[str]:
-    """Split a compound request; a simple one gives an empty list.
+    """Split a compound request into clauses. A simple request returns an empty list.
 
     >>> split_clauses("Find the hottest day and plot the daily highs")
     ['Find the hottest day', 'plot the daily highs']
@@ -75,7 +75,7 @@ def split_clauses(task: str) -> list[str]:
     return parts[:MAX_CLAUSES] if len(parts) > 1 else []
 
 
-# Words that say how something is asked, not what is asked for.
+# Words that say nothing about the subject of a request.
 _FUNCTION_WORDS = """
     a about all also am an and any are as at be been being but by can could did do does doing
     for from get give had has have having he her here him his how i if in into is it its just
@@ -89,9 +89,9 @@ FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 
 @cache
 def unrelated_texts() -> tuple[str, ...]:
-    """Return what people say to any assistant: texts that stand for "no capability fits".
+    """Return general requests that no capability serves, as examples of "no capability fits".
 
-    Each is left out where a registry does serve something like it.
+    A text is ignored if it is similar to the texts of a candidate.
 
     >>> "hello" in unrelated_texts()
     True

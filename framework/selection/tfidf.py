@@ -1,4 +1,4 @@
-"""Similarity of texts by the words and character sequences that they share (TF-IDF)."""
+"""TF-IDF similarity of texts, based on their words and character n-grams."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Vector = tuple[Array, Array]  # columns, and their weights
 
 
 class _Features:
-    """One kind of features, weighted by how rare they are; vectors have length one."""
+    """One kind of TF-IDF features. Vectors have unit length times the share of this kind."""
 
     def __init__(
         self, split: Callable[[str], Iterator[str]], texts: Sequence[str], first: int, share: float
@@ -49,12 +49,12 @@ class _Features:
 
 
 class TextIndex:
-    """Similarities to a fixed set of texts.
+    """Index that computes similarities to a fixed set of texts.
 
     Args:
-        texts: The texts that others are compared with.
-        damp: Let function words count less. With few examples they are most of what
-            two texts share by chance; with many they help to tell requests apart.
+        texts: The indexed texts.
+        damp: True to reduce the weight of function words. With few examples, texts mostly share them by
+            chance. With many examples, they help to distinguish requests.
 
     >>> index = TextIndex(["the price of tea", "a long walk"], damp=True)
     >>> index.similarities(["tea prices"]).argmax()
@@ -71,7 +71,7 @@ class TextIndex:
         first = len(self._words.columns)
         self._characters = _Features(_character_sequences, plain, first, 1 - _WORD_SHARE)
         self._vectors = [self._vector(text) for text in plain]
-        # For each feature, the texts that have it, one after the other.
+        # Inverted index: for each feature, the texts that have it.
         rows = np.repeat(np.arange(len(plain)), [len(columns) for columns, _ in self._vectors])
         columns = np.concatenate([columns for columns, _ in self._vectors])
         order = np.argsort(columns, kind="stable")
@@ -81,22 +81,22 @@ class TextIndex:
         self._starts = np.concatenate([[0], np.cumsum(counts)])
 
     def gram(self) -> Array:
-        """Return the similarity of every text to every other."""
+        """Return the similarity matrix of the indexed texts."""
         out = np.zeros((len(self._vectors),) * 2, np.float32)
         reached = np.zeros(len(self._starts) - 1, np.int64)
         for row, vector in enumerate(self._vectors):
-            # Texts come in order under each feature: up to this one is half of the work.
+            # Rows are sorted for each feature, so only half of the matrix is computed.
             reached[vector[0]] += 1
             out[row] = self._row(vector, reached[vector[0]])
         out += np.tril(out, -1).T
         return out
 
     def similarities(self, texts: Sequence[str]) -> Array:
-        """Return the similarity of each given text to every text of the index."""
+        """Return the similarity of each text to every indexed text."""
         return np.stack([self._compare(self._vector(_plain(text))) for text in texts])
 
     def unexplained_similarities(self, text: str, rows: Array) -> Array:
-        """Return the similarities of what a text has and none of some texts of the index has."""
+        """Return the similarities of the features of a text that some indexed texts do not have."""
         columns, weights = self._vector(_plain(text))
         known = np.concatenate([self._vectors[row][0] for row in rows])
         left = ~np.isin(columns, known)
@@ -111,7 +111,7 @@ class TextIndex:
 
     def _row(self, vector: Vector, counts: Array) -> Array:
         columns, weights = vector
-        # The places of all texts that have one of the features: ranges, strung together.
+        # Positions of all texts that have any of the features: concatenated ranges.
         before = np.cumsum(counts) - counts
         places = np.arange(counts.sum()) + np.repeat(self._starts[columns] - before, counts)
         shared = self._weights[places] * np.repeat(weights, counts)
@@ -134,7 +134,7 @@ def _word_sequences(text: str) -> Iterator[str]:
 
 
 def _character_sequences(text: str) -> Iterator[str]:
-    """Give the character sequences of each word, its ends marked by spaces."""
+    """Yield the character n-grams of each word, with spaces at its ends."""
     for word in text.split():
         padded = f" {word} "
         for length in _LENGTHS:

@@ -1,4 +1,4 @@
-"""Pictures of plans."""
+"""Tests of Mermaid diagrams of plans."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def test_labels_are_escaped(text: str, label: str) -> None:
     assert escape_label(text) == label
 
 
-def test_odd_plans_are_drawn_as_far_as_they_can_be_read() -> None:
+def test_malformed_plans_are_drawn_partially() -> None:
     assert plan_mermaid({}) == "flowchart TD"
     drawn = plan_mermaid({"steps": [None, {"context_key": 'a"b', "inputs": [{"T": "a"}, 3]}]})  # type: ignore[list-item,typeddict-item]
     assert "#34;" in drawn
     assert drawn.count("class s") == 2
 
 
-def test_conditions_lists_and_what_is_not_needed_are_drawn() -> None:
+def test_conditions_lists_and_skipped_steps_are_drawn() -> None:
     plan: Any = {
         "steps": [
             {"context_key": "sky", "capability": "look"},

@@ -1,4 +1,4 @@
-"""Values that stand in the conversation, compared in normalized form."""
+"""Tests of the grounding of parameter values in the conversation."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ TODAY = [date(2026, 3, 4)]  # a Wednesday
         ("anything", True),
     ],
 )
-def test_a_value_that_was_said_in_any_form_is_grounded(said: str, value: Any) -> None:
+def test_a_value_from_the_conversation_is_grounded_in_any_form(said: str, value: Any) -> None:
     assert GroundingSources([said], today=TODAY).supports(value)
 
 
@@ -69,7 +69,7 @@ def test_a_value_that_was_said_in_any_form_is_grounded(said: str, value: Any) ->
         ("order O-11", "O-12"),
     ],
 )
-def test_a_value_that_nobody_said_is_not_grounded(said: str, value: Any) -> None:
+def test_an_invented_value_is_not_grounded(said: str, value: Any) -> None:
     assert not GroundingSources([said], today=TODAY).supports(value)
 
 
@@ -83,7 +83,7 @@ class Booking(BaseModel):
 SPEC = CapabilitySpec("book", "Book it.", parameters=Booking, effect="once")
 
 
-def test_defaults_choices_results_and_references_are_grounds() -> None:
+def test_defaults_choices_results_and_references_are_grounded() -> None:
     values = {"room": "Blue", "seats": 4, "kind": "night", "guests": ["Ada", "Grace", "Alan"]}
     planned = {"room": {"$from": "found.room"}, "kind": "night", "guests": ["Ada", "Grace", "Alan"]}
     grounds = GroundingSources(["Book it for Ada"], [{"GUEST": {"names": ["Grace Hopper"]}}])
@@ -95,7 +95,7 @@ def test_defaults_choices_results_and_references_are_grounds() -> None:
 
 @given(st.text() | st.integers() | st.floats(allow_nan=False, allow_infinity=False), st.text())
 @settings(max_examples=examples(150))
-def test_any_value_can_be_compared_and_is_grounded_by_itself(value: Any, more: str) -> None:
+def test_any_value_is_grounded_by_itself(value: Any, more: str) -> None:
     GroundingSources([more], today=TODAY).supports(value)
     if isinstance(value, (int, str)) and len(str(value)) < 15:
         assert GroundingSources([f"{more}\n{value}\n"], [value], today=TODAY).supports(value)

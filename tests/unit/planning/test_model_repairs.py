@@ -1,4 +1,4 @@
-"""Plans as models write them: each repair alone, and what holds for all of them."""
+"""Tests of the repairs of plans that models write."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ PLAN = {"steps": [STEP]}
         {"steps": [{**STEP, "parameters": [{"city": "Oslo"}]}]},
     ],
 )
-def test_a_reply_in_another_form_is_read_as_the_plan(reply: Any) -> None:
+def test_a_malformed_reply_is_repaired(reply: Any) -> None:
     before = copy.deepcopy(reply)
     assert parse_model_plan(reply, CATALOG).plan == PLAN
     assert reply == before
@@ -78,17 +78,17 @@ def test_a_reply_in_another_form_is_read_as_the_plan(reply: Any) -> None:
         7,
     ],
 )
-def test_what_is_no_plan_or_half_a_plan_comes_back_as_it_was(reply: Any) -> None:
+def test_a_reply_without_a_complete_plan_is_returned_unchanged(reply: Any) -> None:
     assert parse_model_plan(reply, CATALOG) == (reply, {})
 
 
-def test_an_object_stays_where_the_parameter_takes_objects() -> None:
+def test_an_object_is_kept_if_the_parameter_accepts_objects() -> None:
     wind = {"type": 1.0, "default": 2.0}
     plan = {"steps": [{**STEP, "parameters": {"city": "Oslo", "wind": wind}}]}
     assert parse_model_plan(plan, CATALOG).plan is plan
 
 
-def test_every_repair_has_a_name_of_its_own_and_a_row_in_the_guide() -> None:
+def test_every_repair_has_a_unique_name_and_a_row_in_the_guide() -> None:
     guide = Path(__file__).parents[3] / "docs/guides/use_a_model.md"
     rows = [
         f"| `{row.name}` | {_cell(row.original_form)} | {_cell(row.repaired_form)} |"
@@ -143,7 +143,7 @@ JSON: Any = st.recursive(
 
 @given(JSON)
 @settings(max_examples=examples(300))
-def test_reading_any_json_twice_changes_nothing_more(reply: Any) -> None:
+def test_parsing_is_idempotent(reply: Any) -> None:
     before = copy.deepcopy(reply)
     once = parse_model_plan(reply, CATALOG)
     assert reply == before
@@ -174,7 +174,7 @@ def test_reading_any_json_twice_changes_nothing_more(reply: Any) -> None:
     )
 )
 @settings(max_examples=examples(100))
-def test_a_right_plan_comes_back_as_the_same_object(steps: list[dict[str, Any]]) -> None:
+def test_a_valid_plan_is_returned_as_the_same_object(steps: list[dict[str, Any]]) -> None:
     plan = {
         "steps": [
             {"context_key": f"k{n}", "capability": "read_weather", **step}

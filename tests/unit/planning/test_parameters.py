@@ -1,4 +1,4 @@
-"""Parameters of a step: nothing unknown passes, and what is shown is what runs."""
+"""Tests of the validation of step parameters."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def plan(parameters: Any, capability: str = "pay") -> dict[str, Any]:
         ({"amount": "many", "x": 2}, "parameters.x", "use only"),
     ],
 )
-def test_an_unknown_name_is_a_problem_and_never_dropped(
+def test_an_unknown_name_is_reported_and_never_dropped(
     parameters: dict[str, Any], field: str, words: str
 ) -> None:
     found = {problem.field: problem for problem in check_plan(plan(parameters), CATALOG)}
@@ -76,7 +76,7 @@ def test_an_unknown_name_is_a_problem_and_never_dropped(
     assert caught.value.severity is ErrorSeverity.REPLANNING
 
 
-def test_a_misspelt_field_of_a_step_is_a_problem() -> None:
+def test_a_misspelled_step_field_is_reported() -> None:
     value = plan({"amount": 1})
     value["steps"][0]["paramters"] = {"currency": "USD"}
     [problem] = check_plan(value, CATALOG)
@@ -90,7 +90,7 @@ def test_many_unknown_names_are_refused_without_naming_all() -> None:
     assert 1 < len(check_plan(plan(many), CATALOG)) < 30
 
 
-def test_a_model_that_takes_anything_does() -> None:
+def test_a_model_that_allows_extra_fields_accepts_them() -> None:
     assert not check_plan(plan({"x": 1}, "any"), CATALOG)
     assert validated_parameters(CATALOG.capabilities["any"], {"x": 1})[1] == {"x": 1}
 
@@ -110,7 +110,7 @@ class Nested(BaseModel):
         ({"inner": {"x": 1}, "outer": 2}, ["parameters.outer"]),
     ],
 )
-def test_only_models_that_take_anything_do_wherever_they_stand(
+def test_extra_fields_are_allowed_only_in_nested_models_that_declare_it(
     parameters: Any, unknown: list[str]
 ) -> None:
     catalog = StaticCatalog.of(CapabilitySpec("nest", "Nest.", parameters=Nested))
@@ -122,7 +122,7 @@ def test_only_models_that_take_anything_do_wherever_they_stand(
         )
 
 
-def test_a_function_without_parameters_takes_none() -> None:
+def test_a_function_without_parameters_refuses_parameters() -> None:
     @capability_node
     async def wait() -> None:
         """Wait."""
@@ -133,7 +133,7 @@ def test_a_function_without_parameters_takes_none() -> None:
         validated_parameters(spec, {"seconds": 1})
 
 
-def test_defaults_are_filled_in_and_names_are_those_of_a_plan() -> None:
+def test_defaults_are_included_under_the_names_of_a_plan() -> None:
     model, plain = validated_parameters(
         SPEC, {"amount": "5", "remark": "x", "items": [{"size": 2}]}
     )
@@ -151,7 +151,7 @@ def test_defaults_are_filled_in_and_names_are_those_of_a_plan() -> None:
     assert not check_plan(plan(plain), CATALOG)
 
 
-def test_without_a_model_the_values_are_the_plain_data() -> None:
+def test_without_a_model_values_are_returned_unchanged() -> None:
     spec = CapabilitySpec("free", "Free.")
     assert validated_parameters(spec, {"x": 1}) == ({"x": 1}, {"x": 1})
     with pytest.raises(ValidationError, match=r"x '\[1\]'"):
@@ -176,13 +176,13 @@ class Broken(BaseModel):
         raise RuntimeError("no form")
 
 
-def test_what_is_written_reads_back_as_what_runs() -> None:
+def test_plain_data_validates_to_the_same_parameters() -> None:
     spec = CapabilitySpec("pay", "Pay.", parameters=Cents)
     model, plain = validated_parameters(spec, {"amount": 5, "key": "abc"})
     assert (model.amount, model.key.get_secret_value()) == (500, "abc")
     assert plain == {"amount": 5, "key": "abc"}
     broken = CapabilitySpec("broken", "Broken.", parameters=Broken)
-    with pytest.raises(ValidationError, match=r"cannot be written.*Declare a serializer"):
+    with pytest.raises(ValidationError, match=r"cannot be serialized.*Declare a serializer"):
         validated_parameters(broken, {})
 
 
@@ -195,7 +195,7 @@ names = st.sampled_from(["amount", "items", "by_name", "when", "remark", "note"]
 
 
 @given(json_values | st.dictionaries(names, json_values))
-def test_any_value_gives_problems_or_parameters_and_nothing_else(value: Any) -> None:
+def test_any_value_returns_parameters_or_a_validation_error(value: Any) -> None:
     problems = [p for p in check_plan(plan(value), CATALOG) if p.field.startswith("parameters")]
     try:
         _, plain = validated_parameters(SPEC, value)

@@ -1,4 +1,4 @@
-"""Plans written in Python, and what repair makes of conditions and lists."""
+"""Tests of the plan builder, and of repairs of its conditions and lists."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CATALOG = StaticCatalog.of(
 CONDITION = {"of": "read.value", "is": ">", "than": 3}
 
 
-def test_it_is_the_same_data() -> None:
+def test_the_builder_produces_plain_plan_data() -> None:
     plan = (
         Plan(deadline=9)
         .step(measure, key="m", optional=True)
@@ -47,12 +47,12 @@ def test_it_is_the_same_data() -> None:
 @pytest.mark.parametrize(
     "wrong", [lambda: Plan().when(CONDITION), lambda: Plan().step(object()), lambda: Plan().step(3)]
 )
-def test_what_is_no_plan_says_so(wrong: Any) -> None:
+def test_invalid_builder_arguments_are_refused(wrong: Any) -> None:
     with pytest.raises(PlanError, match="Fix: "):
         wrong()
 
 
-def test_a_step_without_a_key_is_called_what_a_condition_calls_it() -> None:
+def test_a_step_without_a_key_gets_the_name_that_a_condition_uses() -> None:
     mended = repair_plan(
         {"steps": [{"capability": "read"}, {"capability": "warn", "when": CONDITION}]}, CATALOG
     )

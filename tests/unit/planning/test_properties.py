@@ -1,4 +1,4 @@
-"""Properties that hold for every plan: right ones, broken ones, and any JSON at all."""
+"""Property-based tests of planning with valid plans, broken plans, and arbitrary JSON."""
 
 from __future__ import annotations
 
@@ -324,7 +324,7 @@ FAULTS: dict[str, Fault] = {
 
 @QUICK
 @given(worlds())
-def test_a_right_plan_has_no_problem_and_is_left_alone(world: World) -> None:
+def test_a_valid_plan_has_no_problems_and_is_not_changed(world: World) -> None:
     assert world.check() == []
     mended = world.repair()
     assert (mended.plan, mended.repairs) == ({"steps": world.steps}, ())
@@ -333,7 +333,7 @@ def test_a_right_plan_has_no_problem_and_is_left_alone(world: World) -> None:
 @pytest.mark.parametrize("name", FAULTS)
 @settings(QUICK, max_examples=examples(30))
 @given(data=st.data())
-def test_each_fault_is_found(name: str, data: st.DataObject) -> None:
+def test_each_injected_error_is_found(name: str, data: st.DataObject) -> None:
     world = data.draw(worlds(least=2))
     code = FAULTS[name](data.draw, world)
     assume(code is not None)
@@ -342,9 +342,7 @@ def test_each_fault_is_found(name: str, data: st.DataObject) -> None:
 
 @settings(QUICK, max_examples=examples(200))
 @given(st.data(), st.sampled_from(sorted(FAULTS)), st.sampled_from(sorted(FAULTS)))
-def test_faults_in_pairs_do_not_hide_each_other(
-    data: st.DataObject, first: str, second: str
-) -> None:
+def test_two_errors_do_not_hide_each_other(data: st.DataObject, first: str, second: str) -> None:
     world = data.draw(worlds(least=4))
     codes = {FAULTS[first](data.draw, world)}
     codes.add(FAULTS[second](data.draw, world))
@@ -354,9 +352,7 @@ def test_faults_in_pairs_do_not_hide_each_other(
 
 @settings(QUICK, max_examples=examples(150))
 @given(st.data(), st.lists(st.sampled_from(sorted(FAULTS)), min_size=1, max_size=2))
-def test_repair_mends_what_it_says_and_leaves_the_rest(
-    data: st.DataObject, faults: list[str]
-) -> None:
+def test_repair_changes_only_what_it_reports(data: st.DataObject, faults: list[str]) -> None:
     world = data.draw(worlds(least=4))
     original = copy.deepcopy(world.steps)
     for name in faults:
@@ -409,7 +405,7 @@ REPAIRABLE: dict[str, Callable[[list[dict[str, Any]]], object]] = {
 @pytest.mark.parametrize("name", REPAIRABLE)
 @settings(QUICK, max_examples=examples(40))
 @given(worlds(least=2))
-def test_what_has_one_right_answer_is_repaired(name: str, world: World) -> None:
+def test_problems_with_one_solution_are_repaired(name: str, world: World) -> None:
     REPAIRABLE[name](world.steps)
     mended = world.repair()
     assert mended.problems == []
@@ -418,7 +414,7 @@ def test_what_has_one_right_answer_is_repaired(name: str, world: World) -> None:
 
 @QUICK
 @given(st.data())
-def test_any_order_of_a_right_plan_is_restored(data: st.DataObject) -> None:
+def test_the_order_of_a_shuffled_plan_is_restored(data: st.DataObject) -> None:
     world = data.draw(worlds(least=3))
     right = copy.deepcopy(world.steps)
     world.steps = data.draw(st.permutations(world.steps))
@@ -457,7 +453,7 @@ FETCH = StaticCatalog.of(
 
 @settings(QUICK, max_examples=examples(200))
 @given(LIKE_A_PLAN | JSON)
-def test_no_json_makes_checking_repairing_or_drawing_raise(plan: Any) -> None:
+def test_checking_repairing_and_drawing_never_raise_on_json(plan: Any) -> None:
     problems = check_plan(plan, FETCH, {"T0": ["a"]}, active=["fetch"])
     for problem in problems:
         json.dumps([str(problem), problem.value], allow_nan=False)
@@ -487,7 +483,7 @@ def scheduled_plans(draw: Any) -> Any:
 
 @QUICK
 @given(scheduled_plans())
-def test_ready_steps_reach_every_step_and_never_run_ahead(plan: Any) -> None:
+def test_ready_steps_reach_every_step_in_dependency_order(plan: Any) -> None:
     waits = dependencies(plan)
     done: list[str] = []
     while ready := ready_steps(plan, done):
@@ -517,7 +513,7 @@ def _feasible(names: list[str], catalog: StaticCatalog, stored: dict[str, list[s
 
 @settings(QUICK, max_examples=examples(150))
 @given(st.data())
-def test_a_chained_plan_is_right_minimal_and_repeatable(data: st.DataObject) -> None:
+def test_a_chained_plan_is_valid_minimal_and_deterministic(data: st.DataObject) -> None:
     catalog = data.draw(catalogs())
     stored = {
         kind: [f"old_{kind}"]
@@ -527,7 +523,7 @@ def test_a_chained_plan_is_right_minimal_and_repeatable(data: st.DataObject) -> 
         st.lists(st.sampled_from(sorted(catalog.capabilities)), min_size=1, unique=True)
     )
     if not _feasible(names, catalog, stored):
-        with pytest.raises(PlanError, match="needs T"):
+        with pytest.raises(PlanError, match="requires T"):
             chain_plan("the task", names, catalog, stored)
         return
     plan = chain_plan("the task", names, catalog, stored)
@@ -546,7 +542,7 @@ def test_a_chained_plan_is_right_minimal_and_repeatable(data: st.DataObject) -> 
 
 @QUICK
 @given(st.data())
-def test_a_changed_step_runs_again_with_all_that_reads_it_and_nothing_else(
+def test_only_a_changed_step_and_its_readers_run_again(
     data: st.DataObject,
 ) -> None:
     world = data.draw(worlds(least=3, twins=False))
@@ -570,7 +566,7 @@ def test_a_changed_step_runs_again_with_all_that_reads_it_and_nothing_else(
 
 @QUICK
 @given(worlds(least=2, twins=False))
-def test_new_names_change_neither_fingerprints_nor_what_is_kept(world: World) -> None:
+def test_renaming_steps_changes_neither_fingerprints_nor_reused_results(world: World) -> None:
     old: Any = {"steps": world.steps}
     keys = {step["context_key"] for step in world.steps}
     new: Any = {"steps": []}

@@ -1,4 +1,4 @@
-"""A recipe of a turn, with the values of that turn, is the plan of that turn."""
+"""Tests of recipes that are made from turns and expanded into plans."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def turn(steps: list[dict[str, Any]], request: str) -> dict[str, Any]:
 
 
 @given(plans(), st.lists(st.sampled_from([*PLACES, "7", "12"]), max_size=3))
-def test_written_out_it_is_the_plan_it_was_made_of(
+def test_expanding_a_recipe_restores_the_original_plan(
     steps: list[dict[str, Any]], said: list[str]
 ) -> None:
     request = "Do it for " + " and ".join(said)
@@ -89,7 +89,7 @@ def test_written_out_it_is_the_plan_it_was_made_of(
 
 
 @given(st.text(max_size=40), st.dictionaries(st.sampled_from(["p", "q"]), st.text(max_size=5)))
-def test_any_request_is_worded_as_itself(request: str, values: dict[str, str]) -> None:
+def test_any_request_matches_its_own_pattern(request: str, values: dict[str, str]) -> None:
     found = re.fullmatch(
         request_pattern(request, values), normalize_request(request), re.IGNORECASE
     )
@@ -97,13 +97,13 @@ def test_any_request_is_worded_as_itself(request: str, values: dict[str, str]) -
     assert found is not None or said  # a value that holds a comma is a list, which no slot takes
 
 
-def test_what_is_said_twice_is_one_value() -> None:
+def test_a_repeated_value_is_one_parameter() -> None:
     pattern = request_pattern("From Oslo to Oslo", {"place": "Oslo"})
     assert re.fullmatch(pattern, "From Rome to Rome")
     assert not re.fullmatch(pattern, "From Rome to Bari")
 
 
-def test_of_a_recipe_and_its_steps_the_better_placed_is_chosen() -> None:
+def test_a_recipe_and_its_steps_are_not_both_selected() -> None:
     steps = [{"context_key": "a", "capability": "make"}]
     recipe = Recipe(name="r", description="x", steps=steps)
     whole = StaticCatalog.of(MAKE, JOIN, recipe.as_capability(CATALOG).spec())

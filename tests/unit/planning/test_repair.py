@@ -1,4 +1,4 @@
-"""What is mended, what is left to the planner, and what is said about it."""
+"""Tests of plan repair: repaired problems, ambiguous problems, and reports."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def keys(steps: list[Any]) -> list[str]:
     return [made["context_key"] for made in steps]
 
 
-def test_a_missing_producer_brings_its_own_producers() -> None:
+def test_an_inserted_producer_also_inserts_its_own_producers() -> None:
     steps, repairs, left = mend(step("mean", "average", task_objective="How warm?"), ANSWER)
     assert (repairs, left) == (["CG-P16"], [])
     assert [(s["context_key"], s["capability"]) for s in steps] == [
@@ -81,7 +81,7 @@ def test_a_missing_producer_brings_its_own_producers() -> None:
     assert steps[1]["task_objective"] == "How warm?"
 
 
-def test_an_inserted_producer_reads_what_the_plan_has() -> None:
+def test_an_inserted_producer_reads_existing_results() -> None:
     steps, _, left = mend(
         step("when", "time_range"), step("where", "locate"), step("mean", "average"), ANSWER
     )
@@ -89,7 +89,7 @@ def test_an_inserted_producer_reads_what_the_plan_has() -> None:
     assert steps[2]["inputs"] == [{"PLACE": "where"}, {"TIME_RANGE": "when"}]
 
 
-def test_one_inserted_producer_serves_all_who_need_it() -> None:
+def test_one_inserted_producer_serves_several_readers() -> None:
     steps, repairs, left = mend(
         step("place", "locate"), step("a", "average"), step("b", "average"), ANSWER
     )
@@ -98,7 +98,7 @@ def test_one_inserted_producer_serves_all_who_need_it() -> None:
     assert repairs == ["CG-P16", "CG-P16"]
 
 
-def test_an_inserted_producer_takes_the_name_that_is_used_already() -> None:
+def test_an_inserted_producer_gets_the_key_that_inputs_use() -> None:
     steps, _, left = mend(
         step("place", "locate"), step("mean", "average", {"DATA": "readings"}), ANSWER
     )
@@ -106,11 +106,11 @@ def test_an_inserted_producer_takes_the_name_that_is_used_already() -> None:
     assert keys(steps) == ["place", "readings", "mean", "answer"]
 
 
-def test_what_has_effects_is_never_planned_unasked() -> None:
+def test_a_capability_with_effects_is_never_inserted() -> None:
     assert mend(step("mail", "mail"), ANSWER)[1:] == ([], ["CG-P16"])
 
 
-def test_what_was_not_selected_is_never_inserted() -> None:
+def test_an_unselected_capability_is_never_inserted() -> None:
     _, repairs, left = mend(step("mean", "average"), ANSWER, active=["average", "fetch"])
     assert (repairs, left) == ([], ["CG-P16"])
 
@@ -150,7 +150,9 @@ def test_an_inserted_producer_does_not_break_the_limit() -> None:
         ),
     ],
 )  # fmt: skip
-def test_a_link_that_can_only_mean_one_supplier(steps: Any, stored: Any, link: Any) -> None:
+def test_an_input_with_one_possible_supplier_is_corrected(
+    steps: Any, stored: Any, link: Any
+) -> None:
     made, _, left = mend(*steps, ANSWER, stored=stored)
     assert left == []
     assert next(s for s in made if s["context_key"] == "d")["inputs"] == [link]
@@ -186,19 +188,19 @@ def test_a_link_that_can_only_mean_one_supplier(steps: Any, stored: Any, link: A
         ([step("t", "time_range", parameters={"depth": 1})], None, ["CG-P19"]),
     ],
 )
-def test_what_has_several_answers_is_left_alone(steps: Any, stored: Any, left: Any) -> None:
+def test_ambiguous_problems_are_not_repaired(steps: Any, stored: Any, left: Any) -> None:
     made, repairs, remaining = mend(*steps, ANSWER, stored=stored)
     assert remaining == left
     assert repairs == []
     assert made == [*steps, ANSWER]
 
 
-def test_an_input_that_nobody_takes_or_gives_is_dropped() -> None:
+def test_an_input_without_reader_or_supplier_is_removed() -> None:
     made, repairs, left = mend(step("p", "locate", {"MOOD": "good"}), ANSWER)
     assert (made[0]["inputs"], repairs, left) == ([], ["CG-P13"], [])
 
 
-def test_a_circle_through_a_wrong_input_is_opened_by_the_right_producer() -> None:
+def test_a_cycle_through_a_wrong_input_is_repaired() -> None:
     made, _, left = mend(
         step("mean", "average", {"DATA": "d"}), step("d", "fetch", {"PLACE": "mean"}), ANSWER
     )
@@ -220,7 +222,7 @@ def test_order_is_restored_and_nothing_else_moves() -> None:
     assert all(any(one is made_step or one == made_step for one in steps) for made_step in made)
 
 
-def test_reordering_keeps_who_reads_the_stored_context() -> None:
+def test_reordering_keeps_the_readers_of_a_stored_context() -> None:
     """A step that reads a stored context stays before the step that replaces it."""
     made, _, left = mend(
         step("old", "fetch", {"PLACE": "home"}),
@@ -250,7 +252,7 @@ def test_names(name: str, meant: str) -> None:
     assert made[0]["capability"] == meant
 
 
-def test_two_near_names_are_not_guessed_between() -> None:
+def test_two_similar_names_are_ambiguous() -> None:
     catalog = StaticCatalog.of(CapabilitySpec("read_csv", "R."), CapabilitySpec("read_tsv", "R."))
     plan = {"steps": [step("a", "read_xsv"), ANSWER]}
     assert repair_plan(plan, catalog).repairs == ()
@@ -269,7 +271,7 @@ def test_two_near_names_are_not_guessed_between() -> None:
         ("columns", '["a", "b"]', ["a", "b"]),
     ],
 )
-def test_parameters_keep_their_value_in_another_form(name: str, value: Any, meant: Any) -> None:
+def test_parameters_are_converted_without_loss(name: str, value: Any, meant: Any) -> None:
     made, repairs, left = mend(step("t", "time_range", parameters={name: value}), ANSWER)
     assert made[0]["parameters"] == {name: meant}
     assert type(made[0]["parameters"][name]) is type(meant)
@@ -281,7 +283,7 @@ def test_parameters_keep_their_value_in_another_form(name: str, value: Any, mean
     [("days", "05"), ("days", 5.5), ("days", "5.5"), ("zip_code", 5.5), ("columns", "a"),
      ("days", "5 days"), ("days", None), ("share", "0.1000000000000000055511151")],
 )  # fmt: skip
-def test_parameters_that_would_lose_something_are_left(name: str, value: Any) -> None:
+def test_lossy_parameter_conversions_are_not_made(name: str, value: Any) -> None:
     steps = (step("t", "time_range", parameters={name: value}), ANSWER)
     made, repairs, _ = mend(*steps)
     assert (made, repairs) == (list(steps), [])
@@ -292,7 +294,7 @@ def test_all_parameters_as_text() -> None:
     assert (made[0]["parameters"], left) == ({"days": 4}, [])
 
 
-def test_keys_are_made_mended_and_told_apart() -> None:
+def test_missing_malformed_and_duplicate_keys_are_repaired() -> None:
     made, repairs, left = mend(
         step(None, "locate"),
         step("my data!", "fetch", {"PLACE": "nowhere"}),
@@ -308,7 +310,7 @@ def test_keys_are_made_mended_and_told_apart() -> None:
     assert sorted(repairs) == ["CG-P09", "CG-P09", "CG-P10", "CG-P10", "CG-P11", "CG-P13"]
 
 
-def test_steps_of_one_name_are_told_apart_by_what_reads_them() -> None:
+def test_duplicate_keys_are_renamed_according_to_their_readers() -> None:
     made, _, left = mend(
         step("x", "locate"),
         step("x", "fetch", {"PLACE": "x"}),
@@ -321,7 +323,7 @@ def test_steps_of_one_name_are_told_apart_by_what_reads_them() -> None:
     assert made[2]["inputs"] == [{"DATA": "x_2"}]
 
 
-def test_steps_of_one_name_that_could_both_be_meant_are_left() -> None:
+def test_ambiguous_duplicate_keys_are_not_renamed() -> None:
     steps = (
         step("x", "locate", task_objective="Oslo"),
         step("x", "locate", task_objective="Bergen"),
@@ -331,7 +333,7 @@ def test_steps_of_one_name_that_could_both_be_meant_are_left() -> None:
     assert mend(*steps) == (list(steps), [], ["CG-P11"])
 
 
-def test_a_copied_step_is_dropped() -> None:
+def test_a_duplicate_step_is_removed() -> None:
     made, _, left = mend(step("p", "locate"), step("p", "locate"), ANSWER)
     assert (keys(made), left) == (["p", "answer"], [])
 
@@ -356,7 +358,7 @@ def links(steps: list[Any], index: int) -> Any:
     return steps[index].get("inputs")
 
 
-def test_inputs_may_name_a_step_by_its_number_or_a_result_by_its_key() -> None:
+def test_inputs_may_be_step_numbers_or_result_keys() -> None:
     two = [{"capability": "average"}, {"capability": "average"}]
     stored = {"DATA": ["old", "new"]}
     steps, codes, left = mend(
@@ -372,7 +374,7 @@ def test_inputs_may_name_a_step_by_its_number_or_a_result_by_its_key() -> None:
 
 
 @pytest.mark.parametrize("named", ["0", "3", "9", "nobody", "-1", "²", True, None, 10**30])
-def test_an_input_that_names_nothing_is_left_to_the_planner(named: Any) -> None:
+def test_an_unknown_input_is_not_repaired(named: Any) -> None:
     _, _, left = mend(
         {"capability": "average", "inputs": [{"DATA": "old"}]},
         {"capability": "describe", "expected_output": "MEAN_TEXT"},
@@ -383,13 +385,13 @@ def test_an_input_that_names_nothing_is_left_to_the_planner(named: Any) -> None:
 
 
 @pytest.mark.parametrize(("named", "link"), [("old", {"DATA": "old"}), (5, 5), (False, False)])
-def test_inputs_that_are_no_list_are_one_entry_and_never_dropped(named: Any, link: Any) -> None:
+def test_inputs_without_a_list_become_one_entry(named: Any, link: Any) -> None:
     steps, _, left = mend({"capability": "average", "inputs": named}, stored={"DATA": ["old"]})
     assert steps[0]["inputs"][0] == link
     assert left == ([] if named == "old" else ["CG-P12"])
 
 
-def test_a_short_input_of_a_type_that_nobody_takes_is_left() -> None:
+def test_a_bare_input_of_an_unused_type_is_not_repaired() -> None:
     _, _, left = mend({"capability": "locate"}, {"capability": "average", "inputs": ["1"]})
     assert "CG-P12" in left
 
@@ -406,7 +408,7 @@ def test_outputs() -> None:
     assert [s.get("expected_output") for s in made[:3]] == ["PLACE", None, "RANGE_TEXT"]
 
 
-def test_the_answer_comes_last_and_reads_what_nobody_else_reads() -> None:
+def test_the_respond_step_comes_last_and_reads_unread_results() -> None:
     made, repairs, left = mend(step("p", "locate"), step("d", "fetch", {"PLACE": "p"}))
     assert (repairs, left) == (["CG-P08"], [])
     assert made[-1]["capability"] == "respond"
@@ -416,7 +418,7 @@ def test_the_answer_comes_last_and_reads_what_nobody_else_reads() -> None:
     assert mend()[:2] == ([{**mend()[0][0]}], ["CG-P02"])
 
 
-def test_garbage_is_returned_with_its_problems() -> None:
+def test_malformed_input_is_returned_with_its_problems() -> None:
     for garbage in (None, "steps", 3, {"steps": 4}, {"steps": ["fetch"]}, ["fetch"]):
         mended = repair_plan(garbage, CATALOG)
         assert not mended.ok
@@ -429,10 +431,10 @@ def test_other_fields_of_a_plan_are_kept() -> None:
     assert repair_plan(plan, CATALOG).plan["stamp"] == {"version": 2}
 
 
-def test_a_repair_says_what_it_did() -> None:
+def test_a_repair_describes_its_change() -> None:
     mended = repair_plan({"steps": [step("d", "Fetch", {"PLACE": "home"}), ANSWER]}, CATALOG)
     assert [str(repair) for repair in mended.repairs] == [
-        "[CG-P04] 'd', capability: 'Fetch' became 'fetch' (the only registered name that is near)",
+        "[CG-P04] 'd', capability: 'Fetch' became 'fetch' (the only similar registered name)",
         "[CG-P13] 'd', inputs: 'no PLACE' became 'PLACE: home, from locate' (the only capability"
         " that supplies it)",
     ]
@@ -442,11 +444,11 @@ def test_a_repair_says_what_it_did() -> None:
         field="capability",
         before="'Fetch'",
         after="'fetch'",
-        reason="the only registered name that is near",
+        reason="the only similar registered name",
     )
 
 
-def test_a_reversed_plan_of_a_thousand_steps_is_mended() -> None:
+def test_a_reversed_plan_of_a_thousand_steps_is_repaired() -> None:
     catalog = StaticCatalog.of(
         CapabilitySpec("start", "S.", provides=("T",)),
         CapabilitySpec("next", "N.", provides=("T",), requires=(Requirement("T", "many"),)),

@@ -1,4 +1,4 @@
-"""What stays done when a plan is replaced, and what the history says."""
+"""Tests of reused results after replanning, and of the plan history."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def changed(place: int, **fields: Any) -> Any:
     return plan
 
 
-def test_an_equal_plan_keeps_what_is_finished() -> None:
+def test_an_equal_plan_reuses_finished_results() -> None:
     carried = carry_over(OLD, copy.deepcopy(OLD), DONE)
     assert carried.kept == {"place": "place", "data": "data"}
     assert carried.rerun == ("mean", "answer")
@@ -52,13 +52,13 @@ def test_an_equal_plan_keeps_what_is_finished() -> None:
         {"inputs": [{"T": "stored"}]},
     ],
 )
-def test_a_changed_step_runs_again_and_so_does_what_reads_it(fields: Any) -> None:
+def test_a_changed_step_and_its_readers_run_again(fields: Any) -> None:
     carried = carry_over(OLD, changed(0, **fields), DONE)
     assert carried.kept == {}
     assert carried.results == {}
 
 
-def test_a_reworded_objective_counts_only_where_nothing_else_says_what_to_do() -> None:
+def test_a_reworded_objective_counts_only_without_parameters() -> None:
     assert "place" in carry_over(OLD, changed(0, task_objective="Find Oslo"), DONE).kept
     assert carry_over(OLD, changed(1, task_objective="by hour"), DONE).kept == {"place": "place"}
     same = changed(1, task_objective="Fetch the  DATA.")
@@ -66,7 +66,7 @@ def test_a_reworded_objective_counts_only_where_nothing_else_says_what_to_do() -
     assert "data" in carry_over(old, same, DONE).kept
 
 
-def test_a_renamed_step_takes_its_result_along() -> None:
+def test_a_renamed_step_reuses_its_result() -> None:
     new: Any = {
         "steps": [
             step("oslo", "locate", parameters={"near": "Oslo"}),
@@ -83,7 +83,7 @@ def test_a_renamed_step_takes_its_result_along() -> None:
     }
 
 
-def test_a_finished_result_that_is_read_as_a_stored_context_is_the_same_input() -> None:
+def test_a_result_read_as_a_stored_context_is_the_same_input() -> None:
     finished = {**DONE, "mean": {"success": True}}
     new: Any = {"steps": [step("mean", "average", "data"), step("answer", "respond", "mean")]}
     carried = carry_over(OLD, new, finished)
@@ -101,7 +101,7 @@ def test_equal_steps_are_matched_by_name_and_each_result_is_used_once() -> None:
     assert (carried.kept, carried.rerun) == ({"x": "b"}, ("y",))
 
 
-def test_the_first_plan_and_odd_records_keep_nothing() -> None:
+def test_the_first_plan_and_malformed_records_reuse_nothing() -> None:
     assert carry_over(None, OLD, {}).kept == {}
     records = {"place": None, "data": {"success": "yes"}, "mean": True}
     assert carry_over(OLD, OLD, records).kept == {}

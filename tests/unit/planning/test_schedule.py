@@ -1,4 +1,4 @@
-"""Who waits for whom."""
+"""Tests of step dependencies."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def test_dependencies_of_a_diamond() -> None:
     }
 
 
-def test_a_stored_context_is_no_dependency() -> None:
+def test_a_stored_context_is_not_a_dependency() -> None:
     assert dependencies(plan("a: stored")) == {"a": set()}
 
 
-def test_a_step_waits_for_the_readers_of_what_it_replaces() -> None:
+def test_a_step_waits_for_readers_of_the_context_it_replaces() -> None:
     assert dependencies(plan("first: x", "x", "second: x")) == {
         "first": set(),
         "x": {"first"},
@@ -50,7 +50,7 @@ def test_a_step_waits_for_the_readers_of_what_it_replaces() -> None:
     }
 
 
-def test_steps_without_a_key_are_named_by_their_place() -> None:
+def test_steps_without_a_key_are_named_by_position() -> None:
     assert list(dependencies({"steps": [{"capability": "fetch"}]})) == ["0_fetch"]
 
 

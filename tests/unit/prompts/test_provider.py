@@ -32,7 +32,7 @@ class OfASubclass(PromptProvider):
         return Weather()
 
 
-def test_one_builder_is_replaced_and_the_others_stay() -> None:
+def test_replacing_a_builder_keeps_the_others() -> None:
     ours, theirs = PromptProvider(response_generation=Terse()), PromptProvider()
     assert ours.get_response_generation_prompt_builder().get_role() == Terse.role
     assert theirs.get_response_generation_prompt_builder().get_role() != Terse.role
@@ -42,7 +42,7 @@ def test_one_builder_is_replaced_and_the_others_stay() -> None:
     assert OfASubclass().get_clarification_prompt_builder().get_role() == Weather.role
 
 
-def test_an_application_adds_builders_of_its_own() -> None:
+def test_an_application_can_add_builders() -> None:
     with use_prompts(PromptProvider(weather=Weather())):
         guide = get_framework_prompts().get_weather_prompt_builder().get_orchestrator_guide()
     assert guide is not None
@@ -51,8 +51,8 @@ def test_an_application_adds_builders_of_its_own() -> None:
         get_framework_prompts().get_weather_prompt_builder()
 
 
-def test_what_is_no_builder_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="'weather' is str"):
+def test_an_invalid_builder_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="'weather' is a str"):
         PromptProvider(weather="You know")  # type: ignore[arg-type]
 
 
@@ -68,12 +68,12 @@ def prompts_module(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("name", ["INSTANCE", "OfASubclass", "make"])
-def test_a_provider_is_named_by_its_module(prompts_module: str, name: str) -> None:
+def test_a_provider_can_be_imported_by_reference(prompts_module: str, name: str) -> None:
     assert isinstance(get_framework_prompts(f"{prompts_module}:{name}"), PromptProvider)
 
 
 @pytest.mark.parametrize(
-    ("application", "told"),
+    ("application", "value"),
     [
         ("nobody", "'nobody'"),
         ("no.such.module:thing", "no.such.module"),
@@ -82,9 +82,9 @@ def test_a_provider_is_named_by_its_module(prompts_module: str, name: str) -> No
     ],
 )
 def test_an_unknown_application_is_a_value_error(
-    prompts_module: str, application: str, told: str
+    prompts_module: str, application: str, value: str
 ) -> None:
-    with pytest.raises(ValueError, match=told) as caught:
+    with pytest.raises(ValueError, match=value) as caught:
         get_framework_prompts(application)
     assert isinstance(caught.value, ConfigurationError)
 
@@ -96,7 +96,7 @@ def install(folder: Path, name: str, target: str) -> None:
     (info / "entry_points.txt").write_text(f"[capgraph.prompts]\n{name} = {target}\n")
 
 
-def test_installed_prompts_are_the_default_while_they_are_the_only_ones(
+def test_a_single_installed_provider_is_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prompts_module: str
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -111,7 +111,7 @@ def test_installed_prompts_are_the_default_while_they_are_the_only_ones(
     assert isinstance(get_framework_prompts("beta"), OfASubclass)
 
 
-def test_broken_installed_prompts_are_reported_with_their_cause(
+def test_a_provider_that_cannot_be_loaded_is_reported_with_its_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -120,7 +120,7 @@ def test_broken_installed_prompts_are_reported_with_their_cause(
         get_framework_prompts("gamma")
 
 
-def test_a_property_that_fails_says_why() -> None:
+def test_an_attribute_error_in_a_property_is_raised_unchanged() -> None:
     class Broken(PromptProvider):
         @property
         def get_weather_prompt_builder(self) -> PromptBuilder:
@@ -130,7 +130,7 @@ def test_a_property_that_fails_says_why() -> None:
         Broken().get_weather_prompt_builder  # noqa: B018 - the look-up is what fails
 
 
-def test_prompts_of_capabilities_come_by_configuration() -> None:
+def test_settings_add_prompt_builders() -> None:
     class Ours(PromptBuilder):
         role = "You are ours."
 

@@ -1,4 +1,4 @@
-"""Results as a planner reads them: whole up to a budget, and previews that stay readable."""
+"""Tests of result texts in planning prompts."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def test_a_list_keeps_its_first_elements_and_the_ids_of_others() -> None:
 
 
 @pytest.mark.parametrize("name", ["flight", "sailing", "offer"])
-def test_whatever_tells_elements_apart_is_their_id(name: str) -> None:
+def test_a_field_with_unique_values_identifies_elements(name: str) -> None:
     rows = [{"kind": "x", name: f"LX{n}", "text": "y" * 90} for n in range(9)]
     assert "LX8" in preview_json(rows, 400)
 
 
-def test_an_object_keeps_its_keys_and_small_values_whole() -> None:
+def test_an_object_keeps_its_keys_and_small_values() -> None:
     found = json.loads(
         preview_json({"title": "Moby Dick", "text": "whale " * 500, "year": 1851}, 200)
     )
@@ -35,7 +35,7 @@ def test_an_object_keeps_its_keys_and_small_values_whole() -> None:
     assert found["text"].endswith("more characters)")
 
 
-def test_columns_of_a_table_keep_their_names_and_their_head() -> None:
+def test_columns_of_a_table_keep_their_names_and_first_values() -> None:
     found = json.loads(preview_json({"day": [*range(500)], "high": [20.5] * 500}, 200))
     assert found["day"][:3] == [0, 1, 2]
     assert found["high"][0] == 20.5
@@ -49,7 +49,7 @@ values = st.recursive(
 
 @settings(max_examples=60, deadline=None)
 @given(values)
-def test_a_preview_is_json_and_never_longer_than_a_small_value(value: Any) -> None:
+def test_a_preview_is_json_of_limited_length(value: Any) -> None:
     text = preview_json(value, 200)
     json.loads(text)
     whole = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
@@ -63,7 +63,7 @@ def test_the_budget_goes_to_the_first_results() -> None:
     assert len(shown["ROWS", "a"]) < 1000
 
 
-def test_an_authors_summary_stands_for_a_result_that_is_not_shown_whole() -> None:
+def test_an_authors_summary_replaces_a_result_beyond_the_budget() -> None:
     class Harvest(CapabilityContext):
         """What was picked."""
 

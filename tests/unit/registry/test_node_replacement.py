@@ -1,4 +1,4 @@
-"""A module of one's own replaces a built-in node by naming it again."""
+"""Tests of replacing a built-in node by a node of the same name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a registry holds, finds, refuses and says."""
+"""Tests of the registry: registration, discovery, and errors."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ async def {name}() -> {type}:
 # --- register ----------------------------------------------------------------------------------------
 
 
-def test_a_new_registry_holds_the_built_in_nodes_and_nothing_else() -> None:
+def test_a_new_registry_contains_only_the_built_in_nodes() -> None:
     registry = Registry()
     assert {"router", "respond", "error"} <= set(registry.infrastructure)
     assert not registry.capabilities
     assert not registry.context_types
 
 
-def test_registries_do_not_share_anything() -> None:
+def test_registries_are_independent() -> None:
     one, two = Registry(), Registry()
     one.register(capability("a"))
     one.declare_provided("X")
@@ -83,7 +83,7 @@ def test_register_returns_the_item_and_keeps_the_order() -> None:
     assert list(registry.capabilities) == ["b", "a"]
 
 
-def test_the_same_item_twice_is_fine_and_another_of_its_name_is_not() -> None:
+def test_only_the_same_item_can_be_registered_twice() -> None:
     registry = Registry()
     first = registry.register(capability("a"))
     registry.register(first)
@@ -100,7 +100,7 @@ def test_the_same_item_twice_is_fine_and_another_of_its_name_is_not() -> None:
 
 
 @pytest.mark.parametrize("name", ["__start__", "__input__", "a|b", "a:b", "a\nb", "\u202eabc"])
-def test_a_name_that_no_node_can_have_is_told(name: str) -> None:
+def test_an_invalid_node_name_is_refused(name: str) -> None:
     with pytest.raises(RegistryError, match=r"capability name .*letters, digits"):
         Registry().register(capability(name))
     parts = {"name": name, "description": "Looks on", "execute": staticmethod(looking)}
@@ -113,7 +113,7 @@ async def looking(state: Any) -> dict[str, Any]:
     return {}
 
 
-def test_two_types_of_one_name_are_refused() -> None:
+def test_duplicate_context_type_names_are_refused() -> None:
     registry = Registry()
     registry.register(Reading)
     with pytest.raises(RegistryError, match="READING"):
@@ -121,7 +121,7 @@ def test_two_types_of_one_name_are_refused() -> None:
 
 
 @pytest.mark.parametrize("item", [5, "text", object, BaseCapability, lambda: None])
-def test_what_is_not_decorated_is_refused(item: Any) -> None:
+def test_undecorated_items_are_refused(item: Any) -> None:
     with pytest.raises(RegistryError, match="Fix:"):
         Registry().register(item)
 
@@ -132,12 +132,12 @@ def test_an_undecorated_child_of_a_decorated_class_is_refused() -> None:
         Registry().register(child)
 
 
-def test_the_mappings_cannot_be_written() -> None:
+def test_the_mappings_are_read_only() -> None:
     with pytest.raises(TypeError):
         Registry().capabilities["a"] = None  # type: ignore[index]
 
 
-def test_an_unknown_capability_is_told_with_the_known_ones() -> None:
+def test_the_error_for_an_unknown_capability_lists_the_known_ones() -> None:
     registry = Registry()
     registry.register(capability("a"))
     with pytest.raises(RegistryError, match=r"'b'.*Use one of: a"):
@@ -147,7 +147,7 @@ def test_an_unknown_capability_is_told_with_the_known_ones() -> None:
 # --- discover ---------------------------------------------------------------------------------------
 
 
-def test_a_package_is_walked_and_private_modules_are_left_alone(package: Any) -> None:
+def test_discovery_imports_a_package_without_private_modules(package: Any) -> None:
     name = package(
         one=SOURCE.format(type="One", name="make_one") + "\nAlso = One\n",
         two=SOURCE.format(type="Two", name="make_two"),
@@ -176,7 +176,7 @@ def test_import_failures_are_reported_with_module_and_cause_and_the_rest_is_kept
     assert list(registry.capabilities) == ["make_one"]
 
 
-def test_what_a_module_only_imports_is_not_registered(package: Any) -> None:
+def test_imported_classes_are_not_registered(package: Any) -> None:
     name = package(
         one=SOURCE.format(type="One", name="make_one"),
         uses="from capgraph_test_package.one import One, make_one",
@@ -184,12 +184,12 @@ def test_what_a_module_only_imports_is_not_registered(package: Any) -> None:
     assert Registry().discover(name) == ["ONE", "make_one"]
 
 
-def test_discovery_of_nothing_says_so() -> None:
+def test_discovery_of_an_unknown_package_is_refused() -> None:
     with pytest.raises(RegistryError, match="no_such_package"):
         Registry().discover("no_such_package")
 
 
-def test_names_that_clash_across_modules_are_told(package: Any) -> None:
+def test_duplicate_names_across_modules_are_refused(package: Any) -> None:
     name = package(
         one=SOURCE.format(type="One", name="same"), two=SOURCE.format(type="Two", name="same")
     )
@@ -204,7 +204,7 @@ def entry_points(monkeypatch: pytest.MonkeyPatch, *points: metadata.EntryPoint) 
     monkeypatch.setattr(metadata, "entry_points", lambda **_: list(points))
 
 
-def test_entry_points_bring_modules_and_single_items(
+def test_entry_points_may_be_modules_or_items(
     package: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = package(
@@ -231,7 +231,7 @@ def test_an_entry_point_that_cannot_be_loaded_is_named(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("reference", ["json", "json:", ":dumps", "json:nothing", "nothing_here:x"])
-def test_a_reference_that_leads_nowhere_is_told(reference: str) -> None:
+def test_an_invalid_import_reference_is_refused(reference: str) -> None:
     with pytest.raises(RegistryError, match="Fix:"):
         import_object(reference)
 
@@ -260,14 +260,14 @@ def test_include_exclude_and_override(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- describe and guides ----------------------------------------------------------------------------
 
 
-def test_a_description_for_people() -> None:
+def test_describe_returns_a_readable_list() -> None:
     registry = Registry()
     registry.register(capability("b"))
     registry.register(capability("a"))
     assert registry.describe() == "- b: Does b\n- a: Does a"
 
 
-def test_planning_guides_come_by_priority_and_then_by_name() -> None:
+def test_planning_guides_are_sorted_by_priority_and_name() -> None:
     registry = Registry()
     for name, priority in [("zed", 0), ("late", 9), ("alpha", 0), ("first", -1)]:
         guide = OrchestratorGuide(instructions=f"Use {name}", priority=priority)
@@ -283,7 +283,7 @@ def test_planning_guides_come_by_priority_and_then_by_name() -> None:
     assert registry.planning_guides(["silent"]) == ""
 
 
-def test_candidates_leave_out_what_is_always_active_and_split_the_examples() -> None:
+def test_candidates_exclude_always_active_capabilities_and_split_examples() -> None:
     guide = TaskClassifierGuide(
         instructions="When asked",
         examples=[ClassifierExample("yes", True, "r"), ClassifierExample("no", False, "r")],
@@ -299,7 +299,7 @@ def test_candidates_leave_out_what_is_always_active_and_split_the_examples() -> 
 # --- a registry as a value ------------------------------------------------------------------------
 
 
-def test_a_frozen_registry_refuses_every_change_and_says_how_to_get_another() -> None:
+def test_a_frozen_registry_refuses_every_change() -> None:
     registry = Registry()
     one = registry.register(capability("one"))
     registry.freeze()
@@ -310,12 +310,12 @@ def test_a_frozen_registry_refuses_every_change_and_says_how_to_get_another() ->
         lambda: registry.declare_provided("READING"),
         lambda: registry.discover("capgraph.infrastructure", override=True),
     ):
-        with pytest.raises(RegistryError, match=r"cannot change any more.*registry\.with_"):
+        with pytest.raises(RegistryError, match=r"frozen.*registry\.with_"):
             change()
     assert registry.freeze() is registry
 
 
-def test_with_makes_another_registry_and_leaves_the_first_alone() -> None:
+def test_with_returns_a_changed_copy() -> None:
     registry = Registry(provided_types=["PLACE"])
     registry.register(capability("one"))
     registry.register(capability("two"))
@@ -359,7 +359,7 @@ class Watcher(BaseInfrastructureNode):
 """
 
 
-def test_discovery_names_what_lacks_its_decorator(package: Any) -> None:
+def test_discovery_reports_undecorated_classes(package: Any) -> None:
     registry = Registry()
     with pytest.raises(RegistryError) as caught:
         registry.discover(package(things=UNDECORATED))
@@ -381,11 +381,11 @@ def infrastructure(name: str, **attributes: Any) -> Any:
     return infrastructure_node(type("Watcher", base, {**namespace, **attributes}))
 
 
-def test_a_node_that_no_edge_would_reach_is_refused_with_the_roles() -> None:
+def test_an_unreachable_node_is_refused() -> None:
     registry = Registry()
     with pytest.raises(RegistryError, match=r"'monitoring'.*never run.*task_extraction, classif"):
         registry.register(infrastructure("monitoring"))
-    with pytest.raises(RegistryError, match=r"cannot stand before 'router'"):
+    with pytest.raises(RegistryError, match=r"before 'router'"):
         registry.register(infrastructure("monitoring", before="router"))
     with pytest.raises(ValueError, match="before 'classifier' and after 'respond'"):
         infrastructure("monitoring", before="classifier", after="respond")
@@ -393,7 +393,7 @@ def test_a_node_that_no_edge_would_reach_is_refused_with_the_roles() -> None:
     assert registry.infrastructure["monitoring"].after == "respond"
 
 
-def test_what_a_closed_registry_offers_to_selection_is_made_once() -> None:
+def test_candidates_of_a_frozen_registry_are_cached() -> None:
     registry = Registry()
     registry.register(capability("a"))
     assert registry.candidates() is not registry.candidates()
@@ -444,7 +444,7 @@ def test_discovery_finds_adapted_tools_graphs_and_agents_and_lists_of_them(packa
     assert list(registry.capabilities) == ["search", "pricing", "shout", "poet"]
 
 
-def test_an_adapted_capability_that_two_modules_name_is_registered_once(package: Any) -> None:
+def test_an_adapted_capability_in_two_modules_is_registered_once(package: Any) -> None:
     uses = "from capgraph_test_package.a_things import CAPABILITIES, found, Order\n"
     registry = Registry()
     assert registry.discover(package(a_things=ADAPTED, uses=uses)).count("search") == 1

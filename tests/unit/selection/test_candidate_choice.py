@@ -1,4 +1,4 @@
-"""Capabilities known by their descriptions alone: siblings, opposites, second needs, parameters."""
+"""Tests of selection by descriptions alone: siblings, opposites, further needs, and parameters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GREENHOUSE = (
         ),
     ],
 )
-async def test_what_is_asked_for_is_chosen_and_its_siblings_are_not(
+async def test_siblings_of_the_requested_capability_are_not_chosen(
     request_: str, expected: set[str]
 ) -> None:
     selection = await LexicalSelector().select(request_, GREENHOUSE)
@@ -52,14 +52,14 @@ async def test_examples_that_two_capabilities_share_still_choose_both() -> None:
     assert set(selection.names) == {"rain_data", "plotting"}
 
 
-async def test_an_excluded_sibling_does_not_stand_in_the_way() -> None:
+async def test_an_excluded_sibling_does_not_block_others() -> None:
     selection = await LexicalSelector().select(
         "Open the window of the greenhouse", GREENHOUSE, excluded={"open_window": "it is stuck"}
     )
     assert "open_window" not in selection.names
 
 
-async def test_what_parameters_say_counts() -> None:
+async def test_parameter_texts_are_compared() -> None:
     bare = Candidate("make_drink", "Prepares what a guest asks for.")
     told = Candidate(
         "make_drink",
@@ -92,7 +92,7 @@ class MakeDrink(BaseCapability):
         return {}
 
 
-def test_a_registry_hands_on_what_parameters_say() -> None:
+def test_candidates_contain_parameter_texts() -> None:
     registry = Registry()
     registry.register(MakeDrink)
     (candidate,) = (c for c in registry.candidates() if c.name == "make_drink")

@@ -1,4 +1,4 @@
-"""Selection by sentence vectors, with embeddings that are small enough to read."""
+"""Tests of selection with embeddings, using small readable vectors."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Meanings(Embeddings):
 
 
 @pytest.mark.parametrize("offset", [0.0, 20.0], ids=["centred", "all in one corner"])
-async def test_vectors_find_what_shares_no_word(offset: float) -> None:
+async def test_embeddings_match_texts_without_common_words(offset: float) -> None:
     selector = EmbeddingSelector(Meanings(offset))
     candidates = [WEATHER, MUSIC]
     assert (await selector.select("an umbrella, maybe", candidates)).names == ("weather",)
@@ -78,7 +78,7 @@ async def test_documents_are_embedded_once_for_each_set_of_candidates() -> None:
     assert embeddings.document_calls == 2
 
 
-async def test_a_failed_fit_is_tried_again() -> None:
+async def test_a_failed_fit_is_retried() -> None:
     class Flaky(Meanings):
         async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
             vectors = await super().aembed_documents(texts)
@@ -113,7 +113,7 @@ class Broken(Meanings):
 
 
 @pytest.mark.parametrize("fault", ["fewer", "nan", "flat", "other dimensions"])
-async def test_embeddings_that_answer_nonsense_are_named(fault: str) -> None:
+async def test_invalid_embeddings_are_refused(fault: str) -> None:
     selector = EmbeddingSelector(Broken(fault))
-    with pytest.raises(ModelError, match=r"embeddings gave .* Fix: "):
+    with pytest.raises(ModelError, match=r"embeddings .* Fix: "):
         await selector.select("an umbrella", [WEATHER, MUSIC])

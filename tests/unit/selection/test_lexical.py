@@ -1,4 +1,4 @@
-"""Behaviour of the default selector beyond accuracy."""
+"""Tests of the default selector's behavior beyond accuracy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_it_follows_the_protocol() -> None:
     assert isinstance(LexicalSelector(), Selector)
 
 
-async def test_descriptions_alone_are_enough_to_choose() -> None:
+async def test_descriptions_alone_suffice() -> None:
     candidates = [
         Candidate("translate_text", "Translates text between languages."),
         Candidate("currency", "Converts amounts of money between currencies."),
@@ -42,7 +42,7 @@ async def test_descriptions_alone_are_enough_to_choose() -> None:
     )
 
 
-async def test_a_negative_example_takes_a_capability_out() -> None:
+async def test_a_negative_example_excludes_a_capability() -> None:
     request = "Is it raining meteors tonight?"
     positives = (*WEATHER.positives, "Is it raining?", "Is it raining tonight?")
     tempted = Candidate("weather", WEATHER.description, positives=positives)
@@ -105,7 +105,7 @@ async def test_no_candidates() -> None:
     assert "no capabilities" in selection.reason
 
 
-async def test_two_candidates_of_one_name_are_refused() -> None:
+async def test_duplicate_candidate_names_are_refused() -> None:
     with pytest.raises(ValidationError, match="'news'"):
         await LexicalSelector().select("anything", [NEWS, NEWS])
 
@@ -150,7 +150,7 @@ class Counting(LexicalSelector):
         return await super()._fit(candidates)
 
 
-async def test_one_set_of_candidates_is_fitted_once_even_at_once() -> None:
+async def test_concurrent_requests_fit_the_candidates_once() -> None:
     selector = Counting()
     requests = ["Dim the lamp", "Play jazz", "Make it warmer", "hello"]
     await asyncio.gather(*(selector.select(request, HOME) for request in requests))
@@ -173,7 +173,7 @@ def test_one_instance_serves_several_event_loops() -> None:
     assert names == [("lights",), ("lights",)]
 
 
-async def test_repeated_requests_are_answered_alike_and_fresh_fits_agree() -> None:
+async def test_selection_is_deterministic_across_requests_and_fits() -> None:
     request = "Find the windiest day of 2013 and plot the wind for that year"
     one, other = LexicalSelector(), LexicalSelector()
     first = await one.select(request, DATA_AGENT)
@@ -181,7 +181,7 @@ async def test_repeated_requests_are_answered_alike_and_fresh_fits_agree() -> No
     assert (await other.select(request, DATA_AGENT)).names == first.names
 
 
-async def test_the_loop_stays_free_while_fitting() -> None:
+async def test_fitting_does_not_block_the_event_loop() -> None:
     ticks = 0
 
     async def tick() -> None:
@@ -218,7 +218,7 @@ def _synthetic(count: int, each: int) -> list[Candidate]:
 
 
 @pytest.mark.parametrize(("count", "each"), [(24, 6), (24, 2), (300, 1)])
-async def test_many_candidates_are_told_apart(count: int, each: int) -> None:
+async def test_many_candidates_are_distinguished(count: int, each: int) -> None:
     """Both kinds of head, with and without logistic regression."""
     candidates = _synthetic(count, each)
     selector = LexicalSelector()
@@ -249,7 +249,7 @@ async def test_a_negative_example_counts_among_many_candidates() -> None:
     assert after.scores[name] < before.scores[name] - 0.1
 
 
-async def test_a_thousand_candidates_are_compared_in_little_time() -> None:
+async def test_a_thousand_candidates_are_compared_quickly() -> None:
     candidates = _synthetic(1000, 3)
     selector = LexicalSelector()
     await selector.prepare(candidates)

@@ -1,4 +1,4 @@
-"""A capability may say for sure that a task needs it; that counts once anything fits at all."""
+"""Tests of ``matches_task``, with which a capability decides about a task itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _candidates(verdict: bool | None) -> list[Candidate]:
 
 
 @pytest.mark.parametrize(("verdict", "chosen"), [(True, True), (None, False), (False, False)])
-async def test_a_verdict_decides_beside_a_capability_that_fits(
+async def test_matches_task_decides_if_another_capability_fits(
     verdict: bool | None, chosen: bool
 ) -> None:
     found = await LexicalSelector().select("the mean temperature in May", _candidates(verdict))
@@ -27,12 +27,12 @@ async def test_a_verdict_decides_beside_a_capability_that_fits(
     assert ("picture" in found.names) is chosen
 
 
-async def test_a_verdict_does_not_make_an_unrelated_task_fit() -> None:
+async def test_matches_task_does_not_make_an_unrelated_task_fit() -> None:
     found = await LexicalSelector().select("sing me a song", _candidates(True))
     assert found.names == ()
 
 
-async def test_a_refusal_by_the_capability_itself_counts_too() -> None:
+async def test_matches_task_can_exclude_its_capability() -> None:
     candidates = [
         Candidate(
             "figures",

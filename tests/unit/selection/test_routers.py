@@ -1,4 +1,4 @@
-"""Routers: who takes a request, and that nobody is named who is not there."""
+"""Tests of routers and their fallbacks."""
 
 import asyncio
 from collections import Counter
@@ -44,7 +44,7 @@ async def embed(text):
 # --- rules ------------------------------------------------------------------------------------------
 
 
-async def test_the_first_rule_that_fits_and_is_available_wins():
+async def test_the_first_matching_rule_with_an_available_target_wins():
     async def about_bills(request):
         return "bill" in request.input
 
@@ -55,7 +55,7 @@ async def test_the_first_rule_that_fits_and_is_available_wins():
     assert (await router.route(asked("Hello"))).target == "sales"
 
 
-async def test_what_a_condition_raises_is_raised():
+async def test_exceptions_of_conditions_propagate():
     router = RuleBasedRouter([(lambda request: request.context["tier"] == "gold", "sales")])
     with pytest.raises(KeyError):
         await router.route(asked())
@@ -63,7 +63,7 @@ async def test_what_a_condition_raises_is_raised():
 
 @pytest.mark.parametrize("fallback", [None, "support", "gone"])
 @pytest.mark.parametrize("agents", [AGENTS, ["accounts"], []])
-async def test_a_fallback_that_is_not_available_is_never_returned(fallback, agents):
+async def test_an_unavailable_fallback_is_never_returned(fallback, agents):
     semantic = SemanticRouter(embed, fallback, similarity_threshold=0.9)
     await semantic.add_route("accounts", "prices and bills and repair")
     unread = LLMRouter(chat("I would not know."), fallback_target=fallback)
@@ -82,7 +82,7 @@ async def test_a_fallback_that_is_not_available_is_never_returned(fallback, agen
 # --- meaning ----------------------------------------------------------------------------------------
 
 
-async def test_the_nearest_description_wins_and_says_how_near():
+async def test_the_most_similar_description_wins_with_its_score():
     router = SemanticRouter(embed)
     for name, text in (("sales", "the price"), ("support", "repair"), ("accounts", "bill")):
         await router.add_route(name, text)
@@ -94,21 +94,21 @@ async def test_the_nearest_description_wins_and_says_how_near():
     found = await none.route(asked())
     assert found.target == "sales"
     assert found.confidence == 0.0
-    assert "0.00; 0.50 is needed" in found.reasoning
+    assert "0.00, below 0.50" in found.reasoning
 
 
-async def test_langchain_embeddings_serve_as_they_are():
+async def test_langchain_embeddings_are_accepted():
     router = SemanticRouter(DeterministicFakeEmbedding(size=16))
     await router.add_route("sales", "prices")
     await router.add_route("support", "repairs")
     assert (await router.route(asked("repairs", ["sales", "support"]))).target == "support"
 
 
-async def test_vectors_of_two_models_are_not_compared():
+async def test_vectors_of_different_dimensions_are_refused():
     sizes = iter([[1.0, 2.0], [1.0], [float("nan")]])
     router = SemanticRouter(lambda _: next(sizes))
     await router.add_route("sales", "prices")
-    with pytest.raises(ModelError, match="has 1 numbers, those before have 2"):
+    with pytest.raises(ModelError, match="has 1 dimensions, but earlier ones have 2"):
         await router.add_route("support", "repairs")
     with pytest.raises(ModelError, match="NaN"):
         await router.route(asked())
@@ -123,7 +123,7 @@ async def test_vectors_of_two_models_are_not_compared():
     ),
     rounds=st.integers(1, 4),
 )
-def test_turns_follow_the_weights_exactly(weights, rounds):
+def test_requests_follow_the_weights_exactly(weights, rounds):
     router = LoadBalancingRouter(weights)
     whole = sum(weights.get(name, 1) for name in AGENTS)
 
@@ -134,24 +134,24 @@ def test_turns_follow_the_weights_exactly(weights, rounds):
     assert counted == {n: w * rounds for n in AGENTS if (w := weights.get(n, 1))}
 
 
-async def test_parallel_requests_each_take_a_turn():
+async def test_concurrent_requests_follow_the_weights():
     router = LoadBalancingRouter({"sales": 2})
     found = await asyncio.gather(*(router.route(asked()) for _ in range(400)))
     assert Counter(item.target for item in found) == {"sales": 200, "support": 100, "accounts": 100}
 
 
-async def test_without_weight_or_room_nobody_is_named():
+async def test_the_target_is_empty_without_weight_or_capacity():
     nothing = await LoadBalancingRouter(dict.fromkeys(AGENTS, 0)).route(asked())
     assert (nothing.target, nothing.confidence) == ("", 0.0)
     assert (await LoadBalancingRouter().route(asked(agents=[]))).target == ""
     full = await LoadBalancingRouter(load=lambda _: float("inf")).route(asked())
-    assert (full.target, full.reasoning) == ("", "Nobody can take more now.")
+    assert (full.target, full.reasoning) == ("", "Every available agent has an infinite load.")
     for weight in (-1, float("nan"), True):
         with pytest.raises(ConfigurationError, match="'sales'"):
             LoadBalancingRouter({"sales": weight})
 
 
-async def test_the_least_loaded_is_chosen_and_an_open_breaker_never():
+async def test_the_lowest_load_is_chosen_and_an_open_circuit_never():
     from capgraph.behaviors import CircuitBreaker
 
     breakers = {name: CircuitBreaker(name, failure_threshold=1) for name in AGENTS}
@@ -179,13 +179,13 @@ async def test_the_least_loaded_is_chosen_and_an_open_breaker_never():
     ],
 )
 @pytest.mark.parametrize("model", [chat, lambda text: ScriptedModel(responses=[text])])
-async def test_a_model_chooses_in_whatever_form_it_can(model, written):
+async def test_a_model_can_choose_in_every_supported_form(model, written):
     found = await LLMRouter(model(written)).route(asked())
     assert found.target == "accounts"
     assert 0.0 < found.confidence <= 1.0
 
 
-async def test_the_model_is_told_of_those_available_only():
+async def test_the_prompt_lists_only_available_agents():
     model = ScriptedModel(responses=[{"target": "sales", "confidence": 1, "reasoning": ""}])
     router = LLMRouter(model, {"sales": "Prices {and} orders", "support": "Repairs"})
     await router.route(asked(agents=["sales"]))
@@ -194,7 +194,7 @@ async def test_the_model_is_told_of_those_available_only():
     assert "Repairs" not in prompt
 
 
-async def test_a_metered_caller_serves_too():
+async def test_a_model_caller_is_accepted():
     model = ScriptedModel(
         responses=[{"target": "sales", "confidence": 1, "reasoning": ""}, "Hm."],
     )
@@ -205,7 +205,7 @@ async def test_a_metered_caller_serves_too():
     assert (await router.route(asked())).target == "support"
 
 
-async def test_a_model_that_fails_is_an_error_and_no_fallback():
+async def test_a_model_error_propagates():
     def away(_):
         raise ConnectionError("away")
 
@@ -213,7 +213,7 @@ async def test_a_model_that_fails_is_an_error_and_no_fallback():
         await LLMRouter(ScriptedModel(responses=away)).route(asked())
 
 
-async def test_a_router_of_ones_own_needs_one_method():
+async def test_a_custom_router_needs_one_method():
     class Last(BaseRouter):
         async def route(self, request):
             return RoutingDecision(request.available_agents[-1], 1.0, "")

@@ -1,4 +1,4 @@
-"""The shortlist in front of a chat model."""
+"""Tests of the shortlist for a chat model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ async def names(task: str, **options: object) -> list[str]:
     return [candidate.name for candidate in kept]
 
 
-async def test_the_nearest_are_kept_in_the_order_of_the_registry() -> None:
+async def test_the_shortlist_keeps_the_order_of_the_registry() -> None:
     kept = await names("Dim the lamp, play a song and pay my money back", limit=5)
     assert len(kept) == 5
     assert {"refund", "lights", "music"} <= set(kept)
@@ -21,13 +21,13 @@ async def test_the_nearest_are_kept_in_the_order_of_the_registry() -> None:
     assert kept == sorted(kept, key=order.index)
 
 
-async def test_excluded_ones_are_left_out() -> None:
+async def test_excluded_candidates_are_not_listed() -> None:
     kept = await names("Dim the lamp", limit=3, excluded={"lights": "offline", "memory": "x"})
     assert "lights" not in kept
     assert len(kept) == 3
 
 
-async def test_a_small_registry_is_kept_whole_without_scoring() -> None:
+async def test_a_small_registry_is_not_scored() -> None:
     class Untouched(LexicalSelector):
         async def score(self, task: str, candidates: object) -> dict[str, float]:
             raise AssertionError("nothing to rank")
@@ -35,11 +35,11 @@ async def test_a_small_registry_is_kept_whole_without_scoring() -> None:
     assert await Untouched().nearest_candidates("x", HOME, limit=3) == HOME
 
 
-async def test_a_task_that_resembles_nothing_still_gets_its_number() -> None:
+async def test_an_unrelated_task_still_gets_a_full_shortlist() -> None:
     assert len(await names("☃", limit=4)) == 4
 
 
-async def test_the_right_one_of_hundreds_is_kept() -> None:
+async def test_the_shortlist_contains_the_right_candidate_of_hundreds() -> None:
     many = [Candidate(f"handle_{n}", f"Handles case {n}.") for n in range(300)]
     kept = await LexicalSelector().nearest_candidates(
         "Track my parcel please", [*many, *ALL], limit=10

@@ -1,4 +1,4 @@
-"""The default selector on registries of the size that people start with."""
+"""Tests of the default selector with small registries."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_unrelated_requests_select_nothing(selector: LexicalSelector, regi
     "request_", ["What is the capital of France?", "write me a poem", "hello", "Hi!"]
 )
 @pytest.mark.parametrize("registry", REGISTRIES)
-async def test_the_plainest_unrelated_requests_are_refused_with_a_reason(
+async def test_common_unrelated_requests_are_refused_with_a_reason(
     selector: LexicalSelector, registry: str, request_: str
 ) -> None:
     selection = await selector.select(request_, REGISTRIES[registry])
@@ -72,7 +72,7 @@ async def test_the_plainest_unrelated_requests_are_refused_with_a_reason(
     assert "No capability fits" in selection.reason
 
 
-async def test_one_registrys_requests_are_mostly_refused_by_another(
+async def test_requests_for_another_registry_are_mostly_refused(
     selector: LexicalSelector,
 ) -> None:
     asked = taken = 0
@@ -90,7 +90,7 @@ async def test_a_compound_request_finds_all_its_capabilities(selector: LexicalSe
     assert set(selection.names) == {"lights", "thermostat", "music"}
 
 
-async def test_general_texts_do_not_shut_out_a_registry_that_serves_them(
+async def test_general_texts_do_not_block_capabilities_that_serve_them(
     selector: LexicalSelector,
 ) -> None:
     """A capital's name is unrelated to weather, but not to a geography capability."""
