@@ -531,13 +531,13 @@ async def test_a_parameter_refers_to_a_result() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("label", "it is string and the parameter is number"),
-        ("stats", "it is object and the parameter is number"),
-        ("stats.mean", "no 'mean'; its fields are maximum, minimum"),
-        ("label.value", "no 'value'; it is one value, 'label' alone"),
-        ("nothing.at_all", "no step and no stored context"),
-        ("", "no step"),
-        (5, "a reference is an object of this one key and a text"),
+        ("label", "the value is string, but the parameter is number"),
+        ("stats", "the value is object, but the parameter is number"),
+        ("stats.mean", "no field 'mean'; its fields are maximum, minimum"),
+        ("label.value", "no field 'value'; refer to it as 'label'"),
+        ("nothing.at_all", "no step or stored context"),
+        ("", "a reference must be an object"),
+        (5, "a reference must be an object"),
     ],
 )
 def test_a_reference_is_checked_before_the_plan_runs(text: Any, told: str) -> None:
@@ -650,8 +650,8 @@ def test_roles_are_checked_like_types() -> None:
     step["inputs"] = [{"READING": "upstream"}]
     found = check_plan(plan(*steps), registry)
     assert [p.cause for p in found] == [
-        "'change' requires old (READING) and the step has no such input",
-        "'change' requires new (READING) and the step has no such input",
+        "'change' requires old (READING), and the step has no such input",
+        "'change' requires new (READING), and the step has no such input",
     ]
 
 
@@ -681,7 +681,10 @@ async def test_offline_roles_are_filled_in_the_order_of_their_suppliers() -> Non
     out = await build_graph([upstream, change], selector=Everything()).ainvoke(
         {"messages": [("user", "How much did it change?")]}
     )
-    assert "needs 2 READING (old, new), and without a model there are 1" in message_and_reason(out)
+    assert (
+        "requires 2 inputs of type READING (old, new), but 1 are available"
+        in message_and_reason(out)
+    )
 
 
 @capability_node(examples=["compare the level with others"])
@@ -797,7 +800,7 @@ def test_a_langchain_tool_a_graph_and_a_bare_function_are_refused_by_what_they_a
     for item, told in (
         (add, r"'add' is a LangChain tool.*tool_capability\(add\)"),
         (build_graph([]), r"is a LangGraph graph.*graph_capability\("),
-        (bare, "'bare' is a function without its decorator"),
+        (bare, "'bare' is a function without a decorator"),
     ):
         with pytest.raises(RegistryError, match=told):
             build_graph([item])
@@ -861,7 +864,7 @@ async def test_parameters_from_fills_what_the_task_says() -> None:
     out = await graph.ainvoke({"messages": [("user", "Read a channel: T7")]})
     assert text_of(out) == "Channel T7."
     out = await graph.ainvoke({"messages": [("user", "Read a channel")]})
-    assert "it needs the parameters name" in message_and_reason(out)
+    assert "requires the parameters name" in message_and_reason(out)
 
 
 async def test_offline_an_effect_with_default_parameters_is_asked_about() -> None:

@@ -171,9 +171,9 @@ async def test_chosen_values_become_parameters() -> None:
     assert model is not None
     schema = model.model_json_schema()["properties"]
     assert (schema["place"]["minLength"], schema["ahead"]["type"]) == (2, "integer")
-    with pytest.raises(PlanError, match=r"'w\.nothing' is no value.*w\.place"):
+    with pytest.raises(PlanError, match=r"'w\.nothing'.*w\.place"):
         Recipe.from_turn(await turn(), "x", registry(), parameters=["w.nothing"])
-    with pytest.raises(PlanError, match="would stand for 'Oslo' and for 3"):
+    with pytest.raises(PlanError, match="'Oslo' and 3"):
         Recipe.from_turn(await turn(), "x", registry(), parameters=["w.place=a", "w.days=a"])
 
 
@@ -324,7 +324,7 @@ async def test_what_reads_a_recipe_reads_its_last_steps() -> None:
     assert out["execution_outcome"]["status"] == "completed"
     # In this one the place stands inside a title, where only a plain value can stand.
     out = await build_graph(registry(await report())).ainvoke(given)
-    assert "'place' stands inside a text of its recipe" in out["execution_outcome"]["reason"]
+    assert "'place' is the reference 'first.place'" in out["execution_outcome"]["reason"]
 
 
 async def test_a_condition_and_optional_hold_for_all_steps(log: list[str]) -> None:
@@ -375,7 +375,7 @@ async def test_where_a_recipe_waits_its_first_steps_wait() -> None:
     assert list(out["execution_outcome"]["waiting"]) == ["it.w"]
     given["planning_execution_plan"] = {"steps": [whole]}
     out = await graph.ainvoke({**given, "messages": [("user", "Go on")]}, config)
-    assert "'place' stands inside a text" in out["execution_outcome"]["reason"]
+    assert "'place' is the reference" in out["execution_outcome"]["reason"]
 
 
 async def test_what_a_step_waits_for_may_be_a_parameter() -> None:
@@ -464,7 +464,7 @@ async def test_a_recipe_is_checked_when_it_is_registered() -> None:
         build_graph(registry(recipe).with_(Other))
 
     unsound = recipe.model_copy(update={"steps": recipe.steps[1:]})
-    with pytest.raises(RegistryError, match="no step and no stored context has this context_key"):
+    with pytest.raises(RegistryError, match="'w'"):
         registry().register(unsound)
     example = recipe.examples[0].model_copy(update={"parameters": {"place": "O"}})
     with pytest.raises(RegistryError, match="at least 2 characters"):
@@ -472,10 +472,10 @@ async def test_a_recipe_is_checked_when_it_is_registered() -> None:
     idle = recipe.model_copy(
         update={"parameters": {**recipe.parameters, "more": recipe.parameters["place"]}}
     )
-    with pytest.raises(RegistryError, match="no use for the parameter 'more'"):
+    with pytest.raises(RegistryError, match="no step uses the parameter 'more'"):
         registry().register(idle)
     step = {**recipe.steps[0], "parameters": {"place": {"$from": "parameters.town"}}}
-    with pytest.raises(RegistryError, match="no parameter 'town'"):
+    with pytest.raises(RegistryError, match="the parameter 'town'"):
         registry().register(recipe.model_copy(update={"steps": [step, *recipe.steps[1:]]}))
 
 
@@ -483,10 +483,10 @@ async def test_recipes_in_a_circle_are_refused() -> None:
     known = registry(await report(), letter())
     step = {"context_key": "l", "capability": "letter", "parameters": {"place": "Oslo"}}
     turned = Recipe(name="weather_report", description="Turned round", steps=[step])
-    told = "part of a cycle: .*weather_report → letter"
+    told = "cycle: .*weather_report → letter"
     with pytest.raises(RegistryError, match=told):
         known.register(turned, override=True)
-    with pytest.raises(RegistryError, match="part of a cycle: me → me"):
+    with pytest.raises(RegistryError, match="cycle: me → me"):
         registry().register(
             Recipe(name="me", description="x", steps=[{"context_key": "a", "capability": "me"}])
         )

@@ -506,20 +506,20 @@ async def test_a_graph_inside_a_step_waits_for_the_whole_thread(
 
 
 FAULTS: list[tuple[dict[str, Any], str]] = [
-    ({"wait_until": "tomorrow"}, "is no moment"),
-    ({"wait_until": "2026-12-24T08:00:00"}, "says no offset"),
-    ({"wait_until": -5}, "is no moment"),
-    ({"wait_until": True}, "is no moment"),
-    ({"wait_until": {"$from": "nothing.at"}}, "no step and no stored context"),
-    ({"wait_until": {"$from": "order.nothing"}}, "has no 'nothing'"),
-    ({"wait_for": ""}, "is no key"),
-    ({"wait_for": ["a"]}, "is no key"),
-    ({"wait_for": {"key": "a", "until": 3}}, "is no event"),
-    ({"wait_for": {"key": "a", "within": "soon"}}, "is no length of time"),
-    ({"wait_for": "a", "for_each": {"of": "order.ids", "as": "signal"}}, "comes with the event"),
-    ({"wait_for": {"$from": "item.x"}, "for_each": {"of": "order.ids"}}, "has no 'x'"),
-    ({"wait_for": {"$from": "item"}}, "no step and no stored context"),
-    ({"parameters": VALUE}, "no step and no stored context"),
+    ({"wait_until": "tomorrow"}, "is not a moment"),
+    ({"wait_until": "2026-12-24T08:00:00"}, "has no UTC offset"),
+    ({"wait_until": -5}, "is not a moment"),
+    ({"wait_until": True}, "is not a moment"),
+    ({"wait_until": {"$from": "nothing.at"}}, "no step or stored context"),
+    ({"wait_until": {"$from": "order.nothing"}}, "has no field 'nothing'"),
+    ({"wait_for": ""}, "is not an event key"),
+    ({"wait_for": ["a"]}, "is not an event key"),
+    ({"wait_for": {"key": "a", "until": 3}}, "is not an event"),
+    ({"wait_for": {"key": "a", "within": "soon"}}, "is not a duration"),
+    ({"wait_for": "a", "for_each": {"of": "order.ids", "as": "signal"}}, "data of the awaited event"),
+    ({"wait_for": {"$from": "item.x"}, "for_each": {"of": "order.ids"}}, "has no field 'x'"),
+    ({"wait_for": {"$from": "item"}}, "no step or stored context"),
+    ({"parameters": VALUE}, "no step or stored context"),
 ]
 
 

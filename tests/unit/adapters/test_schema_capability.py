@@ -89,11 +89,11 @@ async def test_nothing_is_taken_that_is_not_declared() -> None:
 
 
 def test_a_schema_outside_of_the_document_is_not_fetched() -> None:
-    with pytest.raises(ValidationError, match="outside of their schema"):
+    with pytest.raises(ValidationError, match="outside their schema"):
         capability_from_schema(
             "far", "Far.", {"properties": {"a": {"$ref": "http://x.test/s"}}}, given
         )
-    with pytest.raises(ValidationError, match="no JSON schema"):
+    with pytest.raises(ValidationError, match="low"):
         capability_from_schema("odd", "Odd.", {"properties": {"a": {"minimum": "low"}}}, given)
 
 
