@@ -72,7 +72,7 @@ class Session:
 
     def prepare(self, text: str) -> Any:
         """Read what a person typed."""
-        return self.runner.run(self.gateway.prepare(self.agent.graph, text, self.config))
+        return self.runner.run(self.gateway.prepare_input(self.agent.graph, text, self.config))
 
     def add_data(self, graph_input: dict[str, Any]) -> dict[str, Any]:
         """Return the input of a turn with the files of ``--data``."""

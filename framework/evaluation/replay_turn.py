@@ -235,7 +235,7 @@ def _build_graph(
         **{"clock": RecordedClock(script), **options, "behaviors": behaviors, "audit": False},
     )
     if model is None and modelled:  # it could have read and talked; asked, it would be refused
-        graph.services.equipment.chat_model = lambda _role: GenericFakeChatModel(messages=iter(()))
+        graph.services.runner_config.chat_model = lambda _role: GenericFakeChatModel(messages=iter(()))
     return graph
 
 
@@ -262,7 +262,7 @@ async def _run_turn(
     def config(by: Mapping[str, str]) -> Any:
         return {"configurable": {**by, **thread}, "callbacks": callbacks}
 
-    known = graph.services.equipment.schema.names
+    known = graph.services.runner_config.schema.names
     before = {name: value for name, value in restore_state(taken.before).items() if name in known}
     given: Any = restore_state(taken.given)
     by, raised = taken.caller, ""

@@ -65,7 +65,7 @@ class RemoteSteps:
         self._persistence: Persistence = graph.persistence
         self._results: StepResults = self._persistence.step_results
         self._leases: Leases = self._persistence.leases
-        graph.services.equipment.sender = self
+        graph.services.runner_config.dispatcher = self
 
     def serves(self, queue: str) -> bool:
         """Tell whether this very process takes the orders of a queue."""

@@ -70,7 +70,7 @@ class StatusReader:
 
     async def list_limits(self, caller: Caller) -> list[dict[str, Any]]:
         """Return slots of this process with how many are taken, and what cannot be called now."""
-        capacity = self._services.equipment.capacity
+        capacity = self._services.runner_config.capacity
         running, most = capacity.held, self._services.limits.max_parallel
         known = {one["name"] for one in self.list_capabilities(caller)}
         whole = {"name": "steps", "used": capacity.running, "allows": most, "told": ""}

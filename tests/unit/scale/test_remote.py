@@ -155,7 +155,7 @@ async def test_settings_give_a_queue_and_without_workers_it_changes_nothing(one:
     gpu.serve()
     out = await router.graph.ainvoke(plan(*STEPS), thread())
     assert masks(out)["m"]["who"] == "gpu"
-    router.graph.services.equipment.sender = None
+    router.graph.services.runner_config.dispatcher = None
     out = await router.graph.ainvoke(plan(*STEPS), thread("u"))
     assert masks(out)["m"]["who"] == "router"
 
