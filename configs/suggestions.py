@@ -6,13 +6,13 @@ import difflib
 from collections.abc import Iterable
 
 
-def closest_match(name: str, known: Iterable[str]) -> str | None:
+def closest_match(name: str, candidates: Iterable[str]) -> str | None:
     """Return the known name that is most like one, if any is.
 
     >>> closest_match("retrry", ["retry", "cache"])
     'retry'
     """
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)
+    found = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.75)
     return found[0] if found else None
 
 
@@ -30,37 +30,37 @@ def edit_distance(first: str, second: str) -> int:
     return row[-1]
 
 
-def correct_spelling(name: str, known: Iterable[str], max_edits: int = 2) -> str | None:
+def correct_spelling(name: str, candidates: Iterable[str], max_edits: int = 2) -> str | None:
     """Return the known name that few edits make of another name, if one does.
 
     >>> correct_spelling("efect", ["effect", "effect_key"]), correct_spelling("colour", ["effect"])
     ('effect', None)
     """
     # Words whose lengths differ by more are never that near.
-    others = (other for other in known if abs(len(other) - len(name)) <= max_edits)
+    others = (other for other in candidates if abs(len(other) - len(name)) <= max_edits)
     found = min(((edit_distance(name, other), other) for other in others), default=None)
     return found[1] if found is not None and found[0] <= max_edits else None
 
 
-def suggest_name(name: str, known: Iterable[str]) -> str | None:
+def suggest_name(name: str, candidates: Iterable[str]) -> str | None:
     """Return the known name that a name misspells, else the one that is most like it, if any is.
 
     >>> suggest_name("budjet", ["budget", "model"]), suggest_name("retrry", ["retry"]), suggest_name("x", ["retry"])
     ('budget', 'retry', None)
     """
-    names = list(known)
+    names = list(candidates)
     return correct_spelling(name, names) or closest_match(name, names)
 
 
-def suggest_fix(*names: str, known: Iterable[str]) -> str:
+def suggest_fix(*names: str, candidates: Iterable[str]) -> str:
     """Return the fix for unknown names: the nearest known ones, or all that are known.
 
-    >>> suggest_fix("tank_levle", known=["tank_level", "judge"])
+    >>> suggest_fix("tank_levle", candidates=["tank_level", "judge"])
     "Use 'tank_level'."
-    >>> suggest_fix("pump", known=["tank_level", "judge"])
+    >>> suggest_fix("pump", candidates=["tank_level", "judge"])
     'Use one of: judge, tank_level.'
     """
-    there = sorted(known)
+    there = sorted(candidates)
     near = dict.fromkeys(
         found for name in names if (found := closest_match(name, there)) is not None
     )

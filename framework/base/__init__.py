@@ -1,4 +1,4 @@
-"""What a user subclasses, writes or receives: capabilities, nodes, plans, context, errors."""
+"""Classes that authors subclass, write, or receive: capabilities, nodes, plans, contexts, and errors."""
 
 from typing import TYPE_CHECKING
 

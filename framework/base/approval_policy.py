@@ -1,4 +1,4 @@
-"""Who has to agree before a step runs, and for how long that holds."""
+"""Policy for the approval of a capability's steps."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from capgraph.helpers.number_validation import check_number
 
 @dataclass(frozen=True, slots=True)
 class ApprovalPolicy:
-    """How a capability asks for agreement; ``requires_approval = True`` asks any one person.
+    """Approvers of a step and lifetime of their approvals.
+
+    ``requires_approval = True`` means one approval by any user.
 
     Attributes:
-        approvers: How many different people have to agree.
-        not_requester: Whether whoever asked for the turn may not be one of them.
-        expires_seconds: How long a question and an agreement hold; ``None`` for as long as the
-            turn. What has lapsed is asked anew.
+        approvers: Number of different users who must approve.
+        not_requester: Whether the user who requested the turn may not be one of them.
+        expires_seconds: Lifetime of a request and of each approval. None means until the end of the
+            turn. Expired approvals are requested again.
 
     Raises:
-        ValueError: A number cannot be used.
+        ValueError: A number is out of range.
 
     >>> ApprovalPolicy(approvers=2).restricts_approvers
     True
@@ -35,17 +37,17 @@ class ApprovalPolicy:
 
     @property
     def restricts_approvers(self) -> bool:
-        """Whether it matters who agrees."""
+        """True if the identity of the approvers matters."""
         return self.approvers > 1 or self.not_requester
 
     @classmethod
     def of(cls, declared: bool | ApprovalPolicy) -> ApprovalPolicy:
-        """Return what ``requires_approval`` means; for a step that a policy asks about, any person.
+        """Return the policy for a value of ``requires_approval``.
 
         >>> ApprovalPolicy.of(True)
         ApprovalPolicy(approvers=1, not_requester=False, expires_seconds=None)
         """
-        return declared if isinstance(declared, ApprovalPolicy) else _ANYBODY
+        return declared if isinstance(declared, ApprovalPolicy) else _ANY_USER
 
 
-_ANYBODY = ApprovalPolicy()
+_ANY_USER = ApprovalPolicy()

@@ -1,7 +1,7 @@
-"""Arguments that the framework fills in by their annotation: they are never parameters of a step.
+"""Arguments that the framework supplies by annotation, so that plans need not and must not.
 
-Besides the types of this module these are the ones that LangGraph injects into a node and LangChain
-into a tool. They are matched by name, since the contracts import nothing of LangGraph.
+Besides the types of this module these are the types that LangGraph injects into nodes and LangChain
+into tools. They are matched by name, because this package does not import LangGraph.
 """
 
 from __future__ import annotations
@@ -30,31 +30,36 @@ from capgraph.configs.logger import ComponentLogger
 
 
 class Progress(Protocol):
-    """Streams how far the step is: ``progress("half done", 0.5)``."""
+    """Function that streams the progress of a step: ``progress("half done", 0.5)``."""
 
     def __call__(self, message: str, fraction: float | None = None, /) -> None:
-        """Say what is being done, and how far it is between 0 and 1."""
+        """Emit a progress event.
+
+        Args:
+            message: Description of the current activity.
+            fraction: Completed fraction, between 0 and 1.
+        """
 
 
 IdempotencyKey = NewType("IdempotencyKey", str)
-"""Key to hand to an outside system: the same over retries, restarts and replays of a step."""
+"""Key to pass to external systems. It stays the same in retries, restarts, and replays."""
 
 AttemptNumber = NewType("AttemptNumber", int)
-"""1 for the first try of a step."""
+"""Number of the current attempt, from 1."""
 
 StepSettings = NewType("StepSettings", Mapping[str, Any])
-"""The settings section of the capability."""
+"""Settings section of the capability."""
 
 Getter = Callable[[StepContext], Any]
 
 
 class Injection(NamedTuple):
-    """Match of an annotation.
+    """Rule for supplying an argument of a certain type.
 
     Attributes:
-        kind: Name of the type or the mark, for errors.
-        get: Returns the value from the step; ``None`` if a capability cannot have it.
-        fix: Replacement for a type that a capability cannot have.
+        kind: Name of the type, for messages.
+        get: Function that returns the value for a step. None if capabilities cannot have the type.
+        fix: Instruction for the author if capabilities cannot have the type.
     """
 
     kind: str
@@ -63,10 +68,10 @@ class Injection(NamedTuple):
 
 
 def find_injection(annotation: Any) -> Injection | None:
-    """Return what fills an argument of an annotation at run time; ``None`` for a plain type.
+    """Return how the framework supplies an argument with this annotation, or None for a plain type.
 
-    ``Optional``, ``Annotated`` and annotations that are text are read like LangGraph and LangChain
-    read them. A type that only contains an injected one, such as a list of it, cannot be filled.
+    ``Optional``, ``Annotated``, and string annotations are read as in LangGraph and LangChain. A type
+    that contains an injected one, such as a list of it, cannot be supplied.
 
     >>> from langchain_core.runnables import RunnableConfig
     >>> find_injection(RunnableConfig | None).kind, find_injection(int)
@@ -74,68 +79,73 @@ def find_injection(annotation: Any) -> Injection | None:
     >>> find_injection(list[RunnableConfig]).fix
     'Take RunnableConfig itself.'
     """
-    if isinstance(annotation, str):  # a name that only its author's type checker sees
+    if isinstance(annotation, str):  # a name that exists only for type checkers
         names = [name for name in re.findall(r"\w+", annotation) if name not in _NOT_TYPES]
         known = {full.rpartition(".")[2]: full for full in (*_TYPES, *_MARKS, _WRITER)}
         if len(names) == 1 and names[0] in known:
-            return _found(known[names[0]], None, is_optional=bool(_MAY_LACK.search(annotation)))
-        return next((Injection(name, None, _UNREADABLE) for name in names if name in known), None)
-    kind, marks, is_optional = _unwrapped(annotation)
+            return _injection(
+                known[names[0]], None, is_optional=bool(_OPTIONAL_PATTERN.search(annotation))
+            )
+        return next(
+            (Injection(name, None, _UNRESOLVED_FIX) for name in names if name in known), None
+        )
+    kind, marks, is_optional = _unwrap(annotation)
     for mark in marks:
-        for name in _names(mark if isinstance(mark, type) else type(mark)):
+        for name in _qualified_names(mark if isinstance(mark, type) else type(mark)):
             if name in _MARKS:
-                return _found(name, mark, is_optional=is_optional)
+                return _injection(name, mark, is_optional=is_optional)
     if isinstance(kind, ForwardRef):
         return find_injection(kind.__forward_arg__)
     if get_origin(kind) is Callable and get_args(kind) in _WRITES:
-        return _found(_WRITER, None)
+        return _injection(_WRITER, None)
     origin = get_origin(kind) or kind
-    for name in _names(origin) if isinstance(origin, type) else ():
+    for name in _qualified_names(origin) if isinstance(origin, type) else ():
         if name in _TYPES:
-            return _found(name, origin, is_optional=is_optional)
+            return _injection(name, origin, is_optional=is_optional)
     try:
         own = _GETTERS.get(kind)
-    except TypeError:  # Annotated with something that has no hash
+    except TypeError:  # annotated with an unhashable value
         own = None
     if own is not None:
         return Injection(getattr(kind, "__name__", str(kind)), own)
     parts = (find_injection(part) for part in get_args(kind) if not isinstance(part, (str, list)))
-    return next((_contained(part.kind) for part in parts if part is not None), None)
+    return next((_nested_injection(part.kind) for part in parts if part is not None), None)
 
 
 def check_parameter(owner: str, name: str, annotation: Any) -> None:
-    """Refuse a parameter of a step that LangGraph or LangChain would inject.
+    """Raise an error if LangGraph or LangChain would inject a step parameter.
 
     Args:
-        owner: The subject of the message.
+        owner: Subject of the message.
         name: Name of the parameter.
-        annotation: Its type.
+        annotation: Type of the parameter.
 
     Raises:
-        ValidationError: A plan, and so a model or a caller, would supply the value.
+        ValidationError: The type is injected, so no plan may supply it.
     """
     found = find_injection(annotation)
     if found is not None:
         raise ValidationError(
-            f"{owner} has the parameter {name!r} of type {found.kind}: a plan would supply what"
-            " the run supplies.",
-            fix=found.fix or "Remove it, and take it as an argument of the function or execute.",
+            f"{owner} has the parameter {name!r} of type {found.kind}: the run supplies such"
+            " values, not the plan.",
+            fix=found.fix or "Make it an argument of the function or of execute.",
         )
 
 
 def argument_getter(
     owner: str, name: str, annotation: Any, *, is_input: bool = False
 ) -> Getter | None:
-    """Return what fills an argument of a function; ``None`` if it is a parameter.
+    """Return the function that supplies an argument, or None if the argument is a step parameter.
 
     Args:
-        owner: The function, for the message.
+        owner: Name of the function, for the message.
         name: Name of the argument.
-        annotation: Its type.
-        is_input: Whether a context fills it otherwise, so that its name may be any.
+        annotation: Type of the argument.
+        is_input: Whether the argument is a context input, whose name is unrestricted.
 
     Raises:
-        ValidationError: LangGraph or LangChain injects it, and a capability cannot have it.
+        ValidationError: LangGraph or LangChain would inject the argument, and capabilities cannot have
+            that type.
     """
     found = find_injection(annotation)
     if found is not None and found.get is not None:
@@ -145,36 +155,38 @@ def argument_getter(
         return None
     shown = found.kind if found is not None else getattr(annotation, "__name__", str(annotation))
     raise ValidationError(
-        f"The parameter {name!r} of {owner!r} is of type {shown}: LangGraph or LangChain injects"
-        f" {'that type' if found is not None else 'an argument of that name'}, so no plan may"
+        f"The parameter {name!r} of {owner!r} has the type {shown}: LangGraph or LangChain injects"
+        f" {'that type' if found is not None else 'arguments of that name'}, so no plan may"
         " supply it.",
         fix=fix,
     )
 
 
 def argument_getters(function: Any) -> dict[str, Getter]:
-    """Return what fills the arguments of a function whose parameters no plan supplies.
+    """Return the functions that supply the injected arguments of ``execute``, by argument name.
 
     Args:
-        function: An ``execute``; its first argument is the state or the instance. Of an argument
-            without annotation the name decides, as in a node of LangGraph.
+        function: An ``execute`` function. Its first argument is the state or the instance. Arguments
+            without annotation are matched by name, as in a LangGraph node.
 
     >>> def execute(state, config, limit=3): ...
     >>> list(argument_getters(execute))
     ['config']
     """
-    taken = inspect.signature(function, follow_wrapped=False).parameters
-    if any(one.kind is one.VAR_KEYWORD for one in taken.values()):
-        taken = inspect.signature(function).parameters  # its decorator passes on what it is given
+    parameters = inspect.signature(function, follow_wrapped=False).parameters
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        parameters = inspect.signature(
+            function
+        ).parameters  # a decorator that forwards its arguments
     hints = resolve_hints(function)
     found: dict[str, Getter] = {}
-    for name, one in [*taken.items()][1:]:
+    for name, one in [*parameters.items()][1:]:
         if one.kind not in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
             continue
         annotation = hints.get(name, one.annotation)
         if annotation is one.empty:
             full = _UNANNOTATED.get(name)
-            match = None if full is None else _found(full, None, is_optional=True)
+            match = None if full is None else _injection(full, None, is_optional=True)
         else:
             match = find_injection(annotation)
         if match is not None and match.get is not None:
@@ -183,9 +195,9 @@ def argument_getters(function: Any) -> dict[str, Getter]:
 
 
 def resolve_hints(function: Any) -> dict[str, Any]:
-    """Return the annotations of a function, a partial one, or an object that can be called.
+    """Return the type hints of a function, a ``partial``, or a callable object.
 
-    An annotation that cannot be read stays text, and does not hide the others.
+    An annotation that cannot be resolved remains a string and does not affect the others.
     """
     while isinstance(function, partial):
         function = function.func
@@ -196,11 +208,12 @@ def resolve_hints(function: Any) -> dict[str, Any]:
     except NameError:
         names = getattr(function, "__globals__", {})
         return {
-            name: _read(annotation, names) for name, annotation in function.__annotations__.items()
+            name: _resolve_hint(annotation, names)
+            for name, annotation in function.__annotations__.items()
         }
 
 
-def _read(annotation: Any, names: dict[str, Any]) -> Any:
+def _resolve_hint(annotation: Any, names: dict[str, Any]) -> Any:
     holder: Any = types.SimpleNamespace(__annotations__={"it": annotation})
     try:
         return get_type_hints(holder, names, include_extras=True)["it"]
@@ -209,13 +222,13 @@ def _read(annotation: Any, names: dict[str, Any]) -> Any:
 
 
 def is_command(annotation: Any) -> bool:
-    """Tell whether a type is LangGraph's ``Command``, which a capability may return."""
+    """Return True if a type is LangGraph's ``Command``."""
     kind = get_origin(annotation) or annotation
-    return isinstance(kind, type) and "langgraph.types.Command" in _names(kind)
+    return isinstance(kind, type) and "langgraph.types.Command" in _qualified_names(kind)
 
 
-def _unwrapped(annotation: Any) -> tuple[Any, list[Any], bool]:
-    """Return a type without ``Annotated`` and ``Optional``, the marks, and whether it may lack."""
+def _unwrap(annotation: Any) -> tuple[Any, list[Any], bool]:
+    """Return a type without ``Annotated`` and ``Optional``, its metadata, and whether it is optional."""
     marks: list[Any] = []
     is_optional = False
     while True:
@@ -230,40 +243,40 @@ def _unwrapped(annotation: Any) -> tuple[Any, list[Any], bool]:
         annotation, is_optional = others[0], True
 
 
-def _names(cls: type[Any]) -> Iterator[str]:
+def _qualified_names(cls: type[Any]) -> Iterator[str]:
     for one in cls.__mro__:
         yield f"{one.__module__}.{one.__qualname__}"
 
 
-def _found(name: str, given: Any, *, is_optional: bool = False) -> Injection:
+def _injection(name: str, value: Any, *, is_optional: bool = False) -> Injection:
     entry = {**_TYPES, **_MARKS, _WRITER: _writer}[name]
     kind = name.rpartition(".")[2]
     if isinstance(entry, str):
         return Injection(kind, None, entry)
-    return Injection(kind, partial(entry, given, is_optional))
+    return Injection(kind, partial(entry, value, is_optional))
 
 
-def _contained(kind: str) -> Injection:
+def _nested_injection(kind: str) -> Injection:
     return Injection(kind, None, f"Take {kind} itself.")
 
 
 def current_run_config() -> Mapping[str, Any]:
-    """Return the configuration of the run that calls this, as LangGraph hands it to a node."""
+    """Return the configuration of the current run, as LangGraph passes it to a node."""
     from langchain_core.runnables.config import ensure_config  # heavy
 
     return ensure_config()
 
 
-def _config(_given: Any, _optional: bool, _step: StepContext) -> Any:
+def _config(_value: Any, _optional: bool, _step: StepContext) -> Any:
     return current_run_config()
 
 
-def _runtime(_given: Any, _optional: bool, step: StepContext) -> Any:
+def _runtime(_value: Any, _optional: bool, step: StepContext) -> Any:
     return step.runtime
 
 
 def _tool_runtime(cls: Any, is_optional: bool, step: StepContext) -> Any:
-    runtime = _of_run("ToolRuntime", is_optional, step)
+    runtime = _require_runtime("ToolRuntime", is_optional, step)
     return runtime and cls(
         state=dict(step.state),
         context=runtime.context,
@@ -276,17 +289,17 @@ def _tool_runtime(cls: Any, is_optional: bool, step: StepContext) -> Any:
     )
 
 
-def _store(_given: Any, is_optional: bool, step: StepContext) -> Any:
-    found = getattr(_of_run("the store", is_optional, step), "store", None)
+def _store(_value: Any, is_optional: bool, step: StepContext) -> Any:
+    found = getattr(_require_runtime("the store", is_optional, step), "store", None)
     if found is None and not is_optional:
         raise CapabilityError(
-            f"{step.capability!r} takes the store of the graph: the graph has none.",
-            fix="Build the graph with store=…, or annotate the argument BaseStore | None.",
+            f"{step.capability!r} requires a store, but the graph has none.",
+            fix="Build the graph with store=…, or annotate the argument as BaseStore | None.",
         )
     return found
 
 
-def _writer(_given: Any, _optional: bool, step: StepContext) -> Any:
+def _writer(_value: Any, _optional: bool, step: StepContext) -> Any:
     return step.runtime.stream_writer if step.runtime is not None else lambda _chunk: None
 
 
@@ -295,22 +308,22 @@ def _state(mark: Any, _optional: bool, step: StepContext) -> Any:
     return dict(step.state) if field is None else step.state.get(field)
 
 
-def _call_id(_given: Any, _optional: bool, step: StepContext) -> Any:
+def _call_id(_value: Any, _optional: bool, step: StepContext) -> Any:
     return step.idempotency_key
 
 
-def _of_run(what: str, is_optional: bool, step: StepContext) -> Any:
+def _require_runtime(name: str, is_optional: bool, step: StepContext) -> Any:
     if step.runtime is None and not is_optional:
         raise CapabilityError(
-            f"{step.capability!r} takes {what} of a run: there is no run.",
-            fix="Run it in a graph.",
+            f"{step.capability!r} requires {name}, which exists only during a run.",
+            fix="Run the capability in a graph.",
         )
     return step.runtime
 
 
 _CALLBACKS = "Take config: RunnableConfig; config['callbacks'] holds the callbacks of the run."
 _WRITER = "langgraph.types.StreamWriter"
-"""An alias of ``Callable[[Any], None]``: it has no class that could name it."""
+"""Alias of ``Callable[[Any], None]``, for which there is no class to match."""
 _TYPES: dict[str, Any] = {
     "langchain_core.runnables.config.RunnableConfig": _config,
     "langgraph.runtime.Runtime": _runtime,
@@ -322,7 +335,7 @@ _TYPES: dict[str, Any] = {
     "langchain_core.callbacks.manager.BaseRunManager": _CALLBACKS,
     "langchain_core.tools.base._DirectlyInjectedToolArg": "Take ToolRuntime.",
 }
-"""Class to what returns its value, or to what an author writes in its place."""
+"""Function that returns the value of an injected class, or the fix if there is none."""
 _MARKS: dict[str, Any] = {
     "langgraph.prebuilt.tool_node.InjectedState": _state,
     "langgraph.prebuilt.tool_node.InjectedStore": _store,
@@ -330,7 +343,7 @@ _MARKS: dict[str, Any] = {
     "langchain_core.tools.base.InjectedToolArg": "Take ToolRuntime or InjectedState, or bind the"
     " argument with a function of your own.",
 }
-"""Class of an ``Annotated`` mark to the same."""
+"""The same for classes of ``Annotated`` metadata."""
 RESERVED_ARGUMENTS: dict[str, str] = {
     "config": "Annotate it as RunnableConfig, or rename it.",
     "runtime": "Annotate it as Runtime[Deps], or rename it.",
@@ -346,8 +359,8 @@ _UNANNOTATED = {
     "writer": _WRITER,
 }
 _WRITES = (([Any], None), ([Any], type(None)))
-_MAY_LACK = re.compile(r"\b(None|Optional)\b")
-_UNREADABLE = "Import the type where the annotation can be read, not under TYPE_CHECKING."
+_OPTIONAL_PATTERN = re.compile(r"\b(None|Optional)\b")
+_UNRESOLVED_FIX = "Import the type where the annotation can be read, not under TYPE_CHECKING."
 _NOT_TYPES = frozenset({"Optional", "Union", "None", "typing"})
 
 _GETTERS: dict[Any, Getter] = {

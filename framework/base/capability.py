@@ -1,4 +1,4 @@
-"""The class that users subclass to give the agent an ability."""
+"""Base class of capabilities."""
 
 from __future__ import annotations
 
@@ -27,31 +27,35 @@ if TYPE_CHECKING:
 
     _Declared = Declarations
 else:
-    # The defaults alone: a subclass may be any class, a data class of its own kind included.
+    # Only the defaults, so that a subclass may itself be a dataclass, frozen or not.
     _Declared = type("_Declared", (), dict(DECLARED))
 
 
 class BaseCapability(_Declared, metaclass=DeclarationMeta):
-    """Base of every capability.
+    """Base class of capabilities.
 
-    A subclass sets ``name`` and ``description`` and writes ``execute``, either as a static
-    coroutine ``execute(state, **kwargs)`` that returns state updates, or as a coroutine method
-    ``execute(self)`` that uses the helpers below; either may be written with ``def`` and then runs
-    in a thread. ``@capability_node`` makes it a graph node.
+    A subclass sets ``name`` and ``description`` and implements ``execute`` in one of two forms:
+
+    - a coroutine method ``execute(self)``, which uses the properties and methods below;
+    - a static coroutine ``execute(state, **kwargs)``, which returns state updates.
+
+    A synchronous ``execute`` runs in a thread. The decorator ``@capability_node`` makes the class a
+    graph node.
 
     Attributes:
         name: Unique name (required).
-        description: What it does (required).
-        provides: Context types of its outputs, by name or as classes.
-        requires: Context types of its inputs; an entry is a type, ``(type, cardinality)`` or
+        description: What the capability does (required).
+        provides: Context types of the outputs, as names or classes.
+        requires: Context types of the inputs. An entry is a type, ``(type, cardinality)``, or
             ``(type, cardinality, role)``.
         Parameters: Pydantic model of a step's parameters.
 
-    Further attributes (``effect``, ``requires_approval``, ``timeout_seconds`` and so on) are the
-    ones of :class:`~capgraph.base.spec.Declarations`.
+    :class:`~capgraph.base.spec.Declarations` lists the other attributes, such as ``effect``,
+    ``requires_approval``, and ``timeout_seconds``.
 
     Raises:
-        NotImplementedError: On creation, when name, description or execute is missing.
+        NotImplementedError: ``name``, ``description``, or ``execute`` is missing when an instance is
+            created.
 
     >>> class Greeter(BaseCapability):
     ...     name = "greeter"
@@ -76,29 +80,29 @@ class BaseCapability(_Declared, metaclass=DeclarationMeta):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # A list on the base would be shared by every subclass that appends to it.
+        # Copy the lists. Otherwise subclasses that append would change the base class.
         for name in ("provides", "requires"):
             given = getattr(cls, name)
             if given is None or isinstance(given, list):
                 setattr(cls, name, list(given or []))
 
     def __new__(cls, *args: Any, **kwargs: Any) -> BaseCapability:
-        """Check what is required before anything of the subclass runs."""
+        """Check the required attributes before any code of the subclass runs."""
         for attribute in ("name", "description"):
             if getattr(cls, attribute, None) is None:
                 raise NotImplementedError(
-                    f"{cls.__name__} sets no {attribute!r}."
-                    f' Fix: add the class attribute {attribute} = "...".'
+                    f"{cls.__name__} has no {attribute}: the class attribute is missing."
+                    f' Fix: add {attribute} = "...".'
                 )
         if getattr(cls.execute, "__isabstractmethod__", False):
             raise NotImplementedError(
-                f"{cls.__name__} has no execute."
+                f"{cls.__name__} has no 'execute' method."
                 " Fix: write 'async def execute(self)' or a static 'async def execute(state)'."
             )
         return super().__new__(cls)
 
     if TYPE_CHECKING:
-        # To a type checker any signature may override it: static or not, with what it needs.
+        # Lets type checkers accept any signature in subclasses, static or not.
         async def execute(*args: Any, **kwargs: Any) -> Any: ...  # noqa: D102
 
     else:
@@ -106,43 +110,42 @@ class BaseCapability(_Declared, metaclass=DeclarationMeta):
         @staticmethod
         @abstractmethod
         async def execute(state: Any, **kwargs: Any) -> Any:
-            """Do the work; a method ``execute(self)`` that uses the helpers serves as well.
+            """Run the capability. Subclasses override it as ``execute(self)`` or as a static method.
 
             Args:
-                state: The graph's state, for reading.
-                **kwargs: What the signature asks for: ``step``, ``context`` (the inputs by
-                    type), ``runtime``, ``logger``, ``streamer``.
+                state: State of the graph. Read-only.
+                **kwargs: Arguments that the signature names: ``step``, ``context`` (inputs by type),
+                    ``runtime``, ``logger``, ``streamer``.
 
             Returns:
-                State updates and outputs as a dictionary, or context objects.
+                A dictionary with state updates and outputs, or context objects.
 
             Raises:
-                ValidationError: Data that is needed is missing or wrong.
-                CapabilityError: The work could not be done.
-                NotImplementedError: It was called on the base class.
+                ValidationError: Required data is missing or invalid.
+                CapabilityError: The capability failed.
+                NotImplementedError: The method was called on the base class.
             """
-            raise NotImplementedError("execute is abstract. Fix: write it in the subclass.")
+            raise NotImplementedError("execute is abstract. Fix: override it in the subclass.")
 
-    # --- helpers for the instance form ---------------------------------------------------
-
+    # --- properties and methods for execute(self) -----------------------------------------
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """Context type to the validated input; a list for ``many``, ``None`` for none."""
+        """Validated inputs by context type: a list for ``many``, None for a missing optional input."""
         return self._step_context().inputs
 
     @property
     def parameters(self) -> Any:
-        """The step's parameters: an instance of ``Parameters``, else a dictionary."""
+        """Parameters of the step: an instance of ``Parameters``, or a dictionary without that model."""
         return self._step_context().parameters
 
     @property
     def task(self) -> str:
-        """What this step is for."""
+        """Objective of the step."""
         return self._step_context().task
 
     @property
     def state(self) -> Mapping[str, Any]:
-        """The graph's state when the step began, for reading."""
+        """State of the graph when the step started. Read-only."""
         return self._step_context().state
 
     @property
@@ -152,55 +155,55 @@ class BaseCapability(_Declared, metaclass=DeclarationMeta):
 
     @property
     def runtime(self) -> Any:
-        """LangGraph's ``Runtime`` inside a run, else ``None``."""
+        """LangGraph's ``Runtime``. None outside a run."""
         return self._step_context().runtime
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The settings section of this capability."""
+        """Settings section of the capability."""
         return self._step_context().config
 
     @property
     def attempt(self) -> int:
-        """1 for the first try of this step."""
+        """Number of the current attempt, from 1."""
         return self._step_context().attempt
 
     @property
     def idempotency_key(self) -> str:
-        """Key to hand to an outside system: the same over retries, restarts and replays."""
+        """Key to pass to external systems. It stays the same in retries, restarts, and replays."""
         return self._step_context().idempotency_key
 
     @property
     def logger(self) -> ComponentLogger:
-        """Logger of this capability."""
+        """Logger of the capability."""
         return get_logger("capability", self.name)
 
     def chat_model(self, role: str = "capability") -> Any:
-        """Return the chat model configured for a role, or ``None``."""
+        """Return the chat model configured for a role, or None."""
         return self._step_context().model(role)
 
     def progress(self, message: str, fraction: float | None = None) -> None:
-        """Stream how far this step is; does nothing outside a run.
+        """Stream the progress of the step. Outside a run this does nothing.
 
         Args:
-            message: What is being done.
-            fraction: Between 0 and 1.
+            message: Description of the current activity.
+            fraction: Completed fraction, between 0 and 1.
         """
         self._step_context().notify(message, fraction)
 
     def store(self, context: CapabilityContext) -> None:
-        """Hand over an output besides the returned one."""
+        """Add an output besides the return value."""
         self._step_context().stored_outputs.append(context)
 
     def once(self, key: str, call: Callable[[], Any]) -> Awaitable[Any]:
-        """Run a part of the step at most once, over retries, questions and restarts.
+        """Run a part of the step at most once, across retries, approval requests, and restarts.
 
-        What stands before an ``interrupt()`` runs again when its answer comes; what stands in
-        ``once`` does not: its first result is given back.
+        Code before an ``interrupt()`` runs again when the answer arrives. A call inside ``once`` does not:
+        its first result is stored and returned.
 
         Args:
-            key: Names the part within the step.
-            call: Does it; may return an awaitable. Its result must be plain data.
+            key: Name of the part within the step.
+            call: Function that performs it. May return an awaitable. The result must be plain data.
         """
         return self._step_context().once(key, call)
 
@@ -209,25 +212,24 @@ class BaseCapability(_Declared, metaclass=DeclarationMeta):
             return self._context
         except AttributeError:
             raise ValidationError(
-                f"{self!r} is not running a step, so it has no inputs, parameters or state.",
+                f"{self!r} has no inputs, parameters or state: it is not running a step.",
                 fix="Use capgraph.testing.run_capability to run it in a test.",
             ) from None
 
-    # --- what the framework asks of a capability -----------------------------------------
-
+    # --- methods that the framework calls -------------------------------------------------
     @staticmethod
     def classify_error(exc: Exception, context: dict[str, Any]) -> ErrorClassification | None:
-        """Say what a failure means; override for errors of your domain.
+        """Classify an exception of ``execute``. Override it for errors of your domain.
 
         Args:
-            exc: What ``execute`` raised.
-            context: ``capability``, ``current_step_index``, ``execution_time``,
-                ``current_state`` and ``effect``.
+            exc: The exception.
+            context: ``capability``, ``current_step_index``, ``execution_time``, ``current_state``, and
+                ``effect``.
 
         Returns:
-            The classification, or ``None`` for the default. The default is CRITICAL, but for
-            passing faults of networks and services (RETRIABLE) and for errors of the project,
-            which carry their severity.
+            The classification, or None for the default. By default, transient errors of networks and
+            services are RETRIABLE, errors of the project have their own severity, and all others are
+            CRITICAL.
         """
         name = context.get("capability", "unknown_capability")
         return classify_exception(
@@ -235,80 +237,80 @@ class BaseCapability(_Declared, metaclass=DeclarationMeta):
         )
 
     libraries: ClassVar[Sequence[str]] = ()
-    """Modules that ``execute`` imports and that take long; ``graph.warm_up()`` imports them."""
+    """Modules that ``execute`` imports and that load slowly. ``graph.warm_up()`` imports them."""
 
     @staticmethod
     def matches_task(task: str) -> bool | None:
-        """Say for sure whether a task needs this capability, where its wording shows it.
+        """Decide from its wording whether a task needs this capability.
 
-        Used when capabilities are chosen without a model, on top of the examples: it decides
-        about this capability once the task resembles something that is served here at all.
+        Used for selection without a model, in addition to the examples. It applies only if the task
+        resembles a request that the agent supports.
 
         Args:
-            task: What the user asks.
+            task: The task.
 
         Returns:
-            ``True`` or ``False`` when it is plain, ``None`` to leave it to the examples.
+            True or False if the wording decides, None to let the examples decide.
         """
         return None
 
     @staticmethod
     def parameters_from(task: str) -> Mapping[str, Any]:
-        """Read parameters from a task, for plans that are made without a model.
+        """Extract parameters from a task, for planning without a model.
 
         Args:
-            task: What the user asks.
+            task: The task.
 
         Returns:
-            Parameters by name, those that the task says; the others keep their defaults.
+            The parameters that the task contains, by name. The others keep their defaults.
         """
         return {}
 
     @staticmethod
     def get_retry_policy() -> dict[str, Any]:
-        """Return ``max_attempts`` (total tries), ``delay_seconds`` and ``backoff_factor``."""
+        """Return ``max_attempts`` (including the first), ``delay_seconds``, and ``backoff_factor``."""
         return {"max_attempts": 3, "delay_seconds": 0.5, "backoff_factor": 1.5}
 
     @staticmethod
     async def planning_notes(state: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-        """Tell a model that plans what only the state at hand shows, such as names of columns.
+        """Return facts from the current state for the planning model, such as column names.
 
-        The planner sees it as data, never as instructions.
+        The planner treats them as data, not as instructions.
 
         Args:
-            state: The graph's state, for reading.
-            config: The settings section of this capability.
+            state: State of the graph. Read-only.
+            config: Settings section of the capability.
 
         Returns:
-            The notes; nothing by default.
+            The notes. Empty by default.
         """
         return ""
 
     def _create_orchestrator_guide(self) -> OrchestratorGuide | None:
-        """Return planning advice; the default has none."""
+        """Return the planning guide. The default is None."""
         return None
 
     def _create_classifier_guide(self) -> TaskClassifierGuide | None:
-        """Write selection advice; the default has the declared ``examples`` and no more."""
+        """Return the selection guide. The default relies on the declared ``examples``."""
         if not self.examples:
-            _warn_of_defaults(type(self))
+            _warn_missing_examples(type(self))
         return None
 
     @property
     def orchestrator_guide(self) -> OrchestratorGuide | None:
-        """Planning advice, made on first use."""
+        """The planning guide, created on first use."""
         guide: OrchestratorGuide | None = self._guide("orchestrator")
         return guide
 
     @property
     def classifier_guide(self) -> TaskClassifierGuide | None:
-        """Selection advice with the declared ``examples``, made on first use."""
+        """The selection guide, including the declared ``examples``, created on first use."""
         guide: TaskClassifierGuide | None = self._guide("classifier")
         return guide
 
     def _guide(self, kind: str) -> Any:
         with _guide_lock:
-            # Not made by an initialiser: a subclass, such as a data class, may have its own.
+            # There is no __init__ to create it: a subclass, such as a dataclass, has its own.
             guides: dict[str, Any] = self.__dict__.setdefault("_guides", {})
             try:
                 if kind not in guides:
@@ -317,20 +319,20 @@ class BaseCapability(_Declared, metaclass=DeclarationMeta):
                         guide = add_examples(guide, self.examples, self.description)
                     guides[kind] = guide
             except AttributeError as exc:
-                # From a property it would read as "there is no such property", which is what
-                # getattr with a default and a __getattr__ of the subclass swallow.
+                # An AttributeError from a property would look like a missing property, which
+                # getattr() with a default hides.
                 raise CapabilityError(
-                    f"The {kind} guide of {self!r} cannot be made: {exc}.",
+                    f"The {kind} guide of {self!r} cannot be created: {exc}.",
                     fix=f"Correct {type(self).__name__}._create_{kind}_guide.",
                 ) from exc
             return guides[kind]
 
     @classmethod
     def spec(cls) -> CapabilitySpec:
-        """Return what this class declares, as a frozen value.
+        """Return the declarations of the class as a frozen value.
 
         Raises:
-            ValidationError: A declaration is malformed.
+            ValidationError: A declaration is invalid.
         """
         return CapabilitySpec.of(cls)
 
@@ -338,11 +340,11 @@ class BaseCapability(_Declared, metaclass=DeclarationMeta):
         return f"<{type(self).__name__}: {self.name}>"
 
 
-_guide_lock = threading.RLock()  # a guide may read another capability's
+_guide_lock = threading.RLock()  # reentrant: a guide may read the guide of another capability
 _warned: weakref.WeakSet[type] = weakref.WeakSet()
 
 
-def _warn_of_defaults(cls: type[BaseCapability]) -> None:
+def _warn_missing_examples(cls: type[BaseCapability]) -> None:
     if cls in _warned:
         return
     _warned.add(cls)

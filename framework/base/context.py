@@ -1,4 +1,4 @@
-"""Typed context data: what capabilities hand to each other."""
+"""Base class of context types, the typed data that capabilities exchange."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ _UNKNOWN_FIELD = "extra_forbidden"
 
 
 class CapabilityContext(BaseModel):
-    """Base of every context type.
+    """Base class of context types.
 
-    A subclass names its type in ``CONTEXT_TYPE``; without one, the class name in upper
-    snake case is used. Instances travel through the state as plain JSON and are validated on
-    the way in and out, so every field must survive ``model_dump(mode="json")``; one of a type
-    that pydantic does not know needs a serializer and a validator of its own. Unknown fields are
-    refused with the nearest name.
+    ``CONTEXT_TYPE`` is the name of the type. By default it is the class name in upper snake case.
+    Instances are stored in state as plain JSON and validated when they are written and read. Every
+    field must therefore survive ``model_dump(mode="json")``; a type that pydantic does not know needs a
+    serializer and a validator. Unknown fields are refused, and the error suggests the nearest name.
 
-    ``labels`` says what is to be known of all data of a type: ``labels = ["untrusted"]`` for what
-    strangers wrote, ``["secret"]`` for what must not leave the house, or names of one's own.
+    ``labels`` are the labels of all data of a type: ``["untrusted"]`` for text from strangers,
+    ``["secret"]`` for data that must not leave the organization, or custom names.
 
     >>> class RoomTemperature(CapabilityContext):
     ...     celsius: float
@@ -36,12 +35,12 @@ class CapabilityContext(BaseModel):
     'celsius: 21.5'
     """
 
-    # A figure that is not a number stays one; as JSON it would become "no value".
+    # Keep NaN and infinity as numbers. JSON would turn them into null.
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
     CONTEXT_TYPE: ClassVar[str] = ""
     CONTEXT_CATEGORY: ClassVar[str] = "COMPUTATIONAL_DATA"
-    labels: ClassVar[Collection[str]]  # without a value, so that a field may bear the name
+    labels: ClassVar[Collection[str]]  # no default, so that a field may have this name
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -50,35 +49,36 @@ class CapabilityContext(BaseModel):
             cls.CONTEXT_TYPE = _upper_snake(cls.__name__.removesuffix("Context") or cls.__name__)
         if not isinstance(cls.CONTEXT_TYPE, str) or not cls.CONTEXT_TYPE.strip():
             raise ValidationError(
-                f"{cls.__name__}.CONTEXT_TYPE is {cls.CONTEXT_TYPE!r}.",
-                fix='Give it a name, such as CONTEXT_TYPE = "WEATHER_DATA".',
+                f"{cls.__name__}.CONTEXT_TYPE is {cls.CONTEXT_TYPE!r}, not a non-empty string.",
+                fix='Set a name, such as CONTEXT_TYPE = "WEATHER_DATA".',
             )
-        given = cls.__dict__.get("labels", ())
-        if isinstance(given, str) or not all(isinstance(label, str) for label in given):
+        labels = cls.__dict__.get("labels", ())
+        if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
             raise ValidationError(
-                f"{cls.__name__}.labels is {given!r}.", fix='Write labels = ["untrusted"].'
+                f"{cls.__name__}.labels is {labels!r}, not a list of strings.",
+                fix='Write labels = ["untrusted"].',
             )
 
     @model_validator(mode="wrap")
     @classmethod
     def _suggest_fields(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Name the nearest field where pydantic only says that one is not permitted."""
+        """Add the nearest field name to pydantic's errors about unknown fields."""
         try:
             return handler(data)
         except PydanticValidationError as exc:
             raise _with_suggestions(exc, cls) from None
 
     def get_summary(self) -> str:
-        """Say in plain sentences what this data is; the answer when no model is configured.
+        """Return the data in plain sentences. Without a model it is the answer.
 
-        The default names the fields and cuts long values, saying how much is left out.
+        By default, return the fields as one line. Long values are truncated, with the omitted length.
         """
         return short_summary(self)
 
     def get_files(self) -> list[str]:
-        """Return the paths of files that a step made and people may have.
+        """Return the paths of files that the step created for the user.
 
-        The default gives ``path`` and ``paths`` of a type with ``CONTEXT_CATEGORY = "ARTIFACT"``.
+        By default, return ``path`` and ``paths`` if ``CONTEXT_CATEGORY`` is ``"ARTIFACT"``.
         """
         if self.CONTEXT_CATEGORY != "ARTIFACT":
             return []
@@ -86,9 +86,9 @@ class CapabilityContext(BaseModel):
         return [str(path) for path in named if path]
 
     def get_tables(self) -> dict[str, list[dict[str, Any]]]:
-        """Return what people may read as tables: rows of plain data, by the name of each.
+        """Return data to show as tables: rows of plain data, by table name.
 
-        The default gives every field that is a list of records.
+        By default, return every field that is a list of records.
 
         >>> class Prices(CapabilityContext):
         ...     currency: str
@@ -106,7 +106,7 @@ class CapabilityContext(BaseModel):
 def _with_suggestions(
     exc: PydanticValidationError, cls: type[BaseModel]
 ) -> PydanticValidationError:
-    """Return an error whose unknown fields come with the nearest name."""
+    """Return the error with the nearest name for each unknown field."""
     errors = exc.errors(include_url=False)
     if all(error["type"] != _UNKNOWN_FIELD for error in errors):
         return exc

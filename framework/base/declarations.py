@@ -1,8 +1,7 @@
-"""The table of declarations: which names each form of a capability accepts.
+"""Names that each form of a capability accepts as declarations.
 
-A name that a form does not accept would be lost without a word, and a misspelled
-``requires_approval`` would let an effect run unasked. So each form asks this module, and so do the
-reference and whatever else reads declarations, such as a file.
+An unknown name is an error: if a misspelled ``requires_approval`` were ignored, an effect would run
+without approval. The decorators, the adapters, YAML files, and the reference use this module.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from capgraph.base.spec import DECLARED
 from capgraph.configs.suggestions import closest_match, correct_spelling, suggest_name
 
 Form = Literal["class", "function", "tool", "graph", "agent", "remote", "mcp"]
-"""How a capability is written: a class, an annotated function, or an adapter's call."""
+"""Form of a capability: a class, an annotated function, or the result of an adapter."""
 FORMS: tuple[Form, ...] = get_args(Form)
 YAML_FORMS: dict[str, Form] = {"tools": "tool", "graphs": "graph", "agents": "agent", "mcp": "mcp"}
-"""Section of a YAML file to its form; ``accepted_names(form, data=True)`` lists the keys of an entry."""
+"""Form of each YAML section. ``accepted_names(form, yaml=True)`` lists the keys of its entries."""
 
 _TEXTS = ("name", "description")
 _TYPES = ("provides", "requires")
@@ -33,7 +32,7 @@ _ENTRY_KEYS: dict[Form, tuple[str, ...]] = {
     "agent": ("import",),
     "mcp": ("command", "env", "url", "headers", "prefix", "allow", "approve", "pins", "mode"),
 }
-"""Keys of an entry in a YAML file that name what is adapted, beside its declarations."""
+"""Keys of a YAML entry that name the adapted object. They are not declarations."""
 
 _NAMES: dict[Form, tuple[str, ...]] = {
     "class": (*_TEXTS, *_TYPES, "Parameters", "libraries", *_CALLED, *DECLARED),
@@ -48,7 +47,7 @@ _NAMES: dict[Form, tuple[str, ...]] = {
 
 NODE_OPTIONS = ("quiet", "before", "after")
 NODE_DECLARATIONS = (*_TEXTS, "behaviors", *NODE_OPTIONS)
-"""Names that an infrastructure node may declare."""
+"""Declarations of an infrastructure node."""
 _READ_BY_DECORATOR = {
     "capability_spec": tuple(name for name in _NAMES["class"] if name not in _CALLED),
     "infrastructure_spec": NODE_DECLARATIONS,
@@ -56,12 +55,12 @@ _READ_BY_DECORATOR = {
 
 
 def accepted_names(form: Form, *, yaml: bool = False) -> tuple[str, ...]:
-    """Return the names that a form of capability accepts.
+    """Return the declarations that a form accepts.
 
     Args:
         form: The form.
-        yaml: Whether to return the keys of an entry in a YAML file. These are the same names, and
-            the keys that name what is adapted.
+        yaml: Whether to return the keys of a YAML entry: the declarations and the keys that name the
+            adapted object.
 
     >>> "requires" in accepted_names("tool"), "requires" in accepted_names("function")
     (True, False)
@@ -74,32 +73,32 @@ def accepted_names(form: Form, *, yaml: bool = False) -> tuple[str, ...]:
 class DeclarationMeta(ABCMeta):
     """Metaclass of capabilities and infrastructure nodes.
 
-    The decorator reads the declarations of a class once. An assignment after that would have no
-    effect, so it is refused.
+    The decorator reads the declarations of a class once. A later assignment would have no effect, so it
+    raises an error.
     """
 
     def __setattr__(cls, name: str, value: Any) -> None:
-        for spec, known in _READ_BY_DECORATOR.items():
-            # A class may have copied the attributes of another one, which include its spec.
-            if name in known and getattr(vars(cls).get(spec), "cls", None) is cls:
+        for spec, valid_names in _READ_BY_DECORATOR.items():
+            # The spec may be copied from another class.
+            if name in valid_names and getattr(vars(cls).get(spec), "cls", None) is cls:
                 raise ValidationError(
                     f"{cls.__name__}.{name} cannot be set to {value!r}: the decorator has already"
                     " read the declarations of the class.",
-                    fix=f"Write {name} in the body of the class, or in a decorated subclass.",
+                    fix=f"Set {name} in the class body, or in a decorated subclass.",
                 )
         super().__setattr__(name, value)
 
 
-def check_names(owner: str, names: Iterable[str], known: Collection[str]) -> None:
-    """Refuse declarations that have no meaning.
+def check_names(owner: str, names: Iterable[str], valid_names: Collection[str]) -> None:
+    """Raise an error for unknown declarations.
 
     Args:
-        owner: The subject of the message, such as ``"tool_capability('search')"``.
-        names: The names that were declared.
-        known: The names that are accepted there.
+        owner: Subject of the message, such as ``"tool_capability('search')"``.
+        names: The declared names.
+        valid_names: The accepted names.
 
     Raises:
-        ValidationError: A name is unknown; the message holds the nearest one.
+        ValidationError: A name is unknown. The message suggests the nearest one.
 
     >>> check_names("tool_capability('pay')", ["requires_aproval"], accepted_names("tool"))
     Traceback (most recent call last):
@@ -107,69 +106,71 @@ def check_names(owner: str, names: Iterable[str], known: Collection[str]) -> Non
 'requires_aproval'. Fix: Write 'requires_approval'.
     """
     for name in names:
-        if name not in known:
+        if name not in valid_names:
             raise ValidationError(
-                f"{owner} has the unknown declaration {name!r}.", fix=_fix_of(name, known)
+                f"{owner} has the unknown declaration {name!r}.", fix=_fix_of(name, valid_names)
             )
 
 
-def _fix_of(name: str, known: Collection[str]) -> str:
-    near = suggest_name(name, known)
+def _fix_of(name: str, valid_names: Collection[str]) -> str:
+    near = suggest_name(name, valid_names)
     if near is not None:
         return f"Write {near!r}."
-    return f"Remove it, or use one of: {', '.join(sorted(known))}."
+    return f"Remove it, or use one of: {', '.join(sorted(valid_names))}."
 
 
-def check_attributes(target: type[Any], base: type[Any], known: Collection[str]) -> None:
-    """Refuse class attributes that look like declarations and are none.
+def check_attributes(target: type[Any], base: type[Any], valid_names: Collection[str]) -> None:
+    """Raise an error for class attributes that look like misspelled declarations.
 
-    Plain data under the name of a method or a property of the base class is refused, too, since the
-    class would lose that method. Methods, properties, nested classes, ``UPPER_CASE`` constants, names that begin with an
-    underscore and attributes annotated ``ClassVar`` are the author's own, and so are the annotated
-    attributes of a class with an initializer. Of these, one is refused only if it is a misspelling:
-    an attribute of a declaration, a method or a nested class of one that the base class has.
+    An attribute with the name of a method or property of the base class is refused, too, because it
+    would replace that method. The following attributes are allowed, unless they are misspellings:
+
+    - methods, properties, and nested classes;
+    - ``UPPER_CASE`` constants and names with a leading underscore;
+    - attributes annotated as ``ClassVar``;
+    - annotated attributes of a class with an initializer.
 
     Args:
-        target: The class that is decorated.
-        base: The base class, whose attributes may be overridden.
-        known: Names of its declarations.
+        target: The decorated class.
+        base: Base class, whose attributes may be overridden.
+        valid_names: Names of the declarations.
 
     Raises:
-        ValidationError: An attribute has no meaning; the message holds the nearest declaration.
+        ValidationError: An attribute is not a declaration. The message suggests the nearest one.
     """
-    ours, overridable = set(base.__mro__), set(dir(base))
-    classes = [cls for cls in target.__mro__ if cls not in ours]
+    base_classes, overridable = set(base.__mro__), set(dir(base))
+    classes = [cls for cls in target.__mro__ if cls not in base_classes]
     defined = {name for cls in classes for name in vars(cls)}
-    hooks = [*_overridden(base) - defined, *{"Parameters"} & set(known) - defined]
+    hooks = [*_overridable_methods(base) - defined, *{"Parameters"} & set(valid_names) - defined]
     own = _own_names(classes, "__init__" in defined)
     for cls in classes:
-        # Whatever else a class inherits from need not know about capabilities.
+        # Other base classes need not follow the rules of capabilities.
         is_strict = cls is target or issubclass(cls, base)
         for name, value in vars(cls).items():
-            if name in known or name in _ATTACHED or _is_special(name):
+            if name in valid_names or name in _ATTACHED or _is_special(name):
                 continue
             if name in overridable:
                 if not (_is_member(value) or callable(value) or name in own or name[0] == "_"):
-                    raise _shadowing(cls, name, base, known)
+                    raise _shadowing_error(cls, name, base, valid_names)
                 continue
             if _is_member(value):
-                meant = _meant(name, hooks)
+                suggestion = _suggest(name, hooks)
             elif name.startswith("_"):
                 continue
             else:
-                meant = _meant(name, known)
-                if meant is None and is_strict and name not in own and name[0].islower():
-                    meant = correct_spelling(name, known, 1) or ""
-            if meant is not None:
-                raise _unknown(f"{cls.__name__}.{name}", meant, known)
+                suggestion = _suggest(name, valid_names)
+                if suggestion is None and is_strict and name not in own and name[0].islower():
+                    suggestion = correct_spelling(name, valid_names, 1) or ""
+            if suggestion is not None:
+                raise _unknown_error(f"{cls.__name__}.{name}", suggestion, valid_names)
 
 
 _ATTACHED = (
     *("logger", "capability_spec", "infrastructure_spec", "langgraph_node"),
     *("classifier_guide", "orchestrator_guide"),
 )
-_SHORT = 6
-"""Names with fewer letters have too many neighbors to take a deliberate name for a misspelling."""
+_MIN_LENGTH = 6
+"""Minimum length of names that are checked for misspellings: shorter ones resemble too many others."""
 _CLASS_VAR = re.compile(r"""^['"]?(\w+\.)*(ClassVar|Final)\b""")
 
 
@@ -177,8 +178,8 @@ def _is_special(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
 
 
-def _overridden(base: type[Any]) -> set[str]:
-    """Return the methods that authors write: static ones, and those that make guides."""
+def _overridable_methods(base: type[Any]) -> set[str]:
+    """Return the methods that authors override: static methods and guide factories."""
     return {
         name
         for name in dir(base)
@@ -188,12 +189,12 @@ def _overridden(base: type[Any]) -> set[str]:
 
 
 def _is_member(value: Any) -> bool:
-    """Tell whether it is a method, a property or a nested class."""
+    """Return True for a method, a property, or a nested class."""
     return isinstance(value, type) or hasattr(type(value), "__get__")
 
 
 def _own_names(classes: Iterable[type[Any]], has_initializer: bool) -> set[str]:
-    """Return the attributes whose annotations say that they are the author's own."""
+    """Return the attributes whose annotations mark them as the author's own."""
     return {
         name
         for cls in classes
@@ -203,41 +204,46 @@ def _own_names(classes: Iterable[type[Any]], has_initializer: bool) -> set[str]:
     }
 
 
-def _meant(name: str, known: Iterable[str]) -> str | None:
-    private = name.startswith("_")
-    words = [w for w in known if len(w) >= _SHORT and w.startswith("_") == private]
-    return correct_spelling(name, words)
+def _suggest(name: str, valid_names: Iterable[str]) -> str | None:
+    is_private = name.startswith("_")
+    candidates = [
+        other
+        for other in valid_names
+        if len(other) >= _MIN_LENGTH and other.startswith("_") == is_private
+    ]
+    return correct_spelling(name, candidates)
 
 
-def _shadowing(
-    cls: type[Any], name: str, base: type[Any], known: Collection[str]
+def _shadowing_error(
+    cls: type[Any], name: str, base: type[Any], valid_names: Collection[str]
 ) -> ValidationError:
-    near = correct_spelling(name, known)
+    near = correct_spelling(name, valid_names)
     return ValidationError(
         f"{cls.__name__}.{name} is not a declaration: it would replace {base.__name__}.{name}.",
-        fix=f"Write {near!r}; if the attribute is your own, rename it."
+        fix=f"Write {near!r}. If the attribute is your own, rename it."
         if near
         else "Rename the attribute.",
     )
 
 
-def _unknown(place: str, meant: str, known: Collection[str]) -> ValidationError:
+def _unknown_error(path: str, suggestion: str, valid_names: Collection[str]) -> ValidationError:
     own = "annotate it as ClassVar, or begin its name with an underscore"
-    if meant:
+    if suggestion:
         return ValidationError(
-            f"{place} is not a declaration: the nearest one is {meant!r}.",
-            fix=f"Write {meant!r}; if the attribute is your own, begin its name with an underscore.",
+            f"{path} is not a declaration: the nearest one is {suggestion!r}.",
+            fix=f"Write {suggestion!r}. If the attribute is your own, begin its name with an"
+            " underscore.",
         )
-    name = place.rpartition(".")[2]
+    name = path.rpartition(".")[2]
     if name in _RETRIES:
         return ValidationError(
-            f"{place} is not a declaration of a class.",
-            fix="Write a static method get_retry_policy, which returns it.",
+            f"{path} is not a declaration of a class.",
+            fix=f"Write a static method get_retry_policy that returns {name}.",
         )
-    near = closest_match(name, known)
+    near = closest_match(name, valid_names)
     return ValidationError(
-        f"{place} is not a declaration.",
-        fix=f"Write {near!r}; if the attribute is your own, {own}."
+        f"{path} is not a declaration.",
+        fix=f"Write {near!r}. If the attribute is your own, {own}."
         if near
-        else f"If the attribute is your own, {own}. Declarations are: {', '.join(sorted(known))}.",
+        else f"If the attribute is your own, {own}. Declarations are: {', '.join(sorted(valid_names))}.",
     )

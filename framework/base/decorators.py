@@ -1,7 +1,7 @@
-"""``@capability_node`` and ``@infrastructure_node``: check a class, describe it, make it a node.
+"""Decorators ``@capability_node`` and ``@infrastructure_node``.
 
-A decorator only attaches metadata and one function. What that function does stands in
-``capgraph.engine``, which is imported when a node first runs.
+They validate a class, create its specification, and attach a graph node. The node's behavior is in
+``capgraph.engine``, which is imported when a node runs for the first time.
 """
 
 from __future__ import annotations
@@ -42,22 +42,21 @@ def capability_node(target: Callable[..., Any], /) -> type[BaseCapability]: ...
 @overload
 def capability_node(**options: Any) -> Callable[[Callable[..., Any]], type[BaseCapability]]: ...
 def capability_node(target: Any = None, /, **options: Any) -> Any:
-    """Turn a class, or an annotated function, into a capability.
+    """Make a class or an annotated function a capability.
 
-    The class comes back as it was, with two attributes more: ``capability_spec`` (what it
-    declares, frozen) and ``langgraph_node`` (an async ``(state, **kwargs)`` that runs the
-    current step with timing, streaming, error classification and bookkeeping).
+    A class is returned with two additional attributes: ``capability_spec`` (its frozen declarations)
+    and ``langgraph_node`` (an async function ``(state, **kwargs)`` that runs the current step).
 
     Args:
-        target: A class with name, description, ``execute``, ``classify_error`` and
-            ``get_retry_policy``; or a function whose annotations are its contract. It may be
-            given as ``cls=`` too.
+        target: Class with ``name``, ``description``, ``execute``, ``classify_error``, and
+            ``get_retry_policy``; or a function whose annotations declare inputs, parameters, and
+            outputs. The keyword ``cls=`` is accepted, too.
         **options: ``examples``. For functions also ``name``, ``description``, ``max_attempts``,
-            ``delay_seconds``, ``classify_error``, ``parameters_from`` and what
-            :class:`~capgraph.base.spec.Declarations` lists.
+            ``delay_seconds``, ``classify_error``, ``parameters_from``, and the fields of
+            :class:`~capgraph.base.spec.Declarations`.
 
     Raises:
-        ValueError: Something required is missing; the message names it.
+        ValueError: A required attribute or method is missing.
 
     >>> from capgraph.base import CapabilityContext
     >>> class Place(CapabilityContext):
@@ -80,7 +79,7 @@ def capability_node(target: Any = None, /, **options: Any) -> Any:
     _check_class(target, "capability")
     check_attributes(target, BaseCapability, accepted_names("class"))
     if not issubclass(target, BaseCapability):
-        _complete(target)
+        _add_defaults(target)
     spec = target.spec() if issubclass(target, BaseCapability) else CapabilitySpec.of(target)
 
     target.langgraph_node = NodeDescriptor(GraphNode(spec))  # type: ignore[attr-defined]
@@ -89,26 +88,28 @@ def capability_node(target: Any = None, /, **options: Any) -> Any:
 
 
 def _declare_on(target: type[Any], options: dict[str, Any]) -> None:
-    """Set the examples that stand in the decorator's call as an attribute of the class."""
+    """Set the examples of the decorator call as a class attribute."""
     owner = f"capability_node got {sorted(options)} for the class {target.__name__}"
     for name, value in options.items():
         if name not in DECLARED:
             near = correct_spelling(name, accepted_names("function"))
-            meant = f"Write {near!r}, as an attribute of the class." if near else "Remove it."
-            raise ValidationError(f"{owner}: {name!r} is not a declaration.", fix=meant)
-        # What decides about effects and permissions stands in the class, where readers look for it.
+            fix = f"Write {near!r}, as an attribute of the class." if near else "Remove it."
+            raise ValidationError(f"{owner}: {name!r} is not a declaration.", fix=fix)
+        # Declarations of effects and permissions belong in the class body, where readers look.
         if name != "examples":
             raise ValidationError(
                 f"{owner}.",
                 fix=f"Set {name} as an attribute of the class; functions take keywords.",
             )
         if name in vars(target):
-            raise ValidationError(f"{owner}, which declares them too.", fix="Declare them once.")
+            raise ValidationError(
+                f"{owner}, which also has the attribute 'examples'.", fix="Declare them once."
+            )
         setattr(target, name, value)
 
 
-def _complete(target: Any) -> None:
-    """Give a class that has all methods and does not inherit the defaults of the base class."""
+def _add_defaults(target: Any) -> None:
+    """Add the default declarations to a class that does not inherit from the base class."""
     for name, value in DECLARED.items():
         if not hasattr(target, name):
             setattr(target, name, value)
@@ -131,19 +132,19 @@ def infrastructure_node(
     after: str | None = None,
     **unknown: Any,
 ) -> Any:
-    """Turn a class into an infrastructure node.
+    """Make a class an infrastructure node.
 
     Args:
-        cls: A class with name, description, static ``execute``, ``classify_error`` and
+        cls: Class with ``name``, ``description``, a static ``execute``, ``classify_error``, and
             ``get_retry_policy``.
-        quiet: Keep start and end out of the log, for nodes that run often.
-        before: For a node of one's own: the node that follows it, such as ``"classifier"``. The
-            class attribute of that name does the same.
-        after: For a node of one's own: the node that it follows, such as ``"respond"``.
-        **unknown: Refused with the nearest name.
+        quiet: Whether to omit the start and the end of the node from the log.
+        before: Node that runs after this custom node, such as ``"classifier"``. The class attribute of
+            that name has the same effect.
+        after: Node that runs before this custom node, such as ``"respond"``.
+        **unknown: Unknown names, which are refused.
 
     Raises:
-        ValueError: Something required is missing, or a name is unknown; the message names it.
+        ValueError: A required attribute or method is missing, or a name is unknown.
     """
     check_names("infrastructure_node", unknown, NODE_OPTIONS)
     if cls is None:
@@ -156,12 +157,14 @@ def infrastructure_node(
     after = after or getattr(cls, "after", None)
     if before and after:
         raise ValueError(
-            f"The infrastructure node {cls.name!r} stands before {before!r} and after {after!r}."
-            " Fix: name one of the two."
+            f"The infrastructure node {cls.name!r} has before={before!r} and after={after!r}."
+            " Fix: set only one of them."
         )
     behaviors = getattr(cls, "behaviors", ())
     if not isinstance(behaviors, (list, tuple)):
-        raise ValueError(f"{cls.__name__}.behaviors is {behaviors!r}. Fix: write behaviors = […].")
+        raise ValueError(
+            f"{cls.__name__}.behaviors is {behaviors!r}, not a list. Fix: write behaviors = […]."
+        )
     spec = InfrastructureSpec(
         cls.name, cls.description, quiet, before, after, tuple(behaviors), cls
     )
@@ -173,7 +176,7 @@ def infrastructure_node(
 
 def _check_class(cls: Any, kind: str) -> None:
     if not hasattr(cls, "__name__"):
-        raise ValueError(f"{cls!r} is no class. Fix: put the decorator above a class.")
+        raise ValueError(f"{cls!r} is not a class. Fix: apply the decorator to a class.")
     for attribute in ("name", "description"):
         value = getattr(cls, attribute, None)
         if not isinstance(value, str) or not value.strip():
@@ -189,53 +192,56 @@ def _check_class(cls: Any, kind: str) -> None:
                 f" Fix: define {method}, or inherit it from the base class."
             )
         if method != "execute":
-            _check_called_on_the_class(cls, kind, method)
-    # A capability may be synchronous and then runs in a thread; a node of the graph may not.
+            _check_static(cls, kind, method)
+    # A synchronous capability runs in a thread; an infrastructure node must be a coroutine.
     if kind != "capability" and is_sync(cls.execute):
         raise ValueError(
-            f"The {kind} {cls.__name__} ({cls.name!r}) has an 'execute' that is not a coroutine."
-            " Fix: write it with 'async def'."
+            f"The 'execute' of the {kind} {cls.__name__} ({cls.name!r}) is not a coroutine"
+            " function. Fix: write it with 'async def'."
         )
-    _check_form(cls, kind)
+    _check_signature(cls, kind)
 
 
-def _check_called_on_the_class(cls: Any, kind: str, method: str) -> None:
-    """Find a method that would only fail when something else has failed already."""
+def _check_static(cls: Any, kind: str, method: str) -> None:
+    """Check a method that is called on the class, before a failure calls it for the first time."""
     function = inspect.getattr_static(cls, method)
     label = f"The {method!r} of the {kind} {cls.__name__} ({cls.name!r})"
     if inspect.iscoroutinefunction(getattr(cls, method)):
-        raise ValueError(f"{label} is a coroutine. Fix: write it with 'def'.")
+        raise ValueError(f"{label} is a coroutine function. Fix: write it with 'def'.")
     if inspect.isfunction(function) and "self" in list(inspect.signature(function).parameters)[:1]:
-        raise ValueError(f"{label} is not static. Fix: put @staticmethod above it.")
+        raise ValueError(f"{label} is not static. Fix: add @staticmethod.")
 
 
-def _check_form(cls: Any, kind: str) -> None:
-    """Find an execute that would be called with other arguments than it expects."""
+def _check_signature(cls: Any, kind: str) -> None:
+    """Check that the framework can supply every argument of ``execute``."""
     execute = inspect.getattr_static(cls, "execute")
     static = isinstance(execute, staticmethod)
     if static and kind != "capability":
         return
     label = f"The 'execute' of the {kind} {cls.__name__} ({cls.name!r})"
-    # What a decorator of the author's hands on besides is its own affair.
+    # A decorator of the author may supply further arguments, so only its own signature counts.
     function = getattr(execute, "__func__", execute)
-    taken = list(inspect.signature(function, follow_wrapped=False).parameters.values())
-    if static and not taken:
-        raise ValueError(f"{label} takes no state. Fix: write 'execute(state, **kwargs)'.")
-    if isinstance(execute, classmethod) or kind != "capability" or not taken:
-        raise ValueError(f"{label} is not static. Fix: put @staticmethod above it.")
-    if taken[0].name == "state" and not static:
+    parameters = list(inspect.signature(function, follow_wrapped=False).parameters.values())
+    if static and not parameters:
+        raise ValueError(f"{label} has no 'state' argument. Fix: write 'execute(state, **kwargs)'.")
+    if isinstance(execute, classmethod) or kind != "capability" or not parameters:
+        raise ValueError(f"{label} is not static. Fix: add @staticmethod.")
+    if parameters[0].name == "state" and not static:
         raise ValueError(
-            f"{label} takes the state but is not static. Fix: put @staticmethod above it, or"
-            " write 'async def execute(self)' and read self.state."
+            f"{label} takes 'state' but is not static. Fix: add @staticmethod, or write"
+            " 'async def execute(self)' and read self.state."
         )
-    needed = [
+    unknown = [
         p.name
-        for p in taken[1:]
+        for p in parameters[1:]
         if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         if not (static and p.name in EXECUTE_ARGUMENTS) and p.name not in argument_getters(function)
     ]
-    if needed:
-        fix = "take self, and types that LangGraph injects; read self.inputs and self.parameters."
+    if unknown:
+        fix = (
+            "take only self and types that LangGraph injects; read self.inputs and self.parameters."
+        )
         if static:
-            fix = f"take state, of {', '.join(EXECUTE_ARGUMENTS)} what it uses, and types that LangGraph injects."
-        raise ValueError(f"{label} needs {needed}, which nobody gives. Fix: {fix}")
+            names = ", ".join(EXECUTE_ARGUMENTS)
+            fix = f"take state, any of {names}, and types that LangGraph injects."
+        raise ValueError(f"{label} has unknown arguments {unknown}. Fix: {fix}")

@@ -1,7 +1,8 @@
-"""What a failure means: the answer of ``classify_error``, and the default one.
+"""Classification of exceptions: the return type of ``classify_error`` and its default.
 
-Libraries raise their own types, so the whole cause chain is searched and types are known by
-what they carry (an HTTP status, a ``Retry-After`` header) as well as by their built-in bases.
+Libraries raise exceptions of their own, often chained. The classification searches the whole chain
+and recognizes exceptions by built-in base classes, by attributes such as an HTTP status, and by
+headers such as ``Retry-After``.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from capgraph.helpers.plain_data import parse_enum, to_plain, validation_message
 
 @dataclass
 class ErrorClassification:
-    """What a failure means: the answer of ``classify_error``.
+    """Severity of a failure, with a message and details. ``classify_error`` returns it.
 
     Attributes:
-        severity: Decides the recovery.
-        user_message: What to tell the person who asked; ``None`` for nothing special.
+        severity: How the turn handles the failure.
+        user_message: Message for the user. None means the default message.
         metadata: Details for developers and for the next planning prompt.
 
     Raises:
-        ValidationError: The severity is none of ``ErrorSeverity``, nor the value of one.
+        ValidationError: The severity is not an ``ErrorSeverity`` or the value of one.
 
     >>> print(ErrorClassification(
     ...     ErrorSeverity.REPLANNING, "No data", {"missing_inputs": ["A", "B"]}
@@ -57,7 +58,7 @@ class ErrorClassification:
         self.severity = parse_enum(ErrorSeverity, self.severity, "severity")
 
     def format_for_llm(self) -> str:
-        """Render the classification as a section of a planning prompt."""
+        """Return the classification as a section of a planning prompt."""
         lines = [
             "**Previous Execution Error:**",
             f"- **User Message:** {self.user_message or 'No error message available'}",
@@ -73,7 +74,7 @@ class ErrorClassification:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data, the only form that enters the graph's state."""
+        """Return plain data, the form in which state holds it."""
         return {
             "severity": self.severity.value,
             "user_message": self.user_message,
@@ -82,7 +83,7 @@ class ErrorClassification:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ErrorClassification:
-        """Rebuild what :meth:`to_dict` wrote."""
+        """Return the classification that :meth:`to_dict` wrote."""
         return cls(
             ErrorSeverity(data["severity"]), data.get("user_message"), data.get("metadata") or {}
         )
@@ -113,9 +114,9 @@ _PROGRAMMING = (
     NotImplementedError,
     RecursionError,
 )
-_RETRIED: frozenset[Category] = frozenset({"network", "timeout", "rate_limit", "overloaded"})
-# LangChain's exceptions mean the same whatever the provider.
-_LANGCHAIN: dict[str, Category] = {
+_TRANSIENT: frozenset[Category] = frozenset({"network", "timeout", "rate_limit", "overloaded"})
+# LangChain raises these for every provider.
+_LANGCHAIN_CATEGORIES: dict[str, Category] = {
     "ModelRateLimitError": "rate_limit",
     "ModelAPIError": "overloaded",
     "ModelConnectionError": "network",
@@ -124,8 +125,8 @@ _LANGCHAIN: dict[str, Category] = {
     "ModelPermissionDeniedError": "authentication",
     "ContextOverflowError": "context_too_long",
 }
-# What services write into a stream that has begun, where a status can no longer be sent.
-_CODES: dict[str, Category] = {
+# Error codes that services send in a stream, after the HTTP status has been sent.
+_CODE_CATEGORIES: dict[str, Category] = {
     "server_error": "overloaded",
     "internal_server_error": "overloaded",
     "api_error": "overloaded",
@@ -133,9 +134,9 @@ _CODES: dict[str, Category] = {
     "rate_limit_error": "rate_limit",
     "rate_limit_exceeded": "rate_limit",
 }
-_MOST_MISFITS = 5
-# Servers agree neither on a status nor on a code: llama.cpp sends 400 "exceeds the available
-# context size" or 500 "Context size has been exceeded", Ollama "exceeds the context length".
+_MAX_LISTED_ERRORS = 5
+# Servers use different statuses and texts: llama.cpp sends 400 "exceeds the available context size"
+# or 500 "Context size has been exceeded", Ollama "exceeds the context length".
 _CONTEXT = re.compile(r"context[ _](?:length|size|window)", re.IGNORECASE)
 _EXCEEDED = re.compile(r"exceed|overflow|longer|greater|too long|only", re.IGNORECASE)
 _KEY_MARKERS = ("API key not valid", "API_KEY_INVALID")
@@ -143,12 +144,12 @@ _RETRY_INFO = re.compile(r"retryDelay\W{1,9}+([\d.]{1,20}+)s")
 
 
 class Diagnosis(NamedTuple):
-    """What kind of failure an exception is.
+    """Category of an exception.
 
     Attributes:
-        category: The kind.
-        cause: The exception in the chain that shows it.
-        retry_after: Seconds the other side asked to wait, when it did.
+        category: The category.
+        cause: Exception in the chain that determines the category.
+        retry_after: Delay in seconds that the server requested, if any.
     """
 
     category: Category
@@ -157,7 +158,7 @@ class Diagnosis(NamedTuple):
 
 
 def diagnose(exc: BaseException) -> Diagnosis:
-    """Find out what kind of failure an exception is, along its chain of causes.
+    """Return the category of an exception, searching its chain of causes.
 
     >>> diagnose(ConnectionResetError("gone")).category
     'network'
@@ -175,16 +176,16 @@ def diagnose(exc: BaseException) -> Diagnosis:
 def classify_exception(
     exc: BaseException, origin: str, *, effect: str = "none"
 ) -> ErrorClassification:
-    """Classify an exception by type; the default for capabilities and nodes.
+    """Classify an exception by its type. This is the default for capabilities and nodes.
 
-    Passing faults (network, time-out, rate limit, overload) are RETRIABLE, errors of the project
-    carry their own severity, all else is CRITICAL. A step that acts once is never retried here:
-    whether its effect happened is not known.
+    Transient errors (network, timeout, rate limit, overload) are RETRIABLE, errors of the project have
+    their own severity, and all others are CRITICAL. A step with ``effect="once"`` is never RETRIABLE
+    because of a transient error, since its outcome is unknown.
 
     Args:
-        exc: What was raised.
-        origin: Start of the message, such as ``"Unhandled error in weather"``.
-        effect: The capability's declared effect.
+        exc: The exception.
+        origin: Beginning of the message, such as ``"Unhandled error in weather"``.
+        effect: Declared effect of the capability.
 
     >>> classify_exception(RuntimeError("broken"), "Unhandled error in weather").user_message
     'Unhandled error in weather: broken'
@@ -193,8 +194,8 @@ def classify_exception(
     metadata: dict[str, Any] = {"technical_details": str(exc), "category": found.category}
     if found.retry_after is not None:
         metadata["retry_after_seconds"] = found.retry_after
-    told = (getattr(error, "person_message", "") for error in iter_causes(exc))
-    if sentence := next((text for text in told if isinstance(text, str) and text), None):
+    texts = (getattr(error, "person_message", "") for error in iter_causes(exc))
+    if sentence := next((text for text in texts if isinstance(text, str) and text), None):
         metadata["person_message"] = sentence
     if found.category == "declared" and isinstance(found.cause, CapgraphError):
         severity = ErrorSeverity(found.cause.severity or ErrorSeverity.CRITICAL)
@@ -203,19 +204,21 @@ def classify_exception(
         metadata["code"] = found.cause.code
         return ErrorClassification(severity, str(exc) or type(exc).__name__, metadata)
     severity = ErrorSeverity.CRITICAL
-    if found.category in _RETRIED and effect != "once":
+    if found.category in _TRANSIENT and effect != "once":
         severity = ErrorSeverity.RETRIABLE
     text = str(exc) or type(exc).__name__
     if isinstance(exc, PydanticValidationError):
-        # pydantic's own text has several lines, input values, and a link; the details keep it.
-        wrong = validation_messages(exc, "value")
-        more = f"; and {len(wrong) - _MOST_MISFITS} more" if len(wrong) > _MOST_MISFITS else ""
-        text = f"the data does not fit {exc.title} ({'; '.join(wrong[:_MOST_MISFITS])}{more})."
+        # Pydantic's text has several lines, input values, and a link. The details contain it.
+        errors = validation_messages(exc, "value")
+        omitted = len(errors) - _MAX_LISTED_ERRORS
+        more = f"; and {omitted} more" if omitted > 0 else ""
+        listed = "; ".join(errors[:_MAX_LISTED_ERRORS])
+        text = f"the data is not a valid {exc.title} ({listed}{more})."
     return ErrorClassification(severity, f"{origin}: {text}", metadata)
 
 
 def is_self_classified(exc: BaseException) -> bool:
-    """Tell whether an exception says what it means, or is about something else than the work.
+    """Return True if an exception has its own severity, or is not about the work of the capability.
 
     >>> is_self_classified(RuntimeError("broken")), is_self_classified(MissingExtraError("no x"))
     (False, True)
@@ -226,7 +229,7 @@ def is_self_classified(exc: BaseException) -> bool:
 
 
 def iter_causes(exc: BaseException) -> Iterator[BaseException]:
-    """Go through an exception and what it was raised for or while, each once."""
+    """Yield an exception and all its causes and contexts, each once."""
     seen: set[int] = set()
     pending: list[BaseException] = [exc]
     while pending:
@@ -244,14 +247,14 @@ def iter_causes(exc: BaseException) -> Iterator[BaseException]:
 
 
 def categorize(error: BaseException) -> Category:
-    """Return what kind of failure one exception shows by itself, without its causes."""
+    """Return the category of one exception, without its causes."""
     if isinstance(error, ModelError) and error.severity is None and error.__cause__ is not None:
-        return "unknown"  # it means what its cause means
+        return "unknown"  # its cause decides
     if isinstance(error, CapgraphError) and not isinstance(error, MissingExtraError):
         return "declared"
-    named = _named(error)
-    if named is not None:
-        return named
+    service_category = _service_category(error)
+    if service_category is not None:
+        return service_category
     if isinstance(error, MissingExtraError):
         return "declared"
     if isinstance(error, (TimeoutError, asyncio.TimeoutError)) or "Timeout" in type(error).__name__:
@@ -265,19 +268,26 @@ def categorize(error: BaseException) -> Category:
     return "unknown"
 
 
-def _named(error: BaseException) -> Category | None:
-    """Return what a service says about its own failure: by type, by status, by code."""
+def _service_category(error: BaseException) -> Category | None:
+    """Return the category of a service's error: by type, status, or error code."""
     status = _status(error)
     codes = [getattr(error, name, None) for name in ("code", "type")]
-    is_of_service = status is not None or any(isinstance(code, str) for code in codes)
-    if is_of_service and status != 429 and _is_about_context(str(error)):
+    is_service_error = status is not None or any(isinstance(code, str) for code in codes)
+    if is_service_error and status != 429 and _is_about_context(str(error)):
         return "context_too_long"
     for base in type(error).__mro__:
-        if base.__name__ in _LANGCHAIN:
-            return _LANGCHAIN[base.__name__]
+        if base.__name__ in _LANGCHAIN_CATEGORIES:
+            return _LANGCHAIN_CATEGORIES[base.__name__]
     if status is not None:
         return _status_category(status, str(error))
-    return next((_CODES[code] for code in codes if isinstance(code, str) and code in _CODES), None)
+    return next(
+        (
+            _CODE_CATEGORIES[code]
+            for code in codes
+            if isinstance(code, str) and code in _CODE_CATEGORIES
+        ),
+        None,
+    )
 
 
 def _is_about_context(text: str) -> bool:
@@ -288,7 +298,7 @@ def _status(error: BaseException) -> int | None:
     for holder in (error, getattr(error, "response", None)):
         for name in ("status_code", "status", "http_status", "code"):
             value = getattr(holder, name, None)
-            if isinstance(value, int) and 400 <= value <= 599:  # a stream fails with 200
+            if isinstance(value, int) and 400 <= value <= 599:  # a failed stream has status 200
                 return value
     return None
 
@@ -310,7 +320,7 @@ def _status_category(status: int, text: str) -> Category:
 
 
 def _is_network_type(error: BaseException) -> bool:
-    # HTTP clients do not share a base class with the built-in ConnectionError.
+    # Errors of HTTP clients do not derive from the built-in ConnectionError.
     names = {base.__name__ for base in type(error).__mro__}
     return bool(names & {"APIConnectionError", "NetworkError", "TransportError", "gaierror"})
 
@@ -322,8 +332,8 @@ def _retry_after(error: BaseException) -> float | None:
     headers = getattr(getattr(error, "response", None), "headers", None)
     if headers is None:
         return None
-    if (told := _RETRY_INFO.search(str(error))) is not None:  # Google says it in the body
-        return float(told[1])
+    if (delay := _RETRY_INFO.search(str(error))) is not None:  # Google sends it in the body
+        return float(delay[1])
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
             seconds = float(headers.get(name)) * unit
@@ -335,6 +345,6 @@ def _retry_after(error: BaseException) -> float | None:
         moment = email.utils.parsedate_to_datetime(headers.get("retry-after"))
     except (TypeError, ValueError):
         return None
-    if moment.tzinfo is None:  # "-0000" is universal time of unknown origin
+    if moment.tzinfo is None:  # "-0000" is UTC without a known time zone
         moment = moment.replace(tzinfo=UTC)
     return max(0.0, (moment - datetime.now(UTC)).total_seconds())

@@ -1,24 +1,24 @@
-"""The one exception tree, and what the router does about a failure.
+"""Exception classes of the project and the severities that decide how a turn handles a failure.
 
     CapgraphError
-    ├── ValidationError        data that a capability received is missing or wrong
-    ├── CapabilityError        a capability could not do its work
-    │   └── AskAgain           it could, with other parameters; the planner is asked for them
-    ├── InfrastructureError    a node of the framework itself could not do its work
-    ├── RegistryError          what was registered does not fit together
-    ├── ConfigurationError     settings that cannot be used
-    ├── PlanError              a plan that cannot be run or built
-    ├── ModelError             a chat model that failed or answered nonsense
-    ├── PersistenceError       a saver or store that cannot be used
-    │   └── ThreadBusyError    another run has the thread
-    ├── LimitError             a bound of the settings was reached
-    ├── StoppedError           somebody stopped the run
-    ├── PolicyError            a policy refuses a plan or a step
-    ├── MissingExtraError      an optional dependency that is not installed
-    └── FatalExecutionError    a FATAL failure: the run was stopped at once
+    ├── ValidationError        missing or invalid data
+    ├── CapabilityError        a capability failed
+    │   └── AskAgain           a capability rejects its parameters; the planner supplies others
+    ├── InfrastructureError    an infrastructure node failed
+    ├── RegistryError          registrations contradict each other
+    ├── ConfigurationError     invalid settings
+    ├── PlanError              an invalid plan
+    ├── ModelError             a chat model failed or returned an invalid reply
+    ├── PersistenceError       a saver, store or database failed
+    │   └── ThreadBusyError    another run holds the thread
+    ├── LimitError             a configured limit was reached
+    ├── StoppedError           the run was stopped on request
+    ├── PolicyError            a policy denied a plan or a step
+    ├── MissingExtraError      an optional dependency is not installed
+    └── FatalExecutionError    a FATAL failure ended the run
 
-Every message holds the value, the cause and the fix; every class has a stable
-``code`` that names its page in the documentation.
+Each message states the value, the cause, and the fix. Each class has a stable ``code`` that names
+its page in the documentation.
 """
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ if TYPE_CHECKING:
 
 
 class ErrorSeverity(Enum):
-    """What the router does about a failure.
+    """Severity of a failure, which decides how the turn continues.
 
     >>> ErrorSeverity("retriable") is ErrorSeverity.RETRIABLE
     True
     """
 
     CRITICAL = "critical"
-    """End the turn with a message that says what failed and what was done."""
+    """End the turn with a message that states what failed and which steps finished."""
     RETRIABLE = "retriable"
-    """Run the same step again, after a delay."""
+    """Run the same step again after a delay."""
     REPLANNING = "replanning"
-    """Make a new plan, keeping what is done."""
+    """Make a new plan and keep the finished steps."""
     RECLASSIFICATION = "reclassification"
-    """Choose the capabilities again."""
+    """Select the capabilities again."""
     FATAL = "fatal"
-    """Raise at once; nothing else runs."""
+    """Raise at once and run nothing else."""
 
 
 class CapabilityError(CapgraphError):
-    """A capability could not do its work."""
+    """A capability failed."""
 
     code = "CG-CAPABILITY"
 
 
 class AskAgain(CapabilityError):
-    """A capability was given parameters that it cannot use, and says which ones it could.
+    """A capability rejects its parameters.
 
-    Raised in a capability, it goes back to the planner, whose next plan is told the text.
+    The planner reads the message and makes a new plan with other parameters.
 
     >>> str(AskAgain("There is no channel 'T7'.", fix="Ask for one of T1 to T6."))
     "There is no channel 'T7'. Fix: Ask for one of T1 to T6."
@@ -74,34 +74,34 @@ class AskAgain(CapabilityError):
 
 
 class InfrastructureError(CapgraphError):
-    """A node of the framework itself could not do its work."""
+    """An infrastructure node failed."""
 
     code = "CG-INFRASTRUCTURE"
 
 
 class RegistryError(CapgraphError):
-    """What was registered does not fit together."""
+    """Registrations contradict each other."""
 
     code = "CG-REGISTRY"
 
 
 class PlanError(CapgraphError):
-    """A plan that cannot be run or built."""
+    """A plan is invalid and cannot be built or run."""
 
     code = "CG-PLAN"
 
 
 class ModelError(CapgraphError):
-    """A chat model that failed or answered nonsense."""
+    """A chat model failed or returned an invalid reply."""
 
     code = "CG-MODEL"
 
 
 class MalformedAnswerError(ModelError):
-    """An answer of a model that cannot be read; asking again may help.
+    """A chat model returned a reply that cannot be parsed. Another call may succeed.
 
     Attributes:
-        text: What the model wrote.
+        text: Text of the reply.
     """
 
     severity: ErrorSeverity = ErrorSeverity.RETRIABLE
@@ -109,13 +109,13 @@ class MalformedAnswerError(ModelError):
 
 
 class PersistenceError(CapgraphError):
-    """A saver or store that cannot be used.
+    """A saver, store, or database failed.
 
     Attributes:
-        stops_run: Whether it is the run's own records that cannot be kept; then the run stops,
-            for nothing that it does could be reported.
-        unreadable: Whether what was saved makes no sense here: trying again changes nothing.
-        away: Whether it could not be reached: the same may be had when it is there again.
+        stops_run: True if the run's own records cannot be stored. The run stops, because it could no
+            longer report what it does.
+        is_unreadable: True if stored data cannot be read by this version. A retry does not help.
+        is_unavailable: True if the database could not be reached. A later attempt may succeed.
     """
 
     code = "CG-PERSISTENCE"
@@ -125,51 +125,51 @@ class PersistenceError(CapgraphError):
 
 
 class ThreadBusyError(PersistenceError):
-    """Another run has the thread; nothing was changed."""
+    """Another run holds the lease of the thread. Nothing was changed."""
 
     code = "CG-BUSY"
 
 
 class LimitError(CapgraphError):
-    """A bound of the settings was reached."""
+    """A configured limit was reached."""
 
     code = "CG-LIMIT"
 
 
 class StoppedError(CapgraphError):
-    """Somebody stopped the run; nothing else of it begins."""
+    """The run was stopped on request."""
 
     code = "CG-STOPPED"
 
 
 class PolicyError(CapgraphError):
-    """A policy of the operator's refuses a plan or a step."""
+    """A policy denied a plan or a step."""
 
     code = "CG-POLICY"
 
 
 class MissingExtraError(CapgraphError, ImportError):
-    """An optional dependency that is not installed."""
+    """An optional dependency is not installed."""
 
     code = "CG-EXTRA"
 
 
 class FatalExecutionError(CapgraphError, RuntimeError):
-    """A failure of severity FATAL: the run was stopped at once."""
+    """A failure with the severity FATAL ended the run."""
 
     code = "CG-FATAL"
     severity: ErrorSeverity = ErrorSeverity.FATAL
 
 
 def require_extra(module: str, extra: str) -> ModuleType:
-    """Import a module that an extra installs.
+    """Import a module of an optional dependency.
 
     Args:
-        module: Dotted name of the module to import.
-        extra: The extra of the ``capgraph`` distribution that brings it.
+        module: Dotted name of the module.
+        extra: Extra of the ``capgraph`` distribution that installs the module.
 
     Raises:
-        MissingExtraError: The module is not installed; names the install command.
+        MissingExtraError: The module cannot be imported.
 
     >>> require_extra("json", "offline").__name__
     'json'
@@ -178,6 +178,6 @@ def require_extra(module: str, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as exc:
         raise MissingExtraError(
-            f"The module {module!r} is needed here and could not be imported ({exc}).",
+            f"The module {module!r} is required but cannot be imported: {exc}.",
             fix=f"pip install 'capgraph[{extra}]'",
         ) from exc

@@ -1,4 +1,4 @@
-"""Capabilities written as one annotated function."""
+"""Capabilities that are defined by an annotated function."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from capgraph.base.declarations import accepted_names, check_names
 from capgraph.base.error_classification import ErrorClassification
 from capgraph.base.errors import CapabilityError, ValidationError
 from capgraph.base.value_context import ValueContext, create_value_context
+from capgraph.helpers.async_calls import maybe_await
 from capgraph.helpers.number_validation import check_number
 from capgraph.helpers.threads import is_sync, run_in_thread
 
@@ -31,15 +32,15 @@ ParametersFrom = Callable[[str], Mapping[str, Any]]
 
 @dataclass(slots=True)
 class _Arguments:
-    """What fills the arguments of a function: each name stands in one of the three."""
+    """Arguments of a function: each name is in ``inputs``, ``parameters``, or ``injected``."""
 
     inputs: dict[str, tuple[type[CapabilityContext], str]] = field(default_factory=dict)
     parameters: dict[str, Any] = field(default_factory=dict)
     injected: dict[str, Getter] = field(default_factory=dict)
-    absent: dict[str, Any] = field(default_factory=dict)  # what stands for an optional input
+    absent: dict[str, Any] = field(default_factory=dict)  # defaults of optional inputs
 
     def requires(self) -> list[tuple[type[CapabilityContext], str, str | None]]:
-        """Write the inputs as a class would; several of one type go by the arguments' names."""
+        """Return the inputs as ``requires`` entries. Several of one type have their names as roles."""
         kinds = [kind for kind, _ in self.inputs.values()]
         return [
             (kind, cardinality, name if kinds.count(kind) > 1 else None)
@@ -57,27 +58,27 @@ def capability_from_function(
     parameters_from: ParametersFrom | None = None,
     **options: Any,
 ) -> type[BaseCapability]:
-    """Build the capability class of an annotated function.
+    """Create the capability class of an annotated function.
 
-    An argument annotated with a context type is an input (``X`` one, ``list[X]`` many,
-    ``X | None``, or one with a default, optional; two of one type go by their names). The framework
-    fills in an argument of a type of :mod:`capgraph.base.argument_injection`, or of one that LangGraph injects
-    into a node or LangChain into a tool. Any other is a step parameter. The
-    return annotation names the output: a context type, a tuple of them, or any plain type, for
-    which a context type named after the capability is made.
+    - An argument annotated with a context type is an input: ``X`` (one), ``list[X]`` (many),
+      ``X | None`` or a default (optional). Several inputs of one type are distinguished by their names.
+    - An argument of a type in :mod:`capgraph.base.argument_injection` is supplied by the framework.
+    - Any other argument is a step parameter.
+    - The return annotation is the output: a context type, a tuple of them, or a plain type. For a plain
+      type, a context type named after the capability is created.
 
     Args:
-        function: A function with annotations; a synchronous one runs in a thread.
-        description: What it does; the docstring's first line when not given.
-        max_attempts: Total tries of a step; 3 when not given.
-        delay_seconds: Wait before the second try; 0.5 when not given.
-        classify_error: Says what a failure means, as the method of a class does.
-        parameters_from: Reads parameters from a task when no model plans.
-        **options: ``name`` and what :class:`~capgraph.base.spec.Declarations` lists, such as
+        function: Annotated function. A synchronous one runs in a thread.
+        description: What the capability does. Defaults to the first line of the docstring.
+        max_attempts: Maximum number of attempts of a step. Defaults to 3.
+        delay_seconds: Delay before the second attempt. Defaults to 0.5.
+        classify_error: Function that classifies errors, like the method of a class.
+        parameters_from: Function that extracts parameters from a task, for planning without a model.
+        **options: ``name`` and the fields of :class:`~capgraph.base.spec.Declarations`, such as
             ``examples`` and ``effect``.
 
     Raises:
-        ValidationError: The function cannot be read as a capability.
+        ValidationError: The function cannot be used as a capability.
     """
     label = getattr(function, "__name__", repr(function))
     _check_function(function, label, options)
@@ -99,9 +100,9 @@ def capability_from_function(
         "description": text,
         "provides": outputs,
         "requires": arguments.requires(),
-        # Also without fields: a parameter that the function does not take is an error.
+        # Needed even without fields, so that unknown parameters are refused.
         "Parameters": _parameters_model(name, arguments.parameters, label),
-        "execute": _execute_of(function, arguments, outputs),
+        "execute": _create_execute(function, arguments, outputs),
         **methods_from_options(label, max_attempts, delay_seconds, classify_error, parameters_from),
         "__module__": function.__module__,
         "__qualname__": function.__qualname__,
@@ -116,18 +117,18 @@ def capability_from_function(
 def _check_function(function: Any, label: str, options: dict[str, Any]) -> None:
     if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
         raise ValidationError(
-            f"{label!r} is a generator function, and a step gives one result.",
-            fix="Return the whole result; say how far it is with an argument of type Progress.",
+            f"{label!r} is a generator function, but a step returns one result.",
+            fix="Return the complete result. Report progress with an argument of type Progress.",
         )
     if not inspect.isroutine(function) or inspect.isbuiltin(function):
         raise ValidationError(
-            f"{label!r:.200} is no function.",
-            fix="Write it with 'def'; capgraph.adapters makes capabilities of tools and graphs.",
+            f"{label!r:.200} is not a function.",
+            fix="Write it with 'def', or use capgraph.adapters for tools and graphs.",
         )
     check_names(f"capability_node of the function {label!r}", options, accepted_names("function"))
 
 
-def _execute_of(
+def _create_execute(
     function: Any, arguments: _Arguments, outputs: list[type[CapabilityContext]]
 ) -> Any:
     labels = {
@@ -138,20 +139,22 @@ def _execute_of(
 
     async def execute(self: BaseCapability) -> Any:
         step = self._step_context()
-        found = {name: step.inputs[label] for name, label in labels.items()}
-        given = {k: arguments.absent.get(k) if v is None else v for k, v in found.items()}
-        given |= {name: getattr(step.parameters, name) for name in arguments.parameters}
-        given |= {name: get(step) for name, get in arguments.injected.items()}
-        made = await run_in_thread(function, **given) if is_sync(function) else function(**given)
-        result = await made if inspect.isawaitable(made) else made
+        inputs = {name: step.inputs[label] for name, label in labels.items()}
+        values = {k: arguments.absent.get(k) if v is None else v for k, v in inputs.items()}
+        values |= {name: getattr(step.parameters, name) for name in arguments.parameters}
+        values |= {name: get(step) for name, get in arguments.injected.items()}
+        if is_sync(function):
+            result = await maybe_await(await run_in_thread(function, **values))
+        else:
+            result = await maybe_await(function(**values))
         if is_command(type(result)):
             return result
         if result is None and outputs and wrap is None and not step.stored_outputs:
             raise CapabilityError(
-                f"{self.name!r} returned nothing, and is declared to give {outputs[0].CONTEXT_TYPE}.",
-                fix="Return it, or raise an error that says why there is none.",
+                f"{self.name!r} returned None instead of {outputs[0].CONTEXT_TYPE}.",
+                fix="Return the declared output, or raise an error that states why there is none.",
             )
-        # As a dictionary, so that the output is checked against its type like any other.
+        # A dictionary is validated against the output type like any other result.
         return result if wrap is None else {wrap.CONTEXT_TYPE: {"value": result}}
 
     return execute
@@ -164,21 +167,21 @@ def methods_from_options(
     classify_error: ClassifyError | None = None,
     parameters_from: ParametersFrom | None = None,
 ) -> dict[str, Any]:
-    """Return the methods of a class that a form without a class body declares by keyword.
+    """Return the methods of a capability class whose form has no class body.
 
     Args:
-        label: Name of the capability, for errors.
-        max_attempts: Total tries of a step.
-        delay_seconds: Wait before the second try.
-        classify_error: Says what a failure means.
-        parameters_from: Reads parameters from a task when no model plans.
+        label: Name of the capability, for messages.
+        max_attempts: Maximum number of attempts of a step.
+        delay_seconds: Delay before the second attempt.
+        classify_error: Function that classifies errors.
+        parameters_from: Function that extracts parameters from a task, for planning without a model.
 
     Raises:
         ValidationError: A number is out of range.
     """
     methods: dict[str, Any] = {
         "get_retry_policy": staticmethod(_retry_policy(label, max_attempts, delay_seconds)),
-        # There is no place for advice besides the examples, so there is nothing to warn of.
+        # These forms have no guides besides the examples, so no warning about defaults is needed.
         "_create_classifier_guide": lambda _self: None,
         "_create_orchestrator_guide": lambda _self: None,
     }
@@ -196,50 +199,50 @@ def _retry_policy(
         check_number(f"max_attempts of {label!r}", max_attempts, minimum=1, integer=True)
     if delay_seconds is not None:
         check_number(f"delay_seconds of {label!r}", delay_seconds)
-    given = {"max_attempts": max_attempts, "delay_seconds": delay_seconds}
-    policy = {name: value for name, value in given.items() if value is not None}
+    options = {"max_attempts": max_attempts, "delay_seconds": delay_seconds}
+    policy = {name: value for name, value in options.items() if value is not None}
     return lambda: {**BaseCapability.get_retry_policy(), **policy}
 
 
 def _parameters_model(name: str, fields: dict[str, Any], label: str) -> type[BaseModel]:
-    made: Any = create_model
+    create: Any = create_model
     try:
-        with warnings.catch_warnings():  # 'copy' or 'json' may well be what a parameter is called
+        with warnings.catch_warnings():  # parameters may be named 'copy' or 'json'
             warnings.filterwarnings("ignore", "Field name .* shadows an attribute")
-            return typing.cast("type[BaseModel]", made(f"{name}_parameters", **fields))
+            return typing.cast("type[BaseModel]", create(f"{name}_parameters", **fields))
     except (PydanticUserError, NameError, TypeError, ValueError):
         for parameter, (annotation, default) in fields.items():
             if parameter.startswith("model_"):
                 raise ValidationError(
-                    f"The parameter {parameter!r} of {label!r} has a name that pydantic keeps.",
-                    fix="Give it another name.",
+                    f"The parameter name {parameter!r} of {label!r} is reserved by pydantic.",
+                    fix="Rename the parameter.",
                 ) from None
             try:
-                made("one", **{parameter: (annotation, default)})
+                create("one", **{parameter: (annotation, default)})
             except PydanticUserError as exc:
                 raise ValidationError(
-                    f"The parameter {parameter!r} of {label!r} is of type {annotation!r}, which a"
-                    " plan cannot give and the framework does not know how to fill in.",
+                    f"The parameter {parameter!r} of {label!r} has the type {annotation!r}, which"
+                    " neither a plan nor the framework can supply.",
                     fix="Use a plain type, a context type, Progress, StepSettings,"
-                    " IdempotencyKey, AttemptNumber, StepContext or LangGraph's Runtime; a client"
-                    " of yours comes with Runtime[Deps] and context=Deps(...).",
+                    " IdempotencyKey, AttemptNumber, StepContext or LangGraph's Runtime. Pass"
+                    " clients of your own with Runtime[Deps] and context=Deps(...).",
                 ) from exc
         raise
 
 
 def _hints(function: Callable[..., Any], label: str) -> dict[str, Any]:
     frame = inspect.currentframe()
-    # Types defined inside a function are only visible in the frames above.
+    # Types that are defined inside a function are visible only in its frame.
     local: dict[str, Any] = {}
     while frame is not None:
         local = {**frame.f_locals, **local} if frame.f_globals is function.__globals__ else local
         frame = frame.f_back
     try:
-        # With the extras: what Annotated says about a parameter is part of its declaration.
+        # Keep Annotated metadata: it is part of a parameter's declaration.
         return get_type_hints(function, localns=local, include_extras=True)
     except NameError as exc:
         raise ValidationError(
-            f"The annotations of {label!r} cannot be read: {exc}.",
+            f"The annotations of {label!r} cannot be resolved: {exc}.",
             fix="Define the context types before the function.",
         ) from exc
 
@@ -259,17 +262,18 @@ def _read_argument(
         or name.startswith("_")
     ):
         raise ValidationError(
-            f"The parameter {name!r} of {label!r} cannot be filled.",
-            fix="Annotate each parameter with a context type or a plain type; no name begins with '_'.",
+            f"The parameter {name!r} of {label!r} cannot be supplied.",
+            fix="Annotate each parameter with a context type or a plain type, and do not begin its"
+            " name with '_'.",
         )
     annotation = hints[name]
     default = ... if parameter.default is parameter.empty else parameter.default
-    kind, may_lack = _bare(annotation), default is not ...
+    kind, is_optional = _unannotated(annotation), default is not ...
     if get_origin(kind) in (Union, types.UnionType) and type(None) in get_args(kind):
-        others = [_bare(item) for item in get_args(kind) if item is not type(None)]
-        if len(others) == 1:  # X | None is filled in as X is
-            kind, may_lack = others[0], True
-    context = _context_in(kind)
+        others = [_unannotated(item) for item in get_args(kind) if item is not type(None)]
+        if len(others) == 1:  # X | None is supplied like X
+            kind, is_optional = others[0], True
+    context = _context_type(kind)
     getter = argument_getter(label, name, annotation, is_input=context is not None)
     if getter is not None:
         arguments.injected[name] = getter
@@ -278,13 +282,13 @@ def _read_argument(
             annotation if default is not None else annotation | None,
             default,
         )
-    elif may_lack and context is not kind:
+    elif is_optional and context is not kind:
         raise ValidationError(
-            f"The parameter {name!r} of {label!r} takes several {context.CONTEXT_TYPE} or none.",
-            fix=f"Take list[{context.__name__}], one or more, or {context.__name__} | None.",
+            f"The parameter {name!r} of {label!r} is an optional list of {context.CONTEXT_TYPE}.",
+            fix=f"Use list[{context.__name__}] (at least one), or {context.__name__} | None.",
         )
     else:
-        cardinality = "many" if context is not kind else "optional" if may_lack else "one"
+        cardinality = "many" if context is not kind else "optional" if is_optional else "one"
         arguments.inputs[name] = (context, cardinality)
         arguments.absent[name] = None if default is ... else default
 
@@ -293,45 +297,49 @@ def _is_context(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, CapabilityContext)
 
 
-def _context_in(annotation: Any) -> type[CapabilityContext] | None:
-    """Return the context type that an argument takes, alone or as a list."""
+def _context_type(annotation: Any) -> type[CapabilityContext] | None:
+    """Return the context type of an argument, alone or as a list."""
     if get_origin(annotation) in (list, Sequence):
-        annotation = _bare(get_args(annotation)[0])
+        annotation = _unannotated(get_args(annotation)[0])
     return annotation if _is_context(annotation) else None
 
 
-def _bare(annotation: Any) -> Any:
+def _unannotated(annotation: Any) -> Any:
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 def _outputs(annotation: Any, name: str, module: str, label: str) -> list[type[CapabilityContext]]:
-    annotation, given = _bare(annotation), annotation
+    annotation, original = _unannotated(annotation), annotation
     if annotation in (None, type(None)):
         return []
-    if is_command(annotation):  # the text of its messages
+    if is_command(annotation):  # the output is the text of its messages
         return [create_value_context(name, str | None, module)]
     options = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else ()
     others = [option for option in options if not is_command(option)]
     if len(others) < len(options):
-        if not any(_is_context(_bare(option)) for option in others):
+        if not any(_is_context(_unannotated(option)) for option in others):
             others += [str, None]
         return _outputs(reduce(or_, others), name, module, label)
     parts = get_args(annotation) if get_origin(annotation) is tuple else (annotation,)
-    kinds = [_bare(kind) for kind in parts]
+    kinds = [_unannotated(kind) for kind in parts]
     if all(_is_context(kind) for kind in kinds):
         if len(set(kinds)) < len(kinds):
             raise ValidationError(
-                f"{label!r} returns {annotation!r}, one type twice.", fix="Return a list of it."
+                f"{label!r} returns {annotation!r}, which contains a type twice.",
+                fix="Return a list of that type.",
             )
         return kinds
-    kinds_in = [
-        part for kind in kinds for part in (kind, *map(_bare, get_args(kind))) if _is_context(part)
+    contexts = [
+        part
+        for kind in kinds
+        for part in (kind, *map(_unannotated, get_args(kind)))
+        if _is_context(part)
     ]
-    partly = bool(kinds_in)
-    listed = get_origin(annotation) in (list, Sequence)
-    if partly and not listed:
+    is_list = get_origin(annotation) in (list, Sequence)
+    if contexts and not is_list:
         raise ValidationError(
-            f"{label!r} returns {annotation!r}, which is only in part a context type.",
-            fix="Return a context type, a tuple of them, a list of one, or plain values.",
+            f"{label!r} returns {annotation!r}, which mixes context types with other types.",
+            fix="Return a context type, a tuple or a list of context types, or plain values.",
         )
-    return [create_value_context(name, given, module, kinds_in[0] if listed and partly else None)]
+    item = contexts[0] if contexts else None
+    return [create_value_context(name, original, module, item)]

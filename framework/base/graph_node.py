@@ -1,4 +1,7 @@
-"""The object behind ``langgraph_node``: it holds what a class declares, and looks up who runs it."""
+"""Graph nodes of decorated classes.
+
+A node looks up the function that runs it by name, so that ``base`` does not import the engine.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,15 @@ _RUNNERS = {
 
 
 class GraphNode:
-    """An async ``(state, **kwargs)`` that LangGraph takes as a node.
-
-    The contract does not depend on the engine: who runs a node is looked up when it first runs.
+    """Async callable ``(state, **kwargs)`` that LangGraph accepts as a node.
 
     Args:
-        spec: What the class declares.
-        services: What the node runs with; the graph's own when ``build_graph`` enters it.
-        options: Further keywords for what runs the node.
+        spec: Declarations of the class.
+        services: ``Services`` of the node. ``build_graph`` sets those of the graph.
+        options: Further keyword arguments of the function that runs the node.
 
     Attributes:
-        name: Name of the capability or the node.
+        name: Name of the capability or the infrastructure node.
         description: What it does.
         error_classifier: ``classify_error`` of the class.
         original_class: The decorated class.
@@ -51,8 +52,8 @@ class GraphNode:
         """Run the node.
 
         Args:
-            state: The graph's state.
-            **kwargs: ``services``, and what the node is handed besides.
+            state: State of the graph.
+            **kwargs: ``services`` and further arguments from the caller.
         """
         module, name = _RUNNERS[type(self.spec)]
         run = getattr(importlib.import_module(module), name)
@@ -60,11 +61,11 @@ class GraphNode:
         return await run(self.spec, state, **self._options, **kwargs)
 
     def with_services(self, services: Any, **options: Any) -> GraphNode:
-        """Return the same node with services of its own.
+        """Return a copy of the node with other services.
 
         Args:
-            services: What the node runs with.
-            **options: Further keywords for what runs the node.
+            services: The services.
+            **options: Further keyword arguments of the function that runs the node.
         """
         return GraphNode(self.spec, services, **options)
 
@@ -73,13 +74,16 @@ class GraphNode:
 
 
 class NodeDescriptor:
-    """A class's own node: a subclass that is not decorated would run its parent's steps."""
+    """Descriptor that returns the graph node of a decorated class and refuses undecorated subclasses.
+
+    Without it, an undecorated subclass would run the steps of its parent.
+    """
 
     def __init__(self, node: GraphNode) -> None:
         self._node = node
 
     def __get__(self, instance: Any, owner: type) -> GraphNode:
-        """Return the node of the class that was decorated, and of no subclass.
+        """Return the node of the decorated class.
 
         Raises:
             AttributeError: The class is a subclass that is not decorated.
@@ -88,6 +92,6 @@ class NodeDescriptor:
             return self._node
         parent = self._node.original_class.__name__
         raise AttributeError(
-            f"{owner.__name__} is not decorated, and the node of {parent} would run {parent}."
-            f" Fix: put the decorator above {owner.__name__} too."
+            f"{owner.__name__} is not decorated: the node that it inherits would run {parent}."
+            f" Fix: decorate {owner.__name__}, too."
         )

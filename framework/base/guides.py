@@ -1,4 +1,4 @@
-"""Few-shot examples and guides: what a capability tells the classifier and the planner."""
+"""Examples and guides with which a capability instructs the classifier and the planner."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from capgraph.base.plan import PlannedStep
 
 
 class BaseExample(ABC):
-    """An example that can be written into a prompt."""
+    """An example for a prompt."""
 
     @abstractmethod
     def format_for_prompt(self) -> str:
-        """Render the example as prompt text."""
+        """Return the example as prompt text."""
 
     @staticmethod
     def join(
@@ -30,15 +30,15 @@ class BaseExample(ABC):
         add_numbering: bool = False,
         rng: random.Random | None = None,
     ) -> str:
-        """Render several examples.
+        """Return several examples as one text.
 
         Args:
-            examples: The examples, left as they are.
-            separator: Text between two of them.
-            max_examples: How many to use at most; 0 means none, ``None`` all.
-            randomize: Shuffle a copy first.
-            add_numbering: Put ``**Example n:**`` above each.
-            rng: Source of the shuffle, so that a prompt can be repeated.
+            examples: The examples. The sequence is not modified.
+            separator: Text between two examples.
+            max_examples: Maximum number of examples. 0 means none, None means all.
+            randomize: Whether to shuffle the examples.
+            add_numbering: Whether to begin each example with ``**Example n:**``.
+            rng: Random number generator for a reproducible order.
         """
         chosen = list(examples)
         if randomize:
@@ -53,13 +53,13 @@ class BaseExample(ABC):
 
 @dataclass
 class OrchestratorExample(BaseExample):
-    """How to plan one step with a capability.
+    """Example of how to plan a step with a capability.
 
     Attributes:
         step: The planned step.
-        scenario_description: When one would plan it.
-        context_requirements: What must be there before.
-        notes: Further hints.
+        scenario_description: Situation in which to plan the step.
+        context_requirements: Data that must be available, with explanations.
+        notes: Further advice.
 
     >>> print(OrchestratorExample(
     ...     PlannedStep(context_key="weather_data", capability="weather"), "User asks for weather"
@@ -77,7 +77,7 @@ class OrchestratorExample(BaseExample):
     notes: str | None = None
 
     def format_for_prompt(self) -> str:
-        """Render scenario, requirements, the step's non-empty fields and the notes."""
+        """Return the scenario, the requirements, the step's non-empty fields, and the notes as text."""
         lines = [f"**{self.scenario_description}**"]
         if self.context_requirements:
             lines.append("   - Context requirements:")
@@ -96,7 +96,7 @@ class OrchestratorExample(BaseExample):
 
     @staticmethod
     def format_examples_for_prompt(examples: Sequence[OrchestratorExample]) -> str:
-        """Render numbered examples under a heading; ``""`` when there are none."""
+        """Return numbered examples under a heading, or ``""`` without examples."""
         if not examples:
             return ""
         items = "".join(
@@ -107,7 +107,7 @@ class OrchestratorExample(BaseExample):
 
 def _format_field_value(value: Any) -> str:
     if isinstance(value, (str, dict, list)):
-        # JSON puts text in double quotes and escapes quotes and line breaks.
+        # JSON quotes text and escapes quotes and line breaks.
         return json.dumps(value, ensure_ascii=False, default=str)
     if isinstance(value, (set, frozenset)):
         return json.dumps(sorted(value, key=str), ensure_ascii=False, default=str)
@@ -116,12 +116,12 @@ def _format_field_value(value: Any) -> str:
 
 @dataclass
 class ClassifierExample(BaseExample):
-    """A request, whether it needs the capability, and why.
+    """Example of a request and whether it needs the capability.
 
     Attributes:
-        query: What a person might ask.
-        result: Whether the capability is needed for it.
-        reason: Why.
+        query: The request.
+        result: True if the request needs the capability.
+        reason: Explanation.
 
     >>> ClassifierExample("Rain today?", True, "Asks for weather").format_for_prompt()
     'User Query: "Rain today?" -> Expected Output: True -> Reason: Asks for weather'
@@ -132,7 +132,7 @@ class ClassifierExample(BaseExample):
     reason: str
 
     def format_for_prompt(self) -> str:
-        """Render the example on one line."""
+        """Return the example as one line."""
         query = self.query.replace("\\", "\\\\").replace('"', '\\"')
         query = " ".join(query.split())
         return f'User Query: "{query}" -> Expected Output: {self.result} -> Reason: {self.reason}'
@@ -141,11 +141,11 @@ class ClassifierExample(BaseExample):
     def format_examples_for_prompt(
         examples: Sequence[ClassifierExample], rng: random.Random | int | None = None
     ) -> str:
-        """Render examples in random order, which keeps position from being learnt.
+        """Return examples in random order, so that the model does not learn from their position.
 
         Args:
-            examples: The examples, left as they are.
-            rng: A seed or generator for an order that can be repeated (prompt caches need that).
+            examples: The examples. The sequence is not modified.
+            rng: Seed or random number generator for a reproducible order, which prompt caches require.
         """
         source = rng if isinstance(rng, random.Random) else random.Random(rng)  # noqa: S311
         shuffled = list(examples)
@@ -154,16 +154,15 @@ class ClassifierExample(BaseExample):
 
 
 class OrchestratorGuide(BaseModel):
-    """What the planner should know about a capability.
+    """Advice for the planner about a capability.
 
     Attributes:
-        instructions: When and how to plan with it.
-        examples: Steps planned well.
-        priority: Place among the guides; lower comes first.
+        instructions: When and how to use the capability in a plan.
+        examples: Examples of planned steps.
+        priority: Position among the guides. Lower values come first.
 
-    In place of ``instructions`` the fields ``description``, ``when_to_use``,
-    ``provides_context``, ``example_usage`` (and ``capability_name``, which is known anyway) are
-    accepted and put together.
+    Instead of ``instructions``, the fields ``description``, ``when_to_use``, ``provides_context``, and
+    ``example_usage`` are accepted and joined. ``capability_name`` is accepted and ignored.
 
     >>> OrchestratorGuide(when_to_use="When dates are named").instructions
     'When dates are named'
@@ -177,12 +176,12 @@ class OrchestratorGuide(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _from_parts(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or "instructions" in given:
-            return given
-        rest = {key: value for key, value in given.items() if key not in _PARTS}
+    def _join_parts(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or "instructions" in data:
+            return data
+        rest = {key: value for key, value in data.items() if key not in _PARTS}
         rest.pop("capability_name", None)
-        lines = [f"{title}{given[name]}" for name, title in _PARTS.items() if given.get(name)]
+        lines = [f"{title}{data[name]}" for name, title in _PARTS.items() if data.get(name)]
         return {**rest, "instructions": "\n".join(lines)} if lines else rest
 
 
@@ -195,16 +194,16 @@ _PARTS = {
 
 
 class ClassifierActions(BaseModel):
-    """What to do when a capability matches; extend it with fields of your own."""
+    """Actions after a match. Subclass it to add fields."""
 
 
 class TaskClassifierGuide(BaseModel):
-    """What the classifier should know about a capability.
+    """Advice for the classifier about a capability.
 
     Attributes:
         instructions: When the capability is needed.
-        examples: Requests that need it and requests that do not.
-        actions_if_true: What else a match sets off.
+        examples: Requests that need the capability and requests that do not.
+        actions_if_true: Actions after a match.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", defer_build=True)
@@ -217,20 +216,23 @@ class TaskClassifierGuide(BaseModel):
 def add_examples(
     guide: TaskClassifierGuide | None, examples: Sequence[str], description: str
 ) -> TaskClassifierGuide | None:
-    """Return a guide that has a capability's declared examples too; ``None`` without any.
+    """Add the declared examples of a capability to its classifier guide.
 
     Args:
-        guide: The guide that the capability writes, if it writes one.
-        examples: Requests that need the capability.
+        guide: Guide of the capability, if it has one.
+        examples: Declared requests that need the capability.
         description: What the capability does.
+
+    Returns:
+        The guide with the examples, or None if there are neither.
 
     >>> add_examples(None, ["Rain today?"], "Forecasts rain.").examples[0].result
     True
     """
     known = {example.query for example in guide.examples} if guide is not None else set()
-    # A lone text is refused when the class is decorated; its letters are no requests.
-    given = () if isinstance(examples, str) else examples
-    added = [ClassifierExample(text, True, description) for text in given if text not in known]
+    # The decorator refuses a single string later. Do not treat its characters as examples.
+    texts = () if isinstance(examples, str) else examples
+    added = [ClassifierExample(text, True, description) for text in texts if text not in known]
     if not added:
         return guide
     if guide is None:

@@ -1,4 +1,4 @@
-"""The class behind the nodes that extract, select, plan, route and answer."""
+"""Base class of the nodes that extract the task, select, plan, route, and answer."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 class BaseInfrastructureNode(metaclass=DeclarationMeta):
-    """Base of every infrastructure node.
+    """Base class of infrastructure nodes.
 
-    A subclass sets ``name`` and ``description`` and writes a static coroutine
-    ``execute(state, **kwargs)`` that returns state updates. ``@infrastructure_node`` checks it
-    and makes it a graph node.
+    A subclass sets ``name`` and ``description`` and implements the static coroutine
+    ``execute(state, **kwargs)``, which returns state updates. The decorator ``@infrastructure_node``
+    validates the class and makes it a graph node.
 
     Attributes:
-        name: Name of the node (required, checked by the decorator).
-        description: What it does (required, checked by the decorator).
-        behaviors: What stands around it: see ``capgraph.behaviors``.
-        quiet: True if its start and end are kept out of the log.
-        before: For a node that has no role of its own: the node that runs after it.
-        after: For a node that has no role of its own: the node that runs before it.
+        name: Name of the node (required).
+        description: What the node does (required).
+        behaviors: Behaviors of the node, from ``capgraph.behaviors``.
+        quiet: True if the start and the end of the node are not logged.
+        before: Node that runs after this one. For a node without a role of its own.
+        after: Node that runs before this one. For a node without a role of its own.
     """
 
     name: str = None  # type: ignore[assignment]
@@ -42,7 +42,7 @@ class BaseInfrastructureNode(metaclass=DeclarationMeta):
         langgraph_node: ClassVar[GraphNode]
 
     if TYPE_CHECKING:
-        # To a type checker any signature may override it: a node names what it needs.
+        # Lets type checkers accept any signature in subclasses.
         @staticmethod
         async def execute(*args: Any, **kwargs: Any) -> Any: ...  # noqa: D102
 
@@ -51,37 +51,37 @@ class BaseInfrastructureNode(metaclass=DeclarationMeta):
         @staticmethod
         @abstractmethod
         async def execute(state: Any, **kwargs: Any) -> Any:
-            """Do the node's work and return state updates.
+            """Run the node and return state updates.
 
             Args:
-                state: The graph's state.
-                **kwargs: What the signature asks for: ``logger``, ``streamer``, ``runtime``,
+                state: State of the graph.
+                **kwargs: Arguments that the signature names: ``logger``, ``streamer``, ``runtime``,
                     ``services``.
 
             Raises:
-                ValidationError: State that is needed is missing or wrong.
-                InfrastructureError: The work could not be done.
-                NotImplementedError: It was called on the base class.
+                ValidationError: Required state is missing or invalid.
+                InfrastructureError: The node failed.
+                NotImplementedError: The method was called on the base class.
             """
-            raise NotImplementedError("execute is abstract. Fix: write it in the subclass.")
+            raise NotImplementedError("execute is abstract. Fix: override it in the subclass.")
 
     @staticmethod
     def classify_error(exc: Exception, context: dict[str, Any]) -> ErrorClassification | None:
-        """Say what a failure means; override for errors that can pass.
+        """Classify an exception of ``execute``. Override it for transient errors.
 
         Args:
-            exc: What ``execute`` raised.
-            context: ``infrastructure_node``, ``execution_time`` and ``current_state``.
+            exc: The exception.
+            context: ``infrastructure_node``, ``execution_time``, and ``current_state``.
 
         Returns:
-            The classification, or ``None`` for the default.
+            The classification, or None for the default.
         """
         name = context.get("infrastructure_node", "unknown_node")
         return classify_exception(exc, f"Infrastructure error in {name}")
 
     @staticmethod
     def get_retry_policy() -> dict[str, Any]:
-        """Return ``max_attempts`` (total tries), ``delay_seconds`` and ``backoff_factor``."""
+        """Return ``max_attempts`` (including the first), ``delay_seconds``, and ``backoff_factor``."""
         return {"max_attempts": 2, "delay_seconds": 0.2, "backoff_factor": 1.2}
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Execution plans: plain dictionaries that survive a checkpoint, and their files."""
+"""Execution plans as plain dictionaries, and their JSON files."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ METADATA_KEY = "__metadata__"
 
 
 class PlannedStep(TypedDict, total=False):
-    """One step of a plan: which capability runs, on what, for what.
+    """One step of a plan.
 
     Attributes:
-        context_key: Name of the step's result; unique within the plan.
-        capability: The capability that runs.
-        task_objective: What the step is for, complete in itself.
-        success_criteria: How one can tell that it worked.
-        expected_output: Context type of the result; ``None`` for the only one it provides.
-        parameters: Settings of the capability for this step.
-        inputs: ``{context_type: context_key}`` mappings, one for each input; a role takes the place
-            of the type where a capability takes several of one.
-        when: Condition on results, ``{"of": "forecast.wind", "is": ">", "than": 12}``, or ``and``,
-            ``or``, ``not`` of such; where it does not hold, the step is not needed.
-        for_each: Over which list the step runs, ``{"of": "batch.rows", "as": "item", "on_failure":
-            "stop"}``: once for each element, which ``{"$from": "item"}`` in its parameters means.
-            With ``"collect"`` the others go on when one fails.
-        optional: Whether the plan goes on, and the answer says so, if the step fails.
-        timeout: Seconds that one try may take, in place of what the capability says.
-        look_again: Whether, when the step has ended, the planner sees the results and may change
-            what has not begun. On the closing ``respond``: whether the planner sees all results
-            before the answer, and may plan more steps or write the answer.
-        wait_until: Moment with its offset, or time from when it could run (``"2h"``), before which it
-            does not run.
-        wait_for: Key of an event from outside without which it does not run, or
-            ``{"key": "paid", "within": "2d"}``.
+        context_key: Name of the step's result, unique within the plan.
+        capability: Name of the capability.
+        task_objective: Objective of the step, understandable without other text.
+        success_criteria: Criteria for the success of the step.
+        expected_output: Context type of the result. None if the capability provides only one.
+        parameters: Parameters of the capability.
+        inputs: ``{context_type: context_key}`` mappings, one for each input. If a capability requires
+            several inputs of one type, the role replaces the type.
+        when: Condition on results, ``{"of": "forecast.wind", "is": ">", "than": 12}``, or a combination
+            with ``and``, ``or``, ``not``. If it is false, the step is skipped as not needed.
+        for_each: List over which the step runs, ``{"of": "batch.rows", "as": "item", "on_failure":
+            "stop"}``. The step runs once per element; ``{"$from": "item"}`` in its parameters refers
+            to the element. With ``"collect"`` the other elements continue if one fails.
+        optional: Whether the plan continues if the step fails. The answer mentions the failure.
+        timeout: Time limit of one attempt in seconds. It replaces the capability's own one.
+        look_again: Whether the planner reviews the results after the step and may change the steps that
+            have not started. On the final ``respond`` step: whether the planner reviews all results
+            before the answer and may plan more steps or write the answer.
+        wait_until: Earliest start: a time with UTC offset, or a duration (``"2h"``) from when the step
+            could start.
+        wait_for: Key of the external event that the step waits for, or ``{"key": "paid", "within":
+            "2d"}``.
     """
 
     context_key: str
@@ -64,13 +64,13 @@ class PlannedStep(TypedDict, total=False):
 
 
 class ExecutionPlan(TypedDict, total=False):
-    """An ordered list of steps.
+    """A list of steps.
 
     Attributes:
-        steps: The steps; an input may only name the result of an earlier one.
-        deadline: Seconds that the steps may take, all in all; waiting for a person does not count.
-        budget: What the turn may use up from then on, by the names of a ``Budget``.
-        stamp: Who wrote the plan (set by the graph, absent on plans of a caller).
+        steps: The steps. An input may refer only to the result of an earlier step.
+        deadline: Maximum duration of all steps in seconds. Waiting for approvals does not count.
+        budget: Limits for the rest of the turn, with the names of ``Budget`` arguments.
+        stamp: Origin of the plan. The graph sets it; plans of callers have none.
     """
 
     steps: list[PlannedStep]
@@ -88,11 +88,11 @@ BUDGET_NAMES = (
     "seconds",
     "consecutive_failures",
 )
-"""What the budget of a plan may bound."""
+"""Limits that the budget of a plan may contain."""
 
 
 def plan_limits(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the bounds of a plan: ``deadline`` and ``budget``, as far as it has them.
+    """Return the limits that a plan sets: ``deadline`` and ``budget``.
 
     >>> plan_limits({"steps": [], "deadline": 5, "budget": None})
     {'deadline': 5}
@@ -101,22 +101,23 @@ def plan_limits(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tighten_limits(current: Mapping[str, Any], replacement: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the bounds of a plan that takes the place of another: never wider ones.
+    """Return the limits of a plan that replaces another one. They never exceed the current limits.
 
     >>> tighten_limits({"deadline": 5, "budget": {"steps": 3}}, {"deadline": 9, "budget": {"tokens": 8}})
     {'deadline': 5, 'budget': {'steps': 3, 'tokens': 8}}
     """
-    found, more = plan_limits(current), plan_limits(replacement)
-    if deadlines := [given["deadline"] for given in (found, more) if "deadline" in given]:
-        found["deadline"] = min(deadlines)
-    budget = dict(found.get("budget", {}))
-    for name, value in more.get("budget", {}).items():
+    limits, new_limits = plan_limits(current), plan_limits(replacement)
+    deadlines = [plan["deadline"] for plan in (limits, new_limits) if "deadline" in plan]
+    if deadlines:
+        limits["deadline"] = min(deadlines)
+    budget = dict(limits.get("budget", {}))
+    for name, value in new_limits.get("budget", {}).items():
         budget[name] = min(value, budget.get(name, value))
-    return {**found, "budget": budget} if budget else found
+    return {**limits, "budget": budget} if budget else limits
 
 
 def element_key(key: str, number: int) -> str:
-    """Name the copy of a step that runs for one element of its list, from 0.
+    """Return the context key of the step copy for one list element, counted from 0.
 
     >>> element_key("pay", 3), plan_key("pay[3]"), plan_key("pay")
     ('pay[3]', 'pay', 'pay')
@@ -125,19 +126,19 @@ def element_key(key: str, number: int) -> str:
 
 
 def plan_key(key: str) -> str:
-    """Return the key of the planned step to which a copy belongs; any other key as it is."""
+    """Return the key of the planned step: the key without the index of a list element."""
     return key.partition("[")[0]
 
 
 def save_execution_plan_to_file(plan: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
-    """Write a plan as UTF-8 JSON; the file is replaced in one step or not at all.
+    """Write a plan as UTF-8 JSON. The file is replaced atomically.
 
     Args:
-        plan: The plan to write.
-        path: Target file; missing parent folders are made.
+        plan: The plan.
+        path: Path of the file. Missing directories are created.
 
     Raises:
-        PlanError: The plan is none, or holds something that is not JSON.
+        PlanError: The value is not a plan, or contains data that JSON cannot represent.
 
     >>> import tempfile, pathlib
     >>> file = pathlib.Path(tempfile.mkdtemp()) / "plans" / "a.json"
@@ -161,23 +162,26 @@ def save_execution_plan_to_file(plan: Mapping[str, Any], path: str | os.PathLike
         text.encode()
     except (TypeError, ValueError) as exc:
         raise PlanError(
-            f"The plan for {str(target)!r} is not plain JSON: {exc}.",
-            fix="Keep parameters to text, numbers, booleans, lists and dictionaries.",
+            f"The plan for {str(target)!r} is not valid JSON data: {exc}.",
+            fix="Use only text, numbers, booleans, lists and dictionaries as parameters.",
         ) from exc
     write_atomic(target, text)
 
 
 def load_execution_plan_from_file(path: str | os.PathLike[str]) -> ExecutionPlan:
-    """Read a plan that :func:`save_execution_plan_to_file` wrote, or a bare plan or list of steps.
+    """Read a plan from a file.
+
+    The file may be written by :func:`save_execution_plan_to_file`, or contain only a plan or a list of
+    steps.
 
     Args:
-        path: The file to read.
+        path: Path of the file.
 
     Returns:
-        The plan without the file's metadata. It is not checked against a registry here.
+        The plan without the file's metadata. It is not checked against a registry.
 
     Raises:
-        PlanError: The file cannot be read, is not a plan, or is of a newer version.
+        PlanError: The file cannot be read, is not a plan, or has a newer version.
     """
     source = Path(path)
     try:
@@ -197,26 +201,26 @@ def load_execution_plan_from_file(path: str | os.PathLike[str]) -> ExecutionPlan
         _check_metadata(metadata, source)
         document.setdefault("steps", [])
     is_steps = isinstance(document, list) and all(isinstance(step, dict) for step in document)
-    if document and is_steps:  # the form in which callers may give a plan, too
+    if document and is_steps:  # callers may send a plan in this form, too
         document = {"steps": document}
     _check_plan_object(document, f"The plan file {str(source)!r}", needs_steps=True)
     return cast("ExecutionPlan", {"steps": document["steps"], **plan_limits(document)})
 
 
 def _check_plan_object(plan: Any, label: str, *, needs_steps: bool = False) -> None:
-    """Refuse what is no plan, in the same way before it is written and after it is read."""
+    """Raise an error if a value is not a plan."""
     missing: Any = None if needs_steps else []
     fields = ExecutionPlan.__annotations__
     for name in map(str, plan if isinstance(plan, dict) else ()):
         if name not in fields and (near := correct_spelling(name, fields)) is not None:
             raise PlanError(f"{label} has the unknown field {name!r}.", fix=f"Write {near!r}.")
     if not isinstance(plan, dict) or not isinstance(plan.get("steps", missing), list):
-        raise PlanError(f"{label} holds no list of steps.", fix='A plan is {"steps": [...]}.')
+        raise PlanError(f"{label} has no list of steps.", fix='Write {"steps": [...]}.')
     unknown = sorted(str(key) for key in set(plan) - ExecutionPlan.__annotations__.keys())
     if unknown:
         raise PlanError(
             f"{label} has unknown fields {unknown}.",
-            fix="Remove them; a plan holds 'steps', and may have 'deadline' and 'budget'.",
+            fix="Remove them. A plan has 'steps' and optionally 'deadline' and 'budget'.",
         )
 
 
@@ -225,8 +229,8 @@ def _check_metadata(metadata: object, source: Path) -> None:
     version = metadata.get("version") if isinstance(metadata, dict) else None
     if kind != "execution_plan":
         raise PlanError(
-            f"The file {str(source)!r} is of type {kind!r}, not 'execution_plan'.",
-            fix="Give a file that save_execution_plan_to_file wrote.",
+            f"The file {str(source)!r} has the type {kind!r}, not 'execution_plan'.",
+            fix="Use a file that save_execution_plan_to_file wrote.",
         )
     if not isinstance(version, str) or version.split(".")[0] != PLAN_FILE_VERSION.split(".")[0]:
         raise PlanError(

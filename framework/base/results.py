@@ -1,4 +1,4 @@
-"""What an execution leaves behind, and the answer of one yes/no classification."""
+"""Results and history entries of executions, and the reply of a yes/no classification."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from capgraph.base.plan import PlannedStep
 
 @dataclass
 class ExecutionError:
-    """Record of a failed execution, for results and histories.
+    """Description of a failed execution.
 
     Attributes:
-        severity: Decides the recovery.
-        message: Clear description of the failure.
-        capability_name: The capability or node that failed.
+        severity: Severity of the failure.
+        message: What failed.
+        capability_name: Name of the failed capability or node.
         metadata: Technical details.
-        suggestions: What a person could do about it.
+        suggestions: Suggested actions for the user.
     """
 
     severity: ErrorSeverity
@@ -33,18 +33,18 @@ class ExecutionError:
 
 @dataclass
 class ExecutionResult:
-    """Outcome of one execution.
+    """Result of an execution.
 
     Attributes:
-        success: Whether the execution finished without an error.
-        data: What it produced; ``None`` for a failure.
-        error: What went wrong; ``None`` for a success.
+        success: True if the execution succeeded.
+        data: The result. None for a failure.
+        error: The failure. None for a success.
         execution_time: Duration in seconds.
-        start_time: When it began (timezone-aware UTC).
-        end_time: When it ended (timezone-aware UTC).
+        start_time: Start time (timezone-aware UTC).
+        end_time: End time (timezone-aware UTC).
 
     Raises:
-        ValidationError: Both ``data`` and ``error`` are set, or a success carries an error.
+        ValidationError: Both ``data`` and ``error`` are set, or a success has an error.
 
     >>> ExecutionResult(success=True, data={"rows": 3}, execution_time=0.1).data
     {'rows': 3}
@@ -60,20 +60,21 @@ class ExecutionResult:
     def __post_init__(self) -> None:
         if self.error is not None and (self.success or self.data is not None):
             raise ValidationError(
-                f"An ExecutionResult holds data or an error, not both (success={self.success}).",
-                fix="Set success=False and leave data out when you report an error.",
+                f"An ExecutionResult with an error must have success=False and no data, but has"
+                f" success={self.success} and data={self.data!r:.80}.",
+                fix="Pass either data or an error.",
             )
 
 
 @dataclass(frozen=True)
 class ExecutionRecord:
-    """History entry of one executed step; immutable.
+    """Immutable history entry of an executed step.
 
     Attributes:
-        step: The step as it was planned.
-        start_time: When it began (timezone-aware UTC).
-        result: Its outcome.
-        end_time: When it ended; taken from ``result.end_time`` when not given.
+        step: The planned step.
+        start_time: Start time (timezone-aware UTC).
+        result: Result of the step.
+        end_time: End time. Defaults to ``result.end_time``.
     """
 
     step: PlannedStep
@@ -87,7 +88,7 @@ class ExecutionRecord:
 
 
 class CapabilityMatch(BaseModel):
-    """Answer of the question "does this request need this capability?".
+    """Reply to the question whether a request needs a capability.
 
     >>> CapabilityMatch(is_match=True).is_match
     True

@@ -1,4 +1,4 @@
-"""Frozen descriptions of what a capability and an infrastructure node declare."""
+"""Specifications of capabilities and infrastructure nodes: their declarations, validated and frozen."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ OnUnknown = Literal["ask", "rerun", "fail", "skip"]
 
 
 QUEUE_PATTERN = r"^[A-Za-z0-9_.-]{1,64}$"
-"""What the name of a queue looks like."""
+"""Regular expression that queue names must match."""
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """A context type that a capability needs.
+    """Context type that a capability requires as input.
 
     Attributes:
         type: Name of the context type.
-        cardinality: ``one`` (exactly one), ``many`` (one or more), ``optional`` (none or one).
-        role: What the input is called where several are of one type, such as ``old`` and ``new``.
+        cardinality: ``one`` (exactly one), ``many`` (at least one), or ``optional`` (at most one).
+        role: Name of the input if a capability takes several of one type, such as ``old`` and ``new``.
 
     >>> Requirement.parse(("READING", "many"))
     Requirement(type='READING', cardinality='many')
@@ -60,7 +60,7 @@ class Requirement:
 
     @property
     def label(self) -> str:
-        """How a plan names the input: by its role, else by its type."""
+        """Name of the input in plans: the role, or the type if there is no role."""
         return self.role or self.type
 
     def __str__(self) -> str:
@@ -69,12 +69,12 @@ class Requirement:
 
     @classmethod
     def parse(cls, entry: Any) -> Requirement:
-        """Read an entry of ``requires``: a type, ``(type, cardinality)`` or with a role after it.
+        """Parse an entry of ``requires``: a type, ``(type, cardinality)``, or ``(type, cardinality, role)``.
 
-        A type is its name, or the context class itself.
+        A type is a name or a context class.
 
         Raises:
-            ValidationError: The entry is neither.
+            ValidationError: The entry has another form.
         """
         if isinstance(entry, Requirement):
             return entry
@@ -85,9 +85,10 @@ class Requirement:
             if name and entry[1] in get_args(Cardinality) and (role is None or _is_role(role)):
                 return cls(name, cast("Cardinality", entry[1]), role)
         raise ValidationError(
-            f"{entry!r} is not a valid entry of 'requires'.",
+            f"The entry {entry!r} of 'requires' is invalid.",
             fix="Write 'TYPE', ('TYPE', 'one' | 'many' | 'optional') or, with a role such as 'old',"
-            " ('TYPE', 'one', 'old'); a context class serves as TYPE too.",
+            " ('TYPE', 'one', 'old'). TYPE may also be a context class.",
+            facts={"entry": entry},
         )
 
 
@@ -96,14 +97,14 @@ def _is_role(value: Any) -> bool:
 
 
 def context_type_name(entry: Any) -> str | None:
-    """Return the name of a context type given by name or as its class; ``None`` for neither."""
+    """Return the name of a context type, or None if the entry is neither a name nor a context class."""
     if isinstance(entry, type) and issubclass(entry, CapabilityContext):
         return entry.CONTEXT_TYPE
     return entry if isinstance(entry, str) and entry else None
 
 
 def sorted_unique(names: Iterable[str]) -> tuple[str, ...]:
-    """Return names in one order, each once.
+    """Return names sorted and without duplicates.
 
     >>> sorted_unique({"untrusted", "secret"})
     ('secret', 'untrusted')
@@ -111,75 +112,74 @@ def sorted_unique(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(names)))
 
 
-def _gate(given: Any) -> Any:
-    if given is None:
+def _gate(value: Any) -> Any:
+    if value is None:
         return None
-    if isinstance(given, type) or not callable(getattr(given, "evaluate_result", None)):
-        raise ValueError("this is no gate; a QualityGate is one")
-    if getattr(given, "check", given) is None:
-        raise ValueError("it has no check, so no result could pass it")
-    return given
+    if isinstance(value, type) or not callable(getattr(value, "evaluate_result", None)):
+        raise ValueError("expected a gate, such as a QualityGate")
+    if getattr(value, "check", value) is None:
+        raise ValueError("the gate has no 'check', so no result can pass it")
+    return value
 
 
-def _kept_as(kind: Any) -> GetPydanticSchema:
-    """Have a value checked as another type than the one that an author may write."""
+def _validated_as(kind: Any) -> GetPydanticSchema:
+    """Validate a value as another type than its annotation."""
     return GetPydanticSchema(lambda _, handler: handler(kind))
 
 
-_Names = Annotated[Sequence[str], _kept_as(Annotated[tuple[str, ...], Strict(False)])]
-_Objects = Annotated[Sequence[Any], _kept_as(Annotated[tuple[Any, ...], Strict(False)])]
+_Names = Annotated[Sequence[str], _validated_as(Annotated[tuple[str, ...], Strict(False)])]
+_Objects = Annotated[Sequence[Any], _validated_as(Annotated[tuple[Any, ...], Strict(False)])]
 
 
-def _examples(given: tuple[str, ...]) -> tuple[str, ...]:
-    if not all(text.strip() for text in given):
-        raise ValueError("an example must be a request, not an empty text")
-    return given
+def _examples(texts: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(text.strip() for text in texts):
+        raise ValueError("an example must not be empty")
+    return texts
 
 
-def _table(cls: type[_T]) -> type[_T]:
-    """Make a data class that type checkers take for a plain one.
+def _frozen_dataclass(cls: type[_T]) -> type[_T]:
+    """Apply ``dataclass`` in a way that type checkers do not treat as a frozen dataclass.
 
-    A capability inherits its attributes, and may be a data class that is not frozen.
+    Capabilities inherit the attributes and may themselves be dataclasses that are not frozen.
     """
     return dataclass(frozen=True, kw_only=True)(cls)
 
 
-@_table
+@_frozen_dataclass
 class Declarations:
-    """What a capability may say about itself besides its name and its types.
+    """Optional declarations of a capability.
 
-    This is the one table: each line is a class attribute of ``BaseCapability``, a keyword of the
-    function form and a field of :class:`CapabilitySpec`, checked against its type.
-    :func:`capgraph.base.declarations.accepted` lists the names that each form accepts.
+    Each one is a class attribute of ``BaseCapability``, a keyword argument of the function form, and
+    a field of :class:`CapabilitySpec`. Values are validated against the annotation.
+    :func:`capgraph.base.declarations.accepted_names` lists the names that each form accepts.
 
     Attributes:
-        examples: Requests that need the capability. They are used to select it, beside the
-            examples of its classifier guide where it has one.
-        effect: ``none``, ``idempotent`` (safe to repeat with its key) or ``once``.
-        requires_approval: Whether a person must agree before it runs; an ``ApprovalPolicy`` says who,
-            how many, and for how long.
-        max_parallel: How many of its steps may run at once; ``None`` for no limit of its own.
-        timeout_seconds: Time limit of one attempt; ``None`` for the setting's default.
-        on_unknown: What to do when a ``once`` step started and its end is not known.
-        on_error: ``observe`` shows a failure to a planner that looks (``planning.mode``), which then
-            goes on; without one, and with ``fail``, the severity of the failure decides. A LangChain
-            tool without an effect is observed unless it says otherwise.
-        always_active: Selected for every request.
-        effect_key: Names of the parameters that make two effects the same one; ``None`` for all
-            parameters and inputs.
-        repeatable: Whether a new plan of the same turn may let it act again without asking.
-        cost_usd: What one try costs besides the models that it calls, in US dollars.
-        behaviors: What stands around each of its attempts: objects with ``stage`` and
-            ``async around(attempt, call_next)``.
-        permission: What its caller must be allowed, as ``PermissionMode`` or by name; ``None`` for
-            what its effect asks for.
-        gate: What its result has to be good enough for: a ``QualityGate``.
-        labels: What is to be known of whatever it gives, such as ``untrusted`` or ``secret``.
-        sends_externally: Whether what it is given leaves the house.
-        undo: What takes its effect back: a capability, its name, or an ``Undo``.
-        removes_labels: What need no longer be known of what it gives, because it checks that.
-        queue: Its steps run on workers that serve this queue; ``None`` for where their turn runs.
-            Without workers it changes nothing.
+        examples: Requests that need the capability. Selection uses them together with the examples of
+            the classifier guide.
+        effect: ``none``, ``idempotent`` (safe to repeat with its key), or ``once``.
+        requires_approval: Whether each step needs approval. An ``ApprovalPolicy`` restricts who
+            approves, how many, and for how long.
+        max_parallel: Maximum number of concurrent steps. None means no limit.
+        timeout_seconds: Time limit of one attempt. None means the default from the settings.
+        on_unknown: Policy for a ``once`` step that started and whose outcome is unknown.
+        on_error: ``fail``: the severity of a failure decides. ``observe``: a planner that reviews
+            results (``planning.mode``) sees the failure and continues. LangChain tools without an
+            effect default to ``observe``.
+        always_active: Whether the capability is selected for every request.
+        effect_key: Names of the parameters that identify an effect. None means all parameters and
+            inputs.
+        repeatable: Whether a new plan of the same turn may repeat the effect without approval.
+        cost_usd: Cost of one attempt in US dollars, without its model calls.
+        behaviors: Middleware and behaviors of the capability's attempts.
+        permission: ``PermissionMode`` that the caller needs, or its name. None means the mode that the
+            effect requires.
+        gate: ``QualityGate`` that evaluates each result.
+        labels: Labels of the outputs, such as ``untrusted`` or ``secret``.
+        sends_externally: Whether the inputs and parameters leave the organization.
+        undo: Capability that reverts the effect: a class, a name, or an ``Undo``.
+        removes_labels: Labels that the outputs no longer have because the capability checks the data.
+        queue: Queue of the workers that run the steps. None means the process of the turn. Without
+            workers it has no effect.
     """
 
     examples: Annotated[_Names, AfterValidator(_examples)] = ()
@@ -197,7 +197,7 @@ class Declarations:
     permission: (
         Annotated[
             PermissionMode | str,
-            _kept_as(Annotated[PermissionMode, BeforeValidator(PermissionMode.of)]),
+            _validated_as(Annotated[PermissionMode, BeforeValidator(PermissionMode.of)]),
         ]
         | None
     ) = None
@@ -206,7 +206,7 @@ class Declarations:
     sends_externally: bool = False
     undo: Annotated[
         Undo | type[Any] | str | None,
-        _kept_as(Annotated[Undo | None, BeforeValidator(Undo.of)]),
+        _validated_as(Annotated[Undo | None, BeforeValidator(Undo.of)]),
     ] = None
     removes_labels: Annotated[_Names, AfterValidator(sorted_unique)] = ()
     queue: Annotated[str, Field(pattern=QUEUE_PATTERN)] | None = None
@@ -215,7 +215,7 @@ class Declarations:
 DECLARED: dict[str, Any] = {
     name: getattr(Declarations, name) for name in Declarations.__annotations__
 }
-"""Name of each declaration and its default."""
+"""Default of each declaration, by name."""
 
 
 @cache
@@ -226,34 +226,38 @@ def _adapters() -> dict[str, TypeAdapter[Any]]:
 
 
 def check_declaration(owner: str, name: str, value: Any) -> Any:
-    """Check one declaration and return it in the form that the spec keeps.
+    """Validate one declaration.
+
+    Returns:
+        The value in the form that ``CapabilitySpec`` stores.
 
     Raises:
-        ValidationError: The value does not fit.
+        ValidationError: The value is invalid.
     """
     try:
         return _adapters()[name].validate_python(value)
     except PydanticError as exc:
-        wrong = "; ".join(dict.fromkeys(error["msg"] for error in exc.errors(include_url=False)))
-        wrong = wrong.replace("valid tuple", "list")  # the form in which authors write it
+        errors = "; ".join(dict.fromkeys(error["msg"] for error in exc.errors(include_url=False)))
+        errors = errors.replace("valid tuple", "list")  # authors write lists
         raise ValidationError(
-            f"{owner}.{name} is {value!r}: {wrong}.",
-            fix=f"Give another value, or leave {name} out (then it is {DECLARED[name]!r}).",
+            f"{owner}.{name} is {value!r}: {errors}.",
+            fix=f"Change the value, or remove {name} (the default is {DECLARED[name]!r}).",
+            facts={"declaration": name, "value": value},
         ) from None
 
 
 @dataclass(frozen=True, slots=True)
 class CapabilitySpec(Declarations):
-    """What one capability declares; made once, when the class is decorated.
+    """Declarations of a capability, created when its class is decorated.
 
     Attributes:
-        name: Unique name, used in plans and as the graph node's name.
-        description: What it does, for people and prompts.
-        provides: Context types of its outputs.
-        requires: Context types of its inputs.
-        parameters: Pydantic model of a step's ``parameters``; ``None`` when not declared.
-        context_types: Context classes that ``provides`` and ``requires`` were given as; they are
-            registered with the capability.
+        name: Unique name. Plans and the graph node use it.
+        description: What the capability does, for users and prompts.
+        provides: Context types of the outputs.
+        requires: Context types of the inputs.
+        parameters: Pydantic model of a step's ``parameters``. None if there is none.
+        context_types: Context classes in ``provides`` and ``requires``. They are registered with the
+            capability.
         cls: The decorated class.
     """
 
@@ -265,7 +269,7 @@ class CapabilitySpec(Declarations):
     context_types: tuple[type[CapabilityContext], ...] = field(default=(), repr=False)
     cls: type[Any] = field(default=object, repr=False, compare=False)
 
-    if TYPE_CHECKING:  # the checked forms of what an author may write in several
+    if TYPE_CHECKING:  # types after validation
         examples: tuple[str, ...] = ()
         effect_key: tuple[str, ...] | None = None
         behaviors: tuple[Any, ...] = ()
@@ -276,18 +280,19 @@ class CapabilitySpec(Declarations):
 
     @classmethod
     def of(cls, target: type[Any]) -> CapabilitySpec:
-        """Read what a class declares.
+        """Return the specification of a class.
 
         Raises:
-            ValidationError: A declaration is malformed; names the class, the attribute, the fix.
+            ValidationError: A declaration is invalid. The message names the class and the attribute.
         """
         owner = target.__name__
         provides, requires = (_entries(target, name) for name in ("provides", "requires"))
         outputs = [context_type_name(entry) for entry in provides]
         if None in outputs:
             raise ValidationError(
-                f"{owner}.provides holds {provides[outputs.index(None)]!r}.",
-                fix="Give names of context types, or context classes.",
+                f"{owner}.provides contains {provides[outputs.index(None)]!r}, which is not a"
+                " context type.",
+                fix="Use names of context types, or context classes.",
             )
         declared = {
             name: check_declaration(owner, name, getattr(target, name)) for name in DECLARED
@@ -295,7 +300,7 @@ class CapabilitySpec(Declarations):
         parameters = _parameters_model(target)
         if declared["undo"] is not None and declared["effect"] == "none":
             raise ValidationError(
-                f"{owner}.undo is given, and {owner} declares no effect that could be undone.",
+                f"{owner}.undo is set, but {owner} has no effect to undo.",
                 fix='Declare effect = "once" (or "idempotent").',
             )
         _check_effect_key(owner, declared["effect_key"], parameters)
@@ -315,23 +320,23 @@ class CapabilitySpec(Declarations):
 
 
 def _entries(target: type[Any], name: str) -> list[Any]:
-    given = getattr(target, name, None) or []
-    one_entry = isinstance(given, tuple) and given[1:] and given[1] in get_args(Cardinality)
-    if one_entry or not isinstance(given, (list, tuple, set, frozenset)):
-        shown = given.__name__ if isinstance(given, type) else repr(given)
+    value = getattr(target, name, None) or []
+    is_entry = isinstance(value, tuple) and value[1:] and value[1] in get_args(Cardinality)
+    if is_entry or not isinstance(value, (list, tuple, set, frozenset)):
+        shown = value.__name__ if isinstance(value, type) else repr(value)
         raise ValidationError(
             f"{target.__name__}.{name} is {shown}, not a list.", fix=f"Write {name} = [{shown}]."
         )
-    return list(given)
+    return list(value)
 
 
 def _check_labels(owner: str, needs: Sequence[Requirement]) -> None:
     labels = [need.label for need in needs]
-    twice = sorted({label for label in labels if labels.count(label) > 1})
-    if twice:
+    duplicates = sorted({label for label in labels if labels.count(label) > 1})
+    if duplicates:
         raise ValidationError(
-            f"{owner}.requires names {', '.join(twice)} twice.",
-            fix="Give each a role: ('TYPE', 'one', 'old'), ('TYPE', 'one', 'new').",
+            f"{owner}.requires contains {', '.join(duplicates)} more than once.",
+            fix="Give each entry a role: ('TYPE', 'one', 'old'), ('TYPE', 'one', 'new').",
         )
 
 
@@ -348,12 +353,12 @@ def _parameters_model(target: type[Any]) -> type[BaseModel] | None:
         return model
     raise ValidationError(
         f"{target.__name__}.Parameters is {model!r}, not a pydantic model.",
-        fix="Derive it from pydantic.BaseModel.",
+        fix="Derive the class from pydantic.BaseModel.",
     )
 
 
 def parameter_names(model: type[BaseModel] | None) -> list[str]:
-    """Name the parameters as a plan writes them: by alias where a field has one."""
+    """Return the parameter names that plans use: the alias of a field if it has one."""
     if model is None:
         return []
     return [
@@ -369,15 +374,15 @@ def _check_effect_key(
     unknown = [name for name in effect_key or () if name not in known]
     if unknown:
         raise ValidationError(
-            f"{owner}.effect_key names {unknown}, which are no parameters of it.",
-            fix=f"Use names of its Parameters: {', '.join(known)}."
+            f"{owner}.effect_key contains {unknown}, which {owner}.Parameters does not have.",
+            fix=f"Use one of: {', '.join(known)}."
             if known
             else "Declare them in a Parameters model.",
         )
 
 
 def is_valid_node_name(name: str) -> bool:
-    """Tell whether a node of a graph can have a name: not what LangGraph keeps, and printable."""
+    """Return True if a graph node may have the name: not reserved by LangGraph, and printable."""
     kept = name.startswith("__") and name.endswith("__")
     return not (kept or set(name) & {":", "|"}) and escape_control_characters(name) == name
 
@@ -393,27 +398,30 @@ INFRASTRUCTURE_ROLES = (
     "clarify",
     "error",
 )
-"""The infrastructure nodes without which there is no graph."""
+"""Infrastructure nodes that every graph requires."""
 
 INSERTION_POINTS: dict[str, tuple[str, ...]] = {
     "before": ("task_extraction", "classifier", "orchestrator", "respond", "clarify"),
     "after": ("task_extraction", "classifier", "orchestrator", "respond", "clarify", "error"),
 }
-"""Where a node that has no role of its own can stand: beside roles that do not choose their ways.
-Before ``error`` a failure of its own would hide the one that is to be told."""
+"""Roles next to which a custom infrastructure node may be inserted.
+
+Roles that choose the next node are excluded. So is ``before: error``: a failure of the custom node
+would hide the original one.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class InfrastructureSpec:
-    """What one infrastructure node declares.
+    """Declarations of an infrastructure node.
 
     Attributes:
-        name: The node's name, which is its role in the graph.
-        description: What it does.
-        quiet: Whether start and end are kept out of the log.
-        before: For a node that has no role of its own: the node that runs after it.
-        after: For a node that has no role of its own: the node that runs before it.
-        behaviors: What stands around it: hooks, and what says how often and how long it is tried.
+        name: Name of the node, which is its role in the graph.
+        description: What the node does.
+        quiet: True if the start and the end of the node are not logged.
+        before: Node that runs after this one. For a node without a role of its own.
+        after: Node that runs before this one. For a node without a role of its own.
+        behaviors: Behaviors of the node: hooks, retry rules, and time limits.
         cls: The decorated class.
     """
 

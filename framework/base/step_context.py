@@ -1,4 +1,4 @@
-"""What one execution of a step may see: handed to the capability, never shared between runs."""
+"""Data and functions that one attempt at a step provides to its capability."""
 
 from __future__ import annotations
 
@@ -16,46 +16,47 @@ from capgraph.helpers.async_calls import maybe_await
 from capgraph.helpers.plain_data import copy_plain
 
 
-async def _simply(_key: str, call: Callable[[], Any]) -> Any:
+async def _call_directly(_key: str, call: Callable[[], Any]) -> Any:
     return await maybe_await(call())
 
 
 class StepInputs(dict[str, Any]):
-    """The inputs by type or role; the static form gets them in ``context``.
+    """Inputs of a step by type or role. A static ``execute`` receives them as ``context``.
 
     Attributes:
-        once: Runs an effect inside the step at most once: ``await context.once("key", call)``.
+        once: Function that runs a part of the step at most once: ``await context.once("key", call)``.
     """
 
     once: Callable[[str, Callable[[], Any]], Awaitable[Any]]
 
     def __missing__(self, name: str) -> Any:
         raise ValidationError(
-            f"The input {name!r} is not there; the step was given {sorted(self) or 'none'}.",
-            fix="Run what gives it before, or hand it in as capability_context_data.",
+            f"The input {name!r} is missing: the step has {sorted(self) or 'no inputs'}.",
+            fix="Plan a step that provides it, or send it as capability_context_data.",
         )
 
 
 @dataclass(slots=True)
 class StepContext:
-    """Everything that belongs to one attempt at one step.
+    """Data and functions of one attempt at a step.
 
     Attributes:
         capability: Name of the capability.
-        planned_step: The step as the plan has it; read ``step``.
-        step_index: Its place in the plan.
-        total_steps: How many steps the plan has.
-        state: The graph's state when the step began; read it, never change it.
-        inputs: Context type to validated object, list of objects (``many``) or ``None``.
-        parameters: Validated parameters model, or the step's plain dictionary.
-        task: The step's objective, else the task of the turn.
-        attempt: 1 for the first try.
-        idempotency_key: Stable over retries, restarts and replays of this step.
-        config: Settings section of this capability.
-        runtime: LangGraph's ``Runtime`` inside a run, else ``None``.
-        model: Returns the chat model of a role, or ``None`` when none is configured.
-        once: Runs an effect inside the step at most once: ``await once("key", call)``.
-        stored_outputs: Outputs handed over with ``store``.
+        planned_step: The step in the plan. Use ``step``, which is a copy.
+        step_index: Index of the step in the plan, from 0.
+        total_steps: Number of steps in the plan.
+        state: State of the graph when the step started. Read-only.
+        inputs: Validated inputs by context type: an object, a list (``many``), or None.
+        parameters: Validated parameters: a model instance or a dictionary.
+        task: Objective of the step, or the task of the turn.
+        attempt: Number of the attempt, from 1.
+        idempotency_key: Key that stays the same in retries, restarts, and replays of the step.
+        config: Settings section of the capability.
+        runtime: LangGraph's ``Runtime``. None outside a run.
+        model: Function that returns the chat model of a role, or None if none is configured.
+        notify: Function that emits a progress event.
+        once: Function that runs a part of the step at most once: ``await once("key", call)``.
+        stored_outputs: Outputs that ``store`` added.
     """
 
     capability: str
@@ -72,13 +73,13 @@ class StepContext:
     runtime: Any = None
     model: Callable[[str], Any] = lambda _role: None
     notify: Callable[[str, float | None], None] = lambda _message, _fraction: None
-    once: Callable[[str, Callable[[], Any]], Awaitable[Any]] = _simply
+    once: Callable[[str, Callable[[], Any]], Awaitable[Any]] = _call_directly
     stored_outputs: list[CapabilityContext] = field(default_factory=list)
     _step: PlannedStep | None = field(default=None, init=False, repr=False)
 
     @property
     def step(self) -> PlannedStep:
-        """The planned step: a copy of the capability's own, made when it is first read."""
+        """The planned step, as a copy that the capability may change."""
         if self._step is None:
             self._step = copy_plain(self.planned_step)
         return self._step
@@ -102,4 +103,4 @@ EXECUTE_ARGUMENTS: Mapping[str, Callable[[StepContext], Any]] = {
     "logger": attrgetter("logger"),
     "streamer": lambda context: get_streamer("capability", context.capability),
 }
-"""What a static ``execute`` may ask for besides the state, by the name of its argument."""
+"""Values that a static ``execute`` may take besides the state, by argument name."""

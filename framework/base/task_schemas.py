@@ -1,4 +1,4 @@
-"""What agents, workflows and teams share when they are graphs: a task goes in, an output comes out."""
+"""Input and output schemas of agents, workflows, and teams that run as graphs."""
 
 from __future__ import annotations
 
@@ -8,32 +8,33 @@ from typing_extensions import TypedDict
 
 
 class TaskInput(TypedDict):
-    """What a graph that works on a task is given.
+    """Input of a graph that executes a task.
 
     Attributes:
-        task: What is to be done, complete in itself.
+        task: The task, understandable without other text.
     """
 
     task: str
 
 
 class NamedInputs(TaskInput):
-    """A task with further values.
+    """A task with further input values.
 
     Attributes:
-        inputs: The values by name, for parameters and for nested nodes.
+        inputs: Values by name, for parameters and nested nodes.
     """
 
     inputs: NotRequired[dict[str, Any]]
 
 
 class TaskOutput(TypedDict):
-    """What a graph that works on a task leaves behind.
+    """Output of a graph that executes a task.
 
     Attributes:
-        output: What came of it; text, or plain JSON-able data.
-        success: Whether the task was done; reaching a limit is no success. Missing means yes.
-        error: Why not.
+        output: The result: text or plain JSON data.
+        success: True if the task was completed. Reaching a limit counts as a failure. The default is
+            True.
+        error: Reason for the failure.
     """
 
     output: Any

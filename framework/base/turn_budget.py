@@ -1,4 +1,4 @@
-"""What a turn has used up of the bounds that no node can reset."""
+"""Counters that limit the work of one turn."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from capgraph.base.errors import LimitError
 
 @dataclass(slots=True)
 class TurnBudget:
-    """Counters of one turn; they go through the state, so that they outlive a restart.
+    """Counters of one turn. State stores them, so that they survive a restart.
 
     Attributes:
-        model_calls: Calls of chat models, those that failed included.
-        plans: Plans made, those whose making failed included.
-        classifications: Times the capabilities were chosen.
-        attempts: Tries of steps.
-        routings: Decisions of the router.
-        jumps: Tries of steps that no plan holds.
-        model_switches: How often a policy had the turn go on with its next model.
-        looks: How often the rest of a plan was looked at again.
-        context_cuts: How often a policy had the turn go on with a shorter conversation.
-        allowed_attempts: How many of these the accepted plans can need; 0 for no bound yet.
+        model_calls: Number of chat model calls, failed ones included.
+        plans: Number of plans, failed ones included.
+        classifications: Number of capability selections.
+        attempts: Number of step attempts.
+        routings: Number of routing decisions.
+        jumps: Number of attempts at steps outside a plan.
+        model_switches: Number of switches to a fallback model by a policy.
+        looks: Number of plan reviews.
+        context_cuts: Number of times a policy shortened the conversation.
+        allowed_attempts: Maximum number of step attempts. 0 means no limit.
 
     >>> TurnBudget.from_plain({"model_calls": 3}).to_plain()["model_calls"]
     3
@@ -41,34 +41,34 @@ class TurnBudget:
     allowed_attempts: int = 0
 
     def count_attempt(self) -> None:
-        """Take one try of a step.
+        """Count an attempt at a step.
 
         Raises:
-            LimitError: The turn has made all tries that its plans can need.
+            LimitError: The turn has used all attempts that its plans may need.
         """
         if self.allowed_attempts and self.attempts >= self.allowed_attempts:
             raise LimitError(
-                f"The turn has made {self.attempts} tries of steps, which is all that its plans can"
-                " need.",
-                fix="Raise limits.max_turn_attempts, or ask for less at once.",
+                f"The turn has used all {self.attempts} step attempts that its plans may need.",
+                fix="Raise limits.max_turn_attempts, or split the request.",
+                facts={"attempts": self.attempts},
             )
         self.attempts += 1
 
     def uncount_attempt(self) -> None:
-        """Give back a try that did not count."""
+        """Take back an attempt that does not count."""
         self.attempts -= 1
 
     def allow_more_attempts(self, more: int) -> None:
-        """Allow tries beyond those that the plans can need; without a bound nothing changes."""
+        """Raise the maximum number of attempts. Without a limit this does nothing."""
         if self.allowed_attempts:
             self.allowed_attempts += more
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any] | None) -> TurnBudget:
-        """Read counters from the state; what is not there is 0."""
+        """Return the counters that :meth:`to_plain` wrote. Missing counters are 0."""
         known = data or {}
         return cls(**{field.name: int(known.get(field.name, 0)) for field in fields(cls)})
 
     def to_plain(self) -> dict[str, int]:
-        """Return the counters for the state."""
+        """Return the counters as plain data."""
         return asdict(self)

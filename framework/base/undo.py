@@ -1,4 +1,4 @@
-"""How an effect is taken back."""
+"""Declarations of how to undo the effect of a step."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class DoneStep:
-    """A step whose effect was done.
+    """A finished step with an effect.
 
     Attributes:
-        key: Its context key.
-        capability: The capability that ran.
-        parameters: The validated values with which it ran.
-        outputs: Context type to the data that it gave.
+        key: Context key of the step.
+        capability: Name of the capability.
+        parameters: Validated parameters of the step.
+        outputs: Output data by context type.
     """
 
     key: str
@@ -26,14 +26,15 @@ class DoneStep:
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """What takes an effect back: ``undo = "refund"``, ``undo = Refund``, or this.
+    """Declaration of the capability that undoes an effect: ``undo = "refund"``, ``Refund``, or this class.
 
-    The step that undoes takes the done step's outputs as its inputs, by their types. Without
-    ``parameters`` its parameters are those of the same name: of the outputs, else of the done step.
+    The undo step receives the outputs of the finished step as its inputs, matched by type. Without
+    ``parameters``, its parameters are taken from fields of the same name in those outputs, then in the
+    parameters of the finished step.
 
     Attributes:
-        capability: Name of the capability, or the capability.
-        parameters: Makes the parameters out of the done step.
+        capability: The capability or its name.
+        parameters: Function that returns the parameters for a finished step.
 
     >>> undo = Undo("refund", lambda done: {"payment": done.outputs["RECEIPT"]["id"]})
     >>> undo.name
@@ -46,21 +47,20 @@ class Undo:
     @property
     def name(self) -> str:
         """Name of the capability."""
-        given = self.capability
-        return str(given if isinstance(given, str) else given.name)
+        return str(self.capability if isinstance(self.capability, str) else self.capability.name)
 
     @classmethod
     def of(cls, declared: Any) -> Undo | None:
-        """Read what a capability declares as ``undo``.
+        """Return the ``Undo`` for the value of an ``undo`` declaration.
 
         Raises:
-            ValueError: It names no capability.
+            ValueError: The value does not name a capability.
         """
         if declared is None:
             return None
         undo = declared if isinstance(declared, cls) else cls(declared)
-        given = undo.capability
-        name = given if isinstance(given, str) else getattr(given, "name", None)
+        target = undo.capability
+        name = target if isinstance(target, str) else getattr(target, "name", None)
         if not (isinstance(name, str) and name):
-            raise ValueError("this is no capability; give its name, itself, or an Undo")
+            raise ValueError("expected a capability, the name of one, or an Undo")
         return undo

@@ -1,4 +1,4 @@
-"""Context types of plain values, for functions that return no context type of their own."""
+"""Context types for functions that return plain values."""
 
 from __future__ import annotations
 
@@ -15,26 +15,23 @@ from capgraph.base.errors import ValidationError
 from capgraph.helpers.plain_data import short_text
 
 LIST_SUFFIX = "[]"
-"""Ends the name of what copies of one step gave: a list of contexts of the type before it."""
+"""Suffix of the context type that holds the results of all ``for_each`` copies of a step."""
 
 
 class ValueContext(CapabilityContext):
-    """Base of the context types that hold one plain value.
+    """Base class of context types that hold one plain value.
 
     Attributes:
         value: The value.
-        ITEM: The context type of the items, where the value is a list of contexts: whoever takes
-            many of that type takes them from here too.
+        ITEM: Context type of the items, if the value is a list of contexts. An input of many ``ITEM``
+            accepts such a value, too.
     """
 
     ITEM: ClassVar[type[CapabilityContext] | None] = None
     value: Any
 
     def get_summary(self) -> str:
-        """Return text as it is; any other value with the name of what gave it.
-
-        Contexts say themselves what they are.
-        """
+        """Return text unchanged, and any other value after the name of its context type."""
         if isinstance(self.value, str):
             return short_text(self.value)
         if self.ITEM is not None and self.value:
@@ -44,24 +41,24 @@ class ValueContext(CapabilityContext):
 
 
 def unwrap_value(data: Any, kind: type[CapabilityContext] | None) -> Any:
-    """Return what a path reads of stored data: of a plain value the value itself.
+    """Return the data that reference paths start from: the value of a plain value, or the data itself.
 
     Args:
         data: The stored data.
-        kind: Its context type; ``None`` if no class is registered, as for most tools.
+        kind: Context type. None if its class is not registered, as for most tools.
 
     >>> unwrap_value({"value": [3]}, None), unwrap_value({"days": 3}, None)
     ([3], {'days': 3})
     """
     is_value = kind is None or issubclass(kind, ValueContext)
-    wrapped = isinstance(data, Mapping) and data.keys() == {"value"}
-    return data["value"] if is_value and wrapped else data
+    is_wrapped = isinstance(data, Mapping) and data.keys() == {"value"}
+    return data["value"] if is_value and is_wrapped else data
 
 
 def value_field_names(kind: type[CapabilityContext]) -> list[str]:
-    """Name the fields of a plain value of a structured type, or of what a server declares.
+    """Return the field names of a structured plain value, or those that a server declares.
 
-    Other context types have none here: they are inputs, which plans name as a whole.
+    Other context types return an empty list, because plans refer to them as a whole.
     """
     if not issubclass(kind, ValueContext):
         return list(getattr(kind, "DECLARED_FIELDS", ()))
@@ -76,38 +73,39 @@ def value_field_names(kind: type[CapabilityContext]) -> list[str]:
 def create_value_context(
     name: str, annotation: Any, module: str, item: type[CapabilityContext] | None = None
 ) -> type[ValueContext]:
-    """Make the context type of what a function returns.
+    """Create the context type for the return value of a function.
 
     Args:
-        name: Name of the capability; the type is named after it.
-        annotation: Type of the value: anything that pydantic reads and writes.
-        module: Where the function stands.
-        item: The context type of the items, where it is a list of contexts.
+        name: Name of the capability, after which the type is named.
+        annotation: Type of the value: any type that pydantic can validate and serialize.
+        module: Module of the function.
+        item: Context type of the items, if the value is a list of contexts.
 
     Raises:
-        ValidationError: The value could not be kept as plain data.
+        ValidationError: Pydantic does not support the type.
 
     >>> create_value_context("tank_level", float, __name__)(value=2.5).get_summary()
     'tank level: 2.5'
     """
     try:
-        made = create_model(name, __base__=ValueContext, __module__=module, value=(annotation, ...))
+        context_type = create_model(
+            name, __base__=ValueContext, __module__=module, value=(annotation, ...)
+        )
     except PydanticUserError as exc:
         shown = getattr(annotation, "__qualname__", None) or repr(annotation)
-        told = str(exc).split("\n")[0]
+        cause = str(exc).split("\n")[0]
         raise ValidationError(
-            f"{name!r} returns {shown}, which cannot be kept as plain data: {told}",
-            fix="Return text, numbers, lists, dictionaries, a data class, a pydantic model or a"
-            " TypedDict; or say how it is written and read:"
+            f"{name!r} returns {shown}, which cannot be stored as plain data: {cause}",
+            fix="Return text, numbers, lists, dictionaries, a dataclass, a pydantic model or a"
+            " TypedDict, or annotate the type with a validator and a serializer:"
             " Annotated[T, PlainValidator(...), PlainSerializer(...)], in this order.",
         ) from exc
-    made.ITEM = item
-    # Two functions of one name in different modules are two types; the registry tells them apart.
-    return cast("type[ValueContext]", made)
+    context_type.ITEM = item
+    return cast("type[ValueContext]", context_type)
 
 
 def list_item_types(kinds: Iterable[type[CapabilityContext]]) -> dict[str, str]:
-    """Tell of which type the items are, by name of each context type that is a list of contexts."""
+    """Return the item type of each context type that is a list of contexts, by name."""
     return {
         kind.CONTEXT_TYPE: kind.ITEM.CONTEXT_TYPE
         for kind in kinds

@@ -139,7 +139,7 @@ def capability_behaviors(registry: Registry, settings: Settings) -> dict[str, Se
         if name not in registry.capabilities:
             raise ConfigurationError(
                 f"{where}: there is no capability called {name!r}.",
-                fix=suggest_fix(name, known=registry.capabilities),
+                fix=suggest_fix(name, candidates=registry.capabilities),
             )
         found[name] = build_configured(given, where)
     return found

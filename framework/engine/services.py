@@ -393,5 +393,5 @@ def _check_parameters(spec: CapabilitySpec, parameters: ParametersOfState) -> No
     if unknown := [name for name in parameters if name not in known]:
         raise ConfigurationError(
             f"{owner} maps {', '.join(map(repr, unknown))}: {spec.name!r} has no such parameter.",
-            fix=suggest_fix(*unknown, known=known),
+            fix=suggest_fix(*unknown, candidates=known),
         )

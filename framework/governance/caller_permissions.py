@@ -72,7 +72,7 @@ class CallerPermissions:
         return [
             f"The permissions name {', '.join(map(repr, unknown))}, and no registered capability"
             " has this name, so the entry decides nothing here."
-            f" Fix: {suggest_fix(*unknown, known=self._registry.capabilities)}"
+            f" Fix: {suggest_fix(*unknown, candidates=self._registry.capabilities)}"
         ]
 
     def outcome(self, name: str, caller: Caller) -> PermissionOutcome:

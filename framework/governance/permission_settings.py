@@ -38,7 +38,7 @@ def permissions_from_settings(
     if unknown := unknown_names(named, allowed, registry.capabilities):
         raise ConfigurationError(
             f"permissions: there is no capability called {', '.join(map(repr, unknown))}.",
-            fix=suggest_fix(*unknown, known=registry.capabilities),
+            fix=suggest_fix(*unknown, candidates=registry.capabilities),
         )
     try:
         return PermissionPolicy(

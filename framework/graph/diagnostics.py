@@ -181,12 +181,12 @@ def collect_settings_findings(settings: Settings, registry: Registry) -> Iterato
     for name in settings.capabilities:
         if name not in registry.capabilities:
             text = f"capabilities.{name} configures a capability that is not registered."
-            fix = suggest_fix(name, known=registry.capabilities)
+            fix = suggest_fix(name, candidates=registry.capabilities)
             yield Finding("configuration", "warning", text, fix)
     for kind, entries in settings.context.items():
         if kind not in registry.context_types:
             text = f"context.{kind} is of a type that is not registered."
-            fix = suggest_fix(kind, known=registry.context_types)
+            fix = suggest_fix(kind, candidates=registry.context_types)
             yield Finding("configuration", "warning", text, fix)
             continue
         for key, data in entries.items():

@@ -47,7 +47,7 @@ def registry_problems(registry: Registry) -> list[str]:
                 " Fix: give it another name."
             )
         if spec.undo is not None and spec.undo.name not in registry.capabilities:
-            fix = suggest_fix(spec.undo.name, known=registry.capabilities)
+            fix = suggest_fix(spec.undo.name, candidates=registry.capabilities)
             problems.append(
                 f"The capability {name!r} is undone by {spec.undo.name!r}, which is not registered."
                 f" Fix: register it, or leave 'undo' out. {fix}"

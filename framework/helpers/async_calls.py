@@ -1,4 +1,4 @@
-"""Waiting: for what may be a coroutine or not, where nothing can be awaited, and to an end."""
+"""Helpers for coroutines: optional awaiting, synchronous calls, and protection from cancellation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ P = ParamSpec("P")
 
 
 async def maybe_await(value: Any) -> Any:
-    """Return what a function gave that may be a coroutine function.
+    """Return the value, awaited if it is awaitable.
 
     >>> asyncio.run(maybe_await(3)), asyncio.run(maybe_await(asyncio.sleep(0, 4)))
     (3, 4)
@@ -23,10 +23,10 @@ async def maybe_await(value: Any) -> Any:
 
 
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Wait for a coroutine where nothing can be awaited, on a loop of its own.
+    """Run a coroutine to completion from synchronous code.
 
-    Inside a running event loop it goes on in a thread, and the caller holds that loop up, as it
-    would with any synchronous call.
+    Inside a running event loop, the coroutine runs in a thread with a loop of its own, and the call
+    blocks the current loop.
 
     >>> run_sync(maybe_await(3))
     3
@@ -40,7 +40,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def to_sync(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """Return the synchronous form of a coroutine function.
+    """Return a synchronous version of a coroutine function.
 
     >>> to_sync(maybe_await)(3)
     3
@@ -56,15 +56,16 @@ def to_sync(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
 async def shielded(
     coroutine: Coroutine[Any, Any, T], undo: Callable[[T], Coroutine[Any, Any, Any]] | None = None
 ) -> T:
-    """Wait for something that no cancellation must cut short; then be cancelled.
+    """Run a coroutine to completion even if the current task is canceled meanwhile.
 
     Args:
-        coroutine: What is waited for.
-        undo: Takes the result back, for a caller that was cancelled and never hears of it.
+        coroutine: The coroutine.
+        undo: Function that reverts the result if the task was canceled, since the caller never
+            receives it.
 
     Raises:
-        asyncio.CancelledError: Whoever waits was cancelled meanwhile, however often; the work has
-            ended. What failed is in its notes.
+        asyncio.CancelledError: The current task was canceled. It is raised after the coroutine ends. An
+            exception of the coroutine is attached as a note.
 
     >>> asyncio.run(shielded(asyncio.sleep(0, 4)))
     4
@@ -77,7 +78,7 @@ async def shielded(
         except asyncio.CancelledError as exc:
             cancelled = exc
         except Exception:
-            break  # told below
+            break  # task.result() raises it below
     if cancelled is None:
         return task.result()
     if not task.cancelled():
@@ -86,5 +87,5 @@ async def shielded(
             if undo is not None:
                 await shielded(undo(result))
         except Exception as exc:
-            cancelled.add_note(f"what could not be cut short failed: {exc!r}")
+            cancelled.add_note(f"The shielded coroutine failed: {exc!r}")
     raise cancelled

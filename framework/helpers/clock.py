@@ -1,4 +1,4 @@
-"""Time as a dependency, so that tests need not wait."""
+"""Clocks, which make time a replaceable dependency in tests."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from capgraph.configs.run_context import override_run_context, run_context
 
 
 class Clock(Protocol):
-    """Tells the time and waits."""
+    """Source of time that can also sleep."""
 
     def now(self) -> float:
-        """Return seconds since the epoch."""
+        """Return the seconds since the epoch."""
 
     def monotonic(self) -> float:
-        """Return seconds that only grow, for durations."""
+        """Return seconds that never decrease, for measuring durations."""
 
     async def sleep(self, seconds: float) -> None:
-        """Wait without blocking the event loop."""
+        """Sleep without blocking the event loop."""
 
 
 class SystemClock:
-    """The machine's clock."""
+    """Clock of the operating system."""
 
     def now(self) -> float:
-        """Return seconds since the epoch."""
+        """Return the seconds since the epoch."""
         return time.time()
 
     def monotonic(self) -> float:
-        """Return seconds that only grow, for durations."""
+        """Return seconds that never decrease, for measuring durations."""
         return time.perf_counter()
 
     async def sleep(self, seconds: float) -> None:
-        """Wait without blocking the event loop."""
+        """Sleep without blocking the event loop."""
         await asyncio.sleep(seconds)
 
 
-class _Seconds:
-    """A clock made of a function that returns seconds; it waits as the machine does."""
+class _FunctionClock:
+    """Clock that reads time from a function and sleeps in real time."""
 
     def __init__(self, read: Callable[[], float]) -> None:
         self.now = self.monotonic = read
@@ -52,32 +52,34 @@ class _Seconds:
 
 
 def as_clock(clock: Clock | Callable[[], float]) -> Clock:
-    """Return a clock of whatever a caller gave as one.
+    """Return a ``Clock`` for a clock or a function.
 
     Args:
         clock: A clock, or a function that returns seconds, such as ``time.monotonic``.
 
     Raises:
-        ConfigurationError: It is neither.
+        ConfigurationError: The argument is neither.
 
     >>> as_clock(lambda: 12.0).monotonic()
     12.0
     """
     if not callable(clock) and not hasattr(clock, "monotonic"):
-        raise ConfigurationError(f"{clock!r} is no clock.", fix="Give a function of no argument.")
-    return _Seconds(clock) if callable(clock) else clock
+        raise ConfigurationError(
+            f"{clock!r} is not a clock.", fix="Pass a function without arguments."
+        )
+    return _FunctionClock(clock) if callable(clock) else clock
 
 
 def timestamp_after(clock: Clock, seconds: float) -> float:
-    """Return the moment in so many seconds, since the epoch.
+    """Return the time after a delay, in seconds since the epoch.
 
-    A clock that was made of a function counts from anywhere, so the machine says what time it is.
+    The origin of a clock that reads a function is unknown, so the system time is used instead.
     """
-    return (time.time() if isinstance(clock, _Seconds) else clock.now()) + seconds
+    return (time.time() if isinstance(clock, _FunctionClock) else clock.now()) + seconds
 
 
 def current_clock() -> Clock:
-    """Return the clock of the graph whose attempt or model call is under way, else the machine's.
+    """Return the clock of the running graph, or the system clock outside a graph.
 
     >>> isinstance(current_clock(), SystemClock)
     True
@@ -87,7 +89,7 @@ def current_clock() -> Clock:
 
 
 def use_clock(clock: Clock | None) -> AbstractContextManager[None]:
-    """Have what runs inside tell the time by a clock; by the machine's for ``None``.
+    """Context manager: use a clock inside the block. None means the system clock.
 
     >>> with use_clock(as_clock(lambda: 12.0)):
     ...     current_clock().now()

@@ -1,4 +1,4 @@
-"""Data classes as plain dictionaries and back."""
+"""Mixin that converts dataclasses to plain dictionaries and back."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class DictSerializable:
-    """What a data class inherits to be written as a dictionary and read again.
+    """Mixin for dataclasses with ``to_dict`` and ``from_dict``.
 
-    Moments become text; what stands in a field of any type stays what it is.
+    Datetimes become ISO text. Values of fields annotated as ``Any`` are not converted.
 
     >>> from dataclasses import dataclass
     >>> @dataclass
@@ -32,22 +32,23 @@ class DictSerializable:
     """
 
     def to_dict(self: DataclassInstance) -> dict[str, Any]:
-        """Return a dictionary that shares nothing with this."""
+        """Return the fields as a dictionary, deeply copied."""
         return asdict(self, dict_factory=_fields)
 
     @classmethod
     @validate_arguments
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Read what :meth:`to_dict` wrote.
+        """Return the instance that :meth:`to_dict` wrote.
 
         Raises:
-            ValidationError: A field is missing, or does not fit.
+            ValidationError: A field is missing or invalid.
         """
         try:
             found: Self = _reader(cast("Any", cls)).validate_python(dict(data))
         except PydanticValidationError as exc:
             raise ValidationError(
-                f"This is no {cls.__name__}: {exc}.", fix="Read what to_dict wrote."
+                f"The data is not a valid {cls.__name__}: {exc}.",
+                fix="Pass data that to_dict returned.",
             ) from exc
         return found
 

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, SQLite files with several writers, and tables as CSV."""
+"""Helpers for files: atomic writes, SQLite's write-ahead logging, and CSV."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 def write_atomic(path: str | os.PathLike[str], text: str, *, mode: int = 0o666) -> None:
-    """Write a text file so that whoever reads it sees the old text or the new one, never half.
+    """Write a text file atomically, so that readers see either the old or the new content.
 
     Args:
-        path: The file; its folder is made.
-        text: What it is to hold.
-        mode: Who may read and write it, less what the process's umask takes away.
+        path: Path of the file. Missing directories are created.
+        text: The content.
+        mode: Permissions of the file, before the process's umask applies.
 
     Raises:
-        OSError: The disk or the permissions do not allow it; an old file is left as it was.
+        OSError: The file cannot be written. An existing file is left unchanged.
     """
     target = Path(path)
     content = text.encode()
@@ -47,17 +47,17 @@ def write_atomic(path: str | os.PathLike[str], text: str, *, mode: int = 0o666) 
 
 
 def use_wal(connection: sqlite3.Connection, timeout_seconds: float) -> None:
-    """Switch a SQLite file to write-ahead logging.
+    """Enable write-ahead logging for a SQLite file.
 
-    SQLite's own timeout does not hold for this: while another connection writes or switches, the
-    switch fails at once.
+    SQLite's own timeout does not apply: the statement fails at once while another connection writes or
+    changes the mode.
 
     Args:
-        connection: Connection outside of a transaction.
-        timeout_seconds: Maximum time to try.
+        connection: Connection without an open transaction.
+        timeout_seconds: Maximum time to retry.
 
     Raises:
-        sqlite3.Error: The file is locked for longer, or is not a writable database.
+        sqlite3.Error: The file is still locked after the timeout, or is not a writable database.
     """
     deadline = time.monotonic() + timeout_seconds
     while True:
@@ -71,9 +71,9 @@ def use_wal(connection: sqlite3.Connection, timeout_seconds: float) -> None:
 
 
 def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    r"""Write a table as CSV.
+    r"""Return rows as CSV.
 
-    Text that a spreadsheet would take for a formula has an apostrophe before it.
+    Text that a spreadsheet would evaluate as a formula is prefixed with an apostrophe.
 
     >>> to_csv([{"a": 1, "b": "=2+3"}, {"b": "x"}])
     "a,b\r\n1,'=2+3\r\n,x\r\n"
@@ -93,7 +93,7 @@ def _cell(value: Any) -> Any:
 
 
 def _is_formula(text: str) -> bool:
-    """Tell whether a spreadsheet may take a text for a formula, also behind what it leaves out."""
+    """Return True if a spreadsheet may evaluate the text, also after characters that it ignores."""
     if text.startswith(("\t", "\r", "\n")):
         return True
     first = next((char for char in text if unicodedata.category(char)[0] not in "CZ"), "")

@@ -1,4 +1,4 @@
-"""Numbers that somebody gives: refused by name where they make no sense."""
+"""Validation of numbers."""
 
 from __future__ import annotations
 
@@ -17,28 +17,32 @@ def check_number(
     integer: bool = False,
     error: type[CapgraphError] = ValidationError,
 ) -> None:
-    """Refuse what is no finite number, or too small; ``True`` is none.
+    """Raise an error if a value is not a finite number or is too small. Booleans are not numbers.
 
     Args:
-        name: What it is called.
-        value: The number.
-        minimum: The least that is allowed.
-        above: What it has to be above.
-        integer: Whether it has to be a whole number.
-        error: What is raised.
+        name: Name of the value, for the message.
+        value: The value.
+        minimum: Smallest allowed value.
+        above: Exclusive lower bound, in addition to ``minimum``.
+        integer: Whether the value must be an integer.
+        error: Class of the error to raise.
 
     Raises:
-        ValidationError: It makes no sense; or ``error``.
+        ValidationError: The value is invalid, unless ``error`` is another class.
 
     >>> check_number("rpm", 0.5)
     >>> check_number("rpm", -1)
     Traceback (most recent call last):
-    capgraph.configs.errors.ValidationError: rpm is -1. Fix: Give a number from 0.
+    capgraph.configs.errors.ValidationError: rpm is -1: it must be a number of at least 0. Fix: Change \
+the value.
     """
     kinds: Any = int if integer else (int, float)
-    sound = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
-    if not sound or value < minimum or (above is not None and value <= above):
-        bound = f"from {minimum:g}" if above is None else f"above {above:g}"
+    is_number = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or value < minimum or (above is not None and value <= above):
+        kind = "an integer" if integer else "a number"
+        bound = f"of at least {minimum:g}" if above is None else f"greater than {above:g}"
         raise error(
-            f"{name} is {value!r}.", fix=f"Give a {'whole ' if integer else ''}number {bound}."
+            f"{name} is {value!r}: it must be {kind} {bound}.",
+            fix="Change the value.",
+            facts={"name": name, "value": value},
         )

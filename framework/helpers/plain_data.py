@@ -1,4 +1,4 @@
-"""Plain data: what may enter the graph's state, and short texts of what may be large."""
+"""Conversion of values to plain data, which is what state may contain, and to short texts."""
 
 from __future__ import annotations
 
@@ -23,126 +23,129 @@ from capgraph.configs.errors import ValidationError
 EnumT = TypeVar("EnumT", bound=Enum)
 
 _NUMPY_KINDS = "biufU"  # those whose items have exactly one plain form
-_HOW = (
-    "Give text, numbers, lists or dictionaries; for another type declare a context type whose"
-    " field has a serializer (pydantic: @field_serializer, or Annotated[T, PlainValidator(...), PlainSerializer(...)])."
+_FIX = (
+    "Use text, numbers, lists or dictionaries. For another type, declare a context type whose field"
+    " has a serializer (pydantic: @field_serializer, or Annotated[T, PlainValidator(...),"
+    " PlainSerializer(...)])."
 )
 
 
 def parse_enum(enum: type[EnumT], value: Any, label: str) -> EnumT:
-    """Return the member of an enumeration that a value or a name says.
+    """Return the member of an enumeration for a member, a value, or a name.
 
     Args:
         enum: The enumeration.
-        value: A member, its value or its name.
-        label: What it is, for the message.
+        value: A member, its value, or its name.
+        label: Description of the value, for the message.
 
     Raises:
-        ValidationError: There is none; names all.
+        ValidationError: There is no such member. The message lists all members.
     """
     try:
-        named = enum.__members__.get(value.upper()) if isinstance(value, str) else None
-        return enum(value) if named is None else named
+        member = enum.__members__.get(value.upper()) if isinstance(value, str) else None
+        return enum(value) if member is None else member
     except ValueError:
-        known = ", ".join(name.lower() for name in enum.__members__)
-        raise ValidationError(f"{value!r} is no {label}.", fix=f"Use one of: {known}.") from None
+        names = ", ".join(name.lower() for name in enum.__members__)
+        raise ValidationError(
+            f"The {label} {value!r} is unknown.", fix=f"Use one of: {names}."
+        ) from None
 
 
 def to_plain(value: Any, path: str = "value", *, lenient: bool = False) -> Any:
-    """Turn a value into JSON-able data, and refuse what has no such form.
+    """Convert a value to plain data that JSON can represent.
 
     Args:
-        value: Built-in data, enums, dates, decimals, paths, models, data classes, numpy numbers
-            and arrays.
-        path: Name of the value; an error names the place below it.
-        lenient: Write what has no plain form as text. For details of errors only, which must
-            not fail in their turn.
+        value: Built-in data, enums, dates, decimals, paths, models, dataclasses, or numpy numbers and
+            arrays.
+        path: Name of the value. Messages show the path of the invalid part below it.
+        lenient: Whether to convert unsupported values to text. Only for details of errors, where a
+            second error must not occur.
 
     Raises:
-        ValidationError: Something in it has no plain form; names where it sits and the fix.
+        ValidationError: A part of the value has no plain form.
 
     >>> to_plain({"when": datetime.date(2026, 1, 2), 1: {2.5}})
     {'when': '2026-01-02', '1': [2.5]}
     >>> to_plain({"source": object}, "report")
     Traceback (most recent call last):
     ...
-    capgraph.configs.errors.ValidationError: report.source is of type type, which cannot be kept...
+    capgraph.configs.errors.ValidationError: report.source is of type type, which cannot be stored...
     """
     try:
-        with suppress(_Odd, UnicodeEncodeError):
-            return _copied(value)
+        with suppress(_NotPlainError, UnicodeEncodeError):
+            return _copy(value)
         return _plain(value, path, lenient)
     except RecursionError:
         if lenient:
             return f"<{type(value).__name__} nested too deeply>"
         raise ValidationError(
-            f"{path[:200]} nests too deeply, or holds itself.", fix="Flatten it."
+            f"{path[:200]} is nested too deeply or contains itself.", fix="Flatten it."
         ) from None
 
 
 def to_json_text(value: Any, path: str = "value") -> str:
-    """Write data as JSON text that reads as exactly the same data; nothing is converted.
+    """Return data as JSON text that reads back as exactly the same data. Nothing is converted.
 
     Args:
-        value: Dictionaries with names of text, lists, text, finite numbers, booleans, ``None``.
-        path: Name of the value; an error names the place below it.
+        value: Dictionaries with text keys, lists, text, finite numbers, booleans, and None.
+        path: Name of the value. Messages show the path of the invalid part below it.
 
     Raises:
-        ValidationError: Something in it is none of these, or it nests too deeply.
+        ValidationError: A part of the value is something else, or it is nested too deeply.
 
     >>> to_json_text({"a": [1, None]})
     '{"a": [1, null]}'
     >>> to_json_text({"a": [1, (2,)]}, "plan")
     Traceback (most recent call last):
     ...
-    capgraph.configs.errors.ValidationError: plan.a[1] is of type tuple, which JSON does not keep...
+    capgraph.configs.errors.ValidationError: plan.a[1] is of type tuple, which JSON cannot represent...
     """
     try:
-        with suppress(_Odd, ValueError):
-            return json.dumps(_copied(value), allow_nan=False, ensure_ascii=False)
-        place, found = next(_odd(value, path))
+        with suppress(_NotPlainError, ValueError):
+            return json.dumps(_copy(value), allow_nan=False, ensure_ascii=False)
+        place, problem = next(_find_unsupported(value, path))
     except RecursionError:
-        place, found = path, "nested too deeply, or holds itself"
+        place, problem = path, "nested too deeply or contains itself"
     raise ValidationError(
-        f"{place[:200]} is {found}, which JSON does not keep as it is.",
-        fix="Give dictionaries with names of text, lists, text, finite numbers, booleans or None.",
+        f"{place[:200]} is {problem}, which JSON cannot represent exactly.",
+        fix="Use dictionaries with text keys, lists, text, finite numbers, booleans or None.",
     )
 
 
-def _odd(value: Any, where: str) -> Iterator[tuple[str, str]]:
+def _find_unsupported(value: Any, where: str) -> Iterator[tuple[str, str]]:
     if type(value) is list:
         for index, item in enumerate(value):
-            yield from _odd(item, f"{where}[{index}]")
+            yield from _find_unsupported(item, f"{where}[{index}]")
     elif type(value) is dict:
         for key, item in value.items():
             if type(key) is not str:
-                yield f"A name in {where}", f"of type {type(key).__qualname__}"
-            yield from _odd(item, f"{where}.{key}")
+                yield f"A key in {where}", f"of type {type(key).__qualname__}"
+            yield from _find_unsupported(item, f"{where}.{key}")
     else:
-        with suppress(_Odd, ValueError):
-            json.dumps(_copied(value), allow_nan=False)
+        with suppress(_NotPlainError, ValueError):
+            json.dumps(_copy(value), allow_nan=False)
             return
-        said = {float: "no finite number", str: "text with half a character"}
-        yield where, said.get(type(value)) or _kind(value)
+        problems = {float: "not a finite number", str: "text with a lone surrogate"}
+        yield where, problems.get(type(value)) or _describe_type(value)
 
 
 def copy_plain(value: Any) -> Any:
-    """Return a copy that shares nothing with the value; fast for data that is plain.
+    """Return a deep copy of a value. Plain data is copied faster than by ``copy.deepcopy``.
 
     >>> copy_plain({"a": [1, 2]})
     {'a': [1, 2]}
     """
-    with suppress(_Odd, UnicodeEncodeError):
-        return _copied(value)
+    with suppress(_NotPlainError, UnicodeEncodeError):
+        return _copy(value)
     return copy.deepcopy(value)
 
 
-class _Odd(Exception):
-    """Something is not plain data yet."""
+class _NotPlainError(Exception):
+    """The value contains something that is not plain data."""
 
 
-def _copied(value: Any) -> Any:
-    # Most of what comes here is plain already, and every step passes: no names of places are made.
+def _copy(value: Any) -> Any:
+    # Fast path, used in every step: most values are plain, so no paths are built.
     kind = type(value)
     if kind is str:
         if not value.isascii():
@@ -151,19 +154,19 @@ def _copied(value: Any) -> Any:
     if kind is dict:
         for key in value:
             if type(key) is not str:
-                raise _Odd
-        # Leaves are told apart here: a call for each would be most of the work.
+                raise _NotPlainError
+        # Leaf values are handled inline: a call for each of them would dominate the cost.
         return {
             key: item
             if item is None or ((of := type(item)) is str and item.isascii()) or of is bool
-            else _copied(item)
+            else _copy(item)
             for key, item in value.items()
         }
     if kind is list:
-        return [item if type(item) is str and item.isascii() else _copied(item) for item in value]
+        return [item if type(item) is str and item.isascii() else _copy(item) for item in value]
     if value is None or kind in (bool, float) or (kind is int and -(2**63) <= value < 2**64):
         return value
-    raise _Odd
+    raise _NotPlainError
 
 
 def _plain(value: Any, where: str, lenient: bool) -> Any:
@@ -177,7 +180,7 @@ def _plain(value: Any, where: str, lenient: bool) -> Any:
     if isinstance(value, Mapping):
         return _mapping(value, where, lenient)
     if isinstance(value, (list, tuple, Set)):
-        items: Iterable[Any] = _sorted(value) if isinstance(value, Set) else value
+        items: Iterable[Any] = _sort_items(value) if isinstance(value, Set) else value
         return [_plain(item, f"{where}[{n}]", lenient) for n, item in enumerate(items)]
     if isinstance(value, Enum):
         return _plain(value.value, where, lenient)
@@ -199,7 +202,7 @@ def _mapping(value: Mapping[Any, Any], where: str, lenient: bool) -> dict[str, A
         if name in plain:
             if not lenient:
                 raise ValidationError(
-                    f"{where} has two keys that are both {name!r} as text.",
+                    f"{where} has two keys that both become {name!r} as text.",
                     fix="Use text for keys.",
                 )
             continue
@@ -210,11 +213,11 @@ def _mapping(value: Mapping[Any, Any], where: str, lenient: bool) -> dict[str, A
 def _fields_of(model: BaseModel, where: str, lenient: bool) -> Any:
     try:
         return model.model_dump(warnings=False)
-    except Exception as exc:  # a serializer of the author's, which may raise anything
+    except Exception as exc:  # the author's serializer may raise anything
         if lenient:
             return f"<{type(model).__name__}>"
         raise ValidationError(
-            f"{where} ({type(model).__name__}) cannot be kept as plain data: {exc}.", fix=_HOW
+            f"{where} ({type(model).__name__}) cannot be stored as plain data: {exc}.", fix=_FIX
         ) from exc
 
 
@@ -227,7 +230,7 @@ def _scalar(value: Any, where: str, lenient: bool) -> Any:
         if value.dtype.kind == "O":
             return _plain(value.tolist(), where, lenient)
         return _refuse(value, where, lenient)
-    for base in (int, float):  # a number of a subclass is kept as the number
+    for base in (int, float):  # instances of subclasses become plain numbers
         if isinstance(value, base):
             return _plain(base(value), where, lenient)
     if isinstance(value, str):
@@ -246,14 +249,14 @@ def _text(value: str, where: str, lenient: bool) -> str:
         if lenient:
             return value.encode(errors="backslashreplace").decode()
         raise ValidationError(
-            f"{where} holds text that is not Unicode: {value[:80]!r}.",
-            fix="Decode it with the right encoding.",
+            f"{where} contains text that is not valid Unicode: {value[:80]!r}.",
+            fix="Decode the text with its encoding.",
         ) from None
     return value
 
 
-def _sorted(value: Set[Any]) -> list[Any]:
-    # A set of texts has another order in every process; what is kept must not.
+def _sort_items(value: Set[Any]) -> list[Any]:
+    # The order of a set of strings differs between processes; stored data must not.
     try:
         return sorted(value)
     except TypeError:
@@ -264,10 +267,10 @@ def _refuse(value: Any, where: str, lenient: bool) -> str:
     if lenient:
         try:
             return _text(str(value), where, lenient)
-        except Exception:  # the __str__ of a foreign object; its type is still worth telling
+        except Exception:  # __str__ of a foreign object may raise anything
             return f"<{type(value).__name__}>"
     raise ValidationError(
-        f"{where} is {_kind(value)}, which cannot be kept as plain data.", fix=_HOW
+        f"{where} is {_describe_type(value)}, which cannot be stored as plain data.", fix=_FIX
     )
 
 
@@ -275,9 +278,9 @@ _JSON_START = re.compile(r"\{|\[(?=\s*[{\]])")
 
 
 def first_json_object(text: str) -> Any:
-    """Return the first JSON object of a text; ``None`` where there is no whole one.
+    """Return the first JSON object in a text, or None if there is no complete one.
 
-    A strict reader: one that completes half an answer would run half a plan.
+    Incomplete objects are not repaired: half a plan must not run.
 
     >>> first_json_object('Sure: {"target": "sales"}, I think.')
     {'target': 'sales'}
@@ -292,10 +295,10 @@ def first_json_object(text: str) -> Any:
 
 
 def json_values(text: str) -> list[Any]:
-    r"""Return the JSON objects and lists of a text, in order; none where one of them is cut off.
+    r"""Return all JSON objects and lists in a text, or an empty list if one of them is incomplete.
 
-    Text around them is passed over, such as the marks of a code fence. A list counts if it is empty
-    or begins with an object: a sentence may have other brackets.
+    Other text, such as a code fence, is ignored. A list counts only if it is empty or begins with an
+    object, because sentences may contain brackets.
 
     >>> json_values('```json\n[{"a": 1}]\n```')
     [[{'a': 1}]]
@@ -313,7 +316,7 @@ def json_values(text: str) -> list[Any]:
     return found
 
 
-def _kind(value: Any) -> str:
+def _describe_type(value: Any) -> str:
     if type(value) is int:
         return f"an integer of {value.bit_length()} bits"
     return f"of type {type(value).__qualname__}"
@@ -321,32 +324,37 @@ def _kind(value: Any) -> str:
 
 # --- short texts --------------------------------------------------------------------------------
 
-_ITEMS = 20
-_CHARACTERS = 2_000
+_MAX_ITEMS = 20
+_MAX_CHARS = 2_000
 
 
 def validation_messages(exc: PydanticValidationError, root_label: str = "") -> list[str]:
-    """Return what does not fit, place by place; without the values, which may be secret."""
-    found = exc.errors(include_url=False, include_context=False, include_input=False)
-    told = ((".".join(map(str, error["loc"])) or root_label, error["msg"]) for error in found)
-    return [": ".join(filter(None, parts)) for parts in told]
+    """Return pydantic's errors as ``path: message`` texts, without values, which may be secret.
+
+    Args:
+        exc: The validation error.
+        root_label: Name of the whole value, for errors without a path.
+    """
+    errors = exc.errors(include_url=False, include_context=False, include_input=False)
+    pairs = ((".".join(map(str, error["loc"])) or root_label, error["msg"]) for error in errors)
+    return [": ".join(filter(None, pair)) for pair in pairs]
 
 
-def short_text(value: Any, limit: int = _CHARACTERS) -> str:
-    """Write a value as text of bounded length; what is left out is counted.
+def short_text(value: Any, limit: int = _MAX_CHARS) -> str:
+    """Return a value as text of limited length, with the number of omitted characters.
 
     >>> short_text([1, 2])
     '[1, 2]'
     >>> short_text(list(range(1000)))[-14:]
     '9, … 980 more]'
     """
-    text = value if isinstance(value, str) else _shown(value, limit, 0)
+    text = value if isinstance(value, str) else _bounded_text(value, limit, 0)
     left_out = len(text) - limit
     return f"{text[:limit]} … ({left_out:,} more characters)" if left_out > 0 else text
 
 
 def short_summary(value: Any) -> str:
-    """Write the fields of a model or mapping as one bounded line.
+    """Return the fields of a model or mapping as one line of limited length.
 
     >>> short_summary({"place": "Oslo", "celsius": 3})
     'place: Oslo, celsius: 3'
@@ -356,17 +364,17 @@ def short_summary(value: Any) -> str:
     if not isinstance(value, Mapping):
         return short_text(value)
     parts: list[str] = []
-    room = _CHARACTERS
+    remaining = _MAX_CHARS
     for name, item in value.items():
-        if room <= 0:
+        if remaining <= 0:
             parts.append(f"… {len(value) - len(parts):,} more")
             break
-        parts.append(f"{name}: {short_text(item, max(room, 100))}")
-        room -= len(parts[-1])
+        parts.append(f"{name}: {short_text(item, max(remaining, 100))}")
+        remaining -= len(parts[-1])
     return ", ".join(parts)
 
 
-def _shown(value: Any, limit: int, depth: int) -> str:
+def _bounded_text(value: Any, limit: int, depth: int) -> str:
     if isinstance(value, BaseModel):
         value = _fields_of(value, "", lenient=True)
     if isinstance(value, Enum):
@@ -374,23 +382,20 @@ def _shown(value: Any, limit: int, depth: int) -> str:
     if isinstance(value, (Mapping, list, tuple, Set)):
         if depth > 5:
             return "…"
-        pairs = isinstance(value, Mapping)
+        is_mapping = isinstance(value, Mapping)
         items: Iterable[Any] = value.items() if isinstance(value, Mapping) else value
         parts: list[str] = []
-        room = limit
+        remaining = limit
         for item in items:
-            if len(parts) == _ITEMS or room <= 0:
+            if len(parts) == _MAX_ITEMS or remaining <= 0:
                 break
-            text = (
-                f"{_shown(item[0], room, depth + 1)}: {_shown(item[1], room, depth + 1)}"
-                if pairs
-                else _shown(item, room, depth + 1)
-            )
+            entry = item if is_mapping else (item,)
+            text = ": ".join(_bounded_text(part, remaining, depth + 1) for part in entry)
             parts.append(text)
-            room -= len(text)
+            remaining -= len(text)
         if len(value) > len(parts):
             parts.append(f"… {len(value) - len(parts):,} more")
-        return ("{%s}" if pairs else "[%s]") % ", ".join(parts)
+        return ("{%s}" if is_mapping else "[%s]") % ", ".join(parts)
     if isinstance(value, str):
         return repr(short_text(value, limit))
     return short_text(str(to_plain(value, lenient=True)), limit)

@@ -1,4 +1,4 @@
-"""Threads for synchronous work, so that the event loop never waits for it."""
+"""Thread pool for synchronous functions, so that they do not block the event loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 MAX_THREADS = 32
-"""How many synchronous steps of the process work at once; further ones wait for a thread."""
+"""Maximum number of synchronous functions that run at the same time in this process."""
 
 
 @cache
@@ -20,15 +20,15 @@ def _pool() -> ThreadPoolExecutor:
 
 
 def is_sync(function: Any) -> bool:
-    """Tell whether a function has to run in a thread: it is no coroutine function."""
+    """Return True if a function is not a coroutine function."""
     return not inspect.iscoroutinefunction(inspect.unwrap(function))
 
 
 async def run_in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run a synchronous function in a thread of the pool, in the caller's context.
+    """Run a synchronous function in a thread of the pool, in the current context.
 
-    A thread cannot be stopped: when the caller is cancelled or runs into a time limit, the
-    function works on to its end and its result is dropped.
+    A thread cannot be stopped. If the caller is canceled or times out, the function continues and its
+    result is dropped.
 
     >>> asyncio.run(run_in_thread(sorted, [2, 1]))
     [1, 2]
@@ -38,7 +38,7 @@ async def run_in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any)
     def work() -> Any:
         try:
             return context.run(function, *args, **kwargs)
-        except StopIteration as exc:  # no future can hold one; its awaiter would wait for ever
+        except StopIteration as exc:  # a future cannot hold one; its awaiter would wait forever
             raise RuntimeError("The function raised StopIteration.") from exc
 
     return await asyncio.get_running_loop().run_in_executor(_pool(), work)

@@ -140,7 +140,7 @@ def _check_registered(selected: Sequence[str], catalog: Catalog) -> list[str]:
         elif name not in TERMINAL_STEPS:
             raise PlanError(
                 f"The selected capability {name!r} is not registered.",
-                fix=suggest_fix(name, known=catalog.capabilities),
+                fix=suggest_fix(name, candidates=catalog.capabilities),
             )
     return names
 

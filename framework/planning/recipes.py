@@ -251,7 +251,7 @@ class Recipe(_Part):
             spec = catalog.capabilities.get(name)
             if spec is None:
                 problems.append(f"the capability {name!r} is unknown")
-                fix = suggest_fix(name, known=catalog.capabilities)
+                fix = suggest_fix(name, candidates=catalog.capabilities)
             elif name in self.uses and (now := _declared(spec)) != self.uses[name]:
                 then = self.uses[name]
                 parts = [p for p in {**now, **then} if now.get(p) != then.get(p)]

@@ -248,7 +248,7 @@ class Registry:
             )
 
     def _unknown_capability(self, name: str) -> RegistryError:
-        fix = suggest_fix(name, known=self._capabilities)
+        fix = suggest_fix(name, candidates=self._capabilities)
         return RegistryError(
             f"The capability {name!r} is not registered.", fix=fix, facts={"name": name}
         )

@@ -72,7 +72,7 @@ def load_workflow(
         if name not in agents_by_name:
             raise ConfigurationError(
                 f"Unknown agent {name!r} in the workflow {os.fspath(file)!r}.",
-                fix=f"{suggest_fix(name, known=agents_by_name)} Pass other agents in agents=.",
+                fix=f"{suggest_fix(name, candidates=agents_by_name)} Pass other agents in agents=.",
             )
         return agents_by_name[name]
 

@@ -303,9 +303,9 @@ def test_what_is_wrong_is_named_with_what_to_give_instead() -> None:
     for make, told in (
         (
             lambda: w.DAGWorkflow(5),
-            r"DAGWorkflow: nodes is 5, .*Fix: Give Iterable\[WorkflowNode\]",
+            r"DAGWorkflow: nodes is 5, .*Fix: Pass Iterable\[WorkflowNode\]",
         ),  # type: ignore[arg-type]
-        (lambda: capability_node(print), "is no function"),
+        (lambda: capability_node(print), "is not a function"),
         (lambda: g.ReActAgent(model(), services=5), "services is 5, not Services"),
         (lambda: a.as_mcp_server(5), "capabilities is 5"),  # type: ignore[arg-type]
         (lambda: r.LoadBalancingRouter({"a": "x"}), r"\{'a': 'x'\}, not Mapping\[str, float\]"),  # type: ignore[dict-item]

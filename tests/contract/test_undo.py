@@ -246,7 +246,7 @@ async def test_an_undo_that_needs_agreement_asks_for_itself(agent: Any, step: An
 
 
 def test_an_undo_without_an_effect_is_refused() -> None:
-    with pytest.raises(ValidationError, match="declares no effect"):
+    with pytest.raises(ValidationError, match="no effect to undo"):
 
         @capability_node
         class Look(BaseCapability):

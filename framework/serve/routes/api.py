@@ -194,7 +194,7 @@ def _run_routes(runs: Runs, threads: Threads, uploads: Uploads | None) -> list[O
         if unknown := sorted(body.keys() - set(_RUN_FIELDS)):
             raise BadRequestError(
                 f"The body has the unknown field {unknown[0]!r}.",
-                fix=suggest_fix(unknown[0], known=_RUN_FIELDS),
+                fix=suggest_fix(unknown[0], candidates=_RUN_FIELDS),
             )
         run = await runs.start(
             caller,

@@ -81,7 +81,7 @@ def endpoint(
     if unknown := sorted(set(settings.mcp.tools) - {*known} | {ASK_TOOL} & {*settings.mcp.tools}):
         raise ConfigurationError(
             f"serve.mcp.tools names {unknown}, and no capability that can be a tool is called so.",
-            fix=suggest_fix(*unknown, known=known),
+            fix=suggest_fix(*unknown, candidates=known),
         )
     served = _McpEndpoint(runs, threads, services, settings)
     return [Route("/mcp", served, methods=["GET", "POST", "DELETE"])], served.run

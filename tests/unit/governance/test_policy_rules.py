@@ -174,8 +174,8 @@ def test_there_are_nine_actions_and_nonsense_is_refused() -> None:
     with pytest.raises(ValueError, match="name of its own"):
         PolicyEngine([PolicyRule("a", YES, [NOTIFY]), PolicyRule("a", NO, [NOTIFY])])
     for wrong in ({"elapsed_seconds": -1}, {"total_cost_usd": float("nan")}, {"gate_score": True}):
-        with pytest.raises(ValueError, match="number from 0"):
+        with pytest.raises(ValueError, match="number of at least 0"):
             PhaseContext(**wrong)  # type: ignore[arg-type]
     for make in (TimedOut, CostExceeded):
-        with pytest.raises(ValueError, match="number from 0"):
+        with pytest.raises(ValueError, match="number of at least 0"):
             make(-1)

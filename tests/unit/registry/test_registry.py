@@ -387,7 +387,7 @@ def test_an_unreachable_node_is_refused() -> None:
         registry.register(infrastructure("monitoring"))
     with pytest.raises(RegistryError, match=r"before 'router'"):
         registry.register(infrastructure("monitoring", before="router"))
-    with pytest.raises(ValueError, match="before 'classifier' and after 'respond'"):
+    with pytest.raises(ValueError, match="before='classifier' and after='respond'"):
         infrastructure("monitoring", before="classifier", after="respond")
     registry.register(infrastructure("monitoring", after="respond"))
     assert registry.infrastructure["monitoring"].after == "respond"
