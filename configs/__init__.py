@@ -1,6 +1,6 @@
-"""Settings, logging and streaming helpers. Imports nothing else of the project."""
+"""Settings, logging, and streaming helpers. The lowest layer: it imports no other package of capgraph."""
 
 import importlib
 
-if __name__ == "configs":  # this folder itself is on the path, as in a checkout
+if __name__ == "configs":  # imported as a top-level package, as in a checkout
     importlib.import_module("capgraph.compat.framework_alias").install_framework_alias("configs")

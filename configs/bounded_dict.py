@@ -1,4 +1,4 @@
-"""A dictionary that does not grow for ever."""
+"""Dictionary with a maximum size."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ V = TypeVar("V")
 
 
 class BoundedDict(dict[K, V]):
-    """So many entries at most; the one that was set longest ago goes first.
+    """Dictionary that evicts the entry that was set first when it exceeds ``max_entries``.
 
-    >>> kept: BoundedDict[str, int] = BoundedDict(2)
+    >>> recent: BoundedDict[str, int] = BoundedDict(2)
     >>> for name in "abac":
-    ...     kept[name] = len(kept)
-    >>> kept
+    ...     recent[name] = len(recent)
+    >>> recent
     {'a': 2, 'c': 2}
     """
 
@@ -23,7 +23,7 @@ class BoundedDict(dict[K, V]):
         self.max_entries = max_entries
 
     def __setitem__(self, key: K, value: V) -> None:
-        """Set an entry, as the last to go."""
+        """Set an entry and make it the last one to be evicted."""
         self.pop(key, None)
         super().__setitem__(key, value)
         if len(self) > self.max_entries:

@@ -1,4 +1,4 @@
-"""A context variable that holds a value inside a block."""
+"""Context manager that sets a context variable."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class set_context_variable(Generic[T]):  # noqa: N801 - read as a verb: with scoped(variable, value)
-    """Set a context variable inside the block, tasks that are started there included.
+class set_context_variable(Generic[T]):  # noqa: N801 - used like a function
+    """Context manager: set a context variable inside the block, including tasks that start there.
 
-    Every step passes several of these, so it is no generator.
+    It is a class rather than a generator because every step enters several of them.
 
     >>> depth: ContextVar[int] = ContextVar("depth", default=0)
     >>> with set_context_variable(depth, 1):

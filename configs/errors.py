@@ -1,4 +1,4 @@
-"""Root of the exception tree. It lives beside the settings, the lowest code that raises it."""
+"""Root of the exception classes, and the errors that this layer raises."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CapgraphError(Exception):
         facts: Values that the message states, by name, for code that handles the error.
         **attributes: Values of attributes that the class declares. They count as facts, too.
 
-    Copies and pickles keep every attribute, whatever the constructor of a subclass takes.
+    Copies and pickles keep every attribute, even if a subclass has another constructor.
 
     >>> error = CapgraphError(
     ...     "Port 0 is not usable.", fix="Pass a port above 1023.", facts={"port": 0}

@@ -1,4 +1,4 @@
-"""Lazy exports of packages: a name is imported from its module when it is first used."""
+"""Lazy exports of packages: a name is imported from its module on first use."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 def lazy_exports(
     package: str, modules: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of a package whose names are imported on first use.
+    """Return ``__getattr__`` and ``__dir__`` for a package that imports its exports on first use.
 
-    Importing a package stays cheap: a graph needs few of the modules that its packages export. The
-    table is explicit, so it also works without source files and under import hooks.
+    This keeps imports fast: a graph needs only a few of the modules that the packages export. The table
+    is explicit, so that it works without source files and with import hooks.
 
     Args:
-        package: Name of the package, its ``__name__``.
-        modules: Module to the names that the package exports from it.
+        package: ``__name__`` of the package.
+        modules: Exported names by module.
 
     >>> get, names = lazy_exports("capgraph.graph", {"capgraph.graph.signals": ["signal"]})
     >>> names()

@@ -1,4 +1,4 @@
-"""Regular expressions that are searched for in linear time."""
+"""Regular expressions with linear search time."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _FLAGS = {re.IGNORECASE: "i", re.MULTILINE: "m", re.DOTALL: "s", re.VERBOSE: "x"
 
 
 class LinearTimeRegex:
-    r"""A regular expression that is searched for in linear time, whatever the text.
+    r"""Regular expression whose search time is linear in the length of the text.
 
-    The engine is the one that pydantic brings (Rust's ``regex``): it knows no look-around and no
-    back references, so no text can make it try one way after the other.
+    It uses the engine of pydantic (Rust's ``regex``), which has no look-around and no backreferences
+    and therefore never backtracks.
 
     Args:
         pattern: The expression, or a compiled one with its flags.
         flags: Flags of an expression that is not compiled, such as ``i``.
 
     Raises:
-        ConfigurationError: It is no expression, or not one of these.
+        ConfigurationError: The expression is invalid or not supported by the engine.
 
     >>> LinearTimeRegex(r"\bsecret\b", "i").search("A SECRET place")
     True
@@ -37,12 +37,12 @@ class LinearTimeRegex:
             schema = core_schema.str_schema(pattern=f"(?{flags}:{text})" if flags else str(text))
             self._validator = SchemaValidator(schema)
         except (SchemaError, TypeError) as exc:
-            told = " ".join(str(exc).split())
+            cause = " ".join(str(exc).split())
             raise ConfigurationError(
-                f"The pattern {text!r:.200} cannot be used: {told:.300}.",
-                fix="Write it without look-around and back references.",
+                f"The pattern {text!r:.200} is not supported: {cause:.300}.",
+                fix="Write it without look-around and backreferences.",
             ) from exc
 
     def search(self, text: str) -> bool:
-        """Tell whether the expression is somewhere in a text; in lone surrogates nothing is."""
+        """Return True if the text contains a match. Text with lone surrogates never matches."""
         return self._validator.isinstance_python(text)

@@ -1,7 +1,7 @@
-"""Component loggers on top of the standard library's logging.
+"""Component loggers on top of the standard library's ``logging``.
 
-Nothing is configured when this module is imported, and the root logger is never touched:
-an application that wants output calls :func:`configure_logging` or its own set-up.
+Importing this module configures nothing and never changes the root logger. An application that wants
+output calls :func:`configure_logging` or configures ``logging`` itself.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _ROOT = "capgraph"
 
 
 class ComponentLogger(logging.LoggerAdapter[logging.Logger]):
-    """A logger with the kinds of message that an agent's components write.
+    """Logger with additional kinds of messages.
 
-    Besides the standard levels it has ``success``, ``key_info``, ``timing``, ``approval`` and
-    ``resume``; each is an INFO record (``timing`` a DEBUG record) with ``record.kind`` set.
+    Besides the standard levels it has ``success``, ``key_info``, ``timing``, ``approval``, and
+    ``resume``. Each one logs at INFO (``timing`` at DEBUG) and sets ``record.kind``.
     """
 
     def __init__(self, logger: logging.Logger, component: str, color: str | None = None) -> None:
@@ -51,7 +51,7 @@ class ComponentLogger(logging.LoggerAdapter[logging.Logger]):
     def process(
         self, msg: Any, kwargs: MutableMapping[str, Any]
     ) -> tuple[Any, MutableMapping[str, Any]]:
-        """Attach component and colour to the record."""
+        """Add component and color to the record."""
         extra = {**(self.extra or {}), **(kwargs.get("extra") or {})}
         kwargs["extra"] = extra
         return msg, kwargs
@@ -61,15 +61,15 @@ class ComponentLogger(logging.LoggerAdapter[logging.Logger]):
         self.log(level, msg, *args, **kwargs)
 
     success: partialmethod[None] = partialmethod(_kind, "success", logging.INFO)
-    """Report that something worked."""
+    """Log a success."""
     key_info: partialmethod[None] = partialmethod(_kind, "key_info", logging.INFO)
-    """Report something that a reader of the log looks for."""
+    """Log an important fact."""
     timing: partialmethod[None] = partialmethod(_kind, "timing", logging.DEBUG)
-    """Report how long something took."""
+    """Log a duration."""
     approval: partialmethod[None] = partialmethod(_kind, "approval", logging.INFO)
-    """Report that a person is asked or has answered."""
+    """Log an approval request or decision."""
     resume: partialmethod[None] = partialmethod(_kind, "resume", logging.INFO)
-    """Report that a run goes on after a pause."""
+    """Log that a run resumes."""
 
 
 def get_logger(
@@ -82,13 +82,13 @@ def get_logger(
     """Return the logger of a component.
 
     Args:
-        source: Where the component belongs, such as ``"framework"``.
-        component: The component's name.
-        name: Full name instead of ``source`` and ``component``.
-        color: Colour hint for terminal handlers.
+        source: Group of the component, such as ``"framework"``.
+        component: Name of the component.
+        name: Full name, used instead of ``source`` and ``component``.
+        color: Color hint for terminal handlers.
 
     Raises:
-        ValueError: Neither ``name`` nor both of ``source`` and ``component`` are given.
+        ValueError: Neither ``name`` nor both ``source`` and ``component`` are given.
 
     >>> get_logger("framework", "router").name
     'capgraph.framework.router'
@@ -97,23 +97,23 @@ def get_logger(
         return _component(name, name, color)
     if not source or not component:
         raise ValueError(
-            f"get_logger needs source and component, got source={source!r} and"
+            f"get_logger requires source and component, but got source={source!r} and"
             f" component={component!r}. Fix: call get_logger('framework', 'router')"
             " or get_logger(name='my_app')."
         )
     return _component(f"{source}.{component}", component, color)
 
 
-@lru_cache(maxsize=1024)  # every step asks for its own
+@lru_cache(maxsize=1024)  # called in every step
 def _component(name: str, component: str, color: str | None) -> ComponentLogger:
     return ComponentLogger(logging.getLogger(f"{_ROOT}.{name}"), component, color)
 
 
 class SafeFormatter(logging.Formatter):
-    """Formatter that masks secrets and keeps control characters out of the output."""
+    """Formatter that masks secrets and escapes control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Render the record; only tracebacks keep their line breaks."""
+        """Return the record as text. Only tracebacks have line breaks."""
         message = escape_control_characters(mask_secrets(record.getMessage()))
         copy = logging.makeLogRecord({**record.__dict__, "msg": message, "args": None})
         if copy.exc_info and not copy.exc_text:
@@ -122,26 +122,26 @@ class SafeFormatter(logging.Formatter):
 
 
 class JsonFormatter(SafeFormatter):
-    """Formatter that writes each record as one JSON object, with what ``extra={"fields": …}`` says."""
+    """Formatter that writes each record as a JSON object, with the fields of ``extra={"fields": …}``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Render the record."""
-        told = {
+        """Return the record as JSON."""
+        entry = {
             "at": datetime.fromtimestamp(record.created, UTC).isoformat(),
             "level": record.levelname,
             "logger": record.name,
             "message": super().format(record),
             **mask_data(getattr(record, "fields", {})),
         }
-        return json.dumps(told, ensure_ascii=False, default=str)
+        return json.dumps(entry, ensure_ascii=False, default=str)
 
 
 def configure_logging(level: int | str = logging.WARNING, *, json_lines: bool = False) -> None:
-    """Send the project's log records to standard error. Calling it again changes the level.
+    """Log to standard error. A further call changes the level.
 
     Args:
-        level: Lowest level that is shown.
-        json_lines: Whether each is written as a JSON object from now on.
+        level: Lowest level to log.
+        json_lines: Whether to write each record as a JSON object from now on.
     """
     root = logging.getLogger(_ROOT)
     root.setLevel(level)

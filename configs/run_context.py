@@ -1,9 +1,8 @@
-"""The context of a run: one immutable value that every layer can read.
+"""Context of a run: one immutable value that every layer can read.
 
-Where the call chain belongs to the project, the value is passed as an argument. Where LangGraph,
-LangChain, or user code stands between two parts, they read it with :func:`run_context`. The module is
-in the lowest layer, so it names no class of a higher one: the function that reads a field states its
-type.
+Functions of the project pass the value as an argument. Where LangGraph, LangChain, or user code
+calls back into the project, :func:`run_context` returns it. This module is in the lowest layer, so
+fields that hold objects of higher layers are annotated as ``Any``.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 
-def _nothing() -> Mapping[Any, Any]:
+def _empty_mapping() -> Mapping[Any, Any]:
     return MappingProxyType({})
 
 
@@ -26,34 +25,35 @@ class RunContext:
 
     Attributes:
         ids: IDs of the thread, run, turn, plan, step, and attempt. Events carry them.
-        caller: ``Caller`` whom a program names; ``None`` for the one in the run's configuration.
-        turn_caller: ``Caller`` who began the turn. A turn acts for this caller whoever resumes it.
+        caller: ``Caller`` that a program sets. None means the one in the run's configuration.
+        turn_caller: ``Caller`` who started the turn. The turn acts for this caller even if another user resumes it.
         clock: ``Clock`` of the graph.
-        services: ``Services`` of the runs around, outermost first.
-        text_approver: Function that asks a person whether words may pass.
+        services: ``Services`` of the enclosing runs, outermost first.
+        text_approver: Function that asks for the approval of a text.
         prompts: ``PromptProvider`` of the application.
-        has_own_answer: True if an answer that the run finds is its own caller's.
-        dropped_requests: Questions that the run's message dropped.
+        has_own_answer: True if the caller of the run sent the answer that it finds. Anybody may continue a
+            run whose process died after the answer.
+        dropped_requests: Approval requests that the run's message dropped.
         model_calls: Counter of the turn's model calls.
         accounts: Accounts that pay for model calls, innermost turn first.
-        reservations: Reservations of the step or node around, by account.
+        reservations: Reservations of the enclosing step or node, by account.
         labels: Labels of the data that a team member or workflow node has read.
         audit: ``Audit`` of the run.
         masker: ``SecretMasker`` that knows the run's secrets.
-        outlet: Function that stamps an event and hands it to the sinks.
+        outlet: Function that stamps an event and passes it to the sinks.
         dispatch: Counter of the run's events, and its dispatchers.
-        has_listener: True if anybody consumes events.
-        event_handler: Consumer of the turn's events in place of LangGraph's stream.
-        withheld: Events of an answer that a guard has not passed yet.
+        has_listener: True if events have a consumer.
+        event_handler: Consumer of the turn's events, used instead of LangGraph's stream.
+        withheld: Events of an answer that guardrails have not checked yet.
         step_position: Index of the running step, and the number of steps in its plan.
         journal: ``Journal`` of a turn that runs in another process.
-        leases: Leases that the runs around hold.
-        shared_leases: Leases that a program shares with the runs it starts.
+        leases: Leases of the enclosing runs.
+        shared_leases: Leases that a program shares with the runs that it starts.
         plan_run: Pass of the ready queue over a plan.
         running_method: Method of an agent's subclass that is running.
     """
 
-    ids: Mapping[str, str] = field(default_factory=_nothing)
+    ids: Mapping[str, str] = field(default_factory=_empty_mapping)
     caller: Any = None
     turn_caller: Any = None
     clock: Any = None
@@ -64,7 +64,7 @@ class RunContext:
     dropped_requests: Any = None
     model_calls: Any = None
     accounts: tuple[Any, ...] = ()
-    reservations: Mapping[int, Any] = field(default_factory=_nothing)
+    reservations: Mapping[int, Any] = field(default_factory=_empty_mapping)
     labels: Any = None
     audit: Any = None
     masker: Any = None
@@ -81,7 +81,7 @@ class RunContext:
     running_method: Any = None
 
     def replace(self, **changes: Any) -> RunContext:
-        """Return a copy with some fields changed.
+        """Return a copy with changed fields.
 
         Raises:
             TypeError: A field is unknown.
@@ -94,7 +94,7 @@ class RunContext:
             raise TypeError(
                 f"RunContext has no field {unknown}. Fix: use one of {', '.join(_FIELDS)}."
             )
-        # Every step changes some fields, and dataclasses.replace takes ten times as long.
+        # Every step changes fields, and dataclasses.replace is ten times slower.
         copy = object.__new__(RunContext)
         copy.__dict__.update(self.__dict__, **changes)
         return copy
@@ -113,10 +113,10 @@ def run_context() -> RunContext:
     return _CONTEXT.get()
 
 
-class override_run_context(AbstractContextManager[None]):  # noqa: N801 - read as a verb: with using(clock=clock)
-    """Change fields of the context inside the block, tasks started there included.
+class override_run_context(AbstractContextManager[None]):  # noqa: N801 - used like a function
+    """Context manager: change fields of the context inside the block, including tasks started there.
 
-    The same object may be entered again, once for each piece of a stream.
+    The same object may be entered repeatedly, for example for each chunk of a stream.
 
     Args:
         **changes: Fields of :class:`RunContext`.
@@ -143,7 +143,7 @@ class override_run_context(AbstractContextManager[None]):  # noqa: N801 - read a
         if now is self._inside:
             _CONTEXT.reset(self._token)
             return
-        # A block that began inside this one has not ended, as between two pieces of a stream. Its
-        # fields stay, and so does what another task holds, in which a stream may be closed.
+        # A nested block has not ended yet, as between two chunks of a stream, or the stream is
+        # closed by another task. Restore only the fields that this block set.
         own = [name for name, value in self._changes.items() if getattr(now, name) is value]
         _CONTEXT.set(now.replace(**{name: getattr(self._before, name) for name in own}))

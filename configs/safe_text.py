@@ -1,8 +1,8 @@
-"""Text that may be shown and kept: without secrets, and without characters that deceive.
+"""Masking of secrets and escaping of control characters, for text that is shown or stored.
 
-There is one masker at a time, :func:`mask_secrets` and :func:`mask_data` use it. It knows the
-usual forms of keys, tokens and passwords; a graph makes one that knows the secrets of its
-settings too, and an application adds its own under ``secrets`` in the settings, or at run time::
+:func:`mask_secrets` and :func:`mask_data` use the current masker. The default one recognizes common
+forms of keys, tokens, and passwords. A graph has a masker that also knows the secrets of its
+settings. An application adds secrets under ``secrets`` in the settings, or at run time::
 
     with use_masker(SecretMasker.of(settings, values=[fetched_password])):
         ...
@@ -24,22 +24,22 @@ from pydantic import BaseModel, SecretBytes, SecretStr
 from capgraph.configs.run_context import override_run_context, run_context
 
 MASK = "***"
-"""What stands in place of a secret."""
+"""Replacement for secrets."""
 
 MAX_MESSAGE_CHARS = 20_000
-"""Characters of an error's message that are kept and shown."""
-_LONGEST_SECRET = 8192  # characters of a secret of a known form, such as a private key
-_SHORTEST = 4  # a shorter value would mask half of every text
-_SHORTEST_KEY = 16  # a key or token of a known form that is one word has at least so many
-_SHORTEST_BY_NAME = 8  # what only its name makes a secret may be "none" or "true"
+"""Maximum length of an error message that is stored and shown."""
+_MAX_SECRET_CHARS = 8192  # of a secret in a known form, such as a private key
+_MIN_VALUE_CHARS = 4  # shorter values would mask parts of ordinary text
+_MIN_KEY_CHARS = 16  # of a key or token in a known form that is a single word
+_MIN_NAMED_CHARS = 8  # shorter values under a name such as "password" may be "none" or "true"
 _NAMES = (
     r"(?:api[_-]?key|access[_-]?key|account[_-]?key|private[_-]?key|encryption[_-]?key|token(?!s)"
     r"|secret|password|passwd|pwd|passphrase|authorization|credentials?|client[_-]?secret)"
 )
 _SECRET_NAME = rf"(?i){_NAMES}s?$"
 _ENVIRONMENT_NAME = r"_(?:API_KEY|ACCESS_KEY|TOKEN|SECRET|PASSWORD)$"
-# A password may hold "/"; what begins like a port and a path holds none.
-# None is looked for past the next address: a text full of "://a:" would take for ever.
+# A password may contain "/", unless it looks like a port and a path. The search stops at the next
+# "://", so that its time stays linear.
 _URL = (
     r"(://[^\s/:@\[\"']*+:)(?!\d{1,5}/)"
     r"((?:(?!://)[^\s/\"'])*|(?:(?!://)[^\s\"'])*)@"
@@ -60,11 +60,11 @@ _SHAPES = (
     r"|eyJ[\w-]{8,2000}+\.[\w-]{8,}(?:\.[\w-]*)?)"
 )
 _PRIVATE_KEY = r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
-# Every event passes here: a union made anew at each look would cost as much as the rest.
+# Constants, because every event is checked and creating a union each time is slow.
 _PLAIN = (int, float, type(None))
 _MAPPINGS = (dict, Mapping)
 _LISTS = (list, tuple, set, frozenset)
-# Most text has none of these, and needs no regular expression.
+# Most text contains none of these and needs no regular expression.
 _HINT_TEXT = (
     "key|token|secret|passw|pwd|passphrase|authorization|credential|cookie|bearer|basic |://|sk-"
     "|k_live|k_test|gho_|ghp_|ghr_|ghs_|ghu_|github_pat|glpat|xox|xapp|akia|asia|aiza|ya29|hf_"
@@ -74,50 +74,50 @@ _HINTS = _HINT_TEXT.split("|")
 
 
 @functools.cache
-def _like(pattern: str) -> re.Pattern[str]:
-    # When a text first needs it: many programs never do, and it takes as long as a small room.
+def _compiled(pattern: str) -> re.Pattern[str]:
+    # Compiled on first use, because compilation is slow and many programs never need it.
     return re.compile(pattern)
 
 
 class SecretMasker:
-    """Replaces secrets by ``***`` in text and in plain data.
+    """Masker that replaces secrets with ``***`` in text and plain data.
 
     Args:
-        values: Secrets by value, beside the forms that are always known.
+        values: Secrets to mask besides those in known forms.
 
     >>> SecretMasker(["correct horse"]).text("The password correct horse was refused.")
     'The password *** was refused.'
     """
 
     def __init__(self, values: Iterable[str] = ()) -> None:
-        known = {value for value in values if len(value) >= _SHORTEST}
+        known = {value for value in values if len(value) >= _MIN_VALUE_CHARS}
         known |= {quote(value, safe="") for value in known}
-        # The longest first: one secret may be the beginning of another.
+        # Longest first, because one secret may be a prefix of another.
         self._values = sorted(known, key=len, reverse=True)
         self._joined: WeakKeyDictionary[SecretMasker, SecretMasker] = WeakKeyDictionary()
-        # Few names stand in most data, again and again.
+        # The same few keys occur in most data.
         self._name = functools.lru_cache(1024)(self.text)
 
     @classmethod
     def of(cls, settings: BaseModel, values: Iterable[str] = ()) -> SecretMasker:
         """Return the masker of an agent.
 
-        It knows every ``SecretStr`` in the settings, what stands there under a name such as
-        ``password`` or ``api_key``, and keys and tokens of the environment.
+        It knows every ``SecretStr`` in the settings, settings with names such as ``password`` or
+        ``api_key``, and keys and tokens in environment variables.
 
         Args:
-            settings: All settings.
+            settings: The settings.
             values: Further secrets.
         """
         environment = [
             value
             for name, value in os.environ.items()
-            if _like(_ENVIRONMENT_NAME).search(name) and len(value) >= _SHORTEST_BY_NAME
+            if _compiled(_ENVIRONMENT_NAME).search(name) and len(value) >= _MIN_NAMED_CHARS
         ]
         return cls([*_secrets_of(settings), *environment, *values])
 
     def merged_with(self, other: SecretMasker) -> SecretMasker:
-        """Return a masker that knows the secrets of both; kept, because a run asks often."""
+        """Return a masker that knows the secrets of both. The result is cached."""
         if not self._values or self is other:
             return other
         known = self._joined.get(other)
@@ -126,11 +126,11 @@ class SecretMasker:
         return known
 
     def text(self, text: str) -> str:
-        """Return text without secrets."""
+        """Return the text with secrets masked."""
         for value in self._values:
             if value in text:
                 text = text.replace(value, MASK)
-        if len(text) < _SHORTEST_KEY and text.isidentifier():
+        if len(text) < _MIN_KEY_CHARS and text.isidentifier():
             return text
         lowered = text.lower()
         for hint in _HINTS:
@@ -138,24 +138,24 @@ class SecretMasker:
                 break
         else:
             return text
-        text = _like(_URL).sub(rf"\1{MASK}@", _like(_PRIVATE_KEY).sub(MASK, text))
-        text = _like(_BEARER).sub(rf"\1{MASK}", _like(_NAMED).sub(_keep_quotes, text))
-        text = _like(_OPTION).sub(rf"\1{MASK}", _like(_COOKIE).sub(_keep_attributes, text))
-        return _like(_SHAPES).sub(MASK, text)
+        text = _compiled(_URL).sub(rf"\1{MASK}@", _compiled(_PRIVATE_KEY).sub(MASK, text))
+        text = _compiled(_BEARER).sub(rf"\1{MASK}", _compiled(_NAMED).sub(_keep_quotes, text))
+        text = _compiled(_OPTION).sub(rf"\1{MASK}", _compiled(_COOKIE).sub(_keep_attributes, text))
+        return _compiled(_SHAPES).sub(MASK, text)
 
     def excerpt(self, text: str, max_chars: int) -> str:
-        """Return at most so many characters of a text, without secrets.
+        """Return at most ``max_chars`` characters of a text, with secrets masked.
 
-        It is cut before it is masked, behind whatever secret could begin within the limit, so that
-        a text of any length takes the time of a short one.
+        The text is cut before it is masked, after any secret that could begin within the limit. Long texts
+        therefore take no longer than short ones.
         """
-        most = max_chars + max([_LONGEST_SECRET, *map(len, self._values[:1])])
+        most = max_chars + max([_MAX_SECRET_CHARS, *map(len, self._values[:1])])
         shown = self.text(text[:most])
         fits = len(shown) <= max_chars and len(text) <= most
         return shown if fits else f"{shown[: max_chars - 1]}…"
 
     def data(self, value: Any) -> Any:
-        """Return a copy of plain data without secrets, in values and under telling names."""
+        """Return a copy of plain data with secrets masked, including all values under names like ``password``."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, _PLAIN):
@@ -183,7 +183,7 @@ def _keep_attributes(match: re.Match[str]) -> str:
     def hidden(pair: re.Match[str]) -> str:
         return pair[0] if pair[1].lower() in _ATTRIBUTES else f"{pair[1]}={MASK}"
 
-    return match[1] + _like(r"(?<![^\s=;,])([^\s=;,]+)=([^\s;]+)").sub(hidden, match[2])
+    return match[1] + _compiled(r"(?<![^\s=;,])([^\s=;,]+)=([^\s;]+)").sub(hidden, match[2])
 
 
 def _keep_quotes(match: re.Match[str]) -> str:
@@ -194,7 +194,7 @@ def _keep_quotes(match: re.Match[str]) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _is_secret(name: object) -> bool:
-    return isinstance(name, str) and _like(_SECRET_NAME).search(name) is not None
+    return isinstance(name, str) and _compiled(_SECRET_NAME).search(name) is not None
 
 
 def _secrets_of(value: Any, name: str = "") -> Iterator[str]:
@@ -210,8 +210,8 @@ def _secrets_of(value: Any, name: str = "") -> Iterator[str]:
         for item in value:
             yield from _secrets_of(item, name)
     elif isinstance(value, str):
-        yield from (unquote(password) for _, password in _like(_URL).findall(value))
-        if _is_secret(name) and len(value) >= _SHORTEST_BY_NAME:
+        yield from (unquote(password) for _, password in _compiled(_URL).findall(value))
+        if _is_secret(name) and len(value) >= _MIN_NAMED_CHARS:
             yield value
 
 
@@ -219,28 +219,28 @@ _DEFAULT = SecretMasker()
 
 
 def current_masker() -> SecretMasker:
-    """Return what knows the secrets of the running code."""
+    """Return the masker of the running code."""
     masker: SecretMasker | None = run_context().masker
     return _DEFAULT if masker is None else masker
 
 
 def use_masker(masker: SecretMasker) -> AbstractContextManager[None]:
-    """Mask with a masker inside the block, also in tasks and threads that are started there.
+    """Context manager: use a masker inside the block, including tasks and threads started there.
 
-    What the masker around the block knows is masked inside as well.
+    Secrets of the enclosing masker are masked, too.
 
     Args:
-        masker: What knows the secrets.
+        masker: The masker.
     """
     return override_run_context(masker=current_masker().merged_with(masker))
 
 
 def mask_secrets(text: str, max_chars: int | None = None) -> str:
-    """Replace what is or looks like a secret by ``***``.
+    """Return the text with secrets replaced by ``***``.
 
     Args:
         text: The text.
-        max_chars: How many characters of it are wanted; all when not given.
+        max_chars: Maximum length of the result. None means no limit.
 
     >>> mask_secrets("api_key=abc123 postgresql://me:pw@host/db")
     'api_key=*** postgresql://me:***@host/db'
@@ -252,7 +252,7 @@ def mask_secrets(text: str, max_chars: int | None = None) -> str:
 
 
 def mask_data(value: Any) -> Any:
-    """Return a copy of plain data in which secrets are replaced by ``***``.
+    """Return a copy of plain data with secrets replaced by ``***``.
 
     >>> mask_data({"url": "redis://:pw@host", "login": {"password": "x"}, "rows": 3})
     {'url': 'redis://:***@host', 'login': {'password': '***'}, 'rows': 3}
@@ -260,10 +260,10 @@ def mask_data(value: Any) -> Any:
     return current_masker().data(value)
 
 
-# Control characters but the tab, Unicode's category Cf, and what has a width of nothing or looks
-# like a space without being one: fillers, variation selectors, the blank of Braille, tags.
-# Lone surrogates cannot be encoded, and would end a program at print.
-_NEVER_RAW = (
+# Control characters except the tab, Unicode category Cf, and characters that are invisible or look
+# like a space: fillers, variation selectors, the Braille blank, tags. Lone surrogates are included
+# because they cannot be encoded and would make print() fail.
+_UNSAFE = (
     "[\x00-\x08\x0a-\x1f\x7f-\x9f\xad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2"
     "\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u2800\u3164"
     "\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U000110bd\U000110cd"
@@ -272,22 +272,22 @@ _NEVER_RAW = (
 
 
 def escape_control_characters(text: str) -> str:
-    r"""Make text safe for a terminal or a log line: what would deceive becomes a visible escape.
+    r"""Escape invisible and control characters, so that text is safe for terminals and logs.
 
     >>> escape_control_characters("a\x1b[31mred\n")
     'a\\x1b[31mred\\n'
     >>> escape_control_characters("pay\u200bpal")
     'pay\\u200bpal'
     """
-    return _like(_NEVER_RAW).sub(
+    return _compiled(_UNSAFE).sub(
         lambda match: match.group().encode("unicode_escape").decode(), text
     )
 
 
 def strip_control_characters(text: str) -> str:
-    r"""Drop what :func:`clean_text` would escape, but line breaks: for those who read on, models too.
+    r"""Remove invisible and control characters except line breaks, for readers such as models.
 
     >>> strip_control_characters("Adds two\x1b[2J numbers.\u202e\U000e0041\n")
     'Adds two[2J numbers.\n'
     """
-    return _like(f"(?!\n){_NEVER_RAW}").sub("", text)
+    return _compiled(f"(?!\n){_UNSAFE}").sub("", text)

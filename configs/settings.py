@@ -1,7 +1,7 @@
-"""Settings: one validated tree from YAML files, environment variables and arguments.
+"""Settings of an agent, from YAML files, environment variables, and arguments.
 
-Precedence, highest first: keyword arguments, environment (``CAPGRAPH_LIMITS__MAX_PARALLEL=4``),
-the YAML files that are given, the defaults below. An unknown key is an error with its path.
+Precedence, highest first: keyword arguments, environment variables
+(``CAPGRAPH_LIMITS__MAX_PARALLEL=4``), YAML files, defaults. An unknown key is an error.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from capgraph.configs.suggestions import closest_match
 from capgraph.configs.yaml_files import deep_merge, format_validation_errors, read_yaml
 
 _PREFIX = "CAPGRAPH_"
-_OWN_SERVER_TIMEOUT_SECONDS = 300.0
+_LOCAL_MODEL_TIMEOUT_SECONDS = 300.0
 _FILE_VARIABLE = "CAPGRAPH_CONFIG"
-_UPLOADED = ".csv .tsv .txt .tab .dat .json .jsonl .ndjson .parquet .pq .sqlite .sqlite3 .db"
-_FILES = "_names_and_values_of_files"
+_UPLOAD_SUFFIXES = ".csv .tsv .txt .tab .dat .json .jsonl .ndjson .parquet .pq .sqlite .sqlite3 .db"
+_FILES_ARGUMENT = "_names_and_values_of_files"
 
 
 @cache
 def load_packaged_defaults() -> dict[str, Any]:
-    """Return what ``agent.yml`` says, the names of modules that come with the package."""
+    """Return the contents of ``agent.yml``, which names the modules of the package."""
     text = resources.files("capgraph.configs").joinpath("agent.yml").read_text(encoding="utf-8")
     values: dict[str, Any] = yaml.safe_load(text)
     return values
@@ -55,23 +55,23 @@ PlanFeature = Literal["references", "for_each", "when", "look_again", "wait_unti
 
 
 class ModelSettings(SettingsModel):
-    """One chat model.
+    """A chat model.
 
     Attributes:
-        model: ``"provider:name"``, as ``langchain.chat_models.init_chat_model`` reads it.
-        temperature: Sampling temperature; the provider's default when not given.
-        base_url: Address of an OpenAI-compatible endpoint.
-        api_key: Key; the provider's environment variable when not given.
-        timeout_seconds: Time limit of one call; by default 60, and 300 for a local model or one
-            with a ``base_url``, where a first call may read its prompt for minutes.
+        model: ``"provider:name"``, as in ``langchain.chat_models.init_chat_model``.
+        temperature: Sampling temperature. Defaults to that of the provider.
+        base_url: URL of an OpenAI-compatible endpoint.
+        api_key: API key. Defaults to the provider's environment variable.
+        timeout_seconds: Time limit of one call. Defaults to 60, or to 300 for a local model or a
+            ``base_url``, where the first call may process its prompt for minutes.
         options: Further arguments of the model's class.
-        behaviors: What stands around its calls: ``{use: retry, max_retries: 2}``.
-        fallbacks: Models that are asked in order when this one cannot be reached, is over its rate
-            limit, refuses, or answers in another form: names, or these same fields.
-        structured: How the model is made to keep a form: ``json_schema`` (a schema that the server
-            enforces), ``function_calling``, ``json_mode`` (any JSON) or ``text`` (the prompt asks
-            for JSON). ``auto`` decides by the model's profile, and takes ``json_schema`` for an
-            OpenAI-compatible ``base_url``.
+        behaviors: Middleware and behaviors of its calls: ``{use: retry, max_retries: 2}``.
+        fallbacks: Models to call in order if this one is unavailable, reaches its rate limit, refuses,
+            or returns an invalid reply: names, or sections with these fields.
+        structured: Method for structured output: ``json_schema`` (the server enforces a schema),
+            ``function_calling``, ``json_mode`` (any JSON), or ``text`` (the prompt asks for JSON).
+            ``auto`` uses the model's profile, and ``json_schema`` for an OpenAI-compatible
+            ``base_url``.
     """
 
     model: str
@@ -85,43 +85,42 @@ class ModelSettings(SettingsModel):
 
     @property
     def call_timeout_seconds(self) -> float | None:
-        """Time limit of one call, with the default that fits where the model runs.
+        """Time limit of one call, with the default for a local or a remote model.
 
         >>> ModelSettings(model="openai:m", base_url="http://localhost/v1").call_timeout_seconds
         300.0
         """
         if "timeout_seconds" in self.model_fields_set:
             return self.timeout_seconds
-        is_own_server = self.base_url is not None or self.model.startswith("local:")
-        return _OWN_SERVER_TIMEOUT_SECONDS if is_own_server else self.timeout_seconds
+        is_local = self.base_url is not None or self.model.startswith("local:")
+        return _LOCAL_MODEL_TIMEOUT_SECONDS if is_local else self.timeout_seconds
 
     @field_validator("fallbacks")
     @classmethod
-    def _refuse_chains(cls, value: list[Any]) -> list[Any]:
+    def _refuse_nested_fallbacks(cls, value: list[Any]) -> list[Any]:
         if any(isinstance(item, ModelSettings) and item.fallbacks for item in value):
-            raise ValueError("a fallback has 'fallbacks' of its own; list all of them here")
+            raise ValueError("a fallback has its own 'fallbacks'; list all fallbacks here")
         return value
 
     structured: StructuredMethod = "auto"
 
 
 class PlanningSettings(SettingsModel):
-    """How a model plans.
+    """Settings of planning with a model.
 
     Attributes:
-        features: Features of plans beside capabilities and parameters that the model may use:
-            ``references`` to earlier results, ``for_each``, ``when``, ``look_again``,
-            ``wait_until``. ``auto`` takes references and ``for_each`` if outputs fit parameters,
-            and the others if planning guides use them.
-        mode: ``plan`` plans a request as a whole. ``look`` plans only the steps that can be filled
-            in now, and asks the planner again with their results until it answers. ``auto`` lets
-            the planner say in each reply whether it wants to see the results. In ``look`` and
-            ``auto`` the planner reads the conversation, without a call that extracts the task.
-        max_result_tokens: Up to how many tokens of results the planner is shown whole, the latest
-            ones first. Other results are shown as a summary or a preview. In ``look`` and ``auto``
-            the results of the turn before count, too.
-        max_stored_results: How many results of each type that earlier turns stored the planner is
-            shown, the latest ones; of older ones it is shown the keys, which a plan may use.
+        features: Optional features of plans that the model may use: ``references`` to earlier results,
+            ``for_each``, ``when``, ``look_again``, ``wait_until``. ``auto`` enables references and
+            ``for_each`` if outputs match parameters, and the others if planning guides use them.
+        mode: ``plan`` plans a request at once. ``look`` plans only the steps whose parameters are known
+            and calls the planner again with their results until it answers. ``auto`` lets the planner
+            decide in each reply whether it needs the results. In ``look`` and ``auto`` the planner
+            reads the conversation, so no separate call extracts the task.
+        max_result_tokens: Maximum number of tokens of full results in the planner's prompt, latest
+            first. Other results are shown as a summary or a preview. In ``look`` and ``auto``, results
+            of the previous turn count, too.
+        max_stored_results: Maximum number of stored results of earlier turns per type in the planner's
+            prompt, latest first. Of older ones the prompt has only the keys, which a plan may use.
     """
 
     mode: PlanMode = "plan"
@@ -131,16 +130,16 @@ class PlanningSettings(SettingsModel):
 
 
 class SelectionSettings(SettingsModel):
-    """How capabilities are chosen.
+    """Settings of the selection of capabilities.
 
     Attributes:
-        strategy: ``auto`` leaves the choice to the planning model while it can be shown every
-            capability, asks a model first past that, and is ``lexical`` without one; ``model``
-            always asks first; ``per_capability`` asks one yes/no question for each capability.
-        max_catalog_tokens: Up to how many tokens of descriptions ``auto`` leaves the choice to the
-            planning model.
-        shortlist: With more capabilities than this, the model sees only the nearest ones.
-        max_concurrency: Questions under way at once with ``per_capability``.
+        strategy: ``auto`` leaves the selection to the planning model while all capabilities fit into
+            its prompt, uses a selection model otherwise, and is ``lexical`` without a model. ``model``
+            always uses a selection model. ``per_capability`` asks one yes/no question per capability.
+        max_catalog_tokens: Maximum number of tokens of descriptions for which ``auto`` leaves the
+            selection to the planning model.
+        shortlist: Maximum number of capabilities that the selection model sees, best matches first.
+        max_concurrency: Maximum number of concurrent questions with ``per_capability``.
     """
 
     strategy: Literal["auto", "lexical", "model", "per_capability"] = "auto"
@@ -150,20 +149,21 @@ class SelectionSettings(SettingsModel):
 
 
 class ApprovalSettings(SettingsModel):
-    """When a person is asked.
+    """Settings of approvals.
 
     Attributes:
-        steps: ``declared`` asks for capabilities that say so, ``all`` for each, ``none`` never.
-        plans: Whether every plan is shown before it runs.
-        max_rejections: Rejections after which the turn ends instead of planning again.
-        callers_may_disable: Whether a person at the command line may switch approvals off.
-        ungrounded: ``ask`` asks before an effect with a parameter that a model invented: one that
-            stands neither in the conversation, nor in a result that the step reads or that the
-            planner looked at, nor among declared defaults and choices. ``refuse`` fails the step, ``allow`` runs it. Every
-            approval shows such parameters.
-        new_message: Fate of an open question when the thread gets a new message. ``drop`` begins
-            a new turn; its outcome names the question. ``keep`` refuses the message until the
-            question is answered.
+        steps: ``declared`` asks for capabilities that require approval, ``all`` for each step, ``none``
+            for no step.
+        plans: Whether every plan needs approval before it runs.
+        max_rejections: Number of rejections after which the turn ends instead of planning again.
+        callers_may_disable: Whether a user of the command line may turn approvals off.
+        ungrounded: Policy for effects with parameters that a model invented: values that occur neither
+            in the conversation, nor in results that the step or the planner reads, nor in declared
+            defaults and choices. ``ask`` requires approval, ``refuse`` fails the step, ``allow`` runs
+            it. Every approval request shows such parameters.
+        new_message: Policy for an open approval request when the thread receives a new message.
+            ``drop`` starts a new turn, whose outcome names the request. ``keep`` refuses the message
+            until the request is answered.
     """
 
     steps: Literal["declared", "all", "none"] = "declared"
@@ -175,20 +175,19 @@ class ApprovalSettings(SettingsModel):
 
 
 class PersistenceSettings(SettingsModel):
-    """Where threads live.
+    """Storage of threads and retention of their data.
 
     Attributes:
-        url: ``sqlite:///file.db`` or ``postgresql://…``; ``None`` for no persistence.
-        encryption_key: 16, 24 or 32 bytes that encrypt checkpoints at rest.
-        keep_turns: How many turns of a thread can still be gone back to; ``None`` for all. Messages
-            and context data stay whole in any case.
-        keep_checkpoints: How many checkpoints of a thread can still be gone back to.
-        keep_results: How many results of each type a thread keeps when a turn begins, the latest
-            ones; ``None`` for all.
-        keep_days: Threads that were not saved for so many days are dropped, unless a person is
-            asked, and so is what calls used longer ago. Turns, checkpoints, and days are applied as
-            turns end;
-            ``capgraph threads prune`` does it at once.
+        url: ``sqlite:///file.db`` or ``postgresql://…``; None means no persistence.
+        encryption_key: Key of 16, 24, or 32 bytes that encrypts checkpoints.
+        keep_turns: Number of turns whose checkpoints are kept per thread; None means all. Messages and
+            context data are always kept in full.
+        keep_checkpoints: Number of checkpoints that are kept per thread; None means all.
+        keep_results: Number of results of each type that a thread keeps when a turn starts, latest
+            first; None means all.
+        keep_days: Days after which unchanged threads without an open approval request, and usage
+            records, are deleted. This and the two limits on checkpoints apply when a turn ends.
+            ``capgraph threads prune`` applies them at once.
     """
 
     url: str | None = None
@@ -200,12 +199,12 @@ class PersistenceSettings(SettingsModel):
 
 
 class AuditSettings(SettingsModel):
-    """What is kept of who did what, beside the threads, in a chain that shows any change.
+    """Audit log, a chain of records that reveals any change.
 
     Attributes:
-        keep: Whether runs are audited; ``build_graph(audit=…)`` stands above it.
-        signing_key: Signs each record.
-        retention_days: Older records are dropped and sealed, once a day.
+        keep: Whether runs are audited. ``build_graph(audit=…)`` takes precedence.
+        signing_key: Key that signs each record.
+        retention_days: Days after which records are deleted and sealed. Checked once a day.
     """
 
     keep: bool = False
@@ -214,15 +213,14 @@ class AuditSettings(SettingsModel):
 
 
 class RoleSettings(SettingsModel):
-    """What a role may do.
+    """Permissions of a role.
 
     Attributes:
-        role: Its name.
-        mode: ``read_only``, ``workspace_write`` or ``full_access``.
-        allowed_tools: The only capabilities that it may use; all that its mode allows when not
-            given.
-        denied_tools: Capabilities that it may not use whatever else is said.
-        tenant: The only tenant for which this holds, in place of what holds for all.
+        role: Name of the role.
+        mode: ``read_only``, ``workspace_write``, or ``full_access``.
+        allowed_tools: The only capabilities that the role may use. None means all that the mode allows.
+        denied_tools: Capabilities that the role may not use. They take precedence.
+        tenant: Tenant to which this entry applies instead of the general one.
     """
 
     role: str
@@ -233,12 +231,12 @@ class RoleSettings(SettingsModel):
 
 
 class PermissionSettings(SettingsModel):
-    """Who may use which capability. Given at all, a caller without a configured role may nothing.
+    """Permissions of callers. If set, callers without a configured role may use none.
 
     Attributes:
-        roles: What each role may do.
-        tool_requirements: Capability name to the least mode for it, beside what it declares.
-        cedar: Cedar policies as text, in place of roles (the extra ``cedar``).
+        roles: Permissions of each role.
+        tool_requirements: Minimum mode by capability name, in addition to what the capability declares.
+        cedar: Cedar policies as text, instead of roles (requires the extra ``cedar``).
     """
 
     roles: list[RoleSettings] = Field(default_factory=list)
@@ -247,16 +245,16 @@ class PermissionSettings(SettingsModel):
 
 
 class OidcSettings(SettingsModel):
-    """Logging in with OpenID Connect (the extra ``oidc``).
+    """Login with OpenID Connect (requires the extra ``oidc``).
 
     Attributes:
-        issuer: Address of the provider; its configuration stands below it.
-        client_id: What the provider calls this server.
-        client_secret: Secret that goes with it; none for a public client.
-        scopes: What is asked for.
-        user_claim: Claim that names the person.
-        role_claim: Claim that holds the role; nobody has one when not given.
-        tenant_claim: Claim that holds the tenant.
+        issuer: URL of the provider, below which its configuration is found.
+        client_id: Client ID of this server.
+        client_secret: Client secret; None for a public client.
+        scopes: Requested scopes.
+        user_claim: Claim with the user ID.
+        role_claim: Claim with the role. None means that users have no role.
+        tenant_claim: Claim with the tenant.
     """
 
     issuer: str
@@ -269,13 +267,14 @@ class OidcSettings(SettingsModel):
 
 
 class ProxySettings(SettingsModel):
-    """A reverse proxy; what its headers say is believed only where it is trusted.
+    """Reverse proxy whose headers identify the user.
 
     Attributes:
-        trusted: Addresses of the proxy, or networks such as ``10.0.0.0/8``.
-        user_header: Header that names the person; ``None`` where people log in at this server.
-        role_header: Header that holds the role.
-        tenant_header: Header that holds the tenant.
+        trusted: IP addresses of the proxy, or networks such as ``10.0.0.0/8``. Headers from other
+            addresses are ignored.
+        user_header: Header with the user ID; None if users log in to this server.
+        role_header: Header with the role.
+        tenant_header: Header with the tenant.
     """
 
     trusted: list[str]
@@ -285,26 +284,26 @@ class ProxySettings(SettingsModel):
 
     @field_validator("trusted")
     @classmethod
-    def _are_addresses(cls, trusted: list[str]) -> list[str]:
-        for one in trusted:
-            ipaddress.ip_network(one)
+    def _check_addresses(cls, trusted: list[str]) -> list[str]:
+        for network in trusted:
+            ipaddress.ip_network(network)
         return trusted
 
     def trusts(self, address: str) -> bool:
-        """Tell whether a connection from an address is the proxy's.
+        """Return True if a connection from the address comes from the proxy.
 
         >>> ProxySettings(trusted=["10.0.0.0/8"]).trusts("10.1.2.3")
         True
         """
         try:
-            found = ipaddress.ip_address(address)
+            ip_address = ipaddress.ip_address(address)
         except ValueError:
             return False
-        return any(found in ipaddress.ip_network(one) for one in self.trusted)
+        return any(ip_address in ipaddress.ip_network(network) for network in self.trusted)
 
 
 class McpServeSettings(SettingsModel):
-    """What MCP clients of the server may call besides ``ask``.
+    """Capabilities that MCP clients of the server may call besides ``ask``.
 
     Attributes:
         tools: Names of capabilities.
@@ -314,30 +313,30 @@ class McpServeSettings(SettingsModel):
 
 
 class UploadSettings(SettingsModel):
-    """Files that people bring along, each person's in a folder of his own.
+    """Files that users upload. Each user has a separate folder.
 
     Attributes:
-        folder: Where these folders are. Data capabilities may read the one of who asks.
-        kinds: Ends of names that are taken.
-        max_file_bytes: Longest file.
-        max_files: Files of one person.
-        max_user_bytes: Bytes of all files of one person.
+        folder: Parent folder. Data capabilities may read the folder of the caller.
+        kinds: Accepted file name suffixes.
+        max_file_bytes: Maximum size of a file.
+        max_files: Maximum number of files per user.
+        max_user_bytes: Maximum total size of a user's files.
     """
 
     folder: str
-    kinds: list[str] = Field(default_factory=_UPLOADED.split)
+    kinds: list[str] = Field(default_factory=_UPLOAD_SUFFIXES.split)
     max_file_bytes: int = Field(50_000_000, ge=1)
     max_files: int = Field(200, ge=1)
     max_user_bytes: int = Field(500_000_000, ge=1)
 
 
 class WebhookSettings(SettingsModel):
-    """An address that is told when a person is asked something.
+    """URL to notify of new approval requests.
 
     Attributes:
-        url: The address; ``http`` only where nobody else can listen.
-        secret: Signs what is told; set ``CAPGRAPH_SERVE__WEBHOOK__SECRET``.
-        content: Whether what is asked is told besides the link to it.
+        url: The URL; ``http`` only for local addresses.
+        secret: Key that signs the notifications; set ``CAPGRAPH_SERVE__WEBHOOK__SECRET``.
+        content: Whether notifications contain the request besides the link to it.
     """
 
     url: str
@@ -346,44 +345,41 @@ class WebhookSettings(SettingsModel):
 
 
 class McpSettings(SettingsModel):
-    """One MCP server whose tools are capabilities.
+    """An MCP server whose tools become capabilities. Declarations may be mappings by tool name.
 
     Attributes:
         command: Program and arguments of a server over stdio.
-        env: Environment variables of that program, besides a few of this process.
-        url: Address of a server over streamable HTTP.
-        headers: Headers of each request to that address, such as ``Authorization``.
+        env: Environment variables of the program, besides a few of this process.
+        url: URL of a server over streamable HTTP.
+        headers: Headers of each request, such as ``Authorization``.
         prefix: Prefix of the capabilities' names.
-        allow: Tools to use; all when not given.
-        effects: Tool name to its effect, in place of its annotations.
-        approve: Tools whose steps require approval; ``true`` for all.
-        examples: Tool name to requests that need it.
-        permission: Permission that the tools require; or tool name to that.
-        pins: Tool name to the digest of the version that was reviewed.
+        allow: Tools to use. None means all.
+        effects: Effect by tool name, instead of that in the tool's annotations.
+        approve: Tools whose steps require approval; ``true`` means all.
+        examples: Requests that need a tool, by tool name.
+        permission: Permission that the tools require.
+        pins: Digest of the reviewed version, by tool name.
         timeout_seconds: Time limit of one call.
         sends_externally: Whether arguments of the tools leave the organization.
-        mode: Protocol mode; ``legacy`` for a server whose tools ask while they run.
-        requires_approval: Approval policy of the tools; or tool name to its policy.
-        max_parallel: Maximum number of concurrent steps of a tool; or tool name to that.
-        max_attempts: Total attempts of a step; or tool name to that.
-        delay_seconds: Delay before the second attempt; or tool name to that.
-        classify_error: Function that classifies errors, as ``"module:attribute"``; or tool name to
-            that.
-        parameters_from: Function that reads parameters from a task, as ``"module:attribute"``; or
-            tool name to that.
-        on_unknown: Policy for steps of unknown outcome; or tool name to that.
-        on_error: What a failure means to a planner that looks (``fail`` or ``observe``); or tool name to
-            that.
-        always_active: Whether the tools are always selected; or tool name to that.
-        effect_key: Parameters that identify an effect; or tool name to them.
-        repeatable: Whether an effect may be repeated; or tool name to that.
-        cost_usd: Cost of one call in US dollars; or tool name to that.
-        behaviors: Middleware of the tools' steps; or tool name to that.
-        gate: Quality gate of the results; or tool name to that.
-        labels: Labels of the results, beside ``untrusted``; or tool name to them.
-        removes_labels: Labels that the results no longer carry; or tool name to them.
-        undo: Capability that reverts a step; or tool name to that.
-        queue: Queue of the workers that run the steps; or tool name to that.
+        mode: Protocol mode; ``legacy`` for a server whose tools elicit input while they run.
+        requires_approval: Approval policy of the tools.
+        max_parallel: Maximum number of concurrent steps of a tool.
+        max_attempts: Maximum number of attempts of a step.
+        delay_seconds: Delay before the second attempt.
+        classify_error: Function that classifies errors, as ``"module:attribute"``.
+        parameters_from: Function that extracts parameters from a task, as ``"module:attribute"``.
+        on_unknown: Policy for steps of unknown outcome.
+        on_error: ``fail`` or ``observe`` (a planner that reviews results sees failures).
+        always_active: Whether the tools are selected for every request.
+        effect_key: Parameters that identify an effect.
+        repeatable: Whether an effect may be repeated without approval.
+        cost_usd: Cost of one call in US dollars.
+        behaviors: Middleware and behaviors of the tools' steps.
+        gate: Quality gate of the results.
+        labels: Labels of the results, besides ``untrusted``.
+        removes_labels: Labels that the results no longer have.
+        undo: Capability that reverts a step.
+        queue: Queue of the workers that run the steps.
     """
 
     command: list[str] | None = Field(None, min_length=1)
@@ -420,42 +416,43 @@ class McpSettings(SettingsModel):
     queue: str | dict[str, str] | None = None
 
     @model_validator(mode="after")
-    def _names_one_server(self) -> McpSettings:
+    def _check_transport(self) -> McpSettings:
         if (self.command is None) == (self.url is None):
             raise ValueError("exactly one of 'command' and 'url' is required")
         if self.url is None and self.headers:
-            raise ValueError("'headers' needs 'url'; a server over stdio has 'env'")
+            raise ValueError("'headers' requires 'url'; use 'env' for a server over stdio")
         if self.command is None and self.env is not None:
-            raise ValueError("'env' needs 'command'; a server behind a URL has 'headers'")
+            raise ValueError("'env' requires 'command'; use 'headers' for a server with a URL")
         if {"approve", "requires_approval"} <= self.model_fields_set:
-            raise ValueError("'approve' and 'requires_approval' exclude each other")
+            raise ValueError("'approve' and 'requires_approval' are mutually exclusive")
         return self
 
 
 class ServeSettings(SettingsModel):
-    """How ``capgraph serve`` answers.
+    """Settings of ``capgraph serve``.
 
     Attributes:
-        base_url: Under which address people reach it, where that is another than it listens on.
-        allowed_hosts: Further names under which it may be asked.
-        allowed_origins: Further origins whose pages may ask it.
-        max_body_bytes: Longest body of a request.
-        requests_per_minute: Requests of one person, or of one address without a login.
-        logins_per_minute: Attempts to log in from one address.
-        session_hours: How long a login lasts.
-        max_active_runs_per_user: Runs of one person that may be under way at once.
-        max_concurrent_runs: Runs that go on at once; others wait in a row.
-        keep_runs_days: For how long the events of an ended run can be had again.
-        admin_roles: Roles that see the effects, usage and audit of all of their tenant; others see their own.
-        uploads: Files that people bring along; none may when not given.
-        downloads: Folders from which files that a step made can be had.
-        webhook: An address that is told of new questions.
-        evaluations: Folder of what ``capgraph eval --json`` left; shown to who oversees.
+        base_url: Public URL of the server, if it differs from the address that it listens on.
+        allowed_hosts: Further host names of the server.
+        allowed_origins: Further origins whose pages may call the server.
+        max_body_bytes: Maximum size of a request body.
+        requests_per_minute: Rate limit per user, or per address without a login.
+        logins_per_minute: Rate limit of login attempts per address.
+        session_hours: Lifetime of a login session.
+        max_active_runs_per_user: Maximum number of active runs per user.
+        max_concurrent_runs: Maximum number of concurrent runs; further runs are queued.
+        keep_runs_days: Days for which the events of a finished run are kept.
+        admin_roles: Roles that may read effects, usage, and audit of their whole tenant. Other users
+            may read their own.
+        uploads: Uploads of files. None disables them.
+        downloads: Folders from which files that steps created can be downloaded.
+        webhook: URL to notify of new approval requests.
+        evaluations: Folder with the output of ``capgraph eval --json``, shown to admin roles.
         mcp: What MCP clients may call.
-        oidc: Logging in with OpenID Connect.
-        proxy: A reverse proxy that says who asks.
-        session_secret: Signs the cookie of a login in progress; the same for every server process
-            behind one name. Each process makes its own when not given.
+        oidc: Login with OpenID Connect.
+        proxy: Reverse proxy that identifies users.
+        session_secret: Key that signs the cookie of a login in progress. All server processes behind
+            one host name need the same one. Each process creates its own by default.
     """
 
     base_url: str | None = None
@@ -480,22 +477,21 @@ class ServeSettings(SettingsModel):
 
     @property
     def authenticates_users(self) -> bool:
-        """Whether a provider or a proxy says who asks, so that there is no user ``local``."""
+        """True if a provider or a proxy identifies users. Otherwise there is only the user ``local``."""
         by_proxy = self.proxy is not None and self.proxy.user_header is not None
         return by_proxy or self.oidc is not None
 
 
 class ScaleSettings(SettingsModel):
-    """How turns run on many workers.
+    """Settings of turns that run on many workers.
 
     Attributes:
-        engine: What carries orders to workers: ``postgres``, in the threads' own database, or
-            ``temporal``.
-        temporal: Where Temporal is, as ``host:port``.
-        lease_seconds: After so long without a sign of life whoever runs a thread, or a worker,
-            counts as gone.
-        heartbeat_seconds: Time between signs of life; a third of that when not given.
-        queues: What ``capgraph worker`` serves without ``--queues``.
+        engine: Job queue: ``postgres`` (in the database of the threads) or ``temporal``.
+        temporal: Address of the Temporal server, as ``host:port``.
+        lease_seconds: Time without a heartbeat after which a worker or the process of a thread counts
+            as dead.
+        heartbeat_seconds: Time between heartbeats. Defaults to a third of ``lease_seconds``.
+        queues: Queues that ``capgraph worker`` serves without ``--queues``.
 
     >>> ScaleSettings(lease_seconds=6).heartbeat_interval
     2.0
@@ -509,75 +505,75 @@ class ScaleSettings(SettingsModel):
 
     @property
     def heartbeat_interval(self) -> float:
-        """Time between signs of life."""
+        """Time between heartbeats in seconds."""
         return self.heartbeat_seconds or self.lease_seconds / 3
 
     @model_validator(mode="after")
-    def _beats_in_time(self) -> ScaleSettings:
+    def _check_heartbeat(self) -> ScaleSettings:
         if self.heartbeat_interval > self.lease_seconds / 2:
             raise ValueError(
-                f"heartbeat_seconds ({self.heartbeat_interval:g}) has to be at most half of lease_seconds"
-                f" ({self.lease_seconds:g}), so that one late beat loses nothing"
+                f"heartbeat_seconds ({self.heartbeat_interval:g}) must be at most half of"
+                f" lease_seconds ({self.lease_seconds:g}), so that one late heartbeat is harmless"
             )
         return self
 
 
 class Settings(BaseSettings):
-    """All settings of one agent.
+    """All settings of an agent.
 
     Attributes:
         name: Name of the agent.
-        description: What it is for; used when it says what it can do.
-        infrastructure: Modules or packages that hold the infrastructure nodes.
-        modules: Modules or packages that hold capabilities and context types.
+        description: Purpose of the agent, used when it describes what it can do.
+        infrastructure: Modules or packages with infrastructure nodes.
+        modules: Modules or packages with capabilities and context types.
         tools: LangChain tools and functions as capabilities: ``{import: "app.tools:search",
             effect: none}``, with the keywords of ``tool_capability``.
         graphs: Compiled graphs as capabilities: ``{import: "app.graphs:pricing", input:
-            "app.types:Order", output: "app.types:Price"}``, with those of ``graph_capability``.
-        agents: Agents as capabilities: ``{import: "app.agents:poet"}``, with those of
+            "app.types:Order", output: "app.types:Price"}``, with the keywords of ``graph_capability``.
+        agents: Agents as capabilities: ``{import: "app.agents:poet"}``, with the keywords of
             ``agent_capability``.
-        mcp: MCP servers whose tools are capabilities: ``{command: [python, server.py]}`` or
+        mcp: MCP servers whose tools become capabilities: ``{command: [python, server.py]}`` or
             ``{url: "http://…/mcp"}``.
-        include: Names of capabilities to keep; ``None`` for all.
+        include: Names of the capabilities to use; None means all.
         exclude: Names of capabilities to leave out.
-        override: Capability name to ``"module:Class"`` that takes its place.
-        provided_types: Context types that the caller supplies.
-        recipes: Files of recipes, and folders that hold some.
-        model: ``"provider:name"`` for all roles; ``None`` runs without a model.
-        models: Role (``extraction``, ``selection``, ``planning``, ``answer``, ``capability``)
-            to its own model.
-        prompts: ``"module:provider"`` of an application's prompts; the built-in ones otherwise.
-        limits: Bounds of a run.
-        selection: How capabilities are chosen.
+        override: Replacement by capability name, as ``"module:Class"``.
+        provided_types: Context types that callers send.
+        recipes: Recipe files, and folders with recipes.
+        model: ``"provider:name"`` for all roles; None means no model.
+        models: Model by role (``extraction``, ``selection``, ``planning``, ``answer``,
+            ``capability``).
+        prompts: Prompts of the application, as ``"module:provider"``. None means the built-in ones.
+        limits: Limits of a run.
+        selection: How capabilities are selected.
         planning: How a model plans.
-        approvals: When a person is asked.
-        persistence: Where threads live.
-        behaviors: What stands around each step and model call: ``{use: retry, max_retries: 2}``,
-            with the name of a shipped behaviour (or ``"module:Class"``) and its arguments.
-        capabilities: Capability name to its own settings; ``behaviors`` among them is what stands
-            around it, ``queue`` names the workers that run its steps.
-        budgets: What may be used up, as arguments of ``Budget``: ``{tokens: 100000, per: user}``;
-            ``build_graph(budget=…)`` stands above it.
-        prices: Model to what it costs, as arguments of ``ModelPricing``: ``{input_per_million: 1,
-            output_per_million: 4}``; ``build_graph(prices=…)`` stands above it.
-        permissions: Who may use which capability; everybody everything when not given.
-        policies: What is asked before a plan is accepted and before a step starts:
-            ``{use: information_flow, on_violation: deny}``, ``{use: policy_engine, rules: […]}``.
-        answer_gate: What the answer has to be good enough for: ``{use: quality_gate, …}``;
-            ``build_graph(answer_gate=…)`` stands above it.
-        sinks: What takes up the events of runs: ``{use: json_lines, path: events.jsonl}``.
-        audit: What is kept of who did what.
-        serve: How ``capgraph serve`` answers.
+        approvals: When a run requires approval.
+        persistence: Where threads are stored, and for how long.
+        behaviors: Middleware and behaviors of each step and model call: ``{use: retry, max_retries:
+            2}``, with the name of a built-in behavior or ``"module:Class"``, and its arguments.
+        capabilities: Settings by capability name. ``behaviors`` and ``queue`` among them apply to the
+            capability's steps.
+        budgets: Budgets, as arguments of ``Budget``: ``{tokens: 100000, per: user}``.
+            ``build_graph(budget=…)`` takes precedence.
+        prices: Prices by model, as arguments of ``ModelPricing``: ``{input_per_million: 1,
+            output_per_million: 4}``. ``build_graph(prices=…)`` takes precedence.
+        permissions: Who may use which capability. None means that everybody may use all.
+        policies: Policies for plans and steps: ``{use: information_flow, on_violation: deny}``,
+            ``{use: policy_engine, rules: […]}``.
+        answer_gate: Quality gate of the answer: ``{use: quality_gate, …}``.
+            ``build_graph(answer_gate=…)`` takes precedence.
+        sinks: Receivers of run events: ``{use: json_lines, path: events.jsonl}``.
+        audit: Audit log.
+        serve: Settings of ``capgraph serve``.
         scale: How turns run on many workers.
-        data_folders: Folders and files that data capabilities may read; none allows no file. In
-            ``/srv/data/{user}`` everybody has a folder of his own.
-        user: Who asks at the command line; whoever is logged in there when not given. A program
-            names its user with each run (``configurable.user_id``).
-        role: As what the person at the command line asks.
-        tenant: For whom.
-        context: Context data that every turn of a new thread begins with.
-        secrets: Values that are never shown or kept as they are, besides keys and passwords of
-            other settings: they are masked in errors, events and logs.
+        data_folders: Folders and files that data capabilities may read; empty means none.
+            ``/srv/data/{user}`` is a separate folder for each user.
+        user: User ID at the command line. Defaults to the operating system's user. Programs set
+            ``configurable.user_id`` for each run.
+        role: Role at the command line.
+        tenant: Tenant at the command line.
+        context: Context data with which every turn of a new thread starts.
+        secrets: Values to mask in errors, events, and logs, besides keys and passwords in other
+            settings.
 
     >>> Settings().limits.max_planning_attempts
     2
@@ -634,45 +630,44 @@ class Settings(BaseSettings):
     if not TYPE_CHECKING:  # type checkers derive the arguments from the fields
 
         def __init__(self, **values: Any) -> None:
-            """Read the environment and the arguments.
+            """Read environment variables and arguments.
 
             Raises:
-                ConfigurationError: A key is unknown, or a value does not fit; the message has the
-                    path of each.
+                ConfigurationError: A key is unknown, or a value is invalid. The message has the path of each.
             """
-            files, _ = values.get(_FILES, ((), {}))
+            files, _ = values.get(_FILES_ARGUMENT, ((), {}))
             try:
                 super().__init__(**values)
             except ValidationError as exc:
-                raise _unusable(exc, files) from exc
+                raise _settings_error(exc, files) from exc
             except SettingsError as exc:
                 raise ConfigurationError(
-                    f"The settings cannot be used: {exc}.",
+                    f"The settings are invalid: {exc}.",
                     fix="Write lists and sections in environment variables as JSON.",
                 ) from exc
 
     def capability_settings(
         self, capability: str, user_folder: str | None = None
     ) -> dict[str, Any]:
-        """Return what a capability is told: its own settings, and what holds for all.
+        """Return the settings of a capability, and those that apply to all.
 
         Args:
-            capability: Its name.
-            user_folder: Name of the folder of who asks; without one nobody's folder is named.
+            capability: Name of the capability.
+            user_folder: Folder name of the caller. Without it, folders with ``{user}`` are omitted.
 
         >>> Settings(data_folders=["/srv/data", "/srv/of/{user}"]).capability_settings("query_data", "ada")
         {'data_folders': ['/srv/data', '/srv/of/ada']}
         """
         uploads = self.serve.uploads
-        named = [*self.data_folders, *([f"{uploads.folder}/{{user}}"] if uploads else [])]
+        templates = [*self.data_folders, *([f"{uploads.folder}/{{user}}"] if uploads else [])]
         folders = [
-            one.replace("{user}", user_folder or "")
-            for one in named
-            if user_folder or "{user}" not in one
+            template.replace("{user}", user_folder or "")
+            for template in templates
+            if user_folder or "{user}" not in template
         ]
-        own = self.capabilities.get(capability, {})
-        told = {name: own[name] for name in own if name not in ("behaviors", "queue")}
-        return told | ({"data_folders": folders} if folders else {})
+        section = self.capabilities.get(capability, {})
+        own = {name: section[name] for name in section if name not in ("behaviors", "queue")}
+        return own | ({"data_folders": folders} if folders else {})
 
     @classmethod
     def settings_customise_sources(
@@ -683,50 +678,52 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Read arguments, then the environment, then what the files said."""
-        _refuse_misspelt_variables()
+        """Return the sources in order of precedence: arguments, environment, files."""
+        _refuse_misspelled_variables()
         assert isinstance(init_settings, InitSettingsSource)
-        files = InitSettingsSource(settings_cls, init_settings.init_kwargs.pop(_FILES, ((), {}))[1])
+        files = InitSettingsSource(
+            settings_cls, init_settings.init_kwargs.pop(_FILES_ARGUMENT, ((), {}))[1]
+        )
         return init_settings, env_settings, files
 
 
 def load_settings(*files: str | os.PathLike[str], **overrides: Any) -> Settings:
-    """Read settings from YAML files, the environment and arguments.
+    """Read settings from YAML files, environment variables, and arguments.
 
     Args:
-        *files: YAML files; a later one wins. ``CAPGRAPH_CONFIG`` names one more, read first.
-        **overrides: Values that win over everything else.
+        *files: YAML files. Later files take precedence. The file in ``CAPGRAPH_CONFIG`` is read first.
+        **overrides: Values that take precedence over all others.
 
     Raises:
-        ConfigurationError: A file cannot be read, a key is unknown, or a value does not fit; the
-            message has the path of each.
+        ConfigurationError: A file cannot be read, a key is unknown, or a value is invalid. The message
+            has the path of each.
 
     >>> load_settings(limits={"max_parallel": 2}).limits.max_parallel
     2
     """
-    named = os.environ.get(_FILE_VARIABLE)
+    default_file = os.environ.get(_FILE_VARIABLE)
     values: dict[str, Any] = {}
-    for file in ([named] if named else []) + [os.fspath(item) for item in files]:
+    for file in ([default_file] if default_file else []) + [os.fspath(item) for item in files]:
         values = deep_merge(values, read_yaml(file))
-    arguments: dict[str, Any] = {**overrides, _FILES: (files, values)}
+    arguments: dict[str, Any] = {**overrides, _FILES_ARGUMENT: (files, values)}
     return Settings(**arguments)
 
 
-def _unusable(exc: ValidationError, files: tuple[Any, ...]) -> ConfigurationError:
-    about = [_PREFIX + "__".join(map(str, error["loc"])).upper() for error in exc.errors()]
-    given = sorted(name for name in os.environ if name.upper() in about)
-    told = [
-        f"{what}: {', '.join(map(str, names))}"
-        for what, names in (("files", files), ("environment", given))
+def _settings_error(exc: ValidationError, files: tuple[Any, ...]) -> ConfigurationError:
+    candidates = [_PREFIX + "__".join(map(str, error["loc"])).upper() for error in exc.errors()]
+    variables = sorted(name for name in os.environ if name.upper() in candidates)
+    sources = [
+        f"{kind}: {', '.join(map(str, names))}"
+        for kind, names in (("files", files), ("environment", variables))
         if names
     ]
-    source = f" ({'; '.join(told)})" if told else ""
-    listed = format_validation_errors(exc, _known_keys)
-    return ConfigurationError(f"The settings cannot be used{source}:\n{listed}")
+    source = f" ({'; '.join(sources)})" if sources else ""
+    errors = format_validation_errors(exc, _known_keys)
+    return ConfigurationError(f"The settings are invalid{source}:\n{errors}")
 
 
-def _refuse_misspelt_variables() -> None:
-    """Refuse a variable that looks like a setting and is none; it would do nothing."""
+def _refuse_misspelled_variables() -> None:
+    """Raise an error for variables that look like misspelled settings and would be ignored."""
     known = list(Settings.model_fields)
     for variable in os.environ:
         prefix, name = variable[: len(_PREFIX)], variable[len(_PREFIX) :].lower()
@@ -734,23 +731,24 @@ def _refuse_misspelt_variables() -> None:
         if prefix.upper() != _PREFIX or first in known or variable.upper() == _FILE_VARIABLE:
             continue
         near = closest_match(first, [*known, "config"])
-        inside = [f"{key}__{field}" for key in known for field in _known_keys((key, ""))]
-        if meant := next((key for key in inside if key.replace("__", "_") == name), None):
-            fix = f"Write {_PREFIX}{meant.upper()}."
+        nested = [f"{key}__{field}" for key in known for field in _known_keys((key, ""))]
+        if match := next((key for key in nested if key.replace("__", "_") == name), None):
+            fix = f"Write {_PREFIX}{match.upper()}."
         elif near:
             fix = f"Write {_PREFIX}{(near + section + rest).upper()}."
         elif section:
             fix = f"Use one of: {', '.join(known)}."
         else:
-            continue  # a variable of the application's own, for ${...} in its files
+            continue  # may be a variable of the application, for ${...} in its files
         raise ConfigurationError(
-            f"The environment variable {variable!r} names no setting: there is no {first!r}.",
+            f"The environment variable {variable!r} is not a setting: {first!r} is unknown.",
             fix=fix,
+            facts={"variable": variable},
         )
 
 
 def _known_keys(path: tuple[Any, ...]) -> list[str]:
-    """Return the keys that may stand where the last part of a path stands."""
+    """Return the keys that are valid at the last part of a path."""
     kind: Any = Settings
     for part in path[:-1]:
         if isinstance(kind, type) and issubclass(kind, BaseModel):

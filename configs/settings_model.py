@@ -1,4 +1,4 @@
-"""The bounds that keep every run finite."""
+"""Base class of settings, and the limits that bound every run."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 
 class SettingsModel(BaseModel):
-    """A part of the settings: unknown keys and numbers that are none are refused."""
+    """Base class of settings sections. It refuses unknown keys, NaN, and booleans in place of numbers."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _refuse_boolean(cls, value: Any, info: ValidationInfo) -> Any:
         annotation = cls.model_fields[info.field_name or ""].annotation
         if isinstance(value, bool) and {annotation, *get_args(annotation)} & {int, float}:
-            raise ValueError(f"a number is needed, not {str(value).lower()}")
+            raise ValueError(f"expected a number, not {str(value).lower()}")
         return value
 
 
 class Limits(SettingsModel):
-    """Bounds that keep every run finite.
+    """Limits of a run.
 
     Attributes:
-        max_parallel: Steps that run at once in one run.
-        max_steps: Steps of one plan.
-        max_elements: Elements of a list over which one step of a plan runs.
-        max_planning_attempts: Plans made for one turn, the first included.
-        max_looks: Times the planner looks at results in one turn and may change the rest of the
-            plan; after that the plan goes on as it is.
-        max_reclassifications: Times the capabilities are chosen *again*.
-        max_attempts: Upper bound of tries of one step or node, whatever its policy says.
-        max_retry_delay_seconds: Upper bound of one wait between tries.
-        step_timeout_seconds: Time limit of one attempt; ``None`` for none.
-        run_timeout_seconds: Time limit of the steps of one turn; ``None`` for none.
-        max_wait_seconds: How long a step may wait for a moment or for an event.
-        max_message_chars: Longest message that is accepted.
-        max_model_calls: Calls of chat models in one turn.
-        max_turn_attempts: Tries of all steps of one turn together; ``None`` for what the checked
-            plan can need.
+        max_parallel: Maximum number of concurrent steps in one run.
+        max_steps: Maximum number of steps in a plan.
+        max_elements: Maximum number of list elements over which one step runs.
+        max_planning_attempts: Maximum number of plans in one turn, including the first.
+        max_looks: Maximum number of times that the planner reviews results in one turn. After that the
+            plan continues unchanged.
+        max_reclassifications: Maximum number of times that the capabilities are selected again.
+        max_attempts: Maximum number of attempts at a step or node. It limits every retry policy.
+        max_retry_delay_seconds: Maximum delay between two attempts.
+        step_timeout_seconds: Time limit of one attempt; None means no limit.
+        run_timeout_seconds: Time limit of all steps of one turn; None means no limit.
+        max_wait_seconds: Maximum time that a step waits for a time or an event.
+        max_message_chars: Maximum length of a message.
+        max_model_calls: Maximum number of chat model calls in one turn.
+        max_turn_attempts: Maximum number of step attempts in one turn; None means the number that the
+            plan may need.
     """
 
     max_parallel: int = Field(8, ge=1)

@@ -1,4 +1,4 @@
-"""Events on LangGraph's custom stream, without secrets; silent outside a run."""
+"""Events on LangGraph's custom stream, with secrets masked. Outside a run they are dropped."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _PREPARATION = {"task_extraction": 1, "classifier": 2, "orchestrator": 3}
 
 
 def use_step_position(index: int, total: int) -> AbstractContextManager[None]:
-    """Say which step of the plan runs inside a ``with`` block, for the events sent from there.
+    """Context manager: set the position of the running step for the events emitted in the block.
 
-    The state cannot tell: steps run side by side, and it knows of one index only.
+    The state cannot provide it, because steps run in parallel and state has only one index.
 
     >>> with use_step_position(2, 5):
     ...     _position("weather", {})
@@ -26,30 +26,33 @@ def use_step_position(index: int, total: int) -> AbstractContextManager[None]:
     return override_run_context(step_position=(index, total))
 
 
-class _Taker:
-    """Takes the events of one run; which one that is, its writer tells."""
+class _EventHandler:
+    """Consumer of the events of one run, which is identified by its stream writer."""
 
-    __slots__ = ("take", "writer")
+    __slots__ = ("handle", "writer")
 
-    def __init__(self, take: Callable[[Event], None]) -> None:
-        self.take = take
+    def __init__(self, handle: Callable[[Event], None]) -> None:
+        self.handle = handle
         self.writer: Callable[[Event], None] | None = None
 
 
 def capture_events(handler: Callable[[Event], None]) -> AbstractContextManager[None]:
-    """Have events of the turn that begins inside taken on the spot.
+    """Context manager: pass the events of the turn that starts in the block to a function.
 
-    On LangGraph's stream each of them wakes the loop several times. Those of runs inside the turn's
-    own go where they would.
+    LangGraph's stream wakes the event loop several times per event; the function is called directly.
+    Events of runs nested in the turn still go to their own streams.
 
     Args:
-        handler: Takes an event, as it would go to the stream; in the thread that sends it.
+        handler: Function that receives each event, in the thread that emits it.
     """
-    return override_run_context(event_handler=_Taker(handler))
+    return override_run_context(event_handler=_EventHandler(handler))
 
 
 def enable_events(enabled: bool) -> AbstractContextManager[None]:
-    """Say whether anybody takes up the events of what runs inside; else none is made.
+    """Context manager: enable or disable events inside the block.
+
+    Args:
+        enabled: Whether the events have a consumer. If not, none are created.
 
     >>> with enable_events(False):
     ...     stream_writer() is None
@@ -59,17 +62,15 @@ def enable_events(enabled: bool) -> AbstractContextManager[None]:
 
 
 def has_listener() -> bool:
-    """Tell whether anybody may take up an event that is sent now."""
+    """Return True if an event emitted now may have a consumer."""
     return run_context().has_listener
 
 
 def stream_writer() -> Callable[[Event], None] | None:
-    """Return what sends events of the run that calls this, or ``None`` where nobody takes them.
+    """Return the function that sends events of the current run, or None without a consumer.
 
-    Outside of a run they go to sinks alone.
-
-    Every event of the project leaves here. It is looked up at every call: a writer that is kept
-    would send the events of one run to the stream of another.
+    Outside a run, the function sends events to the sinks only. Do not store it: it belongs to the
+    current run.
     """
     from langgraph.config import get_stream_writer
 
@@ -77,20 +78,20 @@ def stream_writer() -> Callable[[Event], None] | None:
     if not context.has_listener:
         return None
     outlet = context.outlet
-    taker: _Taker | None = context.event_handler
+    taker: _EventHandler | None = context.event_handler
     write: Callable[[Event], None] | None = None
     with suppress(RuntimeError, KeyError):
         write = get_stream_writer()
     if write is None and outlet is None:
         return None
     if taker is not None and write is not None:
-        # The first to look is the node that begins the turn.
+        # The first caller is the node that starts the turn.
         taker.writer = taker.writer or write
         if write is taker.writer:
-            write = taker.take
+            write = taker.handle
 
     def send(event: Event) -> None:
-        # A piece of the answer is content, and shows no secret by itself.
+        # Answer tokens are content. A single token cannot be recognized as a secret.
         event = event if event.get("event_type") == "answer_token" else mask_data(event)
         event = outlet(event) if outlet is not None else event
         if write is not None:
@@ -100,32 +101,32 @@ def stream_writer() -> Callable[[Event], None] | None:
 
 
 def emit(event: Event) -> None:
-    """Send one event to the custom stream of the current run, if there is one."""
+    """Send one event to the custom stream of the current run. Without a run this does nothing."""
     send = stream_writer()
     if send is not None:
         send(event)
 
 
 class Streamer:
-    """Sends status events of one component. Made by :func:`get_streamer`."""
+    """Emitter of status events for one component, created by :func:`get_streamer`."""
 
     def __init__(self, source: str, component: str, state: Mapping[str, Any] | None) -> None:
         self._base = {"source": source, "component": component, **_position(component, state)}
 
     def status(self, message: str, **fields: Any) -> None:
-        """Say what is being done now."""
+        """Report the current activity."""
         self._send(message, **fields)
 
     def success(self, message: str, **fields: Any) -> None:
-        """Say that the component finished its work."""
+        """Report that the component has finished."""
         self._send(message, complete=True, **fields)
 
     def warning(self, message: str, **fields: Any) -> None:
-        """Say that something is odd but the work goes on."""
+        """Report a problem that does not stop the component."""
         self._send(message, warning=True, **fields)
 
     def error(self, message: str, data: Mapping[str, Any] | None = None) -> None:
-        """Say that the work failed."""
+        """Report that the component failed."""
         self._send(message, error=True, data=dict(data) if data else None)
 
     def _send(self, message: str, **fields: Any) -> None:
@@ -143,9 +144,9 @@ def get_streamer(source: str, component: str, state: Mapping[str, Any] | None = 
     """Return a streamer for a component.
 
     Args:
-        source: Where the component belongs, such as ``"framework"``.
-        component: The component's name.
-        state: The graph's state; tells which step of how many the events belong to.
+        source: Group of the component, such as ``"framework"``.
+        component: Name of the component.
+        state: State of the graph, from which the position in the plan is read.
 
     >>> get_streamer("framework", "classifier").status("Choosing")  # no run: nothing happens
     """
@@ -158,7 +159,7 @@ def _position(component: str, state: Mapping[str, Any] | None) -> dict[str, Any]
     if (running := run_context().step_position) is not None:
         return {"step": running[0] + 1, "total_steps": running[1], "phase": "Execution"}
     plan = (state or {}).get("planning_execution_plan")
-    # A caller may have brought anything as a plan; it is refused elsewhere, not here.
+    # The caller's plan may have any form. It is validated elsewhere.
     steps = plan.get("steps") if isinstance(plan, Mapping) else None
     if not isinstance(steps, list) or not steps:
         return {"phase": "Execution"}

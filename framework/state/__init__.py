@@ -1,4 +1,4 @@
-"""The graph's state, its reducers and typed access to context data."""
+"""State of the graph: keys, reducers, and typed access to context data."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The graph's state: flat, prefixed keys that hold plain JSON-able values."""
+"""Schema of the graph's state: flat, prefixed keys with plain JSON values."""
 
 from functools import cache, partial
 from typing import Annotated, Any
@@ -24,16 +24,15 @@ from capgraph.state.state_schema import CallerInput, Key, StateSchema
 
 _Turn = partial(Key, lifetime="turn")
 SNAPSHOT_FREQUENCY = 200
-"""What a thread keeps is saved as it comes, and as a whole once in so many writes."""
+"""Number of writes to a thread-scoped key after which its full value is stored."""
 
 
 class AgentState(TypedDict, total=False):
-    """Every key that a node may read or write, with who writes it and how long it lives.
+    """All keys that nodes read and write, with their writer and lifetime.
 
-    What lives as long as its thread and grows with it is saved write by write
-    (``DeltaChannel``), so a turn of a long thread writes what a turn of a short one writes. All
-    other keys are emptied by the node that begins a turn. Keys that parallel steps write have
-    reducers.
+    Thread-scoped keys that grow are stored as deltas (``DeltaChannel``), so the cost of a turn does not
+    depend on the length of its thread. All other keys are reset when a turn begins. Keys that parallel
+    steps write have reducers.
     """
 
     messages: Annotated[
@@ -53,38 +52,40 @@ class AgentState(TypedDict, total=False):
         Key("labels of the results, each with its source", "router"),
         DeltaChannel(merge_context_data, snapshot_frequency=SNAPSHOT_FREQUENCY),
     ]
-    agent_control: Annotated[dict[str, Any], Key("switches"), CallerInput, merge_by_key]
-    runtime_info: Annotated[dict[str, Any] | None, Key("counts of the thread", "begin_turn")]
+    agent_control: Annotated[
+        dict[str, Any], Key("switches of the caller"), CallerInput, merge_by_key
+    ]
+    runtime_info: Annotated[dict[str, Any] | None, Key("counters of the thread", "begin_turn")]
     status_updates: Annotated[
-        list[Any], _Turn("what a capability reports", "capabilities"), append_entries
+        list[Any], _Turn("messages that capabilities report", "capabilities"), append_entries
     ]
     progress_events: Annotated[
-        list[Any], _Turn("what a capability reports", "capabilities"), append_entries
+        list[Any], _Turn("messages that capabilities report", "capabilities"), append_entries
     ]
 
-    task_current_task: Annotated[str | None, _Turn("what is to be done", "task_extraction")]
+    task_current_task: Annotated[str | None, _Turn("task of the turn", "task_extraction")]
     task_depends_on_chat_history: Annotated[
         bool, _Turn("whether the task refers to earlier messages", "task_extraction")
     ]
     task_depends_on_user_memory: Annotated[
-        bool, _Turn("whether the task refers to what is remembered", "task_extraction")
+        bool, _Turn("whether the task refers to stored memories", "task_extraction")
     ]
-    task_custom_message: Annotated[str | None, _Turn("the message that ends the turn", "any node")]
+    task_custom_message: Annotated[str | None, _Turn("final message of the turn", "any node")]
 
     planning_active_capabilities: Annotated[
-        list[str] | None, _Turn("chosen capabilities", "classifier")
+        list[str] | None, _Turn("selected capabilities", "classifier")
     ]
     planning_selection: Annotated[
-        dict[str, Any] | None, _Turn("why they were chosen", "classifier")
+        dict[str, Any] | None, _Turn("reasons for the selection", "classifier")
     ]
     planning_execution_plan: Annotated[
-        ExecutionPlan | None, _Turn("the plan", "orchestrator"), CallerInput
+        ExecutionPlan | None, _Turn("current plan", "orchestrator"), CallerInput
     ]
-    planning_accepted: Annotated[
-        str | None, _Turn("digest of the plan that was put in force", "orchestrator")
-    ]
+    planning_accepted: Annotated[str | None, _Turn("digest of the accepted plan", "orchestrator")]
     planning_excluded: Annotated[
-        dict[str, str], _Turn("capabilities that asked for another choice", "router"), merge_by_key
+        dict[str, str],
+        _Turn("capabilities that requested another selection", "router"),
+        merge_by_key,
     ]
     planning_current_step_index: Annotated[
         int, _Turn("index of the next step", "router"), last_write_wins
@@ -93,10 +94,11 @@ class AgentState(TypedDict, total=False):
         bool, _Turn("whether the plan was checked", "orchestrator")
     ]
     planning_notes: Annotated[
-        list[str], _Turn("what the outcome reports about the plan", "orchestrator"), append_entries
+        list[str], _Turn("remarks about the plan for the outcome", "orchestrator"), append_entries
     ]
     planning_missing: Annotated[
-        dict[str, str], _Turn("work that the planner wanted and no plan does", "orchestrator")
+        dict[str, str],
+        _Turn("work that the planner requested and no capability can do", "orchestrator"),
     ]
     planning_history: Annotated[
         list[dict[str, Any]], _Turn("earlier plans of the turn", "orchestrator"), append_entries
@@ -106,82 +108,94 @@ class AgentState(TypedDict, total=False):
         dict[str, dict[str, Any]], _Turn("records of steps by context key", "router"), merge_by_key
     ]
     execution_last_result: Annotated[
-        dict[str, Any] | None, _Turn("the last record", "router"), last_write_wins
+        dict[str, Any] | None, _Turn("record of the last step", "router"), last_write_wins
     ]
     execution_effects: Annotated[
-        dict[str, dict[str, Any]], _Turn("what was done to the world", "router"), merge_by_key
+        dict[str, dict[str, Any]], _Turn("effect records", "router"), merge_by_key
     ]
     execution_pending_approvals: Annotated[
-        dict[str, Any] | None, _Turn("steps that wait for a person", "router")
+        dict[str, Any] | None, _Turn("steps that wait for a decision", "router")
     ]
-    execution_start_time: Annotated[float | None, _Turn("when the turn began", "begin_turn")]
-    execution_total_time: Annotated[float | None, _Turn("seconds the turn took", "respond")]
+    execution_start_time: Annotated[float | None, _Turn("start time of the turn", "begin_turn")]
+    execution_total_time: Annotated[
+        float | None, _Turn("duration of the turn in seconds", "respond")
+    ]
     execution_outcome: Annotated[
-        dict[str, Any] | None, _Turn("how the turn ended", "the node that ends it")
+        dict[str, Any] | None, _Turn("outcome of the turn", "the final node")
     ]
     execution_answer: Annotated[
-        dict[str, Any] | None, _Turn("the answer in the form of answer_type", "respond")
+        dict[str, Any] | None, _Turn("answer as an answer_type instance", "respond")
     ]
 
-    approval_approved: Annotated[bool | None, _Turn("the last decision", "approval")]
-    approved_payload: Annotated[dict[str, Any] | None, _Turn("what was agreed to", "approval")]
+    approval_approved: Annotated[bool | None, _Turn("last decision", "approval")]
+    approved_payload: Annotated[dict[str, Any] | None, _Turn("approved data", "approval")]
     approval_decisions: Annotated[
-        dict[str, dict[str, Any]], _Turn("decisions by context key", "approval"), merge_by_key
+        dict[str, dict[str, Any]],
+        _Turn("approval decisions by context key", "approval"),
+        merge_by_key,
     ]
 
-    control_turn: Annotated[dict[str, Any] | None, Key("id and number of the turn", "begin_turn")]
+    control_turn: Annotated[dict[str, Any] | None, Key("ID and number of the turn", "begin_turn")]
     control_labels: Annotated[
         dict[str, str],
-        Key("labels of all that steps left behind, each with its source", "router"),
+        Key("labels of all step results, each with its source", "router"),
         merge_by_key,
     ]
     control_begun: Annotated[
         list[str],
-        Key("marks of the messages that opened turns", "begin_turn"),
+        Key("IDs of the messages that opened turns", "begin_turn"),
         DeltaChannel(append_all, snapshot_frequency=SNAPSHOT_FREQUENCY),
     ]
     control_budget: Annotated[
-        dict[str, int], _Turn("what the turn has used up", "every node"), merge_counters
+        dict[str, int], _Turn("counters of the turn", "every node"), merge_counters
     ]
     control_has_error: Annotated[
         bool, _Turn("whether something failed", "any node"), last_write_wins
     ]
     control_error_info: Annotated[
-        dict[str, Any] | None, _Turn("what failed", "any node"), last_write_wins
+        dict[str, Any] | None, _Turn("last unhandled failure", "any node"), last_write_wins
     ]
-    control_last_error: Annotated[dict[str, Any] | None, _Turn("the last failure", "router")]
+    control_last_error: Annotated[dict[str, Any] | None, _Turn("last handled failure", "router")]
     control_attempts: Annotated[
-        dict[str, int], _Turn("failed tries by step or node", "router"), merge_by_key
+        dict[str, int], _Turn("failed attempts by step or node", "router"), merge_by_key
     ]
-    control_retry_count: Annotated[int, _Turn("retries of the turn", "router"), last_write_wins]
+    control_retry_count: Annotated[
+        int, _Turn("number of retries in the turn", "router"), last_write_wins
+    ]
     control_current_step_retry_count: Annotated[
-        int, _Turn("retries of the step", "router"), last_write_wins
+        int, _Turn("number of retries of the step", "router"), last_write_wins
     ]
-    control_max_retries: Annotated[int | None, _Turn("retries beyond the first try", "any node")]
-    control_plans_created_count: Annotated[int, _Turn("plans of the turn", "orchestrator")]
-    control_reclassification_count: Annotated[int, _Turn("choices made again", "classifier")]
-    control_reclassification_reason: Annotated[str | None, _Turn("why to choose again", "any node")]
-    control_goto: Annotated[str | None, _Turn("where a node of one's own goes", "any node")]
-    control_next_node: Annotated[str | None, _Turn("where the router goes", "router")]
-    control_routing_count: Annotated[int, _Turn("decisions of the router", "router")]
+    control_max_retries: Annotated[int | None, _Turn("maximum number of retries", "any node")]
+    control_plans_created_count: Annotated[
+        int, _Turn("number of plans in the turn", "orchestrator")
+    ]
+    control_reclassification_count: Annotated[
+        int, _Turn("number of repeated selections", "classifier")
+    ]
+    control_reclassification_reason: Annotated[
+        str | None, _Turn("reason for another selection", "any node")
+    ]
+    control_goto: Annotated[str | None, _Turn("next node that a custom node requested", "any node")]
+    control_next_node: Annotated[str | None, _Turn("next node that the router chose", "router")]
+    control_routing_count: Annotated[int, _Turn("number of routing decisions", "router")]
     control_is_killed: Annotated[
         bool, _Turn("whether the turn is stopped", "any node"), last_write_wins
     ]
     control_kill_reason: Annotated[
-        str | None, _Turn("why it is stopped", "any node"), last_write_wins
+        str | None, _Turn("reason for stopping the turn", "any node"), last_write_wins
     ]
     control_undo: Annotated[
-        dict[str, Any] | None, _Turn("what a person is offered to undo after a failure", "router")
+        dict[str, Any] | None, _Turn("undo steps that are offered after a failure", "router")
     ]
     control_is_awaiting_validation: Annotated[
-        bool, _Turn("whether a person is asked about the plan", "orchestrator")
+        bool, _Turn("whether the plan waits for approval", "orchestrator")
     ]
     control_validation_context: Annotated[
-        dict[str, Any] | None, _Turn("which plan is asked about", "orchestrator")
+        dict[str, Any] | None, _Turn("plan that waits for approval", "orchestrator")
     ]
 
     control_validation_timestamp: Annotated[
-        str | None, _Turn("when it was asked about", "orchestrator")
+        str | None, _Turn("time of the approval request for the plan", "orchestrator")
     ]
 
     ui_captured_notebooks: Annotated[
@@ -193,46 +207,47 @@ class AgentState(TypedDict, total=False):
     ui_launchable_commands: Annotated[
         list[Any], _Turn("commands to offer", "capabilities"), append_entries
     ]
-    ui_agent_context: Annotated[dict[str, Any] | None, _Turn("what a front end adds", "any node")]
+    ui_agent_context: Annotated[dict[str, Any] | None, _Turn("data from the front end", "any node")]
 
 
 _SCHEMA = StateSchema.of(AgentState)
 STATE_KEYS = _SCHEMA.names
 
 
-_READ_ELSEWHERE = frozenset({"messages", "planning_execution_plan"})
+_VALIDATED_ELSEWHERE = frozenset({"messages", "planning_execution_plan"})
 
 
 def check_state_value(name: str, value: Any, writer: str) -> Any:
-    """Return what a node writes under a key of ``AgentState`` in the form that the key has.
+    """Return the value that a node writes to a key of ``AgentState``, converted to the key's type.
 
-    A reducer that met something else would end the run with an error that names nobody.
+    Without this check, an invalid value would fail in a reducer, whose error does not name the writer.
 
     Args:
-        name: The key; keys of one's own come back as they are.
+        name: The key. Values of other keys are returned unchanged.
         value: Plain data.
         writer: Name of the node.
 
     Raises:
-        ValidationError: It has another form.
+        ValidationError: The value does not match the type of the key.
 
     >>> check_state_value("status_updates", ["half done"], "monitoring")
     ['half done']
     """
-    if value is None or name not in STATE_KEYS or name in _READ_ELSEWHERE:
+    if value is None or name not in STATE_KEYS or name in _VALIDATED_ELSEWHERE:
         return value
     try:
-        return _form(name).validate_python(value)
+        return _adapter(name).validate_python(value)
     except PydanticError as exc:
-        told = exc.errors(include_url=False, include_input=False)[0]
-        place = ".".join([name, *(str(part) for part in told["loc"])])
+        error = exc.errors(include_url=False, include_input=False)[0]
+        path = ".".join([name, *(str(part) for part in error["loc"])])
         raise ValidationError(
-            f"{writer!r} wrote {name}={value!r:.80}, which has another form: {place}:"
-            f" {told['msg']}.",
+            f"{writer!r} wrote an invalid value to the state key {name!r}: {value!r:.80}. {path}:"
+            f" {error['msg']}.",
             fix="See the table of state keys in the documentation (reference/state).",
+            facts={"key": name, "writer": writer},
         ) from None
 
 
 @cache
-def _form(name: str) -> TypeAdapter[Any]:
+def _adapter(name: str) -> TypeAdapter[Any]:
     return TypeAdapter(_SCHEMA.keys[name].type)

@@ -1,4 +1,4 @@
-"""How parallel writes to one state key come together."""
+"""Reducers, which merge parallel writes to a state key."""
 
 from __future__ import annotations
 
@@ -18,19 +18,17 @@ from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
 from capgraph.base.errors import ValidationError
 
-_MESSAGES = uuid.UUID("7d0f7f0e-5d1c-5b6e-9f55-6a1f3c7b2e10")
+_ID_NAMESPACE = uuid.UUID("7d0f7f0e-5d1c-5b6e-9f55-6a1f3c7b2e10")
 ContextData = dict[str, dict[str, dict[str, Any]]]
 
 
 def merge_context_data(
     current: ContextData | None, updates: Sequence[ContextData | None]
 ) -> ContextData:
-    """Merge updates of context data by type and key; a key that comes again replaces its entry.
+    """Merge updates of context data by type and key. A later entry repositions an earlier one.
 
-    ``None`` removes an entry.
-
-    Only the two levels that change are copied, so a merge costs the number of entries of the
-    touched types and never the size of the data.
+    ``None`` removes an entry. Only the two levels that change are copied, so the cost depends on the
+    number of entries of the changed types and not on the size of the data.
 
     >>> merge_context_data({"A": {"x": 1}}, [{"A": {"y": 2}}, None, {"B": {"z": 3}}])
     {'A': {'x': 1, 'y': 2}, 'B': {'z': 3}}
@@ -51,14 +49,14 @@ def merge_context_data(
 
 
 def merge_messages(current: list[AnyMessage] | None, updates: Sequence[Any]) -> list[AnyMessage]:
-    """Add messages as LangGraph's ``add_messages`` does, many updates at once.
+    """Add messages like LangGraph's ``add_messages``, for many updates at once.
 
-    A message with a known id takes the place of that message, ``RemoveMessage`` takes one away. A
-    message without an id is given one that follows from its place and what it says: a thread is
-    rebuilt from what was written to it, and must come out the same every time.
+    A message with a known ID repositions that message, and ``RemoveMessage`` removes one. A message without
+    an ID receives one that depends only on its position and content. The state is rebuilt from the
+    stored writes and must be the same each time.
 
     Raises:
-        ValidationError: A message that is not there is to be removed.
+        ValidationError: ``RemoveMessage`` names an unknown message.
 
     >>> [m.content for m in merge_messages([], [[("user", "Hello")], ("ai", "Hi")])]
     ['Hello', 'Hi']
@@ -67,57 +65,59 @@ def merge_messages(current: list[AnyMessage] | None, updates: Sequence[Any]) -> 
     True
     """
     merged: list[Any] = list(current or ())
-    places: dict[str, int] = {message.id: place for place, message in enumerate(merged)}
+    positions: dict[str, int] = {message.id: position for position, message in enumerate(merged)}
     for update in updates:
-        gone: set[str] = set()
+        removed: set[str] = set()
         for message in _messages(update):
             if isinstance(message, RemoveMessage):
                 if message.id == REMOVE_ALL_MESSAGES:
-                    merged, places, gone = [], {}, set()
-                elif message.id in places:
-                    gone.add(message.id)
+                    merged, positions, removed = [], {}, set()
+                elif message.id in positions:
+                    removed.add(message.id)
                 else:
                     raise ValidationError(
-                        f"The message {message.id!r} cannot be removed: there is none.",
-                        fix="Take the id of a message of the state.",
+                        f"The message {message.id!r} cannot be removed: no message has this ID.",
+                        fix="Use the ID of a message in the state.",
                     )
                 continue
             if message.id is None:
-                message.id = _id(message, len(merged), places)
-            gone.discard(message.id)
-            if message.id in places:
-                merged[places[message.id]] = message
+                message.id = _create_id(message, len(merged), positions)
+            removed.discard(message.id)
+            if message.id in positions:
+                merged[positions[message.id]] = message
             else:
-                places[message.id] = len(merged)
+                positions[message.id] = len(merged)
                 merged.append(message)
-        if gone:
-            merged = [message for message in merged if message.id not in gone]
-            places = {message.id: place for place, message in enumerate(merged)}
+        if removed:
+            merged = [message for message in merged if message.id not in removed]
+            positions = {message.id: position for position, message in enumerate(merged)}
     return merged
 
 
 def _messages(update: Any) -> list[Any]:
-    given = update if isinstance(update, list) else [update]
-    if all(isinstance(one, BaseMessage) and not isinstance(one, BaseMessageChunk) for one in given):
-        return given
+    items = update if isinstance(update, list) else [update]
+    if all(
+        isinstance(item, BaseMessage) and not isinstance(item, BaseMessageChunk) for item in items
+    ):
+        return items
     return [
-        message_chunk_to_message(one) if isinstance(one, BaseMessageChunk) else one
-        for one in convert_to_messages(given)
+        message_chunk_to_message(item) if isinstance(item, BaseMessageChunk) else item
+        for item in convert_to_messages(items)
     ]
 
 
-def _id(message: BaseMessage, place: int, taken: Mapping[str, int]) -> str:
-    said = f"{place}\0{message.type}\0{message.content}"
-    found = uuid.uuid5(_MESSAGES, said)
-    while str(found) in taken:
-        found = uuid.uuid5(_MESSAGES, f"{found}\0{said}")
-    return str(found)
+def _create_id(message: BaseMessage, position: int, positions: Mapping[str, int]) -> str:
+    content = f"{position}\0{message.type}\0{message.content}"
+    message_id = uuid.uuid5(_ID_NAMESPACE, content)
+    while str(message_id) in positions:
+        message_id = uuid.uuid5(_ID_NAMESPACE, f"{message_id}\0{content}")
+    return str(message_id)
 
 
 def merge_by_key(
     current: Mapping[str, Any] | None, update: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Merge two mappings; the newer value of a key wins.
+    """Merge two mappings. Values of the update take precedence.
 
     >>> merge_by_key({"a": 1, "b": 1}, {"b": 2})
     {'a': 1, 'b': 2}
@@ -126,7 +126,7 @@ def merge_by_key(
 
 
 def append_entries(current: list[Any] | None, update: list[Any] | None) -> list[Any]:
-    """Append the new entries.
+    """Append the entries of the update.
 
     >>> append_entries([1], [2, 3])
     [1, 2, 3]
@@ -135,7 +135,7 @@ def append_entries(current: list[Any] | None, update: list[Any] | None) -> list[
 
 
 def last_write_wins(current: Any, update: Any) -> Any:
-    """Let the write that comes last count, where several nodes may write at once.
+    """Return the update. For keys that several nodes may write in one step.
 
     >>> last_write_wins(1, 2)
     2
@@ -146,7 +146,7 @@ def last_write_wins(current: Any, update: Any) -> Any:
 def merge_counters(
     current: Mapping[str, int] | None, update: Mapping[str, int] | None
 ) -> dict[str, int]:
-    """Merge counters that only grow: a smaller number changes nothing.
+    """Merge counters that never decrease. A smaller value is ignored.
 
     >>> merge_counters({"plans": 2}, {"plans": 0, "attempts": 1})
     {'plans': 2, 'attempts': 1}
@@ -158,7 +158,7 @@ def merge_counters(
 
 
 def append_all(current: list[Any] | None, updates: Sequence[Sequence[Any] | None]) -> list[Any]:
-    """Append many updates at once, as :func:`append` does one by one.
+    """Append the entries of many updates, like repeated calls of :func:`append_entries`.
 
     >>> append_all(["a"], [["b"], None, ["c"]])
     ['a', 'b', 'c']

@@ -1,7 +1,7 @@
-"""Reads a state class: its keys, how their writes come together, and how long they live.
+"""Schema of a state class: its keys, their reducers, and their lifetimes.
 
-What a state class says in its annotations is the one table of state keys. The graph's schema, the
-reset at the start of a turn, what a caller may send and the documentation follow from it.
+The annotations of a state class are the only source. The schema of the graph, the reset at the start
+of a turn, the keys that callers may send, and the documentation are derived from them.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from langgraph.types import Overwrite
 from capgraph.base.errors import ConfigurationError
 
 Lifetime = Literal["turn", "thread"]
-_READ: WeakKeyDictionary[type[Any], StateSchema] = WeakKeyDictionary()
+_SCHEMAS: WeakKeyDictionary[type[Any], StateSchema] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Says about a state key what its type does not: ``Annotated[T, Key(…), reducer]``.
+    """Metadata of a state key, in its annotation: ``Annotated[T, Key(…), reducer]``.
 
     Attributes:
-        description: What it holds.
-        writer: Who writes it.
-        lifetime: ``turn``: emptied when the next turn begins; ``thread``: kept.
-        from_caller: Whether a caller may send it.
+        description: What the key contains.
+        writer: Which node writes it.
+        lifetime: ``turn`` (reset when the next turn begins) or ``thread``.
+        from_caller: True if callers may send it.
     """
 
     description: str = ""
@@ -52,20 +52,20 @@ class Key:
 
 
 CallerInput: Final = Key(writer="the caller", from_caller=True)
-"""Marks a key of one's own state class that a caller may send: ``Annotated[T, CallerInput]``."""
+"""Marks a custom state key that callers may send: ``Annotated[T, CallerInput]``."""
 TurnScoped: Final = Key(lifetime="turn")
-"""Marks a key of one's own state class that is emptied when a turn begins."""
+"""Marks a custom state key that is reset when a turn begins."""
 
 
 class StateKey(NamedTuple):
-    """One key of a state.
+    """One key of a state class.
 
     Attributes:
-        name: The key.
+        name: Name of the key.
         type: Its type, without annotations.
-        reducer: What brings parallel writes together: a function or a LangGraph channel; ``None``
-            when the last write wins and two at once are an error.
-        metadata: Lifetime, writer and meaning.
+        reducer: Function or LangGraph channel that merges parallel writes. None if a parallel write is
+            an error.
+        metadata: Description, writer, and lifetime.
     """
 
     name: str
@@ -75,7 +75,7 @@ class StateKey(NamedTuple):
 
     @property
     def empty_value(self) -> Any:
-        """What it holds when nothing has been written: ``False``, 0, an empty container or ``None``."""
+        """Value of the key before the first write: ``False``, 0, an empty container, or None."""
         kind = get_origin(self.type) or self.type
         if kind in (Union, UnionType):
             return None
@@ -84,21 +84,21 @@ class StateKey(NamedTuple):
         return None
 
     def reset(self) -> Any:
-        """Return the write that empties it."""
+        """Return the write that resets the key."""
         return Overwrite(self.empty_value) if self.reducer is not None else self.empty_value
 
 
 class StateSchema:
-    """The keys of a state class: ``AgentState`` or a subclass with keys of one's own.
+    """Keys of a state class: ``AgentState``, or a subclass with further keys.
 
-    Keys of one's own live as long as their thread, as everywhere in LangGraph, unless they are
-    marked ``TurnScoped``; a caller may send those marked ``CallerInput``. The reducer stands last.
+    As in LangGraph, the keys of a subclass are thread-scoped, unless they are marked ``TurnScoped``.
+    Callers may send those marked ``CallerInput``. A reducer must be the last annotation.
 
     Args:
         cls: A ``TypedDict`` class.
 
     Raises:
-        ConfigurationError: An annotation cannot be used.
+        ConfigurationError: An annotation is invalid.
 
     >>> from capgraph.state import AgentState
     >>> schema = StateSchema.of(AgentState)
@@ -116,56 +116,56 @@ class StateSchema:
 
     @classmethod
     def of(cls, state: type[Any]) -> StateSchema:
-        """Return the keys of a state class, read once."""
-        found = _READ.get(state)
-        if found is None:
-            found = _READ[state] = cls(state)
-        return found
+        """Return the schema of a state class. The result is cached."""
+        schema = _SCHEMAS.get(state)
+        if schema is None:
+            schema = _SCHEMAS[state] = cls(state)
+        return schema
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """Every key."""
+        """Names of all keys."""
         return frozenset(self.keys)
 
     @cached_property
     def reduced_keys(self) -> frozenset[str]:
-        """Keys that parallel steps may write."""
+        """Keys with a reducer, which parallel steps may write."""
         return frozenset(name for name, key in self.keys.items() if key.reducer is not None)
 
     @cached_property
     def thread_keys(self) -> frozenset[str]:
-        """Keys that live as long as their thread."""
+        """Thread-scoped keys."""
         return frozenset(n for n, key in self.keys.items() if key.metadata.lifetime == "thread")
 
     @cached_property
     def caller_keys(self) -> frozenset[str]:
-        """Keys that a caller may send."""
+        """Keys that callers may send."""
         return frozenset(name for name, key in self.keys.items() if key.metadata.from_caller)
 
     @cached_property
     def one_turn_caller_keys(self) -> frozenset[str]:
-        """Keys of one's own that a caller sends for one turn: emptied where they come in."""
+        """Custom keys that callers send for one turn. They are reset when the input arrives."""
         return self.caller_keys - self.thread_keys - {"planning_execution_plan"}
 
     @cached_property
-    def _of_turn(self) -> tuple[StateKey, ...]:
+    def _turn_keys(self) -> tuple[StateKey, ...]:
         return tuple(key for name, key in self.keys.items() if name not in self.thread_keys)
 
     def reset(self, state: Mapping[str, Any], keep: frozenset[str] = frozenset()) -> dict[str, Any]:
-        """Return the update that begins a turn: everything empty but what survives.
+        """Return the update that begins a turn: it resets all turn-scoped keys.
 
         Args:
-            state: The state as the last turn left it; what is empty is not written again.
-            keep: Keys to leave alone, such as a plan that the caller brought.
+            state: State at the end of the last turn. Empty keys are not written.
+            keep: Keys to keep, such as a plan that the caller sent.
         """
         return {
             key.name: key.reset()
-            for key in self._of_turn
+            for key in self._turn_keys
             if key.name not in keep and state.get(key.name)
         }
 
     def to_markdown(self) -> str:
-        """Return the keys as a table in Markdown."""
+        """Return the keys as a Markdown table."""
         lines = ["| key | holds | lives | written by | parallel writes |", "|---|---|---|---|---|"]
         for name, key in self.keys.items():
             merged = "merged" if key.reducer is not None else "-"
@@ -190,8 +190,9 @@ def _read(cls: type[Any], name: str, hint: Any) -> StateKey:
     channels = [mark for mark in marks if isinstance(mark, BaseChannel)]
     if any(callable(mark) and not isinstance(mark, BaseChannel) for mark in marks[:-1]):
         raise ConfigurationError(
-            f"The reducer of {cls.__name__}.{name} does not stand last, so LangGraph would not see"
-            f" it. Fix: write Annotated[{getattr(kind, '__name__', kind)}, CallerInput, reducer]."
+            f"The reducer of {cls.__name__}.{name} is not the last annotation, so LangGraph would"
+            " ignore it.",
+            fix=f"Write Annotated[{getattr(kind, '__name__', kind)}, CallerInput, reducer].",
         )
     reducer = channels[0] if channels else marks[-1] if callable(marks[-1]) else None
     key = Key(

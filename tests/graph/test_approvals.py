@@ -132,7 +132,7 @@ async def test_one_question_for_a_wave(desk: Any, step: Any, work: dict[str, lis
         ({"a": {"decision": "respond"}}, "needs a message"),
         ({"a": {"decision": "rerun"}}, "no answer for step"),
         ({"a": {"decision": "approve", "remember": {}}}, "without a store"),
-        ({"a": ["approve"]}, "does not fit"),
+        ({"a": ["approve"]}, "is invalid"),
     ],
 )
 async def test_an_answer_that_does_not_fit_changes_nothing_and_says_why(
@@ -388,7 +388,7 @@ async def test_a_time_out_of_a_once_step_is_a_question(
     out = await _answer(line, {"a": {"decision": "done"}})
     assert "give it in 'outputs'" in " ".join(_question(out)["problems"])
     out = await _answer(line, {"a": {"decision": "done", "outputs": {"RECEIPT": {"paid": "x"}}}})
-    assert "does not fit Receipt" in " ".join(_question(out)["problems"])
+    assert "not a valid Receipt" in " ".join(_question(out)["problems"])
     out = await _answer(line, {"a": {"decision": "done", "outputs": {"RECEIPT": {"paid": 9}}}})
     assert out["execution_outcome"]["status"] == "completed"
     assert work == {"paid": ["sent"], "looked": [9, 9]}

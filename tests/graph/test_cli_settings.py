@@ -64,7 +64,7 @@ def test_the_schema_knows_every_key_and_says_what_it_means(capgraph):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("name: a\nname: b\n", "'name' is given twice, in lines 1 and 2"),
+        ("name: a\nname: b\n", "'name' occurs twice, in lines 1 and 2"),
         ("limits: {max_paralel: 2}\n", "write 'max_parallel'"),
         ("limits: {max_parallel: true}\n", "limits.max_parallel"),
         ("limits: {run_timeout_seconds: .inf}\n", "limits.run_timeout_seconds"),

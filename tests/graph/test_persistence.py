@@ -376,7 +376,7 @@ async def test_context_that_no_longer_fits_is_named(
     made = agent(Note, Read, plans=[plan], checkpointer=saver, given=["NOTE"])
     out = await made.ask()
     assert out["execution_outcome"]["status"] == "failed"
-    assert "NOTE.a does not fit Note: author: Field required" in out["messages"][-1].content
+    assert "NOTE.a is not a valid Note: author: Field required" in out["messages"][-1].content
 
 
 # --- looking after threads -----------------------------------------------------------------

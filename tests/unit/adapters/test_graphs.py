@@ -175,7 +175,7 @@ def test_keys_that_the_graph_does_not_have_are_an_error_at_once() -> None:
 
 @pytest.mark.parametrize(
     ("left", "said"),
-    [({}, "ended without total"), ({"total": "much"}, "does not fit Price: total")],
+    [({}, "ended without total"), ({"total": "much"}, "not a valid Price: total")],
 )
 async def test_what_the_graph_does_not_leave_fails_the_step(left: Any, said: str) -> None:
     inner = StateGraph(State).add_sequence([("node", lambda state: left)])

@@ -231,11 +231,11 @@ def test_a_type_with_a_serializer_and_a_validator_is_kept() -> None:
             r"output ANYTHING of step 'k': field 'y'.*of type object.*serializer",
         ),
         (Anything(y={"deep": [2**70]}), r"output ANYTHING of step 'k'\.y\.deep\[0\].*71 bits"),
-        (Grid(cells=np.eye(2)), r"does not fit Grid.*cells.*needs a validator"),
+        (Grid(cells=np.eye(2)), r"not a valid Grid.*cells.*also needs a validator"),
         (Login(user="ada", secret="pw"), r"field 'secret' is a secret.*serializer"),  # type: ignore[arg-type]
         (Anything(x=[SecretStr("pw")]), r"field 'x' is a secret"),
         (Anything(y={"deep": Login(user="a", secret="pw")}), r"'deep'.*'secret' is a secret"),  # type: ignore[arg-type]
-        (OneWay(n=1), r"does not fit OneWay: n:.*needs a validator"),
+        (OneWay(n=1), r"not a valid OneWay: n:.*also needs a validator"),
     ],
 )
 @pytest.mark.parametrize("registered", [True, False])

@@ -126,7 +126,7 @@ def test_what_has_no_place_is_an_error(
 
 
 def test_an_output_that_does_not_fit_its_type_is_an_error() -> None:
-    with pytest.raises(ValidationError, match="READING of step 'k' does not fit"):
+    with pytest.raises(ValidationError, match="READING of step 'k' is not a valid"):
         sort({"READING": {"valu": 1}}, "READING")
 
 

@@ -125,7 +125,7 @@ def test_context_of_an_unregistered_type_is_kept_as_plain_data() -> None:
 
 
 def test_context_is_checked_on_the_way_out() -> None:
-    with pytest.raises(ValidationError, match=r"READING\.old does not fit Reading.*Fix:"):
+    with pytest.raises(ValidationError, match=r"READING\.old is not a valid Reading.*Fix:"):
         load_context("READING", "old", {"version": 0}, TYPES)
 
 

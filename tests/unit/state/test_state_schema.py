@@ -78,7 +78,7 @@ def test_a_reducer_that_langgraph_would_not_see_is_refused() -> None:
     class Wrong(AgentState, total=False):
         notes: Annotated[list[str], append_entries, CallerInput]
 
-    with pytest.raises(ConfigurationError, match=r"Wrong\.notes does not stand last"):
+    with pytest.raises(ConfigurationError, match=r"Wrong\.notes is not the last annotation"):
         StateSchema.of(Wrong)
 
 
