@@ -1,4 +1,4 @@
-"""capgraph: capability classes become a LangGraph agent that checks its plan before it runs it."""
+"""capgraph turns capability classes into a LangGraph agent that checks its plans before they run."""
 
 import importlib
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from capgraph.planning import Recipe as Recipe
     from capgraph.registry import Registry as Registry
 
-if __name__ == "framework":  # the folder itself is on the path, as in a checkout
+if __name__ == "framework":  # imported as a top-level package, as in a checkout
     importlib.import_module("capgraph.compat.framework_alias").install_framework_alias("framework")
 
 __getattr__, __dir__ = lazy_exports(

@@ -1,4 +1,4 @@
-"""``python -m capgraph``."""
+"""Entry point of ``python -m capgraph``."""
 
 from capgraph.cli.main import main
 

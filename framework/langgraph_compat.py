@@ -1,7 +1,7 @@
-"""All that touches private or undocumented parts of LangGraph, each part with a contract test.
+"""Access to private and undocumented parts of LangGraph.
 
-What stands here may change with a new LangGraph; ``tests/contract/test_langgraph_facts.py`` says
-so at once. Nothing else in the project reads such a name.
+These parts may change with a new version of LangGraph. ``tests/contract/test_langgraph_facts.py``
+detects such changes. No other module uses them.
 """
 
 from __future__ import annotations
@@ -44,52 +44,51 @@ from capgraph.configs.context_variables import set_context_variable
 
 T = TypeVar("T")
 Checkpointer: TypeAlias = BaseCheckpointSaver[Any] | bool | None
-"""Argument of ``compile``; LangGraph's own alias leaves out the type of versions."""
+"""Type of the ``checkpointer`` argument of ``compile``."""
 INTERRUPT = "__interrupt__"
-"""The channel of a checkpoint's writes that holds open questions."""
+"""Channel of a checkpoint's pending writes that contains open interrupts."""
 RESUME = "__resume__"
-"""The one that holds what was answered to a task's questions, in order."""
-_OF_NO_RESULT = frozenset({INTERRUPT, RESUME, "__error__", "__error_source_node__"})
-"""Those that hold what happened to a task, not what it gave."""
+"""Channel of the values that resumed a task's interrupts, in order."""
+_NON_RESULT_CHANNELS = frozenset({INTERRUPT, RESUME, "__error__", "__error_source_node__"})
+"""Channels of events in a task. They are not its result."""
 RETURN = "__return__"
-"""The one that holds what a task inside a node gave."""
+"""Channel of the return value of a task inside a node."""
 DELTA_COUNTERS = "counters_since_delta_snapshot"
-"""In a checkpoint's metadata: channel to updates and checkpoints since it was saved as a whole."""
-_OF_A_TASK = tuple(
+"""Metadata of a checkpoint: updates and checkpoints of each channel since its last full snapshot."""
+_TASK_KEYS = tuple(
     f"__pregel_{name}" for name in ("task_id", "resuming", "scratchpad", "read", "send", "call")
 )
 _NEXT_NODE = ("branch:to:", "__start__")
 
 
 def is_task(config: Mapping[str, Any]) -> bool:
-    """Tell whether a graph that is run with this configuration is run inside another's task.
+    """Return True if a graph with this configuration runs inside a task of another graph.
 
-    A graph that a node calls with a ``thread_id`` of its own is not: LangGraph drops the task.
-    A caller could write the name of a task; only the one that is running counts.
+    A graph that a node calls with its own ``thread_id`` does not. Callers could forge the task ID, so it
+    must be that of the running task.
     """
     named = (config.get("configurable") or {}).get("__pregel_task_id")
     return named is not None and named == _configurable().get("__pregel_task_id")
 
 
 def forged_task_keys(config: Mapping[str, Any]) -> list[str]:
-    """Name what only a running task can say of itself, where a configuration comes from none."""
+    """Return the keys that only a running task may set, if the configuration does not come from one."""
     named = config.get("configurable") or {}
-    return [] if is_task(config) else [name for name in _OF_A_TASK if name in named]
+    return [] if is_task(config) else [name for name in _TASK_KEYS if name in named]
 
 
 def outer_checkpoint(config: Mapping[str, Any]) -> str | None:
-    """Return the checkpoint of the outermost graph inside whose task this configuration runs."""
+    """Return the checkpoint ID of the outermost graph in whose task this configuration runs."""
     configurable = config.get("configurable") or {}
     found: Mapping[str, str] = configurable.get("checkpoint_map") or {}
     return found.get("") if is_task(config) else None
 
 
 def running_checkpoints(config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return namespace and id of the checkpoints on which the running superstep builds.
+    """Return namespace and ID of the checkpoints on which the running superstep builds.
 
-    That of the outermost graph is the first, that of the running one the last. There are none where
-    nothing is saved before the end. A task inside a node has a namespace, but no checkpoint of its
-    own: it builds on that of the graph.
+    The list begins with the outermost graph and ends with the running one. It is empty if nothing is
+    saved before the end of the run. A task inside a node has a namespace but no checkpoint.
     """
     configurable = config.get("configurable") or {}
     if configurable.get("__pregel_durability") == "exit":
@@ -100,12 +99,12 @@ def running_checkpoints(config: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def merged_config(graph: Any, config: RunnableConfig | None) -> RunnableConfig:
-    """Return the configuration that a run of a graph has: its own, the caller's, the outer one's."""
+    """Return the configuration of a run: that of the graph, the caller, and the outer graph."""
     return ensure_config(graph.config, config)
 
 
 def find_saver(graph: Any, config: Mapping[str, Any]) -> BaseCheckpointSaver[Any] | None:
-    """Return where a run of a graph is kept: with an outer graph, or at its own saver."""
+    """Return the saver of a run: that of the outer graph, or the graph's own."""
     if graph.checkpointer is False:
         return None
     own = graph.checkpointer if isinstance(graph.checkpointer, BaseCheckpointSaver) else None
@@ -113,7 +112,7 @@ def find_saver(graph: Any, config: Mapping[str, Any]) -> BaseCheckpointSaver[Any
 
 
 def inherited_saver(config: Mapping[str, Any]) -> BaseCheckpointSaver[Any] | None:
-    """Return the saver that an outer graph, or a server, lends to what runs inside."""
+    """Return the saver that an outer graph or a server passes to nested graphs."""
     found = (config.get("configurable") or {}).get("__pregel_checkpointer")
     return found if isinstance(found, BaseCheckpointSaver) else None
 
@@ -121,7 +120,7 @@ def inherited_saver(config: Mapping[str, Any]) -> BaseCheckpointSaver[Any] | Non
 def is_same_saver(
     first: BaseCheckpointSaver[Any] | None, second: BaseCheckpointSaver[Any] | None
 ) -> bool:
-    """Return whether two savers are one, or LangGraph's copies of it with other serializers."""
+    """Return True if two savers are identical, or LangGraph's copies with another serializer."""
     if first is second or first is None or second is None:
         return first is second is not None
     mine, theirs = ({**vars(saver), "serde": None} for saver in (first, second))
@@ -130,11 +129,11 @@ def is_same_saver(
 
 
 def cache_task(function: Any, owner: Any) -> None:
-    """Have LangGraph keep what it makes of a task's function, as long as the owner lives.
+    """Cache what LangGraph creates for a task function, for the lifetime of the owner.
 
-    It keeps this only for functions that can be imported, and makes it anew at every call of
-    others, which costs a tenth of a step. What a trace shows as input it finds out by the
-    function's signature at every call; here that is one argument, ``payload``.
+    LangGraph caches it only for importable functions and creates it again at every call of others, which
+    takes a tenth of a step's time. The trace input is computed without inspecting the signature: the
+    function has one argument, ``payload``.
     """
     key = (function, True)
     CACHE[key] = made = get_runnable_for_task(function)
@@ -151,7 +150,7 @@ STRICT_RESUME = {"__pregel_strict_resume": True}
 
 
 async def last_writer(saver: BaseCheckpointSaver[Any], config: RunnableConfig) -> str | None:
-    """Name the node that wrote last to a thread, as which LangGraph changes it by hand."""
+    """Return the node that last wrote to a thread. LangGraph applies manual updates as this node."""
     found = await saver.aget_tuple(config)
     seen = found.checkpoint["versions_seen"] if found is not None else {}
     marks = ((mark, node) for node, marks in seen.items() for mark in marks.values())
@@ -159,33 +158,33 @@ async def last_writer(saver: BaseCheckpointSaver[Any], config: RunnableConfig) -
 
 
 def has_next_node(values: Mapping[str, Any]) -> bool:
-    """Tell whether a checkpoint's values say that a node is to run next."""
+    """Return True if a checkpoint's values schedule a node."""
     return any(name.startswith(_NEXT_NODE) for name in values)
 
 
 def next_nodes(values: Mapping[str, Any]) -> list[str]:
-    """Name the nodes that are to run next, of a checkpoint's values."""
+    """Return the nodes that a checkpoint's values schedule."""
     start = _NEXT_NODE[0]
     return [name.removeprefix(start) for name in values if name.startswith(start)]
 
 
 def is_state_key(name: str) -> bool:
-    """Tell whether a channel is a key of the state, and not LangGraph's."""
+    """Return True if a channel is a key of the state, not one of LangGraph's own."""
     return not name.startswith(("__", "branch:"))
 
 
 def open_interrupts(writes: Any, *, include_answered: bool = False) -> list[Interrupt]:
-    """Return the questions among a checkpoint's pending writes that nobody has answered.
+    """Return the open interrupts among a checkpoint's pending writes.
 
-    The question of a task stays beside what the task gave once it had the answer, until the next
-    checkpoint is saved.
+    An answered interrupt remains beside the result of its task until the next checkpoint.
 
     Args:
         writes: The pending writes.
-        include_answered: Whether those count that were answered: somebody goes back to this checkpoint.
+        include_answered: Whether to include answered interrupts, for a run that goes back to this
+            checkpoint.
     """
     given = () if include_answered else writes or ()
-    ended = {task for task, channel, _ in given if channel not in _OF_NO_RESULT}
+    ended = {task for task, channel, _ in given if channel not in _NON_RESULT_CHANNELS}
     return [
         item
         for task, channel, value in writes or ()
@@ -195,12 +194,15 @@ def open_interrupts(writes: Any, *, include_answered: bool = False) -> list[Inte
 
 
 def is_resume_by_id(answer: Any) -> bool:
-    """Tell whether LangGraph takes an answer for answers by the ids of questions."""
+    """Return True if LangGraph treats a resume value as a mapping by interrupt ID."""
     return isinstance(answer, dict) and all(re.fullmatch("[0-9a-f]{32}", str(k)) for k in answer)
 
 
 def count_resume_values(writes: Any) -> list[tuple[str, int]]:
-    """Count the answers among a checkpoint's pending writes, by task: one that did not fit stays."""
+    """Return the number of resume values per task among a checkpoint's pending writes.
+
+    Invalid values remain there and count, too.
+    """
     return [
         (task, len(value) if isinstance(value, list) else 1)
         for task, channel, value in writes or ()
@@ -209,7 +211,7 @@ def count_resume_values(writes: Any) -> list[tuple[str, int]]:
 
 
 def run_input(checkpoint: CheckpointTuple) -> Mapping[str, Any] | None:
-    """Return what a run was given, of the checkpoint with which it began; ``None`` for a later one."""
+    """Return the input of a run from its first checkpoint, or None for a later checkpoint."""
     if checkpoint.metadata.get("source") == "loop":
         return None
     given = checkpoint.checkpoint["channel_values"].get("__start__")
@@ -217,13 +219,13 @@ def run_input(checkpoint: CheckpointTuple) -> Mapping[str, Any] | None:
 
 
 def postgres_cursor(saver: Any) -> AbstractAsyncContextManager[Any]:
-    """Open a cursor of a PostgreSQL saver, apart from its own transactions."""
+    """Open a cursor of a PostgreSQL saver, outside its own transactions."""
     cursor: AbstractAsyncContextManager[Any] = saver._cursor()
     return cursor
 
 
 def advance_checkpoint_ids(checkpoint_id: str) -> None:
-    """Make identities of new checkpoints sort after this one, whatever the clock says."""
+    """Ensure that new checkpoint IDs sort after this one, even if the clock was set back."""
     try:
         parsed = checkpoint_ids.UUID(hex=UUID(checkpoint_id).hex)
     except ValueError:
@@ -234,16 +236,16 @@ def advance_checkpoint_ids(checkpoint_id: str) -> None:
 
 
 def checkpoint_id_at(seconds: float) -> str:
-    """Return what sorts before every checkpoint id of a moment or later, and after all others."""
-    ticks = int(seconds * 10_000_000) + 0x01B21DD213814000  # since 1582, as such ids count
+    """Return a prefix that sorts before all checkpoint IDs from a time on, and after all earlier ones."""
+    ticks = int(seconds * 10_000_000) + 0x01B21DD213814000  # UUID time starts in 1582
     return f"{ticks >> 28:08x}-{ticks >> 12 & 0xFFFF:04x}-6{ticks & 0xFFF:03x}"
 
 
 def reset_task_counters() -> None:
-    """Set the running task back as LangGraph's own retry does, before a body is tried again.
+    """Reset the counters of the running task, as LangGraph's own retry does.
 
-    Its ``interrupt()`` calls count from the first again, so that they find the answers that are
-    there, and a graph that it calls goes on in the namespace that it had.
+    ``interrupt()`` calls are counted from the first again, so they find the existing answers. Nested
+    graphs keep their namespaces.
     """
     config = var_child_runnable_config.get()
     pad = ((config or {}).get("configurable") or {}).get("__pregel_scratchpad")
@@ -256,10 +258,10 @@ def reset_task_counters() -> None:
 
 @contextmanager
 def add_callbacks(*handlers: Any) -> Iterator[None]:
-    """Have handlers told of the models that are called inside, beside those of the run.
+    """Context manager: add callback handlers to the model calls in the block.
 
     Args:
-        *handlers: LangChain's callback handlers; one that the run has already is not told twice.
+        *handlers: LangChain callback handlers. Those that the run already has are skipped.
     """
     config = var_child_runnable_config.get()
     manager = config.get("callbacks") if config else None
@@ -279,16 +281,16 @@ def add_callbacks(*handlers: Any) -> Iterator[None]:
 
 
 def has_custom_stream() -> bool:
-    """Tell whether the custom stream of the graph that runs here goes anywhere.
+    """Return True if the custom stream of the running graph has a consumer.
 
-    Where nobody asked for it LangGraph hands out a function that holds nothing.
+    Without a consumer, LangGraph returns a writer that has no closure.
     """
     writer = get_stream_writer()
     return getattr(writer, "__closure__", writer) is not None
 
 
 def has_other_callbacks(*own_handlers: Any) -> bool:
-    """Tell whether anybody besides some handlers is told of what LangChain runs here."""
+    """Return True if the run has callback handlers besides the given ones."""
     manager = (var_child_runnable_config.get() or {}).get("callbacks")
     handlers = manager.handlers if isinstance(manager, BaseCallbackManager) else manager or ()
     return any(handler not in own_handlers for handler in handlers)
@@ -297,7 +299,7 @@ def has_other_callbacks(*own_handlers: Any) -> bool:
 def use_runtime_context(
     context: Any, configurable: Mapping[str, Any] | None = None
 ) -> AbstractContextManager[None]:
-    """Give the block, which is in no run, a caller's ``context=`` and ``configurable``."""
+    """Context manager: provide ``context=`` and ``configurable`` to code outside a run."""
     runtime: Any = Runtime(context=context)
     config: RunnableConfig | None = {
         "configurable": {**(configurable or {}), CONFIG_KEY_RUNTIME: runtime}
@@ -307,7 +309,7 @@ def use_runtime_context(
 
 @contextmanager
 def suppress_message_stream() -> Iterator[None]:
-    """Keep the words of models that are called inside the block out of the ``messages`` stream."""
+    """Context manager: exclude the model calls in the block from the ``messages`` stream."""
     config = var_child_runnable_config.get()
     manager = (config or {}).get("callbacks")
     if config is None or not isinstance(manager, BaseCallbackManager):
@@ -321,9 +323,10 @@ def suppress_message_stream() -> Iterator[None]:
 
 
 def write_message(message: AnyMessage) -> None:
-    """Write a message or a piece of one to the ``messages`` stream of the current run.
+    """Write a message or a message chunk to the ``messages`` stream of the current run.
 
-    Nothing happens outside of a run, inside of :func:`held_back`, and for a message without an id.
+    Outside a run, inside :func:`suppress_message_stream`, and for a message without an ID, this does
+    nothing.
     """
     config = var_child_runnable_config.get() or {}
     manager = config.get("callbacks")
@@ -334,9 +337,9 @@ def write_message(message: AnyMessage) -> None:
 
 
 def excludes_subgraph_messages() -> bool:
-    """Return True if the messages stream of the running graph leaves out those of nested graphs.
+    """Return True if the ``messages`` stream of the running graph excludes those of nested graphs.
 
-    What a nested graph streams then has to be passed on by :func:`write_message`.
+    Messages of nested graphs must then be forwarded with :func:`write_message`.
     """
     config = var_child_runnable_config.get() or {}
     manager = config.get("callbacks")
@@ -348,7 +351,7 @@ def excludes_subgraph_messages() -> bool:
 
 
 class _Counter:
-    """Counts from 0, as LangGraph's counters do."""
+    """Counter from 0, like LangGraph's own."""
 
     def __init__(self) -> None:
         self._count = itertools.count()
@@ -362,46 +365,48 @@ def _configurable() -> Mapping[str, Any]:
     return (config or {}).get("configurable") or {}
 
 
-_ASKED: weakref.WeakKeyDictionary[Any, Counter[tuple[str, int]]] = weakref.WeakKeyDictionary()
-"""How often the body of a running node asked for what; it ends with the run of the node."""
+_REQUEST_COUNTS: weakref.WeakKeyDictionary[Any, Counter[tuple[str, int]]] = (
+    weakref.WeakKeyDictionary()
+)
+"""Number of times that the body of a running node requested each name. It ends with the node's run."""
 
 
 def count_request(name: str, attempt: int) -> int:
-    """Return how often a try of the running node has asked for something, this time included.
+    """Count a request of the running node and return how often this attempt has made it.
 
     Args:
-        name: What it asks for.
-        attempt: Which try of the node it is; a retry of LangGraph's own keeps the rest.
+        name: Name of the request.
+        attempt: Number of the node's attempt. LangGraph's own retries do not reset it.
     """
     pad = _configurable().get("__pregel_scratchpad")
     if pad is None:
         return 1
-    # The one part of it that belongs to this run of the node alone and can be referred to weakly.
-    asked = _ASKED.setdefault(pad.get_null_resume, Counter())
-    asked[name, attempt] += 1
-    return asked[name, attempt]
+    # This attribute belongs to one run of the node and supports weak references.
+    counts = _REQUEST_COUNTS.setdefault(pad.get_null_resume, Counter())
+    counts[name, attempt] += 1
+    return counts[name, attempt]
 
 
-_HELD_BY_RUN: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+_NODE_RUN_VALUES: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
 
 def get_node_run_value(key: Any, make: Callable[[], T]) -> T | None:
-    """Return an object that ends with the run of the running node; ``None`` outside of one.
+    """Return a value that lives as long as the running node, or None outside a node.
 
     Args:
-        key: Names the object.
-        make: Makes it when it is first asked for.
+        key: Key of the value.
+        make: Function that creates the value on first use.
     """
     pad = _configurable().get("__pregel_scratchpad")
     if pad is None:
         return None
-    held = _HELD_BY_RUN.setdefault(pad.get_null_resume, {})
-    found: T = held[key] if key in held else held.setdefault(key, make())
-    return found
+    values = _NODE_RUN_VALUES.setdefault(pad.get_null_resume, {})
+    value: T = values[key] if key in values else values.setdefault(key, make())
+    return value
 
 
 def running_graph_channels() -> frozenset[str] | None:
-    """Return the state keys of the graph whose task is running; ``None`` when they are not known."""
+    """Return the state keys of the graph whose task is running. None if they are unknown."""
     read = _configurable().get("__pregel_read")
     args: Any = getattr(read, "args", ())
     if len(args) < 2 or not isinstance(args[1], Mapping):
@@ -417,7 +422,7 @@ def running_graph_messages() -> Sequence[Any]:
 
 
 def graph_keys(graph: Any) -> tuple[list[str], list[str]] | None:
-    """Return the keys that a compiled graph takes and leaves; ``None`` for one without a state."""
+    """Return the input keys and the output keys of a compiled graph. None if it has no state."""
     builder = getattr(graph, "builder", None)
     if builder is None:
         return None
@@ -425,31 +430,31 @@ def graph_keys(graph: Any) -> tuple[list[str], list[str]] | None:
 
 
 def count_available_answers() -> int:
-    """Return how many answers the running task has been given, a new one among them."""
+    """Return the number of answers that the running task has received, including a new one."""
     pad = _configurable().get("__pregel_scratchpad")
     if pad is None:
         return 0
-    # One without a name stays where it was written, also when later ones have names.
+    # An answer without an ID stays where it was written, even if later answers have IDs.
     unnamed = not _configurable().get("__pregel_resume_map")
     return len(pad.resume) + (unnamed and pad.get_null_resume(False) is not None)
 
 
 def is_resuming() -> bool:
-    """Tell whether the running graph goes on with a run that has begun before."""
+    """Return True if the running graph continues an earlier run."""
     return bool(_configurable().get("__pregel_resuming"))
 
 
 def count_consumed_answers() -> int:
-    """Return how many answers the running task took in earlier runs; a new one is not among them.
+    """Return the number of answers that the running task used in earlier runs, without a new one.
 
-    Of an answer without a name nobody can tell whose it is before an ``interrupt()`` takes it.
+    An answer without an ID has no recipient until an ``interrupt()`` takes it.
     """
     pad = _configurable().get("__pregel_scratchpad")
     return 0 if pad is None else len(pad.resume)
 
 
 def outer_task_namespace() -> str:
-    """Return the namespace of the task of an outer graph that runs this one; empty for none."""
+    """Return the namespace of the outer graph's task that runs this graph. Empty if there is none."""
     namespace = str(_configurable().get("checkpoint_ns") or "")
     return namespace.rpartition("|")[0]
 
@@ -458,7 +463,7 @@ _MESSAGES = {
     (cls.__module__, cls.__name__): (cls, set(cls.model_fields))
     for cls in (AIMessage, HumanMessage, SystemMessage, ToolMessage)
 }
-# A thread has hundreds of messages: how a slot is set is looked up once.
+# Setters of pydantic's slots, looked up once because a thread has hundreds of messages.
 _set_fields, _set_names, _set_more, _set_private = (
     vars(BaseModel)[slot].__set__
     for slot in (
@@ -471,21 +476,21 @@ _set_fields, _set_names, _set_more, _set_private = (
 
 
 def unpack_checkpoint(data: bytes, rebuild: Callable[[int, bytes], Any]) -> Any:
-    """Turn msgpack of LangGraph's serializer into a value.
+    """Deserialize msgpack data of LangGraph's serializer.
 
-    The messages of a thread are most of what a turn reads. They were valid when they were written,
-    so one that has all its fields, and no others, is put together without being checked again.
+    The messages of a thread are most of the data that a turn reads. They were validated when they were
+    written, so messages with exactly the known fields are created without validation.
 
     Args:
-        data: What was written.
-        rebuild: Makes every other object: the serializer's own.
+        data: The serialized data.
+        rebuild: Function of the serializer that creates all other objects.
     """
 
-    def made(code: int, inner: bytes) -> Any:
+    def create(code: int, inner: bytes) -> Any:
         if code == EXT_DELTA_SNAPSHOT:
-            return _DeltaSnapshot(unpackb(inner, ext_hook=made, option=OPT_NON_STR_KEYS))
+            return _DeltaSnapshot(unpackb(inner, ext_hook=create, option=OPT_NON_STR_KEYS))
         if code == EXT_PYDANTIC_V2:
-            module, name, fields, _ = unpackb(inner, ext_hook=made, option=OPT_NON_STR_KEYS)
+            module, name, fields, _ = unpackb(inner, ext_hook=create, option=OPT_NON_STR_KEYS)
             known = _MESSAGES.get((module, name))
             if known is not None and fields.keys() == known[1]:
                 message = object.__new__(known[0])
@@ -496,24 +501,24 @@ def unpack_checkpoint(data: bytes, rebuild: Callable[[int, bytes], Any]) -> Any:
                 return message
         return rebuild(code, inner)
 
-    return unpackb(data, ext_hook=made, option=OPT_NON_STR_KEYS)
+    return unpackb(data, ext_hook=create, option=OPT_NON_STR_KEYS)
 
 
 def delta_channel_names(checkpoint: CheckpointTuple) -> set[str]:
-    """Name the keys of a checkpoint whose values follow from earlier checkpoints."""
+    """Return the keys of a checkpoint whose values are stored as deltas to earlier checkpoints."""
     counted: Any = checkpoint.metadata.get(DELTA_COUNTERS) or {}
     return set(counted)
 
 
 def replay_channel(channel: DeltaChannel[Any], history: DeltaChannelHistory) -> Any:
-    """Return what a channel holds after what was written to it."""
-    made = channel.from_checkpoint(history.get("seed", MISSING))
-    made.replay_writes(history["writes"])
-    return made.get()
+    """Return the value of a channel after its stored writes."""
+    restored = channel.from_checkpoint(history.get("seed", MISSING))
+    restored.replay_writes(history["writes"])
+    return restored.get()
 
 
 def plain_values(checkpoint: CheckpointTuple) -> dict[str, Any]:
-    """Return the values of a checkpoint as a node would see them."""
+    """Return the values of a checkpoint as a node sees them."""
     return {
         name: value.value if isinstance(value, _DeltaSnapshot) else value
         for name, value in checkpoint.checkpoint["channel_values"].items()
@@ -525,7 +530,7 @@ async def materialize_deltas(
     saved: CheckpointTuple,
     channels: Mapping[str, DeltaChannel[Any]],
 ) -> CheckpointTuple:
-    """Return a checkpoint that holds the values of delta channels, and needs none before it."""
+    """Return a checkpoint with the full values of its delta channels, which needs no earlier one."""
     versions = saved.checkpoint["channel_versions"]
     missing = {
         name: channel
@@ -539,7 +544,8 @@ async def materialize_deltas(
     versions = {**versions}
     for name, channel in read.items():
         values[name] = _DeltaSnapshot(channel.get())
-        # PostgreSQL writes a value once for each version; no node is started by such a key.
+        # PostgreSQL stores one value per version, so the version must change. These keys start no
+        # node.
         versions[name] = saver.get_next_version(versions[name], None)
     checkpoint: Any = {**saved.checkpoint, "channel_values": values, "channel_versions": versions}
     metadata: Any = dict(saved.metadata)

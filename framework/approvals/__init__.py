@@ -1,4 +1,4 @@
-"""What a person is asked, how an answer is read, and what was agreed to for good."""
+"""Approval requests, decisions about them, and standing rules."""
 
 from typing import TYPE_CHECKING
 

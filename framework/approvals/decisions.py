@@ -1,4 +1,4 @@
-"""How an answer is read: it fits, or it is said what does not, and the question stays open."""
+"""Parsing and validation of approval decisions. An invalid decision leaves the request open."""
 
 from __future__ import annotations
 
@@ -22,19 +22,24 @@ from capgraph.planning.problems import render_path
 from capgraph.registry import Registry
 from capgraph.state import TurnView, dump_context
 
-_Found = tuple[list[str], str]
-_SHOWN, _TOLD = 300, 2000  # characters of what may be anybody's
-_GOES_WITH = {"parameters": "edit", "steps": "edit", "outputs": "done", "message": "respond"}
-"""What would be passed over in silence with any other decision; what was shown may be repeated."""
+_Problem = tuple[list[str], str]
+_MAX_PATH_CHARS, _MAX_MESSAGE_CHARS = 300, 2000  # limits for untrusted text
+_DECISION_OF_FIELD = {
+    "parameters": "edit",
+    "steps": "edit",
+    "outputs": "done",
+    "message": "respond",
+}
+"""The decision that each field belongs to. With other decisions it is refused, unless unchanged."""
 _WORDS = {"yes": "approve", "y": "approve", "no": "reject", "n": "reject"}
 
 
 class DecisionProblem(NamedTuple):
-    """What does not fit in an answer.
+    """Problem of a decision.
 
     Attributes:
-        path: Where: the step's key, and what is inside, with dots between.
-        message: What, in words.
+        path: Path of the invalid value, with dots. It begins with the key of the step.
+        message: Description of the problem.
     """
 
     path: str
@@ -42,11 +47,11 @@ class DecisionProblem(NamedTuple):
 
 
 class RememberDecision(BaseModel):
-    """How an approval becomes a standing rule.
+    """Conversion of an approval to a standing rule.
 
     Attributes:
         scope: ``thread`` or ``everywhere``.
-        until: When the rule ends (ISO time); ``None`` for never.
+        until: Expiry time in ISO format; None means that the rule does not expire.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -56,20 +61,19 @@ class RememberDecision(BaseModel):
 
 
 class ApprovalDecision(BaseModel):
-    """One decision.
+    """Decision about one entry of an approval request.
 
     Attributes:
-        decision: ``approve``, ``edit`` (with ``parameters``, or ``steps`` for a plan), ``reject``
-            (with ``reason``), ``respond`` (with ``message``, which ends the turn); for a step of
-            unknown outcome ``rerun``, ``skip``, or ``done`` (its effect happened; with
-            ``outputs`` when other steps need them); for a missing capability ``rerun`` (look
-            again) or ``skip``.
+        decision: ``approve``; ``edit`` (with ``parameters``, or ``steps`` for a plan); ``reject`` (with
+            ``reason``); ``respond`` (with ``message``, which ends the turn). For a step of unknown
+            outcome: ``rerun``, ``skip``, or ``done`` (the effect happened; with ``outputs`` if other
+            steps need them). For a missing capability: ``rerun`` (look it up again) or ``skip``.
         parameters: New parameters, for ``edit``.
         steps: All steps of the new plan, for ``edit`` of a plan.
-        outputs: Context type to data, for ``done``.
-        reason: Why, for ``reject``.
-        message: What to say instead, for ``respond``.
-        remember: Makes a standing rule of ``approve``.
+        outputs: Output data by context type, for ``done``.
+        reason: Reason for ``reject``.
+        message: Answer to the user, for ``respond``.
+        remember: Creates a standing rule, for ``approve``.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -84,7 +88,7 @@ class ApprovalDecision(BaseModel):
 
     @property
     def new_steps(self) -> Any:
-        """The steps of an edited plan, wherever the answer has them."""
+        """Steps of an edited plan, from ``steps`` or from ``parameters``."""
         return self.steps if self.steps is not None else (self.parameters or {}).get("steps")
 
 
@@ -95,32 +99,34 @@ def parse_decisions(
     limits: Limits,
     view: TurnView | None = None,
 ) -> tuple[dict[str, ApprovalDecision], list[DecisionProblem]]:
-    """Read an answer: one word for all entries, or a mapping by their keys.
+    """Parse and validate the reply to an approval request.
 
-    A word is a decision; ``yes`` and ``y`` mean ``approve``, ``no`` and ``n`` mean ``reject``.
+    The reply is one decision for all entries, or a mapping by context key. ``yes`` and ``y`` mean
+    ``approve``; ``no`` and ``n`` mean ``reject``.
 
     Args:
-        reply: The answer: plain data from wherever it came.
-        request: What was asked.
-        registry: What is registered.
-        limits: Bounds of a run.
+        reply: The reply, as plain data from any source.
+        request: The approval request.
+        registry: The registry.
+        limits: Limits of a run.
         view: The turn, against which an edited plan is checked.
 
     Returns:
-        The decisions, and what is wrong with them; with a problem the question stays open.
+        The decisions by context key, and the problems. If there is a problem, the request stays open.
     """
     steps = {step["context_key"]: step for step in request["steps"]}
     if isinstance(reply, str):
         reply = dict.fromkeys(steps, reply)
     if not isinstance(reply, Mapping) or not reply:
-        told = (
-            f"The answer {reply!r:.80} cannot be read. Fix: answer 'approve' or 'reject', or"
+        message = (
+            f"The answer {reply!r:.80} is not a decision. Fix: answer 'approve' or 'reject', or"
             ' {"<context_key>": {"decision": "..."}}.'
         )
-        return {}, [DecisionProblem("", told)]
+        return {}, [DecisionProblem("", message)]
     problems = [
         DecisionProblem(
-            str(key)[:_SHOWN], f"No step {key!r:.80} is waiting; waiting are {sorted(steps)}."
+            str(key)[:_MAX_PATH_CHARS],
+            f"The step {key!r:.80} needs no decision. Waiting steps: {sorted(steps)}.",
         )
         for key in reply
         if key not in steps
@@ -128,13 +134,13 @@ def parse_decisions(
     answers: dict[str, ApprovalDecision] = {}
     for key, step in steps.items():
         if key not in reply:
-            problems.append(DecisionProblem(key, f"There is no decision for step {key!r}."))
+            problems.append(DecisionProblem(key, f"The decision for step {key!r} is missing."))
             continue
-        answer, found = _read_one(key, reply[key], step)
+        answer, found = _parse_decision(key, reply[key], step)
         if answer is not None and not found:
             found = _problems_of(key, answer, step, registry, limits, view or TurnView({}))
         problems += [
-            DecisionProblem(".".join([key, *path])[:_SHOWN], message[:_TOLD])
+            DecisionProblem(".".join([key, *path])[:_MAX_PATH_CHARS], message[:_MAX_MESSAGE_CHARS])
             for path, message in found
         ]
         if answer is not None:
@@ -142,41 +148,41 @@ def parse_decisions(
     return answers, problems
 
 
-def _read_one(
-    key: str, given: Any, step: Mapping[str, Any]
-) -> tuple[ApprovalDecision | None, list[_Found]]:
-    if isinstance(given, str):
-        word = given.strip().lower()
-        given = {"decision": _WORDS.get(word, word)}
+def _parse_decision(
+    key: str, reply: Any, step: Mapping[str, Any]
+) -> tuple[ApprovalDecision | None, list[_Problem]]:
+    if isinstance(reply, str):
+        word = reply.strip().lower()
+        reply = {"decision": _WORDS.get(word, word)}
     try:
-        answer = ApprovalDecision.model_validate(given)
+        answer = ApprovalDecision.model_validate(reply)
     except PydanticValidationError as exc:
         errors = exc.errors(include_url=False, include_input=False)
         return None, [
             (
                 [str(part) for part in error["loc"]],
-                f"The answer for step {key!r} does not fit:"
+                f"The decision for step {key!r} is invalid:"
                 f" {'.'.join(str(part) for part in error['loc']) or 'answer'}: {error['msg']}.",
             )
             for error in errors
         ]
     if answer.decision not in step["decisions"]:
         allowed = ", ".join(step["decisions"])
-        told = f"{answer.decision!r} is no answer for step {key!r}; use one of {allowed}."
-        return None, [(["decision"], told)]
-    for name, word in _GOES_WITH.items():
-        found = getattr(answer, name)
-        if answer.decision != word and found and found != step.get(name):
-            told = f"{answer.decision!r} for step {key!r} takes no {name}: {word!r} does."
-            return None, [([name], told)]
+        message = f"{answer.decision!r} is not allowed for step {key!r}; use one of {allowed}."
+        return None, [(["decision"], message)]
+    for name, word in _DECISION_OF_FIELD.items():
+        value = getattr(answer, name)
+        if answer.decision != word and value and value != step.get(name):
+            message = f"{answer.decision!r} for step {key!r} has no field {name}; {word!r} has."
+            return None, [([name], message)]
     if answer.decision == "respond" and not answer.message.strip():
-        return None, [(["message"], f"'respond' for step {key!r} needs a message.")]
+        return None, [(["message"], f"'respond' for step {key!r} requires a message.")]
     if answer.remember is not None and (answer.decision != "approve" or step["kind"] != STEP):
-        told = f"Only 'approve' for a step can be remembered; {key!r} is not such a case."
-        return None, [(["remember"], told)]
+        message = f"Only 'approve' for a step can be remembered, not this decision for {key!r}."
+        return None, [(["remember"], message)]
     if answer.remember is not None and restricts_approvers(step):
-        told = f"It matters who agrees to step {key!r}: nothing can be remembered of it."
-        return None, [(["remember"], told)]
+        message = f"Approvals of step {key!r} cannot be remembered: its approvers are restricted."
+        return None, [(["remember"], message)]
     return answer, []
 
 
@@ -187,7 +193,7 @@ def _problems_of(
     registry: Registry,
     limits: Limits,
     view: TurnView,
-) -> list[_Found]:
+) -> list[_Problem]:
     if answer.decision == "edit" and step["kind"] == PLAN:
         return _plan_problems(answer, registry, limits, view)
     if answer.decision == "edit":
@@ -199,28 +205,28 @@ def _problems_of(
 
 def _plan_problems(
     answer: ApprovalDecision, registry: Registry, limits: Limits, view: TurnView
-) -> list[_Found]:
+) -> list[_Problem]:
     steps = answer.new_steps
     if not isinstance(steps, list):
-        return [(["steps"], "'edit' of the plan needs 'steps': all steps of the new plan.")]
-    # What a person wrote is completed, never replaced.
+        return [(["steps"], "'edit' of the plan requires 'steps': all steps of the new plan.")]
+    # Complete what the approver wrote, but never replace it.
     plan = {"steps": steps}
-    mended = repair_plan(
+    repaired = repair_plan(
         plan, registry, view.contexts, max_steps=limits.max_steps, additions_only=True
     )
-    return [(["steps", *map(str, one.path)], str(one)) for one in mended.problems]
+    return [(["steps", *map(str, one.path)], str(one)) for one in repaired.problems]
 
 
 def _parameter_problems(
     key: str, parameters: Any, step: Mapping[str, Any], registry: Registry
-) -> list[_Found]:
-    place = ["parameters"]
+) -> list[_Problem]:
+    path = ["parameters"]
     if parameters is None:
-        return [(place, f"'edit' for step {key!r} needs parameters.")]
+        return [(path, f"'edit' for step {key!r} requires parameters.")]
     try:
         json.dumps(parameters, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as exc:
-        return [(place, f"The parameters of step {key!r} are not plain JSON: {exc}.")]
+        return [(path, f"The parameters of step {key!r} are not plain JSON: {exc}.")]
     spec = registry.capabilities[step["capability"]]
     _, faults = repair_parameters(spec, parameters)
     if faults:
@@ -235,7 +241,7 @@ def _parameter_problems(
     try:
         validated_parameters(spec, parameters)
     except ValidationError as exc:
-        return [(place, f"Step {key!r}: {exc.message}")]
+        return [(path, f"Step {key!r}: {exc.message}")]
     return []
 
 
@@ -245,23 +251,23 @@ def _output_problems(
     step: Mapping[str, Any],
     registry: Registry,
     view: TurnView,
-) -> list[_Found]:
+) -> list[_Problem]:
     spec = registry.capabilities[step["capability"]]
     plan = PlanView(view.steps, registry, {}, None)
-    wants = {
+    required = {
         plan.need_of(index, read.label).removesuffix(MANY_SUFFIX)
         for index, reads in enumerate(plan.reads)
         for read in reads
         if read.key == plan_key(key)
     }
-    needed = wants & set(spec.provides)
-    problems: list[_Found] = [
-        (["outputs", kind], f"Step {key!r} gives no {kind}; it gives {list(spec.provides)}.")
+    needed = required & set(spec.provides)
+    problems: list[_Problem] = [
+        (["outputs", kind], f"Step {key!r} provides {list(spec.provides)}, not {kind}.")
         for kind in outputs
         if kind not in spec.provides
     ]
     problems += [
-        (["outputs", kind], f"Other steps need {kind} of step {key!r}; give it in 'outputs'.")
+        (["outputs", kind], f"Other steps require {kind} of step {key!r}; add it to 'outputs'.")
         for kind in sorted(needed - outputs.keys())
     ]
     for kind, data in outputs.items():

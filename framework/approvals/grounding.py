@@ -1,4 +1,4 @@
-"""Ungrounded parameters of a turn's steps: values that a model invented, shown to who approves."""
+"""Detection of ungrounded parameters: values in a step's parameters that a model invented."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from capgraph.state import TurnView
 
 
 def is_model_plan(view: TurnView) -> bool:
-    """Return True if a model wrote the plan in force."""
+    """Return True if a model wrote the current plan."""
     history = view.state.get("planning_history") or []
     return bool(history and history[-1].get("model_written"))
 
 
 def is_grounding_checked(spec: CapabilitySpec, view: TurnView) -> bool:
-    """Return True if parameters of a capability are compared at all: an effect in a model's plan."""
+    """Return True if the parameters of a capability are checked: it has an effect in a model's plan."""
     return spec.effect != "none" and is_model_plan(view)
 
 
@@ -38,19 +38,17 @@ def ungrounded_parameters(
     registry: Registry,
     inputs: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the ungrounded parameter values of an effect in a model's plan, by their paths.
+    """Return the ungrounded parameters of a step, by path.
 
-    A value may come from the conversation, a result that the step reads, or one that the planner
-    looked at.
-    The plan of a caller, or of a person who edited it, is that person's word: nothing in it is
-    ungrounded.
+    A value is grounded if it occurs in the conversation, in a result that the step or the planner reads,
+    or in declared values. Plans that callers send and values that approvers edit are always grounded.
 
     Args:
-        step: The step; its key names the planned step.
-        values: Its validated parameters.
+        step: The step. Its key names the planned step.
+        values: Validated parameters of the step.
         view: The turn.
-        registry: What is registered.
-        inputs: Plain data of the step's inputs; the stored results that it names when not given.
+        registry: The registry.
+        inputs: Input data of the step. Defaults to the stored results that the step names.
     """
     spec = registry.capabilities.get(step["capability"])
     planned = view.steps_by_key.get(plan_key(step["context_key"]))
@@ -67,17 +65,17 @@ def ungrounded_parameters(
         *_written_by_people(spec.name, view),
     ]
     parameters: Any = planned.get("parameters") or {}
-    found = find_ungrounded_values(spec, values, parameters, grounds, declared)
-    return {one.path: one.value for one in found}
+    ungrounded = find_ungrounded_values(spec, values, parameters, grounds, declared)
+    return {item.path: item.value for item in ungrounded}
 
 
 def ungrounded_steps(view: TurnView, registry: Registry) -> dict[str, dict[str, Any]]:
-    """Return the ungrounded parameters of the plan in force, by the keys of its steps."""
+    """Return the ungrounded parameters of the current plan, by context key."""
     found = {}
     for step in view.steps:
         spec = registry.capabilities.get(step["capability"])
         values: Any = step.get("parameters") or {}
-        with suppress(ValidationError):  # references have no values yet
+        with suppress(ValidationError):  # references are not resolved yet
             values = validated_parameters(spec, values)[1] if spec is not None else values
         if ungrounded := ungrounded_parameters(step, values, view, registry):
             found[step["context_key"]] = ungrounded
@@ -85,7 +83,7 @@ def ungrounded_steps(view: TurnView, registry: Registry) -> dict[str, dict[str, 
 
 
 def describe_ungrounded(values: Mapping[str, Any]) -> str:
-    """Return the sentence that names ungrounded parameters to a person.
+    """Return a sentence about ungrounded parameters for the approver.
 
     >>> describe_ungrounded({"to": "Ada"})
     "Ungrounded: to='Ada'. Neither the conversation nor a result that the step reads contains it."
@@ -107,7 +105,7 @@ def _stored_inputs(step: Mapping[str, Any], view: TurnView) -> Iterator[Any]:
 def _read_by_planner(view: TurnView) -> Iterator[Any]:
     """Yield the results from which the planner may have copied values.
 
-    They are those that it looked at in this turn; where it reads the conversation, all of them.
+    These are the results that it reviewed in this turn, or all if it reads the conversation.
     """
     history = view.state.get("planning_history") or []
     if history and history[-1].get("reads_results"):
@@ -120,7 +118,7 @@ def _read_by_planner(view: TurnView) -> Iterator[Any]:
 
 
 def _declared_in_recipes(capability: str, registry: Registry) -> Iterator[Any]:
-    """Yield the values that recipes give to a capability: their author declared them."""
+    """Yield the values that recipes set for a capability."""
     for spec in registry.capabilities.values():
         recipe = recipe_of(spec)
         for step in recipe.steps if recipe is not None else ():
@@ -129,7 +127,7 @@ def _declared_in_recipes(capability: str, registry: Registry) -> Iterator[Any]:
 
 
 def _written_by_people(capability: str, view: TurnView) -> Iterator[Any]:
-    """Yield the values that earlier plans of the turn, not a model's, give to a capability."""
+    """Yield the values that users set for a capability in earlier plans of the turn."""
     for version in view.state.get("planning_history") or []:
         for step in [] if version.get("model_written") else version["plan"]["steps"]:
             if step["capability"] == capability:

@@ -1,9 +1,9 @@
-"""What a person is asked. Pure: nothing is asked or written here.
+"""Approval requests as plain data. The functions have no side effects.
 
-Every question has one form: a list of entries, each with a key, what it is about and the
-decisions that it allows. An entry is a step that needs agreement, a step of unknown outcome, a
-step whose capability is gone, or the whole plan. What is shown is what runs: the validated
-parameters with their defaults, and the inputs whole.
+A request is a list of entries. An entry is a step that needs approval, a step of unknown outcome, a
+step whose capability is missing, or the whole plan. It has a key, a description, and the allowed
+decisions. An entry shows exactly what will run: validated parameters with defaults, and the inputs in
+full.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from capgraph.state import TurnView
 
 REQUEST_VERSION = 1
 MAX_ENTRY_CHARS = 200_000
-"""Longest entry, in characters of JSON; what cannot be shown whole cannot be approved."""
+"""Maximum size of an entry in characters of JSON. A larger one cannot be approved."""
 PLAN = "plan"
-"""Key of the entry that shows the whole plan."""
+"""Key of the entry for the whole plan."""
 STEP = "step"
 RESULT = "result"
-"""Kind of a question about what a step gave, before anything uses it."""
+"""Kind of an entry about the result of a step, before other steps use it."""
 TEXT = "words"
-"""Kind of a question about a prompt or an answer, before anybody else reads it."""
+"""Kind of an entry about a prompt or an answer."""
 UNKNOWN_OUTCOME = "unknown_outcome"
 ACTED_BEFORE = "acted_before"
 MISSING_CAPABILITY = "missing_capability"
@@ -49,7 +49,7 @@ _DECISIONS = {
 
 
 def step_request(keys: Sequence[str], view: TurnView, registry: Registry) -> dict[str, Any]:
-    """Describe what a person is asked about steps of the plan, as plain data."""
+    """Return the approval request for steps of the plan."""
     entries = [
         request_entry(
             view.get_step(key), view.pending_approvals.get(key) or {}, view.contexts, registry
@@ -60,7 +60,7 @@ def step_request(keys: Sequence[str], view: TurnView, registry: Registry) -> dic
 
 
 def escape_data(value: Any) -> Any:
-    r"""Return plain data as it is shown: what would deceive a reader becomes a visible escape.
+    r"""Return plain data with control characters escaped, so that it cannot deceive the approver.
 
     >>> escape_data({"to": ["pay\u202elap"]})
     {'to': ['pay\\u202elap']}
@@ -78,20 +78,20 @@ def request_entry(
     contexts: Mapping[str, Mapping[str, Any]],
     registry: Registry,
 ) -> dict[str, Any]:
-    """Describe one step that a person has to decide about.
+    """Return the entry for one step.
 
     Args:
         step: The planned step.
-        pending: What is asked, as :class:`capgraph.base.ports.Question` writes it.
+        pending: The request in state, from :meth:`capgraph.base.ports.ApprovalRequest.to_state`.
         contexts: Stored context data.
-        registry: What is registered.
+        registry: The registry.
     """
     spec = registry.capabilities.get(step["capability"])
     kind, reason = pending.get("kind", STEP), pending.get("reason")
     if spec is None:
         kind, reason = (
             MISSING_CAPABILITY,
-            f"No capability is called {step['capability']!r} any more.",
+            f"The capability {step['capability']!r} is no longer registered.",
         )
     shown = pending.get("shown") or {}
     entry = {
@@ -118,10 +118,11 @@ def request_entry(
         entry["result"] = shown["result"]
     if pending.get("idempotency_key"):
         entry["idempotency_key"] = pending["idempotency_key"]
-    if who := pending.get("approvals"):
-        entry["approvals"] = who
-        entry["reason"] = " ".join(text for text in (reason, _who_is_needed(who)) if text) or None
-    return _whole_or_refused(entry)
+    if approvals := pending.get("approvals"):
+        entry["approvals"] = approvals
+        texts = (reason, _describe_approvals(approvals))
+        entry["reason"] = " ".join(text for text in texts if text) or None
+    return _limit_entry(entry)
 
 
 _FIELDS: dict[str, dict[str, Any]] = {
@@ -133,7 +134,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
 
 
 def decision_schema(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON schema of an answer: by context key, one alternative for each decision.
+    """Return the JSON schema of the reply: for each context key, one alternative per allowed decision.
 
     >>> steps = [{"context_key": "a", "decisions": ["approve", "reject"]}]
     >>> found = decision_schema({"steps": steps})["properties"]["a"]["oneOf"]
@@ -164,9 +165,11 @@ def _alternative(
         fields = {"steps": {"type": "array", "items": {"type": "object"}}}
     elif word == "edit":
         schema = dict(step.get("parameters_schema") or {"type": "object"})
-        # What a schema shares with itself stands at the top, under names of its own.
-        shared |= {f"{number}.{k}": _moved(v, number) for k, v in schema.pop("$defs", {}).items()}
-        fields = {"parameters": {**_moved(schema, number), "default": step.get("parameters")}}
+        # Definitions move to the top level, under names that are unique per entry.
+        shared |= {
+            f"{number}.{k}": _move_refs(v, number) for k, v in schema.pop("$defs", {}).items()
+        }
+        fields = {"parameters": {**_move_refs(schema, number), "default": step.get("parameters")}}
     needed = [name for name in fields if name not in {"remember", "reason", "outputs"}]
     return {
         "type": "object",
@@ -176,38 +179,38 @@ def _alternative(
     }
 
 
-def _moved(schema: Any, number: int) -> Any:
+def _move_refs(schema: Any, number: int) -> Any:
     if isinstance(schema, list):
-        return [_moved(one, number) for one in schema]
+        return [_move_refs(one, number) for one in schema]
     if not isinstance(schema, Mapping):
         return schema
     return {
         key: value.replace("#/$defs/", f"#/$defs/{number}.", 1)
         if key == "$ref" and isinstance(value, str)
-        else _moved(value, number)
+        else _move_refs(value, number)
         for key, value in schema.items()
     }
 
 
 def describe_question(question: Any) -> str:
-    """Say whole, in words, what is asked: what cannot be shown whole cannot be agreed to.
+    """Return an approval request, or a capability's question, as complete text.
 
     >>> describe_question({"steps": [{"capability": "pay", "description": "Pay.", "parameters": {}}]})
     'pay: Pay. Parameters: {}.'
     """
     if is_approval_request(question):
-        told = [_step_text(step) for step in question["steps"]]
+        texts = [_step_text(step) for step in question["steps"]]
         problems = question.get("problems") or ()
         if problems:
-            told.append("The last answer could not be read: " + " ".join(problems))
-        return " ".join(told)
+            texts.append("The last answer was invalid: " + " ".join(problems))
+        return " ".join(texts)
     if isinstance(question, Mapping) and "message" in question:
         return str(question["message"])
     return question if isinstance(question, str) else json.dumps(question, default=str)
 
 
 def is_approval_request(question: Any) -> bool:
-    """Tell whether a person decides about steps, and a capability does not ask on its own."""
+    """Return True for an approval request, False for a question that a capability asks itself."""
     return isinstance(question, Mapping) and isinstance(question.get("steps"), list)
 
 
@@ -228,31 +231,31 @@ def _step_text(step: Mapping[str, Any]) -> str:
 
 
 def restricts_approvers(pending: Mapping[str, Any]) -> bool:
-    """Tell whether it matters who agrees to what is asked."""
+    """Return True if the identity of the approvers matters for a pending request."""
     return "needed" in (pending.get("approvals") or {})
 
 
-def _who_is_needed(who: Mapping[str, Any]) -> str:
-    """Say who has agreed and who is still needed."""
-    told = [str(who["refused"])] if who.get("refused") else []
-    if "needed" in who:
-        agreed = ", ".join(map(str, who["agreed"])) or "nobody"
-        other = ", none of them whoever asked for it" if who["not_requester"] else ""
-        told.append(f"{who['needed']} have to agree{other}; so far {agreed}.")
-    if "until" in who:
-        moment = datetime.fromtimestamp(who["until"], UTC).isoformat(timespec="seconds")
-        told.append(f"The question lapses at {moment}.")
-    return " ".join(told)
+def _describe_approvals(approvals: Mapping[str, Any]) -> str:
+    """Return who has approved and how many approvals are missing."""
+    sentences = [str(approvals["refused"])] if approvals.get("refused") else []
+    if "needed" in approvals:
+        agreed = ", ".join(map(str, approvals["agreed"])) or "nobody"
+        other = ", other than the requester" if approvals["not_requester"] else ""
+        sentences.append(f"{approvals['needed']} people must approve{other}; so far: {agreed}.")
+    if "until" in approvals:
+        expiry = datetime.fromtimestamp(approvals["until"], UTC).isoformat(timespec="seconds")
+        sentences.append(f"The request expires at {expiry}.")
+    return " ".join(sentences)
 
 
-def _whole_or_refused(entry: dict[str, Any]) -> dict[str, Any]:
-    """Take agreement out of the decisions where not all of an entry can be shown."""
-    # The decisions and the key are the graph's own words; all else may be anybody's.
+def _limit_entry(entry: dict[str, Any]) -> dict[str, Any]:
+    """Remove the approving decisions from an entry that is too large to be shown in full."""
+    # The key comes from the graph. All other text is untrusted and is escaped.
     entry = {**escape_data(entry), "context_key": entry["context_key"]}
     size = len(json.dumps(entry, default=repr))
     if size <= MAX_ENTRY_CHARS:
         return entry
-    told = f"It works on {size:,} characters, more than the {MAX_ENTRY_CHARS:,} that can be shown."
+    note = f"The data has {size:,} characters; at most {MAX_ENTRY_CHARS:,} can be shown."
     decisions = [d for d in entry["decisions"] if d not in {"approve", "edit"}]
     summaries = {
         name: text if len(text) <= 2000 else f"{text[:2000]}… [cut: {len(text):,} characters]"
@@ -262,7 +265,7 @@ def _whole_or_refused(entry: dict[str, Any]) -> dict[str, Any]:
         **{name: value for name, value in entry.items() if name != "result"},
         "input_values": {},
         "input_summaries": summaries,
-        "reason": " ".join(text for text in (entry["reason"], told) if text),
+        "reason": " ".join(text for text in (entry["reason"], note) if text),
         "decisions": decisions,
     }
 
@@ -270,25 +273,27 @@ def _whole_or_refused(entry: dict[str, Any]) -> dict[str, Any]:
 def _input_summaries(
     step: Mapping[str, Any], contexts: Mapping[str, Mapping[str, Any]], registry: Registry
 ) -> dict[str, str]:
-    """Say what the step is about to work on: nobody can agree to code that is not shown."""
+    """Return summaries of a step's inputs, by label and context key."""
     types = registry.context_types
     spec = registry.capabilities.get(step["capability"])
     kinds = {need.label: need.type for need in spec.requires} if spec else {}
-    found = {}
+    summaries = {}
     for entry in step.get("inputs") or []:
         for label, key in entry.items():
             kind = kinds.get(label, label)
-            listed = [one for one, item in list_item_types(types.values()).items() if item == kind]
-            listed.append(kind + LIST_SUFFIX)
-            for there in [one for one in (kind, *listed) if key in contexts.get(one, {})][:1]:
-                found[f"{label}.{key}"] = summarize_entry(there, key, contexts[there][key], types)
-    return found
+            lists = [name for name, item in list_item_types(types.values()).items() if item == kind]
+            candidates = (kind, *lists, kind + LIST_SUFFIX)
+            stored = next((name for name in candidates if key in contexts.get(name, {})), None)
+            if stored is not None:
+                data = contexts[stored][key]
+                summaries[f"{label}.{key}"] = summarize_entry(stored, key, data, types)
+    return summaries
 
 
 def plan_request(view: TurnView, registry: Registry) -> dict[str, Any]:
-    """Describe the plan that a person is asked to agree to, as plain data."""
+    """Return the approval request for the current plan."""
     steps = view.steps
-    asked = [
+    risky = [
         step["context_key"]
         for step in steps
         if step["capability"] not in TERMINAL_STEPS
@@ -296,13 +301,13 @@ def plan_request(view: TurnView, registry: Registry) -> dict[str, Any]:
         and (spec.requires_approval or spec.effect != "none")
     ]
     problems = (view.state.get("control_validation_context") or {}).get("problems") or []
-    twins = _twins(steps, registry)
+    duplicates = _duplicate_effects(steps, registry)
     undoes = (view.state.get("control_undo") or {}).get("open")
     ungrounded = ungrounded_steps(view, registry)
     notes = [
         f"{len(steps)} steps",
-        f"with effects or risks: {', '.join(asked)}" if asked else "",
-        f"the same effect more than once: {', '.join(twins)}" if twins else "",
+        f"with effects or risks: {', '.join(risky)}" if risky else "",
+        f"the same effect more than once: {', '.join(duplicates)}" if duplicates else "",
         f"with ungrounded parameters: {', '.join(ungrounded)}" if ungrounded else "",
     ]
     entry = {
@@ -321,21 +326,21 @@ def plan_request(view: TurnView, registry: Registry) -> dict[str, Any]:
         "decisions": ["approve", "reject"] if undoes else _DECISIONS[PLAN],
         **({"ungrounded": ungrounded} if ungrounded else {}),
     }
-    return build_request(view.plan, [_whole_or_refused({**entry, "input_summaries": {}})])
+    return build_request(view.plan, [_limit_entry({**entry, "input_summaries": {}})])
 
 
 def text_request(source: str, text: Any, reasons: Sequence[str]) -> dict[str, Any]:
-    """Describe words that a person is asked to let pass: a prompt, or an answer.
+    """Return the approval request for a text: a prompt or an answer.
 
     Args:
-        source: The role of the model that is told them, or the node that says them.
-        text: The words.
-        reasons: Why somebody is asked.
+        source: Role of the model that receives the prompt, or node that writes the answer.
+        text: The text.
+        reasons: Reasons for the request.
     """
     entry = {
         "context_key": source,
         "capability": source,
-        "description": f"What goes into {source} or comes out of it",
+        "description": f"Text to or from {source}",
         "effect": None,
         "task_objective": None,
         "parameters": {},
@@ -347,11 +352,11 @@ def text_request(source: str, text: Any, reasons: Sequence[str]) -> dict[str, An
         "decisions": _DECISIONS[TEXT],
         "result": text,
     }
-    return build_request({}, [_whole_or_refused(entry)])
+    return build_request({}, [_limit_entry(entry)])
 
 
 def _with_defaults(step: PlannedStep, registry: Registry) -> PlannedStep:
-    """Return a step with the parameters that will run: validated, defaults filled in."""
+    """Return a step with the parameters that will run: validated, with defaults."""
     spec = registry.capabilities.get(step["capability"])
     if spec is None or spec.parameters is None:
         return step
@@ -362,8 +367,8 @@ def _with_defaults(step: PlannedStep, registry: Registry) -> PlannedStep:
     return {**step, "parameters": values}
 
 
-def _twins(steps: Sequence[Mapping[str, Any]], registry: Registry) -> list[str]:
-    """Name steps that do the same once-only thing as another one."""
+def _duplicate_effects(steps: Sequence[Mapping[str, Any]], registry: Registry) -> list[str]:
+    """Return the keys of steps that have the same ``once`` effect as another step."""
     seen: dict[str, list[str]] = {}
     for step in steps:
         spec = registry.capabilities.get(step["capability"])
@@ -376,7 +381,7 @@ def _twins(steps: Sequence[Mapping[str, Any]], registry: Registry) -> list[str]:
 
 
 def build_request(plan: Mapping[str, Any], entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a question with its entries."""
+    """Return an approval request with its entries."""
     return {
         "type": "approval",
         "version": REQUEST_VERSION,

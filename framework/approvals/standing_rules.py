@@ -1,4 +1,4 @@
-"""Standing rules: what a person agreed to once and for all, as data in a LangGraph store."""
+"""Standing rules: approvals that hold for later steps, stored in a LangGraph store."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from capgraph.configs.logger import get_logger
 from capgraph.state import TurnView
 
 NAMESPACE = ("capgraph", "approval_rules")
-_PATIENCE = 10.0
-_PAGE = 1000
-_FIX_UNKNOWN = "List the rules to see their ids."
+_TIMEOUT_SECONDS = 10.0
+_PAGE_SIZE = 1000
+_FIX_UNKNOWN = "Use the ID of an existing rule. 'capgraph approvals list' shows them."
 
 
 class StandingRule(BaseModel):
-    """One standing rule: a capability may run without a question.
+    """A rule that lets a capability run without approval.
 
     Attributes:
-        id: Identifies the rule.
-        capability: What may run.
-        thread_id: The only thread for which it holds; ``None`` for every thread.
-        user_id: The only person for whom it holds; ``None`` for everybody.
-        expires_at: Until when it holds (with time zone); ``None`` for ever.
-        created_at: When it was made.
-        reason: Why, in the words of the person.
+        id: ID of the rule.
+        capability: Name of the capability.
+        thread_id: Thread to which the rule applies; None means all threads.
+        user_id: User to whom the rule applies; None means all users.
+        expires_at: Expiry time with time zone; None means that the rule does not expire.
+        created_at: Creation time.
+        reason: Reason that the approver gave.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -49,7 +49,7 @@ class StandingRule(BaseModel):
 
     @property
     def scope(self) -> Literal["thread", "everywhere"]:
-        """Where the rule holds."""
+        """``thread`` or ``everywhere``."""
         return "everywhere" if self.thread_id is None else "thread"
 
     def covers(
@@ -59,7 +59,13 @@ class StandingRule(BaseModel):
         now: datetime,
         user_id: str | None = None,
     ) -> bool:
-        """Tell whether the rule covers a step.
+        """Return True if the rule applies to a step.
+
+        Args:
+            capability: Name of the capability.
+            thread_id: ID of the thread.
+            now: Current time.
+            user_id: ID of the caller.
 
         >>> StandingRule(capability="mail").covers("mail", "7", datetime.now(UTC))
         True
@@ -76,20 +82,20 @@ class StandingRule(BaseModel):
 
 
 async def add_rule(store: BaseStore, rule: StandingRule) -> StandingRule:
-    """Keep a rule; one with the same id is replaced."""
+    """Store a rule. It replaces a rule with the same ID."""
     await store.aput(NAMESPACE, rule.id, rule.model_dump(mode="json"))
     return rule
 
 
 async def list_rules(store: BaseStore, *, include_expired: bool = True) -> list[StandingRule]:
-    """Return the rules, the oldest first.
+    """Return the rules, oldest first.
 
     Args:
-        store: Where they are kept.
-        include_expired: Whether to name those too whose time is over.
+        store: The store.
+        include_expired: Whether to include expired rules.
 
     Raises:
-        ValidationError: What is kept there is no rule.
+        ValidationError: The store contains an invalid rule.
     """
     rules = await _read(store)
     now = datetime.now(UTC)
@@ -99,23 +105,24 @@ async def list_rules(store: BaseStore, *, include_expired: bool = True) -> list[
 
 
 async def revoke_rule(store: BaseStore, rule_id: str) -> None:
-    """Take a rule back; the next step that it covered is asked for again.
+    """Delete a rule. The next step that it covered requires approval again.
 
     Raises:
-        ValidationError: There is no such rule.
+        ValidationError: The rule does not exist.
     """
     if await store.aget(NAMESPACE, rule_id) is None:
-        raise ValidationError(f"There is no standing rule {rule_id!r}.", fix=_FIX_UNKNOWN)
+        raise ValidationError(f"The standing rule {rule_id!r} does not exist.", fix=_FIX_UNKNOWN)
     await store.adelete(NAMESPACE, rule_id)
 
 
 @dataclass(frozen=True, slots=True)
 class ActiveRules:
-    """The rules that hold now, and what could not be read of them.
+    """Rules that are currently valid.
 
     Attributes:
-        rules: The rules, the oldest first.
-        problem: Why some or all are missing; a person is asked then, which is the safe side.
+        rules: The rules, oldest first.
+        problem: Reason why rules could not be read. Their steps require approval then.
+        now: Time of reading.
     """
 
     rules: tuple[StandingRule, ...] = ()
@@ -123,57 +130,56 @@ class ActiveRules:
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def find_rule(self, pending: Mapping[str, Any], view: TurnView) -> StandingRule | None:
-        """Return the first rule that covers what is asked about a step, or ``None``.
+        """Return the first rule that covers a pending request, or None.
 
-        A rule stands for the agreement that a capability wants; it answers no policy, and where it
-        matters who agrees it stands for nobody.
+        A rule replaces the approval that a capability declares. It does not replace one that a policy
+        requires, nor one whose approvers are restricted.
         """
         if pending.get("kind") != STEP or pending.get("reason") or restricts_approvers(pending):
             return None
-        where = (pending["capability"], view.thread_id, self.now, view.caller.user_id)
-        return next((rule for rule in self.rules if rule.covers(*where)), None)
+        arguments = (pending["capability"], view.thread_id, self.now, view.caller.user_id)
+        return next((rule for rule in self.rules if rule.covers(*arguments)), None)
 
 
 async def load_active_rules(store: BaseStore | None, now: float) -> ActiveRules:
-    """Read the rules that hold, leaving out what cannot be read.
+    """Read the valid rules and skip unreadable ones.
 
     Args:
-        store: Where they are kept; ``None`` for none.
-        now: The time, in seconds since the epoch.
+        store: The store, or None.
+        now: Current time in seconds since the epoch.
     """
     moment = datetime.fromtimestamp(now, UTC)
     if store is None:
         return ActiveRules(now=moment)
-    broken: list[str] = []
+    unreadable: list[str] = []
     try:
-        async with asyncio.timeout(_PATIENCE):
-            rules = await _read(store, broken)
-    except Exception as exc:  # whatever a store raises: without it nothing is agreed to
-        problem = f"Standing rules cannot be read: {exc or 'the store does not answer'}"
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
+            rules = await _read(store, unreadable)
+    except Exception as exc:  # a store may raise anything; without rules, approval is required
+        problem = f"Standing rules cannot be read: {exc or 'the store does not respond'}"
         get_logger("framework", "approval").warning("%s", problem)
         return ActiveRules(problem=problem, now=moment)
-    problem = f"Standing rules cannot be read: {', '.join(broken)}." if broken else ""
+    problem = f"Standing rules cannot be read: {', '.join(unreadable)}." if unreadable else ""
     return ActiveRules(tuple(rules), problem, moment)
 
 
-async def _read(store: BaseStore, broken: list[str] | None = None) -> list[StandingRule]:
+async def _read(store: BaseStore, unreadable: list[str] | None = None) -> list[StandingRule]:
     rules: list[StandingRule] = []
     offset = 0
     while True:
-        page = await store.asearch(NAMESPACE, limit=_PAGE, offset=offset)
+        page = await store.asearch(NAMESPACE, limit=_PAGE_SIZE, offset=offset)
         offset += len(page)
         for item in page:
             try:
                 rules.append(StandingRule.model_validate(item.value))
             except PydanticValidationError as exc:
-                if broken is None:
+                if unreadable is None:
                     raise ValidationError(
-                        f"The standing rule {item.key!r} cannot be read: {exc.error_count()}"
-                        " fields do not fit.",
+                        f"The standing rule {item.key!r} has {exc.error_count()} invalid fields.",
                         fix=f"Delete it: revoke_rule(store, {item.key!r}).",
                     ) from exc
-                broken.append(item.key)
-        if len(page) < _PAGE:
+                unreadable.append(item.key)
+        if len(page) < _PAGE_SIZE:
             return sorted(rules, key=lambda rule: rule.created_at)
 
 

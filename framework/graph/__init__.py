@@ -1,4 +1,4 @@
-"""From a registry to a compiled graph."""
+"""Construction of agent graphs, and signals for suspended threads."""
 
 from typing import TYPE_CHECKING
 

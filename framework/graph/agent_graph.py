@@ -1,4 +1,4 @@
-"""The compiled graph of an agent: its door, and the lease of the thread."""
+"""The compiled graph of an agent."""
 
 from __future__ import annotations
 
@@ -39,28 +39,30 @@ AnswerT = TypeVar("AnswerT", bound=BaseModel, default=Any)
 
 
 class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
-    """A compiled LangGraph graph whose nodes are coroutines, and that runs a thread once at a time.
+    """Compiled LangGraph graph that runs a thread only once at a time.
 
-    ``ainvoke`` and ``astream`` are LangGraph's own, held by the lease of the thread.
+    It validates the caller's input and holds the lease of the thread. ``ainvoke``, ``astream``, and the
+    synchronous methods have LangGraph's signatures.
 
     Args:
-        services: What the operator decided; without, every input may pass.
-        **attributes: What LangGraph's own class takes.
+        services: ``Services`` of the graph. Without them, input is not restricted.
+        **attributes: Arguments of LangGraph's own class.
     """
 
     def __init__(self, *, services: Services | None = None, **attributes: Any) -> None:
-        known: Persistence | None = attributes.pop("_persistence", None)  # of the graph it copies
+        # LangGraph copies graphs by passing their attributes.
+        persistence: Persistence | None = attributes.pop("_persistence", None)
         super().__init__(**attributes)
         self.services = services
-        if known is None and services is not None:
-            known = services.persistence
-        self._persistence: Persistence | None = known
+        if persistence is None and services is not None:
+            persistence = services.persistence
+        self._persistence: Persistence | None = persistence
         if self.persistence is not None:
             self._register(self.persistence)
 
     @property
     def persistence(self) -> Persistence | None:
-        """Where the graph stores its threads; ``None`` without a saver of its own."""
+        """Persistence of the graph's own saver. None without a saver."""
         saver = self.checkpointer
         if not isinstance(saver, BaseCheckpointSaver):
             return None
@@ -79,38 +81,39 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
         """Return the answer of a turn as an instance of ``answer_type``.
 
         Args:
-            out: What ``ainvoke`` returned, or the values of a state.
+            out: Result of ``ainvoke``, or the values of a state.
 
         Raises:
-            ValidationError: The turn ended without one: it failed, or asked the person back.
+            ValidationError: The turn has no such answer: it failed, or asked for clarification.
         """
-        form = self.services.answer_type if self.services is not None else None
+        answer_type = self.services.answer_type if self.services is not None else None
         value = out.get("execution_answer")
-        if form is None or value is None:
-            status = (out.get("execution_outcome") or {}).get("status", "not ended")
+        if answer_type is None or value is None:
+            status = (out.get("execution_outcome") or {}).get("status", "unfinished")
             raise ValidationError(
-                f"The turn ({status}) has no answer of a type.",
-                fix="Look at out['execution_outcome'] and the last message."
-                if form is not None
-                else "Give build_graph answer_type=.",
+                f"The turn has no typed answer: its status is {status!r}.",
+                fix="Read out['execution_outcome'] and the last message."
+                if answer_type is not None
+                else "Pass answer_type= to build_graph.",
+                facts={"status": status},
             )
-        return cast("AnswerT", form.model_validate(value))
+        return cast("AnswerT", answer_type.model_validate(value))
 
     def subscribe(
         self, sink: Sink, events: Collection[str | type[Any]] | None = None
     ) -> Callable[[], None]:
-        """Hand the events of this graph's runs to one more sink from now on.
+        """Send the events of this graph's runs to another sink.
 
         Args:
-            sink: An object with ``emit(event)``, as for ``build_graph(sinks=…)``.
-            events: The kinds that it wants, as ``event_type`` or as classes of
-                ``capgraph.telemetry``; all of them when not given.
+            sink: Object with ``emit(event)``, as in ``build_graph(sinks=…)``.
+            events: Event types to send: ``event_type`` names, or classes of ``capgraph.telemetry``. None
+                means all.
 
         Returns:
-            A function that takes the sink away again.
+            A function that unsubscribes the sink.
 
         Raises:
-            ConfigurationError: The sink has no ``emit``, or the graph no services.
+            ConfigurationError: The sink has no ``emit``, or the graph has no services.
 
         >>> from capgraph import build_graph
         >>> from capgraph.telemetry import RingBufferSink
@@ -122,15 +125,15 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
         """
         if self.services is None:
             raise ConfigurationError(
-                "This graph has no services, so it sends no events.",
-                fix="Make it with build_graph or open_graph.",
+                "The graph emits no events: it has no services.",
+                fix="Create it with build_graph or open_graph.",
             )
         return self.services.events.subscribe(sink, events)
 
     async def warm_up(self) -> None:
-        """Do ahead what the first request would wait for; nothing depends on it.
+        """Do slow initialization before the first request. Calling it is optional.
 
-        The offline choice is fitted, and libraries that capabilities name are imported.
+        It fits the offline selection and imports the ``libraries`` of capabilities.
 
         >>> import asyncio
         >>> from capgraph import build_graph
@@ -140,11 +143,11 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
             await self.services.warm_up()
 
     async def astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        """Run the graph and yield what it streams; takes what LangGraph's ``astream`` takes.
+        """Run the graph and yield its stream. The arguments are those of LangGraph's ``astream``.
 
         Raises:
-            ThreadBusyError: Another run has the thread.
-            ValidationError: The input holds what a caller may not send; it is named.
+            ThreadBusyError: Another run holds the thread.
+            ValidationError: The input contains a key that callers may not send.
         """
         given, *others = args if args else (kwargs.pop("input", None),)
         config = merged_config(self, others[0] if others else kwargs.get("config"))
@@ -193,17 +196,17 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
             await services.events.flush_briefly()
 
     async def aget_state(self, config: RunnableConfig, **more: Any) -> StateSnapshot:
-        """Return the state of a thread; takes what LangGraph's ``aget_state`` takes.
+        """Return the state of a thread. The arguments are those of LangGraph's ``aget_state``.
 
         Raises:
-            ValidationError: No thread is named.
+            ValidationError: The configuration has no thread ID.
         """
         return await super().aget_state(self._of_thread(config), **more)
 
     def aget_state_history(
         self, config: RunnableConfig, **more: Any
     ) -> AsyncIterator[StateSnapshot]:
-        """Yield the states of a thread, the newest first; see :meth:`aget_state`."""
+        """Yield the states of a thread, newest first. See :meth:`aget_state`."""
         return super().aget_state_history(self._of_thread(config), **more)
 
     def _of_thread(self, config: RunnableConfig) -> RunnableConfig:
@@ -216,26 +219,25 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
         return found
 
     async def abulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
-        """Change the state of a thread by hand, between its runs.
+        """Change the state of a thread manually, between its runs.
 
         Raises:
-            InfrastructureError: An update holds a key that the state does not have, or that only
-                the graph itself may write.
-            ThreadBusyError: The thread is being run.
-            ValidationError: No thread is named, or a value has another form than its key.
+            InfrastructureError: An update contains an unknown key, or one that only the graph may write.
+            ThreadBusyError: Another run holds the thread.
+            ValidationError: The configuration has no thread ID, or a value is invalid.
         """
         config = self._of_thread(config)
         merged = merged_config(self, config)
         persistence = self._persistence_of(merged)
         if not config["configurable"].get("checkpoint_ns"):  # a graph inside has keys of its own
             last = await last_writer(persistence.saver, merged) if persistence is not None else None
-            supersteps = [[self._by_hand(one, last) for one in step] for step in supersteps]
+            supersteps = [[self._manual_update(one, last) for one in step] for step in supersteps]
         if persistence is None:
             return await super().abulk_update_state(config, supersteps)
         async with hold_lease(persistence, merged):
             return await super().abulk_update_state(config, supersteps)
 
-    def _by_hand(self, update: StateUpdate, last: str | None) -> StateUpdate:
+    def _manual_update(self, update: StateUpdate, last: str | None) -> StateUpdate:
         values = update.values
         if self.services is None:
             return update
@@ -253,5 +255,5 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
 def agent_graph(
     graph: CompiledStateGraph[Any, Any, Any, Any], services: Services | None = None
 ) -> AgentGraph[Any, Any]:
-    """Give a compiled graph its door, the lease and the synchronous calls."""
+    """Convert a compiled graph to an :class:`AgentGraph`."""
     return copy_graph_as(AgentGraph, graph, services=services)

@@ -1,4 +1,4 @@
-"""``build_graph``: from capabilities to an ordinary compiled LangGraph graph."""
+"""``build_graph``, which compiles capabilities to a LangGraph graph."""
 
 from __future__ import annotations
 
@@ -57,35 +57,35 @@ def build_graph(
 ) -> AgentGraph[ContextT, AnswerT]:
     """Build the graph of an agent.
 
-    Making a chat model reads files. Where an event loop runs, use :func:`open_graph`, or
+    Creating a chat model reads files. In a running event loop, use :func:`open_graph` or
     ``await asyncio.to_thread(build_graph, …)``.
 
     Args:
-        registry: What the agent is made of: capabilities themselves, or a registry, which is
-            closed by this.
-        model: ``"provider:name"``, a chat model, or one of these for each role (``extraction``,
-            ``selection``, ``planning``, ``answer``, ``capability``). ``None`` takes the settings';
-            without any, the agent runs offline.
-        checkpointer: Asynchronous saver that stores threads; without one nothing outlives a call.
-            ``False`` builds without one, even in a graph that has one.
-        store: LangGraph store for what is kept across threads.
-        settings: All other settings; the defaults when not given.
-        context_schema: Type of what a caller hands over as ``context=``.
-        answer_type: A pydantic model that the answer has to be: plain data in
-            ``execution_answer``, an instance by ``graph.answer_of(out)``. Needs a chat model.
-        **options: See :class:`~capgraph.engine.services.OperatorOptions`: ``behaviors``,
-            ``policies``, ``permissions``, ``budget``, ``prices``, ``sinks``, ``audit``,
-            ``capacity``, ``state_schema``, ``system_prompt``,
-            ``embeddings``, ``clock``, ``selector``, ``extractor``, ``planner``, ``answerer``.
+        registry: Capabilities, or a registry. The registry accepts no further registrations.
+        model: ``"provider:name"``, a chat model, or a mapping of roles (``extraction``, ``selection``,
+            ``planning``, ``answer``, ``capability``) to these. Defaults to the model of the settings.
+            Without any model, the agent runs offline.
+        checkpointer: Asynchronous saver that stores threads. Without one, nothing is stored. ``False``
+            disables the saver of an outer graph, too.
+        store: LangGraph store for data that is shared between threads.
+        settings: The settings. Defaults to ``Settings()``.
+        context_schema: Type of the ``context=`` argument of runs.
+        answer_type: Pydantic model of the answer, which requires a chat model. State has the answer as
+            plain data in ``execution_answer``, and ``graph.answer_of(out)`` returns an instance.
+        **options: See :class:`~capgraph.engine.services.OperatorOptions`: ``behaviors``, ``policies``,
+            ``permissions``, ``budget``, ``prices``, ``sinks``, ``audit``, ``capacity``,
+            ``state_schema``, ``system_prompt``, ``embeddings``, ``clock``, ``selector``, ``extractor``,
+            ``planner``, ``answerer``.
 
     Returns:
-        A compiled LangGraph graph. Every way to run, stream, draw and resume one works on it.
+        A compiled LangGraph graph, which supports all of LangGraph's ways to run, stream, draw, and
+        resume.
 
     Raises:
-        RegistryError: The registry does not fit together; lists every problem.
-        ConfigurationError: A model, a behaviour, a policy or the checkpointer cannot be used, or
-            ``persistence.url`` is set and there is no checkpointer.
-        MissingExtraError: A model's package is not installed.
+        RegistryError: The registry is invalid. The message lists all problems.
+        ConfigurationError: A model, behavior, policy, or checkpointer is invalid, or
+            ``persistence.url`` is set without a checkpointer.
+        MissingExtraError: The package of a model is not installed.
 
     >>> import asyncio
     >>> from capgraph import build_graph
@@ -110,14 +110,16 @@ def build_graph(
         validate_registry(known)
     offline = not planner_traits(services.planner).chooses_parameters
     saved = checkpointer not in (None, False)
-    told = registry_warnings(
+    warnings = registry_warnings(
         known, offline=offline, has_saver=saved, permissions=services.permissions
     )
     if services.system_prompt and not (
         services.chat_model("planning") or services.chat_model("answer")
     ):
-        told.append("No chat model reads the system_prompt. Fix: give a model, or leave it out.")
-    for text in told:
+        warnings.append(
+            "No chat model uses the system_prompt. Fix: configure a model, or remove system_prompt."
+        )
+    for text in warnings:
         get_logger("framework", "build_graph").warning("%s", text)
     services.step_tasks.update({name: _step_task(name, services) for name in known.capabilities})
     state_schema = options.get("state_schema", AgentState)
@@ -125,17 +127,18 @@ def build_graph(
     ours = StateSchema.of(AgentState)
     if not schema.names >= ours.names:
         raise ConfigurationError(
-            f"The state {state_schema.__name__} lacks keys of AgentState.",
+            f"The state class {state_schema.__name__} does not have all keys of AgentState.",
             fix=f"Write class {state_schema.__name__}(AgentState, total=False).",
         )
     if changed := [name for name, key in ours.keys.items() if schema.keys[name] != key]:
         raise ConfigurationError(
-            f"The state {state_schema.__name__} declares {', '.join(changed)} anew, which the"
-            " framework reads and writes.",
-            fix="Leave that out: AgentState has it. Keys of your own have other names.",
+            f"The state class {state_schema.__name__} redeclares {', '.join(changed)} of AgentState.",
+            fix="Remove the declaration, or rename the key if it is your own.",
         )
     builder: Any = StateGraph(
-        state_schema, context_schema=context_schema, input_schema=_input_of(state_schema, schema)
+        state_schema,
+        context_schema=context_schema,
+        input_schema=_input_schema(state_schema, schema),
     )
     layout = _Layout(known)
     _add_infrastructure(builder, services, layout)
@@ -144,7 +147,7 @@ def build_graph(
     name = services.settings.name
     compiled = builder.compile(checkpointer=checkpointer, store=store, name=name)
     graph: AgentGraph[ContextT, AnswerT] = agent_graph(compiled, services)
-    # Plans are bounded by the settings; this only keeps LangGraph's own bound out of the way.
+    # The settings limit plans, so LangGraph's own limit must never apply.
     config: RunnableConfig = {
         "recursion_limit": 1_000_000,
         "configurable": STRICT_RESUME,
@@ -155,15 +158,15 @@ def build_graph(
     return graph.with_config(config)
 
 
-def _input_of(cls: type[Any], schema: StateSchema) -> Any:
-    """Return the keys that a caller may send as a schema; an outer graph's others stay outside."""
+def _input_schema(cls: type[Any], schema: StateSchema) -> Any:
+    """Return a schema with the keys that callers may send, which hides the others from outer graphs."""
     hints = get_type_hints(cls, include_extras=True)
     chosen = {name: hints[name] for name in sorted(schema.caller_keys)}
     return TypedDict(f"{cls.__name__}Input", chosen, total=False)  # type: ignore[operator]
 
 
 class _Layout:
-    """Which node follows which: the straight line, with nodes of one's own where they belong."""
+    """Order of the nodes: the fixed chain, with custom nodes inserted."""
 
     def __init__(self, registry: Registry) -> None:
         self.before: dict[str, list[str]] = {}
@@ -179,19 +182,19 @@ class _Layout:
     def _around(self, role: str) -> list[str]:
         return [*self.before.get(role, []), role, *self.after.get(role, [])]
 
-    def door(self, target: str) -> str:
-        """Return the node that is entered on the way to another one."""
+    def entry_node(self, target: str) -> str:
+        """Return the first node on the way to another one."""
         return self.before.get(target, [target])[0]
 
     def add_edges(self, builder: Any) -> None:
-        """Draw the edges: straight ones, but for failures, which go to the router."""
+        """Add the edges: from node to node, and to the router after a failure."""
         builder.add_edge(START, "begin_turn")
         first = self.chain[0]
 
         async def after_begin(state: Mapping[str, Any]) -> str | list[str]:
             if state.get("control_goto"):
-                return []  # the node said itself where it goes
-            # A plan of the caller's is checked where every plan is that nobody has checked.
+                return []  # the node has chosen the next node itself
+            # The router sends a plan from the caller to the node that checks plans.
             ready = state.get("control_has_error") or state.get("planning_execution_plan")
             return "router" if ready else first
 
@@ -213,7 +216,7 @@ class _Layout:
 
         async def decide(state: Mapping[str, Any]) -> str | list[str]:
             if state.get("control_goto"):
-                return []  # the node said itself where it goes
+                return []  # the node has chosen the next node itself
             info = state.get("control_error_info") or {}
             failed = state.get("control_has_error") and info.get("node_name") == name
             return "router" if failed else then
@@ -224,7 +227,7 @@ class _Layout:
 def _add_infrastructure(builder: Any, services: Services, layout: _Layout) -> None:
     for name, spec in services.registry.infrastructure.items():
         node = spec.cls.langgraph_node.with_services(services)
-        node = _routed(node, layout) if name == "router" else _sent(node)
+        node = _with_routing(node, layout) if name == "router" else _with_goto(node)
         builder.add_node(
             name,
             node,
@@ -233,8 +236,8 @@ def _add_infrastructure(builder: Any, services: Services, layout: _Layout) -> No
         )
 
 
-def _sent(node: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
-    """Let a node go where it says, and nowhere else: an edge would be followed besides."""
+def _with_goto(node: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
+    """Wrap a node so that its ``Command(goto=…)`` replaces the regular edge."""
 
     async def run(state: Any) -> Any:
         result = await node(state)
@@ -243,47 +246,47 @@ def _sent(node: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[An
             if state.get("control_goto") and isinstance(result, Mapping):
                 return {**result, "control_goto": None}
             return result
-        pairs, goto = _aloud(result)
+        pairs, goto = _with_message(result)
         return Command(update=[*pairs, ("control_goto", str(goto))], goto=goto, graph=result.graph)
 
     run.__name__ = node.__name__
     return run
 
 
-def _aloud(result: Command[Any]) -> tuple[list[tuple[str, Any]], Any]:
-    """Return what a command writes and where it goes: a turn ends with a message, whoever ends it."""
+def _with_message(result: Command[Any]) -> tuple[list[tuple[str, Any]], Any]:
+    """Return the update and the target of a command. A turn must end with a message, so END is redirected."""
     update = result.update
     pairs = list(update.items()) if isinstance(update, Mapping) else list(update or ())
     silent = result.goto == END and not any(key == "messages" for key, _ in pairs)
     return pairs, "respond" if silent else result.goto
 
 
-def _routed(
+def _with_routing(
     node: Callable[[Any], Awaitable[Any]], layout: _Layout
 ) -> Callable[[Any], Awaitable[Any]]:
-    """Follow the router, also one of one's own that only writes ``control_next_node``."""
+    """Wrap a router node, including a custom one that only writes ``control_next_node``."""
 
     async def router(state: Any) -> Any:
         result = await node(state)
         if isinstance(result, Command) and result.goto == ():
-            result = dict(_aloud(result)[0])
+            result = dict(_with_message(result)[0])
         if isinstance(result, Command):
             retried = (state.get("control_error_info") or {}).get("node_name") == result.goto
             if isinstance(result.goto, str) and not retried:
-                update, goto = _aloud(result)
-                return Command(update=update, goto=layout.door(goto))
+                update, goto = _with_message(result)
+                return Command(update=update, goto=layout.entry_node(goto))
             return result
         target = result.get("control_next_node")
         if target in (END, "END"):
             target = "respond"  # a turn ends with a message
         if target not in layout.targets:
-            told = InfrastructureError(
-                f"The router wrote control_next_node={target!r}, which is no node.",
+            error = InfrastructureError(
+                f"The router wrote control_next_node={target!r}, which is not a node.",
                 fix=f"Use one of: {', '.join(layout.targets)}.",
             )
-            failed = failure_update([refusal_failure("router", told)])
+            failed = failure_update([refusal_failure("router", error)])
             return Command(update={**result, **failed}, goto="error")
-        return Command(update=result, goto=layout.door(target))
+        return Command(update=result, goto=layout.entry_node(target))
 
     router.__name__ = "router"
     return router

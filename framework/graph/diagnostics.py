@@ -1,4 +1,4 @@
-"""What would fail in an agent, or works less well than it could, before anything runs."""
+"""Checks that find errors and warnings in an agent's configuration before anything runs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """Result of one check.
 
     Attributes:
-        area: What it belongs to.
-        level: ``ok``, ``warning`` (works, but …) or ``error``.
-        text: What was found.
-        fix: How to mend it.
+        area: Area of the check.
+        level: ``ok``, ``warning``, or ``error``.
+        text: Description.
+        fix: Instruction that solves the problem.
     """
 
     area: str
@@ -35,10 +35,10 @@ class Finding:
 
     @classmethod
     def from_error(cls, area: str, error: Exception) -> Finding:
-        """Return the finding that an error makes."""
+        """Return the finding for an exception."""
         if isinstance(error, CapgraphError):
             return cls(area, "error", error.message, error.fix or "")
-        return cls(area, "error", f"{type(error).__name__}: {error}", "Correct what it names.")
+        return cls(area, "error", f"{type(error).__name__}: {error}", "Correct the cause.")
 
 
 def collect_findings(
@@ -49,14 +49,14 @@ def collect_findings(
     has_saver: bool,
     permissions: CallerPermissions | None = None,
 ) -> Iterator[Finding]:
-    """Look at what an agent is made of.
+    """Yield the findings about an agent.
 
     Args:
-        registry: What it is made of.
-        settings: All settings.
-        offline: Whether no model plans.
-        has_saver: Whether threads outlive the process.
-        permissions: The permissions that callers have.
+        registry: The registry.
+        settings: The settings.
+        offline: Whether plans are made without a model.
+        has_saver: Whether threads are stored.
+        permissions: Permissions of callers.
 
     >>> from capgraph.configs.settings import Settings
     >>> from capgraph.registry import Registry
@@ -71,14 +71,14 @@ def collect_findings(
         yield Finding("registry", "ok", f"{len(registry.capabilities)} capabilities: {names}")
     else:
         text = "No capability is registered, so every question ends in 'Nothing here can do that'."
-        fix = "Name modules that hold capabilities under 'modules'."
+        fix = "List modules with capabilities under 'modules'."
         yield Finding("registry", "warning", text, fix)
     for text in registry_problems(registry):
-        yield _told("error", text)
+        yield _from_text("error", text)
     for text in registry_warnings(
         registry, offline=offline, has_saver=has_saver, permissions=permissions
     ):
-        yield _told("warning", text)
+        yield _from_text("warning", text)
     yield from _check_queues(registry, settings)
     for name in registry.capabilities:
         yield from _check_guides(registry, name)
@@ -87,15 +87,16 @@ def collect_findings(
             yield Finding(
                 "registry",
                 "warning",
-                f"{module}, line {line}: a call with callbacks of its own or in a thread of its"
-                " own does not inherit the run's; if it reaches a chat model, nobody counts it.",
-                "Leave 'callbacks' out, or add yours to the configuration of the run; start"
-                " threads with asyncio.to_thread.",
+                f"{module}, line {line}: a call with its own callbacks or in its own thread does"
+                " not inherit the callbacks of the run. If it calls a chat model, the call is not"
+                " counted.",
+                "Remove 'callbacks', or add yours to the configuration of the run. Start threads"
+                " with asyncio.to_thread.",
             )
     yield from collect_settings_findings(settings, registry)
 
 
-def _told(level: Literal["warning", "error"], text: str) -> Finding:
+def _from_text(level: Literal["warning", "error"], text: str) -> Finding:
     text, _, fix = text.partition(" Fix: ")
     return Finding("registry", level, text, fix)
 
@@ -109,7 +110,7 @@ def _check_queues(registry: Registry, settings: Settings) -> Iterator[Finding]:
         yield Finding.from_error("configuration", exc)
         return
     for text in found:
-        yield _told("warning", text)
+        yield _from_text("warning", text)
 
 
 def _check_guides(registry: Registry, name: str) -> Iterator[Finding]:
@@ -119,15 +120,16 @@ def _check_guides(registry: Registry, name: str) -> Iterator[Finding]:
         _ = held.orchestrator_guide
     except Exception as exc:
         fix = "Correct _create_classifier_guide or _create_orchestrator_guide."
-        yield Finding("registry", "error", f"The guides of {name!r} cannot be made: {exc!r}", fix)
+        text = f"The guides of {name!r} cannot be created: {exc!r}"
+        yield Finding("registry", "error", text, fix)
         return
     if examples is None and not registry.capabilities[name].always_active:
-        text = f"The capability {name!r} has no examples, so it is chosen by its description alone."
-        yield Finding("registry", "warning", text, "Give it examples of requests that need it.")
+        text = f"The capability {name!r} has no examples, so only its description is used to select it."
+        yield Finding("registry", "warning", text, "Add examples of requests that need it.")
 
 
 def _check_declared(settings: Settings, registry: Registry) -> Iterator[Finding]:
-    """Make what settings declare around steps, as a graph would."""
+    """Create the objects that settings declare, as ``build_graph`` does, and report errors."""
     from capgraph.engine.bind import resolve_answer_gate, resolve_policies
     from capgraph.engine.configured_objects import (
         build_configured,
@@ -165,27 +167,27 @@ def _check_declared(settings: Settings, registry: Registry) -> Iterator[Finding]
             yield Finding.from_error(where, exc)
             continue
         if made:
-            yield Finding(where, "ok", "declared, and can be kept")
+            yield Finding(where, "ok", "valid")
 
 
 def collect_settings_findings(settings: Settings, registry: Registry) -> Iterator[Finding]:
-    """Find sections that name nothing, and context data that does not fit."""
+    """Yield the findings about settings: unknown names and invalid context data."""
     from capgraph.base import ValidationError
     from capgraph.state import load_context
 
     yield from _check_declared(settings, registry)
-    for place in settings.recipes:
-        if not Path(place).exists():
-            text = f"The folder {place!r} does not exist yet, so it has no recipes."
-            yield Finding("recipes", "ok", text, "'capgraph recipe save' makes it.")
+    for path in settings.recipes:
+        if not Path(path).exists():
+            text = f"The recipe folder {path!r} does not exist yet."
+            yield Finding("recipes", "ok", text, "'capgraph recipe save' creates it.")
     for name in settings.capabilities:
         if name not in registry.capabilities:
-            text = f"capabilities.{name} configures a capability that is not registered."
+            text = f"capabilities.{name}: no capability with this name is registered."
             fix = suggest_fix(name, candidates=registry.capabilities)
             yield Finding("configuration", "warning", text, fix)
     for kind, entries in settings.context.items():
         if kind not in registry.context_types:
-            text = f"context.{kind} is of a type that is not registered."
+            text = f"context.{kind}: no context type with this name is registered."
             fix = suggest_fix(kind, candidates=registry.context_types)
             yield Finding("configuration", "warning", text, fix)
             continue
@@ -193,4 +195,4 @@ def collect_settings_findings(settings: Settings, registry: Registry) -> Iterato
             try:
                 load_context(kind, key, data, registry.context_types)
             except ValidationError as exc:
-                yield Finding("configuration", "error", exc.message, "Correct it.")
+                yield Finding("configuration", "error", exc.message, "Correct the data.")

@@ -1,4 +1,4 @@
-"""``open_graph``: a graph together with the database that it lives on."""
+"""``open_graph``, which builds a graph together with its database."""
 
 from __future__ import annotations
 
@@ -37,25 +37,26 @@ async def open_graph(
     answer_type: type[AnswerT] | None = None,
     **options: Any,
 ) -> AsyncIterator[AgentGraph[ContextT, AnswerT]]:
-    """Build a graph whose threads, standing rules and memories live in one database.
+    """Open a database and build a graph that stores its threads, standing rules, and memories there.
 
-    ``build_graph`` takes open savers and stores; a URL needs a block that closes what it opened.
+    In contrast to ``build_graph``, it opens the saver and the store and closes them at the end of the
+    ``async with`` block.
 
     Args:
-        registry: What the agent is made of: capabilities themselves, or a registry. ``None``
-            takes what the settings describe, and closes its MCP servers at the end.
-        url: ``sqlite:///file.db`` or ``postgresql://…``; ``None`` takes the settings'
-            ``persistence.url``, and without one nothing is kept.
-        settings: All other settings; the defaults when not given.
-        context_schema: As for ``build_graph``.
-        answer_type: As for ``build_graph``.
+        registry: Capabilities, or a registry. None means those that the settings name; their MCP
+            servers are closed at the end.
+        url: ``sqlite:///file.db`` or ``postgresql://…``. Defaults to ``persistence.url`` of the
+            settings. Without either, nothing is stored.
+        settings: The settings. Defaults to ``Settings()``.
+        context_schema: See ``build_graph``.
+        answer_type: See ``build_graph``.
         **options: Further arguments of ``build_graph``.
 
     Raises:
-        UnknownOptionError: A keyword is unknown.
-        ConfigurationError: The URL or the key cannot be used.
+        UnknownOptionError: A keyword argument is unknown.
+        ConfigurationError: The URL or the encryption key is invalid.
         MissingExtraError: The extra of the database is not installed.
-        PersistenceError: The database cannot be reached.
+        PersistenceError: The database is unavailable.
 
     >>> import asyncio
     >>> async def main():
@@ -85,7 +86,7 @@ async def open_graph(
             from capgraph.models.probing import probe_models
 
             await probe_models(models)
-        # A chat model reads certificates when it is made, which must not hold up the loop.
+        # Creating a chat model reads certificates, which must not block the event loop.
         yield await asyncio.to_thread(
             lambda: build_graph(
                 known,

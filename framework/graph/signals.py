@@ -1,4 +1,4 @@
-"""Events from outside: kept for the thread, and what waits for them goes on."""
+"""Signals: external events that resume the steps that wait for them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from capgraph.planning.waits import MAX_EVENT_KEY_LENGTH, is_event_key
 from capgraph.stores.persistence import Persistence
 from capgraph.stores.waits import SuspendedThread, open_waits, store_signal
 
-_TRIES = 20
-_BETWEEN = 0.1
+_MAX_ATTEMPTS = 20
+_DELAY_SECONDS = 0.1
 
 
 @validate_arguments
@@ -41,30 +41,29 @@ async def signal(
     run: bool = True,
     early: bool = False,
 ) -> bool:
-    """Tell a thread that an event came; the step that waits for it goes on.
+    """Send an external event to a thread and resume the step that waits for it.
 
-    One that comes before a step waits for it is kept, until a turn takes it. One that is kept
-    already, or that the turn under way has taken, changes nothing: send it as often as you like.
+    If no step waits for the event yet, it is stored until a turn takes it. Sending the same event again
+    has no effect while it is stored, or after the current turn has taken it.
 
     Args:
         graph: A graph of ``build_graph`` with a saver.
-        thread: Id of the thread.
-        key: Key of the event, as ``wait_for`` of the step has it.
-        value: What comes with it, as plain JSON; parameters of the step have it as
-            ``{"$from": "signal"}``.
-        config: Who sends it, as for a run; the program itself when not given. The turn goes on as
-            whoever began it, whoever sends the signal.
-        run: Whether the thread goes on here, until its turn ends or waits again. Otherwise, and
-            where another process has the thread, whoever serves it wakes it (:func:`wake`).
-        early: Whether it is kept for a thread that nobody has begun yet.
+        thread: ID of the thread.
+        key: Key of the event, as in ``wait_for`` of the step.
+        value: Payload, as plain JSON. Parameters of the step refer to it as ``{"$from": "signal"}``.
+        config: Configuration that identifies the sender, as for a run. None means the program itself.
+            The turn always continues as the caller who started it.
+        run: Whether to run the thread here until its turn ends or waits again. Otherwise, or if
+            another process holds the thread, the process that serves it calls :func:`wake`.
+        early: Whether to store the event even if the thread does not exist yet.
 
     Returns:
-        Whether a step waited for it.
+        True if a step waited for the event.
 
     Raises:
-        ValidationError: Key or value cannot be used.
-        PersistenceError: There is no such thread.
-        PolicyError: The sender is of another tenant, or may not use what waits.
+        ValidationError: The key or the payload is invalid.
+        PersistenceError: The thread does not exist.
+        PolicyError: The sender belongs to another tenant, or may not use the waiting capability.
 
     >>> from capgraph import build_graph, signal
     >>> from langgraph.checkpoint.memory import InMemorySaver
@@ -83,7 +82,7 @@ async def signal(
     waits = open_waits(found) if found is not None else ()
     waiting = [wait for wait in waits if wait.get("for") == key]
     known = await suspended.get(thread)
-    _admit(
+    _check_sender(
         graph, caller_from_configurable((config or {}).get("configurable") or {}), known, waiting
     )
     values = plain_values(found) if found is not None else {}
@@ -99,31 +98,31 @@ async def signal(
 
 @validate_arguments
 async def wake(graph: CompiledStateGraph[Any, Any, Any, Any], thread: str) -> None:
-    """Let a thread that waits go on, as whoever began its turn, until it ends or waits again.
+    """Resume a suspended thread as the caller who started its turn, until it ends or waits again.
 
-    Does nothing where nothing has come. A run that another process has under way finds by itself
-    what came; only one that is about to end is waited for.
+    If no wait is over, nothing happens. A run in another process finds the event itself, so only a run
+    that is about to end is waited for.
 
     Args:
         graph: A graph of ``build_graph`` with a saver.
-        thread: Id of the thread, such as one that :func:`capgraph.stores.due` names.
+        thread: ID of the thread, for example from :func:`capgraph.stores.due`.
 
     Raises:
-        PersistenceError: There is no such thread.
+        PersistenceError: The thread does not exist.
     """
     persistence = _persistence(graph)
     saver, suspended = persistence.saver, persistence.waits
     await _last(saver, thread)
     known = await suspended.get(thread)
     config = _config(thread, known.caller if known is not None else Caller())
-    for left in reversed(range(_TRIES)):
+    for left in reversed(range(_MAX_ATTEMPTS)):
         try:
             await graph.ainvoke(None, config)
             break
         except ThreadBusyError:
             if not left:
                 return
-            await asyncio.sleep(_BETWEEN)
+            await asyncio.sleep(_DELAY_SECONDS)
     found = await saver.aget_tuple(_config(thread))
     if known is not None and (found is None or not open_waits(found)):
         await suspended.drop(known)
@@ -133,7 +132,9 @@ async def _last(saver: BaseCheckpointSaver[Any], thread: str) -> CheckpointTuple
     found = await saver.aget_tuple(_config(thread))
     if found is None:
         raise PersistenceError(
-            f"There is no thread {thread!r}.", fix="List the threads to see which there are."
+            f"The thread {thread!r} does not exist.",
+            fix="Use the ID of an existing thread.",
+            facts={"thread_id": thread},
         )
     return found
 
@@ -142,8 +143,8 @@ def _persistence(graph: CompiledStateGraph[Any, Any, Any, Any]) -> Persistence:
     saver = find_saver(graph, merged_config(graph, None))
     if saver is None:
         raise ConfigurationError(
-            "The graph has no saver, so nothing of it waits.",
-            fix="Give build_graph a checkpointer.",
+            "The graph has no saver, so it cannot have waiting steps.",
+            fix="Pass a checkpointer to build_graph.",
         )
     return Persistence.of(saver)
 
@@ -151,46 +152,49 @@ def _persistence(graph: CompiledStateGraph[Any, Any, Any, Any]) -> Persistence:
 def _check(key: str, value: Any, graph: CompiledStateGraph[Any, Any, Any, Any]) -> None:
     if not is_event_key(key):
         raise ValidationError(
-            f"{key!r:.80} is no key of an event.",
-            fix=f"Give 1 to {MAX_EVENT_KEY_LENGTH} printable characters.",
+            f"The event key {key!r:.80} is invalid.",
+            fix=f"Use 1 to {MAX_EVENT_KEY_LENGTH} printable characters.",
         )
     try:
         size = len(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as exc:
         raise ValidationError(
-            f"What comes with the signal {key!r} is not plain JSON: {exc}.",
-            fix="Send text, numbers, true, false, null, lists and objects of these.",
+            f"The payload of the signal {key!r} is not plain JSON: {exc}.",
+            fix="Send text, numbers, booleans, null, lists and objects.",
         ) from exc
     services = getattr(graph, "services", None)
-    most = services.limits.max_message_chars if services is not None else size
-    if size > most:
+    max_chars = services.limits.max_message_chars if services is not None else size
+    if size > max_chars:
         raise ValidationError(
-            f"What comes with the signal {key!r} has {size:,} characters; at most {most:,} are read.",
-            fix="Put long data into a file and send its name, or raise limits.max_message_chars.",
+            f"The payload of the signal {key!r} has {size:,} characters; the limit is"
+            f" {max_chars:,}.",
+            fix="Store the data in a file and send its name, or raise limits.max_message_chars.",
+            facts={"size": size, "limit": max_chars},
         )
 
 
-def _admit(
+def _check_sender(
     graph: CompiledStateGraph[Any, Any, Any, Any],
     sender: Caller,
-    known: SuspendedThread | None,
+    due: SuspendedThread | None,
     waiting: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Make sure that whoever names himself may wake what waits."""
+    """Raise an error if the sender may not resume the waiting steps."""
     if sender == Caller():
         return
-    tenant = known.caller.tenant if known is not None else None
+    tenant = due.caller.tenant if due is not None else None
     if tenant is not None and sender.tenant != tenant:
         raise PolicyError(
-            f"The thread is of another tenant than {sender.tenant!r}.",
-            fix="Send the signal as its own tenant.",
+            f"The thread belongs to another tenant than {sender.tenant!r}.",
+            fix="Send the signal as a user of the thread's tenant.",
         )
     permissions = getattr(getattr(graph, "services", None), "permissions", None)
     for wait in waiting:
         if permissions is not None and not permissions.outcome(wait["capability"], sender).allowed:
             raise PolicyError(
-                f"The sender may not use {wait['capability']!r}, which waits for the signal.",
-                fix="Send it as somebody who may.",
+                f"The sender may not use the capability {wait['capability']!r}, which waits for the"
+                " signal.",
+                fix="Send the signal as a caller with this permission.",
             )
 
 

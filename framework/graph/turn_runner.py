@@ -1,4 +1,4 @@
-"""One turn of a thread, run to wherever it ends; whoever meets people runs turns this way."""
+"""Runner of single turns, used by the command line and the server."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ if TYPE_CHECKING:
     from capgraph.state import ContextTypes
 
 _OVER = frozenset({"completed", "partial", "failed", "stopped"})
-"""Outcomes after which a turn asks nobody."""
+"""Outcomes of a turn that is over, so that its approval requests are closed."""
 DRAIN_SECONDS = 20.0
-"""How long running steps may go on after SIGTERM before they are cancelled."""
+"""Seconds for which running steps may continue after SIGTERM before they are canceled."""
 
 
 @dataclass(slots=True)
 class TurnResult:
-    """How a turn ended.
+    """Result of a turn.
 
     Attributes:
-        thread_id: The thread.
-        status: ``completed``, ``partial``, ``failed``, ``stopped``, ``waiting``, ``cancelled``
-            or ``drained``.
-        outcome: What the graph wrote about it.
-        answer: The final message; empty when there is none.
-        files: Paths of files that the turn made.
-        questions: Open questions, by the id that an answer needs.
-        error: What was raised.
-        seconds: How long it took.
-        resume_command: Command that goes on, when the turn is not over.
-        model_calls: Calls of chat models.
-        input_tokens: Tokens sent to them.
-        output_tokens: Tokens received from them.
+        thread_id: ID of the thread.
+        status: ``completed``, ``partial``, ``failed``, ``stopped``, ``waiting``, ``cancelled``, or
+            ``drained``.
+        outcome: ``execution_outcome`` of the state.
+        answer: Text of the final message. Empty if there is none.
+        files: Paths of files that the turn created.
+        questions: Open questions, by interrupt ID.
+        error: The error that ended the turn.
+        seconds: Duration in seconds.
+        resume_command: Command line that continues the turn, if it is not over.
+        model_calls: Number of chat model calls.
+        input_tokens: Number of tokens sent to chat models.
+        output_tokens: Number of tokens received from chat models.
     """
 
     thread_id: str
@@ -68,25 +68,24 @@ class TurnResult:
     output_tokens: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data: what programs read as the last line."""
+        """Return plain data, which commands print as the last line of JSON output."""
         always = ("thread_id", "status", "outcome", "answer", "files")
         data = {name: getattr(self, name) for name in always}
         data["seconds"] = round(self.seconds, 3)
         if self.error is not None:
-            told = {name: getattr(self.error, name) for name in ("code", "message", "fix")}
-            data["error"] = told
-        sometimes = {"questions": self.questions, "resume_command": self.resume_command}
-        return data | {name: value for name, value in sometimes.items() if value}
+            data["error"] = {name: getattr(self.error, name) for name in ("code", "message", "fix")}
+        optional = {"questions": self.questions, "resume_command": self.resume_command}
+        return data | {name: value for name, value in optional.items() if value}
 
 
 class TurnRunner:
-    """One run of a graph on a thread; it can be stopped and drained while it goes on.
+    """Runner of one turn, which can be stopped and drained while it runs.
 
-    Either way the thread can be resumed: what had finished is saved.
+    Finished steps are stored in both cases, so the thread can be resumed.
 
     Args:
         graph: A graph of ``build_graph`` with a saver.
-        config: Names the thread, and who asks.
+        config: Configuration with the thread and the caller.
     """
 
     def __init__(self, graph: CompiledStateGraph[Any, Any, Any, Any], config: Any) -> None:
@@ -96,131 +95,137 @@ class TurnRunner:
         self._control = RunControl()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._ended_by, self._finished = "", False
+        self._end_status, self._finished = "", False
         self._values: Mapping[str, Any] | None = None
-        self._refused: Exception | None = None
+        self._handler_error: Exception | None = None
 
     def stop(self) -> None:
-        """Cancel what runs."""
-        self._ended_by = "cancelled"
+        """Cancel the running steps."""
+        self._end_status = "cancelled"
         if self._task is not None:
             self._task.cancel()
 
     def drain(self, seconds: float = DRAIN_SECONDS) -> None:
-        """Begin nothing else, and cancel what runs longer than so long."""
-        self._ended_by = self._ended_by or "drained"
+        """Start no further steps, and cancel running steps after a timeout.
+
+        Args:
+            seconds: The timeout.
+        """
+        self._end_status = self._end_status or "drained"
         self._control.request_drain("drain")
         if self._task is not None and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(seconds, self._task.cancel)
 
     async def run(self, graph_input: Any, on_event: Callable[[dict[str, Any]], Any]) -> TurnResult:
-        """Run the turn until it ends or a person is asked.
+        """Run the turn until it ends or waits for a decision.
 
         Args:
-            graph_input: What the graph begins with; ``None`` goes on with an unfinished turn.
-            on_event: Told each event, as plain data.
+            graph_input: Input of the graph. None continues an unfinished turn.
+            on_event: Function that receives each event as plain data.
         """
         began = time.monotonic()
         end = TurnResult(str(self._config["configurable"]["thread_id"]))
         stopped = await self._wait(graph_input, on_event, end)
         if self._finished and self._values is not None and not stopped and end.error is None:
-            # It has come to its end, so the thread holds what was streamed last, and no more.
+            # The turn finished, so the last streamed values are the final state.
             self._read(self._values, (), False, stopped, end)
         else:
-            await self._look(end, stopped)
+            await self._read_state(end, stopped)
         end.seconds = time.monotonic() - began
         return end
 
     async def read(self) -> TurnResult:
-        """Return how the turn ended, without running anything."""
+        """Return the result of the thread's last turn without running anything."""
         end = TurnResult(str(self._config["configurable"]["thread_id"]))
-        await self._look(end, "")
+        await self._read_state(end, "")
         return end
 
-    async def _look(self, end: TurnResult, stopped: str) -> None:
+    async def _read_state(self, end: TurnResult, stopped: str) -> None:
         try:
             snapshot = await self._graph.aget_state(self._config)
         except Exception as exc:
-            # The database is what failed: say so, and do not hide what was raised first.
-            end.error = end.error or _told(exc)
+            # The database failed. Report this, unless an earlier error exists.
+            end.error = end.error or _as_capgraph_error(exc)
         else:
             self._read(snapshot.values, snapshot.interrupts, bool(snapshot.tasks), stopped, end)
 
     async def _wait(
-        self, given: Any, take: Callable[[dict[str, Any]], Any], end: TurnResult
+        self, graph_input: Any, on_event: Callable[[dict[str, Any]], Any], end: TurnResult
     ) -> str:
         from langgraph.errors import GraphDrained
 
-        self._task = asyncio.create_task(self._stream(given, take, end))
-        if self._ended_by == "cancelled":
+        self._task = asyncio.create_task(self._stream(graph_input, on_event, end))
+        if self._end_status == "cancelled":
             self._task.cancel()
         try:
             await self._task
         except GraphDrained:
             return "drained"
         except asyncio.CancelledError:
-            if self._refused is not None:
-                end.error = _told(self._refused)
+            if self._handler_error is not None:
+                end.error = _as_capgraph_error(self._handler_error)
                 return ""
-            if not self._ended_by:
+            if not self._end_status:
                 raise
-            return self._ended_by
+            return self._end_status
         except Exception as exc:
-            end.error = _told(exc)
+            end.error = _as_capgraph_error(exc)
         finally:
             if self._timer is not None:
                 self._timer.cancel()
         return ""
 
     async def _stream(
-        self, given: Any, take: Callable[[dict[str, Any]], Any], end: TurnResult
+        self, graph_input: Any, on_event: Callable[[dict[str, Any]], Any], end: TurnResult
     ) -> None:
         loop, context, thread = asyncio.get_running_loop(), copy_context(), threading.get_ident()
 
-        def hear(event: dict[str, Any]) -> None:
+        def handle(event: dict[str, Any]) -> None:
             try:
-                self._hear(event, take, end)
+                self._handle_event(event, on_event, end)
             except Exception as exc:
-                # It is not the step's fault: the run ends before its database does.
-                self._refused = exc
+                # The event handler failed, not the step. End the run before its database closes.
+                self._handler_error = exc
                 self._task.cancel()  # type: ignore[union-attr]
 
-        def here(event: dict[str, Any]) -> None:
+        def dispatch(event: dict[str, Any]) -> None:
             if threading.get_ident() == thread:
-                context.run(hear, event)
+                context.run(handle, event)
             else:
-                loop.call_soon_threadsafe(hear, event, context=context)
+                loop.call_soon_threadsafe(handle, event, context=context)
 
-        # Where a turn goes on, the first to send an event may be any node.
-        begins = isinstance(given, Mapping) and getattr(self._graph, "services", None) is not None
-        with capture_events(here) if begins else contextlib.nullcontext():
+        # In a resumed turn any node may emit the first event, so capturing is not possible.
+        begins = (
+            isinstance(graph_input, Mapping) and getattr(self._graph, "services", None) is not None
+        )
+        with capture_events(dispatch) if begins else contextlib.nullcontext():
             events: Any = self._graph.astream(
-                given,
+                graph_input,
                 self._config,
                 stream_mode=["custom", "values"],
                 version="v2",
                 durability="sync",
                 control=self._control,
             )
-            # Closed at once when a view fails, so that the run ends before its database does.
+            # Close the stream at once if the handler fails, so that the run ends before its database.
             async with contextlib.aclosing(events):
                 async for part in events:
                     if part["type"] == "values":
                         self._values = part["data"]
                     elif isinstance(part["data"], dict):
-                        self._hear(part["data"], take, end)
-        if self._refused is not None:
-            raise self._refused
+                        self._handle_event(part["data"], on_event, end)
+        if self._handler_error is not None:
+            raise self._handler_error
 
-    def _hear(
-        self, event: dict[str, Any], take: Callable[[dict[str, Any]], Any], end: TurnResult
+    def _handle_event(
+        self, event: dict[str, Any], on_event: Callable[[dict[str, Any]], Any], end: TurnResult
     ) -> None:
         if event.get("event_type") == "usage":
             end.model_calls += 1
             end.input_tokens += event.get("input_tokens", 0)
             end.output_tokens += event.get("output_tokens", 0)
         self._finished |= event.get("event_type") == "turn_finished"
-        take(event)
+        on_event(event)
 
     def _read(
         self,
@@ -230,7 +235,7 @@ class TurnRunner:
         stopped: str,
         end: TurnResult,
     ) -> None:
-        """Take what the thread says of its turn into the end of it."""
+        """Copy the state of the turn into its result."""
         from capgraph.planning.waits import is_wait_interrupt
 
         asked = [item for item in interrupts if not is_wait_interrupt(item.value)]
@@ -247,14 +252,14 @@ class TurnRunner:
         end.outcome["status"] = end.status
 
 
-def _told(exc: Exception) -> CapgraphError:
-    """Return an error that can be shown for whatever was raised."""
+def _as_capgraph_error(exc: Exception) -> CapgraphError:
+    """Return the exception, wrapped if it is not a ``CapgraphError``."""
     if isinstance(exc, CapgraphError):
         return exc
     get_logger("framework", "turn").debug("The run raised", exc_info=exc)
     error = InfrastructureError(
         mask_secrets(f"The run raised {type(exc).__name__}: {exc}", MAX_MESSAGE_CHARS),
-        fix="Run it again with --debug before the command to see where it comes from.",
+        fix="Run the command again with 'capgraph --debug' to see the traceback.",
     )
     error.__cause__ = exc
     return error
@@ -263,14 +268,13 @@ def _told(exc: Exception) -> CapgraphError:
 async def load_thread_values(
     graph: CompiledStateGraph[Any, Any, Any, Any], thread_id: str
 ) -> dict[str, Any]:
-    """Return the state of a thread, with the steps of an unfinished pass that are done already.
+    """Return the state of a thread, including finished steps of an interrupted pass over the plan.
 
-    A step's result is saved the moment it ends, beside the checkpoint; it reaches the state when
-    the pass over the plan ends.
+    Each step result is stored when the step ends. It reaches the state when the pass over the plan ends.
 
     Args:
         graph: A graph of ``build_graph`` with a saver.
-        thread_id: The thread.
+        thread_id: ID of the thread.
     """
     config: Any = {"configurable": {"thread_id": thread_id}}
     values = dict((await graph.aget_state(config)).values)
@@ -285,14 +289,14 @@ async def load_thread_values(
 
 
 def step_states(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return how far each step of a thread's plan is, by context key.
+    """Return the state of each step in a thread's plan, by context key.
 
     >>> plan = {"steps": [{"context_key": "a", "capability": "look"}]}
     >>> step_states({"planning_execution_plan": plan})
     {'a': 'pending'}
     """
     outcome = (values.get("execution_outcome") or {}).get("status")
-    # A rejected step keeps its question in state, so that it does not start; nobody is asked anymore.
+    # A rejected step keeps its request in state, so that it does not start. The request is closed.
     waiting = {} if outcome in _OVER else values.get("execution_pending_approvals") or {}
     results = values.get("execution_step_results") or {}
     states = {}
@@ -309,7 +313,7 @@ def step_states(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def last_answer(values: Mapping[str, Any]) -> str:
-    """Return the text of the message that ended the last turn."""
+    """Return the text of the thread's last message if it is an answer, else an empty string."""
     from langchain_core.messages import AIMessage
 
     messages = values.get("messages") or []
@@ -318,7 +322,7 @@ def last_answer(values: Mapping[str, Any]) -> str:
 
 
 def created_files(types: ContextTypes, values: Mapping[str, Any]) -> list[str]:
-    """Return the paths of the files that the plan's finished steps made."""
+    """Return the paths of files that finished steps created."""
     data = values.get("capability_context_data") or {}
     found: list[str] = []
     for record in (values.get("execution_step_results") or {}).values():
@@ -329,31 +333,31 @@ def created_files(types: ContextTypes, values: Mapping[str, Any]) -> list[str]:
 
 
 def load_contexts(types: ContextTypes, kind: str, key: str, entry: Any) -> list[CapabilityContext]:
-    """Read an entry of the context data; nothing where no type of the agent fits it any more."""
+    """Return an entry of the context data as context objects. Empty if it matches no registered class."""
     from capgraph.state import load_context
 
     found: Any = None
     if kind in types and entry is not None:
         with contextlib.suppress(ValidationError):
             found = load_context(kind, key, entry, types)
-    return [one for one in _listed(found) if isinstance(one, CapabilityContext)]
+    return [one for one in _as_list(found) if isinstance(one, CapabilityContext)]
 
 
-def _listed(found: Any) -> list[Any]:
-    return found if isinstance(found, list) else [found]
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def file_contexts(registry: Registry, files: Sequence[str]) -> dict[str, Any]:
-    """Return the context data that data files stand for.
+    """Return context data for data files.
 
-    They go to the context types that the caller gives and that have a field ``files``.
+    The data goes to the provided context types that have a field ``files``.
 
     Args:
-        registry: What the agent is made of.
-        files: Their names.
+        registry: The registry.
+        files: Paths of the files.
 
     Raises:
-        ConfigurationError: Nothing here reads data files.
+        ConfigurationError: No provided context type has a field ``files``.
     """
     types = registry.context_types
     kinds = [
@@ -363,8 +367,8 @@ def file_contexts(registry: Registry, files: Sequence[str]) -> dict[str, Any]:
     ]
     if files and not kinds:
         raise ConfigurationError(
-            "There are data files, but no context type of the agent takes files.",
-            fix="Name one that has a field 'files' under 'provided_types', such as DATA_SOURCE, and add"
+            "Data files were passed, but no provided context type has a field 'files'.",
+            fix="Add such a type to 'provided_types', for example DATA_SOURCE, and add"
             " capgraph.capabilities.contexts and capgraph.capabilities.query_data to 'modules'.",
         )
     return {kind: {"data": {"files": list(files)}} for kind in kinds} if files else {}

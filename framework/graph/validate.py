@@ -1,4 +1,4 @@
-"""Finds everything that would make a graph fail, before it is compiled."""
+"""Validation of a registry before a graph is compiled."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from capgraph.governance.caller_permissions import CallerPermissions
 
 RESERVED_NODE_NAMES = frozenset({"capabilities", "fatal"})
-_ONLY_WITH_THE_TURN = {
-    "interrupt": "a person can only be asked where the turn runs, so on another worker it is refused",
-    "runtime": "the run on another worker has no 'context' of the caller's",
+_UNAVAILABLE_ON_WORKERS = {
+    "interrupt": "interrupts are possible only in the process of the turn",
+    "runtime": "a step on another worker has no 'context' from the caller",
     **dict.fromkeys(
         sorted(NOT_TRANSFERRED), "this key of the state does not travel to another worker"
     ),
@@ -31,26 +31,26 @@ _ONLY_WITH_THE_TURN = {
 
 
 def registry_problems(registry: Registry) -> list[str]:
-    """Return all problems of a registry, each with its fix; empty when there are none."""
+    """Return the problems that prevent a graph from being built, each with its fix."""
     problems = [
-        f"There is no infrastructure node {role!r}. Fix: register one, or leave the built-in"
+        f"The infrastructure node {role!r} is missing. Fix: register one, or keep the built-in"
         " modules in 'infrastructure'."
         for role in INFRASTRUCTURE_ROLES
         if role not in registry.infrastructure
     ]
     provided = {need for spec in registry.capabilities.values() for need in needs_provided_by(spec)}
-    provided |= _elements(registry)
+    provided |= _element_types(registry)
     for name, spec in registry.capabilities.items():
         if name in registry.infrastructure or name in RESERVED_NODE_NAMES:
             problems.append(
-                f"The capability {name!r} is named like a node of the framework."
-                " Fix: give it another name."
+                f"The capability name {name!r} is reserved for a node of the framework."
+                " Fix: rename the capability."
             )
         if spec.undo is not None and spec.undo.name not in registry.capabilities:
             fix = suggest_fix(spec.undo.name, candidates=registry.capabilities)
             problems.append(
-                f"The capability {name!r} is undone by {spec.undo.name!r}, which is not registered."
-                f" Fix: register it, or leave 'undo' out. {fix}"
+                f"The capability {name!r} has undo={spec.undo.name!r}, which is not registered."
+                f" Fix: register it, or remove 'undo'. {fix}"
             )
         problems += [
             f"The capability {name!r} requires {need.type!r}, which nothing provides and the"
@@ -65,29 +65,32 @@ def registry_problems(registry: Registry) -> list[str]:
 
 
 def check_persistence(checkpointer: Any, settings: Settings) -> None:
-    """Refuse a configured database that nothing opens.
+    """Raise an error if the settings name a database but the graph has no saver.
 
     Raises:
-        ConfigurationError: ``persistence.url`` is set without a saver.
+        ConfigurationError: ``persistence.url`` is set and there is no saver.
     """
     if checkpointer is None and settings.persistence.url is not None:
         raise ConfigurationError(
-            "The setting persistence.url is set, but build_graph opens no database.",
-            fix="Use 'async with open_graph(...) as graph', which opens and closes it, or pass"
-            " checkpointer=. Leave persistence.url out where a server brings its own saver.",
+            "The setting persistence.url is set, but build_graph does not open databases.",
+            fix="Use 'async with open_graph(...) as graph', or pass checkpointer=. Remove"
+            " persistence.url if a server supplies the saver.",
         )
 
 
-def _elements(registry: Registry) -> set[str]:
-    """Name the types of what lists in results hold: a step over such a list takes an element."""
+def _element_types(registry: Registry) -> set[str]:
+    """Return the context types of list fields, whose elements a ``for_each`` step receives."""
     kinds = {kind for spec in registry.capabilities.values() for kind in spec.context_types}
-    held = [
-        one for kind in kinds for f in kind.model_fields.values() for one in get_args(f.annotation)
+    arguments = [
+        argument
+        for kind in kinds
+        for field in kind.model_fields.values()
+        for argument in get_args(field.annotation)
     ]
     return {
-        one.CONTEXT_TYPE
-        for one in held
-        if isinstance(one, type) and issubclass(one, CapabilityContext)
+        argument.CONTEXT_TYPE
+        for argument in arguments
+        if isinstance(argument, type) and issubclass(argument, CapabilityContext)
     }
 
 
@@ -98,53 +101,53 @@ def registry_warnings(
     has_saver: bool,
     permissions: CallerPermissions | None = None,
 ) -> list[str]:
-    """Return what works, but not as one may think; each with its fix.
+    """Return warnings about a registry, each with its fix.
 
     Args:
-        registry: The capabilities.
-        offline: Whether no model plans.
-        has_saver: Whether there is a saver.
-        permissions: The permissions that callers have.
+        registry: The registry.
+        offline: Whether plans are made without a model.
+        has_saver: Whether the graph has a saver.
+        permissions: Permissions of callers.
     """
-    # A policy may serve several graphs, so names that one of them lacks are no error.
-    told = [] if permissions is None else permissions.unknown_name_warnings()
+    # Several graphs may share permissions, so unknown names are not an error.
+    texts = [] if permissions is None else permissions.unknown_name_warnings()
     for name, spec in registry.capabilities.items():
         missing = required_parameters(spec.parameters)
-        reads = getattr(spec.cls, "parameters_from", BaseCapability.parameters_from)
-        if offline and missing and reads is BaseCapability.parameters_from:
-            told.append(
-                f"The capability {name!r} needs the parameters {', '.join(missing)}, which planning"
-                " without a model cannot fill. Fix: give them defaults, write parameters_from(task),"
-                " or configure a chat model."
+        extract = getattr(spec.cls, "parameters_from", BaseCapability.parameters_from)
+        if offline and missing and extract is BaseCapability.parameters_from:
+            texts.append(
+                f"The capability {name!r} requires the parameters {', '.join(missing)}, which"
+                " planning without a model cannot supply. Fix: add defaults, define"
+                " parameters_from(task), or configure a chat model."
             )
         if spec.effect == "once" and not has_saver:
-            told.append(
-                f"The capability {name!r} has effect='once' and there is no saver, so nothing is"
-                " remembered of it when the process ends. Fix: pass a checkpointer, or set"
-                " persistence.url and use open_graph; a server may bring its own saver."
+            texts.append(
+                f"The capability {name!r} has effect='once', but there is no saver to store its"
+                " effects when the process ends. Fix: pass a checkpointer, or set persistence.url"
+                " and use open_graph. A server may supply its own saver."
             )
-    return told
+    return texts
 
 
 def queue_warnings(registry: Registry, settings: Settings) -> list[str]:
-    """Return what capabilities with a queue ask for that only the worker of their turn has."""
-    told = []
+    """Return warnings about capabilities with a queue that use features of the turn's process."""
+    texts = []
     for name, spec in registry.capabilities.items():
         if capability_queue(spec, settings) is None:
             continue
-        for word, what in _ONLY_WITH_THE_TURN.items():
-            if word in _words_of(spec.cls):
-                told.append(
-                    f"The capability {name!r} has a queue and uses {word!r}: {what}."
-                    " Fix: leave out its queue, so that it runs where its turn does."
+        for word, reason in _UNAVAILABLE_ON_WORKERS.items():
+            if word in _used_names(spec.cls):
+                texts.append(
+                    f"The capability {name!r} has a queue but uses {word!r}: {reason}."
+                    " Fix: remove its queue, so that it runs in the process of the turn."
                 )
-    return told
+    return texts
 
 
-def _words_of(cls: type[Any]) -> set[str]:
-    """Name what the code of a capability's work reads, without what it calls elsewhere."""
-    work = inspect.unwrap(getattr(cls, "__wrapped__", cls.execute))
-    code = getattr(work, "__code__", None)
+def _used_names(cls: type[Any]) -> set[str]:
+    """Return the names and strings in the code of ``execute``, without the functions it calls."""
+    function = inspect.unwrap(getattr(cls, "__wrapped__", cls.execute))
+    code = getattr(function, "__code__", None)
     if code is None:
         return set()
     strings = {const for const in code.co_consts if isinstance(const, str)}
@@ -155,7 +158,7 @@ def validate_registry(registry: Registry) -> None:
     """Check that a graph can be built from a registry.
 
     Raises:
-        RegistryError: It cannot; the message lists every problem.
+        RegistryError: The registry has problems. The message lists all of them.
     """
     problems = registry_problems(registry)
     if problems:
@@ -166,13 +169,14 @@ def validate_registry(registry: Registry) -> None:
 
 
 def _check_guides(registry: Registry, name: str) -> None:
-    """Build a capability's guides now, so that a broken one does not wait for a request."""
+    """Build the guides of a capability now, so that a broken guide does not fail a later request."""
     try:
         capability = registry.capability(name)
         for guide in ("classifier_guide", "orchestrator_guide"):
             getattr(capability, guide, None)
     except Exception as exc:
         raise RegistryError(
-            f"The guides of the capability {name!r} cannot be built: {type(exc).__name__}: {exc}.",
+            f"The guides of the capability {name!r} cannot be created: {type(exc).__name__}: {exc}.",
             fix="Correct its __init__, _create_classifier_guide or _create_orchestrator_guide.",
+            facts={"capability": name},
         ) from exc

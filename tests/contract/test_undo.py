@@ -260,7 +260,7 @@ def test_an_undo_without_an_effect_is_refused() -> None:
 
 def test_an_undo_that_is_not_registered_is_refused(agent: Any) -> None:
     house = House("nobody")
-    with pytest.raises(RegistryError, match="undone by 'nobody'"):
+    with pytest.raises(RegistryError, match="undo='nobody'"):
         agent(*house.items)
 
 

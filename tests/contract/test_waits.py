@@ -456,9 +456,9 @@ async def test_foreign_callers_wake_nothing(tools: list[Any], ran: list[Any]) ->
     def sender(**named: str) -> Any:
         return {"config": {"configurable": named}}
 
-    with pytest.raises(PolicyError, match="of another tenant"):
+    with pytest.raises(PolicyError, match="another tenant"):
         await it.signal("paid", **sender(user_id="eve", role="clerk", tenant="south"))
-    with pytest.raises(PolicyError, match="may not use 'act'"):
+    with pytest.raises(PolicyError, match="may not use the capability 'act'"):
         await it.signal("paid", **sender(user_id="eve", role="guest", tenant="north"))
     assert ran == []
     # Without a name it is the program itself; the turn goes on as whoever began it.

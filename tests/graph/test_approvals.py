@@ -118,19 +118,19 @@ async def test_one_question_for_a_wave(desk: Any, step: Any, work: dict[str, lis
     ("answer", "says"),
     [
         ("maybe", "Input should be"),
-        (None, "cannot be read"),
-        (7, "cannot be read"),
-        ({"zz": "approve"}, "No step 'zz' is waiting"),
-        ({"a": "approve", "zz": "approve"}, "No step 'zz' is waiting"),
+        (None, "not a decision"),
+        (7, "not a decision"),
+        ({"zz": "approve"}, "'zz' needs no decision"),
+        ({"a": "approve", "zz": "approve"}, "'zz' needs no decision"),
         ({"a": {"decision": "approve", "sudo": True}}, "sudo"),
         ({"a": {"decision": "edit", "parameters": {"amount": -1}}}, "greater than 0"),
         ({"a": {"decision": "edit", "parameters": {"amount": "lots"}}}, "amount"),
-        ({"a": {"decision": "edit"}}, "needs parameters"),
-        ({"a": {"decision": "approve", "parameters": {"amount": 7}}}, "takes no parameters"),
-        ({"a": {"decision": "approve", "outputs": {"X": {}}}}, "takes no outputs"),
-        ({"a": {"decision": "reject", "message": "no"}}, "takes no message"),
-        ({"a": {"decision": "respond"}}, "needs a message"),
-        ({"a": {"decision": "rerun"}}, "no answer for step"),
+        ({"a": {"decision": "edit"}}, "requires parameters"),
+        ({"a": {"decision": "approve", "parameters": {"amount": 7}}}, "no field parameters"),
+        ({"a": {"decision": "approve", "outputs": {"X": {}}}}, "no field outputs"),
+        ({"a": {"decision": "reject", "message": "no"}}, "no field message"),
+        ({"a": {"decision": "respond"}}, "requires a message"),
+        ({"a": {"decision": "rerun"}}, "not allowed for step"),
         ({"a": {"decision": "approve", "remember": {}}}, "without a store"),
         ({"a": ["approve"]}, "is invalid"),
     ],
@@ -386,7 +386,7 @@ async def test_a_time_out_of_a_once_step_is_a_question(
     assert entry["decisions"] == ["rerun", "skip", "done", "reject"]
     assert "no answer" in entry["reason"]
     out = await _answer(line, {"a": {"decision": "done"}})
-    assert "give it in 'outputs'" in " ".join(_question(out)["problems"])
+    assert "add it to 'outputs'" in " ".join(_question(out)["problems"])
     out = await _answer(line, {"a": {"decision": "done", "outputs": {"RECEIPT": {"paid": "x"}}}})
     assert "not a valid Receipt" in " ".join(_question(out)["problems"])
     out = await _answer(line, {"a": {"decision": "done", "outputs": {"RECEIPT": {"paid": 9}}}})

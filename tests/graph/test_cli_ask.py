@@ -88,7 +88,7 @@ def test_a_plan_file_runs_as_it_is(capgraph, home, log):
         (["ask"], "There is no question"),
         (["ask", "x", "--config", "no.yml"], "'no.yml' cannot be read"),
         (["ask", "x", "--data", "no.csv"], "'no.csv' does not exist"),
-        (["ask", "x", "--data", "toys.py"], "no context type of the agent takes files"),
+        (["ask", "x", "--data", "toys.py"], "no provided context type"),
         (["ask", "x", "--plan", "no.json"], "'no.json' cannot be read"),
         (["ask", "x", "--thread", "a\nb"], "thread id"),
         (["ask", "x", "--db", "mysql://h/x"], "names no database"),

@@ -137,7 +137,7 @@ def test_check_warns_of_what_works_otherwise_than_one_may_think(capgraph, home):
     for words in (
         "'pay' needs the parameters amount",
         "'pay' has effect='once' and there is no saver",
-        "offline_toys, line 14: a call with callbacks of its own",
+        "offline_toys, line 14: a call with its own callbacks",
         "'ask_a_model' has no examples",
         "capabilities.payy configures a capability that is not registered",
     ):

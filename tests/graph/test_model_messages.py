@@ -79,7 +79,7 @@ async def test_a_system_prompt_that_gives_no_text_is_named(given: Any, told: str
 
 def test_a_system_prompt_that_no_model_reads_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     build_graph([], system_prompt="Speak like a pirate.")
-    assert "No chat model reads the system_prompt" in caplog.text
+    assert "No chat model uses the system_prompt" in caplog.text
 
 
 async def test_past_the_budget_small_talk_is_answered_by_who_knows_the_system_prompt() -> None:
@@ -208,7 +208,7 @@ async def test_an_answer_of_another_form_is_asked_for_again_and_then_an_error() 
     graph, _ = graph_of(READ, half, answer_type=Report)
     out = await graph.ainvoke(ASKED)
     assert out["execution_outcome"]["status"] == "failed"
-    with pytest.raises(ValidationError, match="no answer of a type"):
+    with pytest.raises(ValidationError, match="no typed answer"):
         graph.answer_of(out)
 
 

@@ -93,7 +93,7 @@ def test_a_data_file_that_is_missing_is_named(home, registry):
 
 
 def test_an_agent_that_reads_no_data_says_so(home):
-    with pytest.raises(ConfigurationError, match=r"no context type of the agent takes.*Fix:"):
+    with pytest.raises(ConfigurationError, match=r"no provided context type.*Fix:"):
         file_contexts(Registry(), ["x.csv"])
 
 

@@ -22,7 +22,7 @@ def test_every_problem_of_a_registry_stands_in_one_error() -> None:
     registry.register(capability("router", requires=["MISSING"]))
     with pytest.raises(RegistryError) as info:
         build_graph(registry)
-    for part in ("'respond'", "'router' is named like", "'MISSING'"):
+    for part in ("'respond'", "'router' is reserved", "'MISSING'"):
         assert part in str(info.value)
 
 

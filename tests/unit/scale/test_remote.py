@@ -591,8 +591,8 @@ def test_check_names_what_a_queue_takes_away() -> None:
         registry.register(one)
     told = queue_warnings(registry, Settings())
     assert [line.partition(":")[0] for line in told] == [
-        "The capability 'asks' has a queue and uses 'interrupt'",
-        "The capability 'reads' has a queue and uses 'messages'",
+        "The capability 'asks' has a queue but uses 'interrupt'",
+        "The capability 'reads' has a queue but uses 'messages'",
     ]
     with pytest.raises(ConfigurationError, match="names no queue"):
         queue_warnings(registry, Settings(capabilities={"asks": {"queue": "a b"}}))
