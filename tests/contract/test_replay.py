@@ -374,7 +374,7 @@ async def test_new_code_that_does_not_take_the_old_result(saver: Any) -> None:
 
 
 async def test_what_is_not_kept_is_said(saver: Any) -> None:
-    with pytest.raises(PersistenceError, match="no thread 't'"):
+    with pytest.raises(PersistenceError, match="'t' does not exist"):
         await record(saver, "t")
     graph = build_graph(registry(measure), checkpointer=saver)
     await graph.ainvoke(said("measure the value"), config(), durability="exit")

@@ -428,7 +428,7 @@ async def test_what_cannot_be_kept_or_sent_is_refused(tools: list[Any], ran: lis
     out = await build_graph(tools).ainvoke(given)
     assert "A step waits, and nothing would keep" in out["execution_outcome"]["reason"]
     it = Agent(tools)
-    with pytest.raises(PersistenceError, match="no thread 't'"):
+    with pytest.raises(PersistenceError, match="'t' does not exist"):
         await it.signal("paid")
     await it.begin(step("x"))
     for key in ("", " paid", "a\nb", "k" * 201, 7):

@@ -313,7 +313,7 @@ async def test_a_rule_stands_in_for_the_person(desk: Any, work: dict[str, list[A
     await revoke_rule(store, rule.id)
     assert "__interrupt__" in await agent.ask()
     assert work["paid"] == [5]
-    with pytest.raises(ValidationError, match="no standing rule"):
+    with pytest.raises(ValidationError, match="does not exist"):
         await revoke_rule(store, rule.id)
 
 

@@ -135,7 +135,7 @@ def test_check_warns_of_what_works_otherwise_than_one_may_think(capgraph, home):
     assert all(found["fix"] for found in warnings)
     told = "\n".join(found["text"] for found in warnings)
     for words in (
-        "'pay' needs the parameters amount",
+        "'pay' requires the parameters amount",
         "'pay' has effect='once' and there is no saver",
         "offline_toys, line 14: a call with its own callbacks",
         "'ask_a_model' has no examples",
