@@ -99,7 +99,7 @@ def test_a_plan_file_runs_as_it_is(capgraph, home, log):
         (["threads", "show", "none"], "There is no thread 'none'"),
         (["threads", "prune"], "not said which threads"),
         (["threads", "fork", "none"], "There is no thread 'none'"),
-        (["approvals", "revoke", "none"], "no standing rule 'none'"),
+        (["approvals", "revoke", "none"], "standing rule 'none'"),
         (["approvals", "allow", "none"], "The capability 'none' is not registered"),
         (["new", "project", "x y"], "no name that Python can use"),
     ],
