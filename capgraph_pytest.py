@@ -1,7 +1,7 @@
-"""Pytest plugin of capgraph: fixtures for testing agents, loaded when capgraph is installed.
+"""Pytest plugin of capgraph with fixtures for testing agents, loaded when capgraph is installed.
 
-Every pytest run of the environment loads it, also runs that have nothing to do with agents. It
-imports nothing of capgraph until a fixture is used.
+Every pytest run of the environment loads the plugin, even in projects without agents. It imports
+capgraph only when a fixture is used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def registry() -> Registry:
-    """An empty registry with the built-in nodes."""
+    """Return an empty registry with the built-in nodes."""
     from capgraph.registry import Registry
 
     return Registry()
@@ -25,7 +25,7 @@ def registry() -> Registry:
 
 @pytest.fixture
 def fake_clock() -> FakeClock:
-    """A clock on which waiting takes no time; pass it to ``build_graph(..., clock=...)``."""
+    """Return a clock that never waits, for ``build_graph(..., clock=...)``."""
     from capgraph.testing import FakeClock
 
     return FakeClock()

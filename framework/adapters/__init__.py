@@ -1,4 +1,4 @@
-"""Everything that works becomes a capability: tools, graphs, agents, servers; and the other way."""
+"""Adapters between capabilities and tools, graphs, agents, and remote servers."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ _EXTRAS = {
     "as_mcp_server": _MCP,
     "mcp_capabilities": _MCP,
 }
-"""Name to the module that it needs, and the extra that brings it."""
+"""Exported names that need an optional package, each with the module to import and the extra."""
 
 _get, __dir__ = lazy_exports(
     __name__,

@@ -1,4 +1,4 @@
-"""Agents that speak A2A, as what stands behind a capability."""
+"""Capabilities backed by agents that speak A2A."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ _ACTIVE_STATES = (
 async def agent_card(
     url: str, headers: Mapping[str, str] | None = None, *, origins: Collection[str] = ()
 ) -> AgentCard:
-    """Fetch the card of an A2A agent: what ``remote_capability`` describes it by.
+    """Fetch the card of an A2A agent, from which ``remote_capability`` reads name and description.
 
     Args:
-        url: Where the agent is; or where its card is, when that ends in ``.json``.
-        headers: What is sent with the request.
-        origins: Origins besides the URL's own to which the card may send messages, such as
+        url: URL of the agent, or of its card if it ends in ``.json``.
+        headers: HTTP headers of the request.
+        origins: Origins that the card may name in addition to the URL's own, such as
             ``https://agents.example:8443``.
 
     Raises:
-        CapabilityError: There is no card, or it names an address of another origin.
+        CapabilityError: The card cannot be fetched, or it names a URL of another origin.
     """
     async with _http_client(
         dict(headers or {}), await run_in_thread(ssl.create_default_context)
@@ -75,33 +75,36 @@ async def agent_card(
 
 
 def _http_client(headers: dict[str, str], tls: ssl.SSLContext) -> httpx.AsyncClient:
-    # Agents take their time; a step has a limit of its own.
+    # Agents may take long to answer. The step's own time limit applies.
     return httpx.AsyncClient(headers=headers, verify=tls, timeout=httpx.Timeout(30, read=None))
 
 
 async def _fetch_card(url: str, http: httpx.AsyncClient, origins: Collection[str]) -> AgentCard:
     parts = urlsplit(url)
-    named = parts.path.endswith(".json")
-    where = A2ACardResolver(http, f"{parts.scheme}://{parts.netloc}" if named else url)
+    is_card_url = parts.path.endswith(".json")
+    resolver = A2ACardResolver(http, f"{parts.scheme}://{parts.netloc}" if is_card_url else url)
     try:
-        card = await where.get_agent_card(relative_card_path=parts.path if named else None)
+        card = await resolver.get_agent_card(relative_card_path=parts.path if is_card_url else None)
     except A2AClientError as exc:
         raise unreachable_error(f"The A2A agent at {url}", exc) from exc
-    known = {_parse_origin(url), *map(_parse_origin, origins)}
-    # Whoever writes the card would otherwise choose who gets the messages and the credentials.
-    for one in card.supported_interfaces:
-        if _parse_origin(one.url) not in known:
+    allowed_origins = {_parse_origin(url), *map(_parse_origin, origins)}
+    # The card's author must not choose the recipient of messages and credentials.
+    for interface in card.supported_interfaces:
+        if _parse_origin(interface.url) not in allowed_origins:
             raise CapabilityError(
-                f"The card of the A2A agent at {url} names {preview(one.url)}, which is of another"
+                f"The card of the A2A agent at {url} names {preview(interface.url)}, which has another"
                 " origin.",
-                fix="Add this origin to origins=[...] if the agent is to be reached there.",
+                fix="Add the origin to origins=[...] if you trust it.",
                 severity=ErrorSeverity.CRITICAL,
             )
     return card
 
 
 def _parse_origin(url: str) -> tuple[str, str | None, int | None]:
-    """Return scheme, host and port of a URL; of what is none, something that equals no origin."""
+    """Return scheme, host, and port of a URL.
+
+    An invalid URL returns a value that equals no origin.
+    """
     try:
         parts = urlsplit(url)
         return parts.scheme, parts.hostname, parts.port or _DEFAULT_PORTS.get(parts.scheme)
@@ -117,7 +120,7 @@ class _Message(BaseModel):
 
 
 class A2AAgent:
-    """An A2A agent."""
+    """Client of an A2A agent."""
 
     Parameters = _Message
 
@@ -126,73 +129,79 @@ class A2AAgent:
     ) -> None:
         self._agent, self._headers, self._origins = agent, headers, origins
         self._tls: ssl.SSLContext | None = None
-        where = agent if isinstance(agent, str) else agent.name
-        self._what = f"The A2A agent {sanitize_text(where, 200)}"
+        label = agent if isinstance(agent, str) else agent.name
+        self._subject = f"The A2A agent {sanitize_text(label, 200)}"
 
     async def call(self, values: dict[str, Any], step: StepContext) -> dict[str, Any]:
-        """Have the agent do a step's task.
+        """Send a step's task to the agent and return the agent's output.
 
         Raises:
-            CapabilityError: It failed, refused, or cannot be reached.
-            ConnectionError: The connection was lost while something was sent.
+            CapabilityError: The agent failed, rejected the task, or cannot be reached.
+            ConnectionError: The connection was lost while a message was being sent.
         """
         text = values["message"] or ("" if values["data"] is not None else task_with_inputs(step))
         async with self._open_clients() as (sender, watcher, streams):
 
-            async def told(part: str, text: str, data: Any, task: Mapping[str, str]) -> Any:
+            async def send_once(part: str, text: str, data: Any, task: Mapping[str, str]) -> Any:
                 message = _build_message(f"{step.idempotency_key}/{part}", text, data, task)
-                known = await step.once(part, partial(self._send, sender, message))
-                if {"id", "output"} & set(known or ()):
-                    return known
-                # A person knows that it was told, and what came of it.
-                return {"output": next(iter((known or {}).values()), {"output": None})}
+                reply = await step.once(part, partial(self._send, sender, message))
+                if {"id", "output"} & set(reply or ()):
+                    return reply
+                # An operator resolved the uncertain call and recorded its outcome.
+                return {"output": next(iter((reply or {}).values()), {"output": None})}
 
-            found = await told("message", text, values["data"], {})
-            answered = 0
+            sent = await send_once("message", text, values["data"], {})
+            answer_count = 0
             for _ in range(count_consumed_answers()):
-                # What a person answered before, and the agent was told before.
-                answered += 1
-                await told(f"answer {answered}", *_split_answer(interrupt(None)), found)
-            while "id" in found:
-                task = await self._follow_task(watcher, found["id"], streams, step)
+                # Replay the answers that were sent before the step was interrupted.
+                answer_count += 1
+                await send_once(f"answer {answer_count}", *_split_answer(interrupt(None)), sent)
+            while "id" in sent:
+                task = await self._follow_task(watcher, sent["id"], streams, step)
                 state = task.status.state
                 if state == State.TASK_STATE_COMPLETED:
-                    parts = [part for one in task.artifacts for part in one.parts]
+                    parts = [part for artifact in task.artifacts for part in artifact.parts]
                     return _read_output(parts or task.status.message.parts)
-                why = _text_of_parts(task.status.message.parts)
+                reason = _text_of_parts(task.status.message.parts)
                 if state in (State.TASK_STATE_INPUT_REQUIRED, State.TASK_STATE_AUTH_REQUIRED):
-                    shown = {
+                    question = {
                         "kind": "a2a_input",
-                        "agent": self._what,
-                        "message": sanitize_text(why, 4_000),
+                        "agent": self._subject,
+                        "message": sanitize_text(reason, 4_000),
                     }
-                    answer = _split_answer(interrupt(shown))
-                    answered += 1
-                    await told(f"answer {answered}", *answer, found)
+                    answer = _split_answer(interrupt(question))
+                    answer_count += 1
+                    await send_once(f"answer {answer_count}", *answer, sent)
                     continue
-                ended = State.Name(state).removeprefix("TASK_STATE_").lower()
-                raise remote_failure(f"{self._what} ended its task as {ended}", why)
-            return dict(found["output"])
+                state_name = State.Name(state).removeprefix("TASK_STATE_").lower()
+                raise remote_failure(
+                    f"{self._subject} ended the task with state {state_name}", reason
+                )
+            return dict(sent["output"])
 
     @asynccontextmanager
     async def _open_clients(self) -> AsyncIterator[tuple[Client, Client, bool]]:
-        """Open a client that sends without waiting, and one that watches."""
-        if self._tls is None:  # certificates are read from files
+        """Open two clients, one that sends without waiting and one that watches tasks.
+
+        Yields:
+            The sender, the watcher, and True if the agent supports streaming.
+        """
+        if self._tls is None:  # reads certificate files, so not on the event loop
             self._tls = await run_in_thread(ssl.create_default_context)
         async with _http_client(self._headers, self._tls) as http:
             card = self._agent
             if isinstance(card, str):
                 card = self._agent = await _fetch_card(card, http, self._origins)
-            known: dict[str, Any] = {
+            options: dict[str, Any] = {
                 "httpx_client": http,
                 "supported_protocol_bindings": _PROTOCOL_BINDINGS,
             }
-            sender = ClientFactory(ClientConfig(streaming=False, polling=True, **known))
-            watcher = ClientFactory(ClientConfig(**known))
+            sender = ClientFactory(ClientConfig(streaming=False, polling=True, **options))
+            watcher = ClientFactory(ClientConfig(**options))
             yield sender.create(card), watcher.create(card), card.capabilities.streaming
 
     async def _send(self, client: Client, message: Message) -> dict[str, Any]:
-        """Send a message; returns the task that it is for, or the answer that came at once."""
+        """Send a message and return its task ID, or the output if the agent answered at once."""
         try:
             async for event in client.send_message(SendMessageRequest(message=message)):
                 if event.HasField("task"):
@@ -201,45 +210,45 @@ class A2AAgent:
         except (A2AClientError, httpx.TransportError) as exc:
             cause = exc.__cause__ or exc
             if isinstance(cause, (httpx.ConnectError, httpx.ConnectTimeout)):
-                raise unreachable_error(self._what, exc) from exc
+                raise unreachable_error(self._subject, exc) from exc
             if isinstance(cause, (httpx.TransportError, TimeoutError)):
-                raise ConnectionError(f"{self._what} was lost while it was told.") from exc
-            raise remote_failure(f"{self._what} refused", str(exc)) from exc
-        raise remote_failure(f"{self._what} refused", "it said nothing")
+                raise ConnectionError(
+                    f"{self._subject} closed the connection while a message was being sent."
+                ) from exc
+            raise remote_failure(f"{self._subject} rejected the message", str(exc)) from exc
+        raise remote_failure(f"{self._subject} rejected the message", "the response is empty")
 
     async def _follow_task(
         self, client: Client, task_id: str, streams: bool, step: StepContext
     ) -> Task:
-        """Wait until a task ends or asks; what it says meanwhile is the step's progress."""
-        said = ""
+        """Wait until a task ends or needs input. Its status messages become the step's progress."""
+        last_text = ""
 
-        def works(status: TaskStatus) -> bool:
-            nonlocal said
-            goes_on, text = (
-                status.state in _ACTIVE_STATES,
-                sanitize_text(_text_of_parts(status.message.parts)),
-            )
-            if goes_on and text and text != said:
+        def is_active(status: TaskStatus) -> bool:
+            nonlocal last_text
+            active = status.state in _ACTIVE_STATES
+            text = sanitize_text(_text_of_parts(status.message.parts))
+            if active and text and text != last_text:
                 step.notify(text, None)
-                said = text
-            return goes_on
+                last_text = text
+            return active
 
         while True:
             try:
                 task = await client.get_task(GetTaskRequest(id=task_id))
-                if not works(task.status):
+                if not is_active(task.status):
                     return task
                 if streams:
                     async for event in client.subscribe(SubscribeToTaskRequest(id=task_id)):
-                        told = event.task if event.HasField("task") else event.status_update
-                        if not works(told.status):
+                        update = event.task if event.HasField("task") else event.status_update
+                        if not is_active(update.status):
                             break
             except A2AClientError as exc:
-                raise unreachable_error(self._what, exc) from exc
+                raise unreachable_error(self._subject, exc) from exc
             except A2AError:
                 if not streams:
                     raise
-                streams = False  # it ended before it could be listened to, or cannot be
+                streams = False  # the task already ended, or it cannot be subscribed to
             else:
                 await asyncio.sleep(_POLL_SECONDS / 20 if streams else _POLL_SECONDS)
 

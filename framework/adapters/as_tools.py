@@ -1,4 +1,4 @@
-"""Capabilities as LangChain tools, for agents and graphs of one's own."""
+"""Capabilities as LangChain tools, for agents and graphs outside of capgraph."""
 
 from __future__ import annotations
 
@@ -29,25 +29,29 @@ _INVALID_NAME_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")
 
 @validate_arguments
 def as_tool(capability: Any, services: Services | None = None) -> BaseTool:
-    """Return a LangChain tool that runs a capability, with everything that holds in a plan.
+    """Return a LangChain tool that runs a capability with the same checks as a step of a plan.
 
-    Its arguments are the parameters of the capability and, under the name of its type (or role),
-    each input as an object; of several, a list. Its result is the data that the capability gives.
-    Where a person has to agree, the call asks by ``interrupt()`` in the task that runs it, and goes
-    on with the answer; limits, permissions, guards, ledger and audit are those of the services. A
-    failure comes back as an error of the tool, which a model can read. What labelled tools have told
-    an agent, by its state's ``messages``, reaches its later calls with these labels.
+    - *Arguments:* the capability's parameters, and each input as an object under the name of its
+      type or role. Several inputs of one type are a list.
+    - *Result:* the data that the capability returns.
+    - *Approvals:* a required approval interrupts the graph that calls the tool, and the call
+      continues with the decision.
+    - *Services:* limits, permissions, guards, idempotency, and audit come from ``services``.
+    - *Failures:* a failure is returned as a tool error that a model can read.
+    - *Labels:* taint labels of tool results in the agent's ``messages`` apply to its later calls.
 
-    ``invoke`` runs the same on an event loop of its own, for synchronous code and graphs; there
-    no person can be asked, which is an error that says so.
+    ``invoke`` runs the tool on its own event loop, for synchronous code and graphs. A capability
+    that needs an approval fails there, because a synchronous call cannot be interrupted.
 
     Args:
-        capability: A decorated capability.
-        services: What ``bind`` decided. Without, what the graph goes by in whose run it is called, if
-            that knows the capability; else default limits, on the saver of that run.
+        capability: Decorated capability.
+        services: Services returned by ``bind``. Default: the services of the graph whose run calls
+            the tool, if they include the capability. Otherwise default limits apply, with the
+            checkpointer of that run.
 
     Raises:
-        ConfigurationError: It is no capability; or it declares what needs services.
+        ConfigurationError: The argument is not a capability, or it declares something that needs
+            services.
 
     >>> import asyncio
     >>> from capgraph import capability_node
@@ -62,29 +66,29 @@ def as_tool(capability: Any, services: Services | None = None) -> BaseTool:
     spec = getattr(capability, "capability_spec", None)
     if not isinstance(spec, CapabilitySpec):
         raise ConfigurationError(
-            f"{capability!r} is no capability.", fix="Decorate it with @capability_node."
+            f"{capability!r} is not a capability.", fix="Decorate it with @capability_node."
         )
-    known = services_for(capability, services)
-    bound = None if services is None else known  # then the run that calls it says what holds
+    resolved = services_for(capability, services)
+    explicit = None if services is None else resolved  # else the calling run decides
 
-    async def run(given: dict[str, Any], *, may_ask: bool) -> Any:
-        step, contexts = parse_request(spec, given)
-        heard = collect_labels({"messages": running_graph_messages()})
-        record = await run_standalone_step(spec, step, contexts, bound, heard, can_ask=may_ask)
-        if (refused := failure_message(record)) is not None:
-            raise ToolException(refused)
+    async def run(arguments: dict[str, Any], *, can_ask: bool) -> Any:
+        step, contexts = parse_request(spec, arguments)
+        labels = collect_labels({"messages": running_graph_messages()})
+        record = await run_standalone_step(spec, step, contexts, explicit, labels, can_ask=can_ask)
+        if (failure := failure_message(record)) is not None:
+            raise ToolException(failure)
         return record_output(record), label_metadata(record)
 
-    async def call(**given: Any) -> Any:
-        return await run(given, may_ask=True)
+    async def call(**arguments: Any) -> Any:
+        return await run(arguments, can_ask=True)
 
-    def call_and_wait(**given: Any) -> Any:
-        return run_in_new_loop(lambda: run(given, may_ask=False))
+    def call_and_wait(**arguments: Any) -> Any:
+        return run_in_new_loop(lambda: run(arguments, can_ask=False))
 
     return StructuredTool(
         name=_INVALID_NAME_CHARACTER.sub("_", spec.name)[:64],
         description=spec.description,
-        args_schema=request_schema(spec, known.registry.context_types),
+        args_schema=request_schema(spec, resolved.registry.context_types),
         func=call_and_wait,
         coroutine=call,
         handle_tool_error=True,

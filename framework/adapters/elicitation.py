@@ -1,4 +1,4 @@
-"""Questions of capgraph as the flat forms of an MCP client, and what comes back as answers."""
+"""Conversion between capgraph questions and MCP elicitation forms."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from capgraph.approvals import STEP, describe_question, is_approval_request
 
-Forms = dict[str, ElicitRequestFormParams]
 _DECISION_FIELDS = {"reject": "reason", "respond": "message", "done": "outputs"}
-"""Decision to the field that goes with it."""
+"""Form field that belongs to each decision."""
 _FORM_KEYWORDS = ("title", "description", "minimum", "maximum", "minLength", "maxLength", "enum")
-"""What a client's forms may say of a field; the rest is checked here, and told when it is wrong."""
+"""JSON schema keywords that MCP forms support. Other constraints are checked after the answer."""
 _SCALAR_TYPES = {"string": str, "integer": int, "number": float, "boolean": bool}
 
 
 def supports_elicitation(context: Context[Any, Any]) -> bool:
-    """Tell whether a person can be asked at the client."""
+    """Return True if the client can ask its user."""
     can = context.client_capabilities
     return can is not None and can.elicitation is not None
 
@@ -34,46 +33,50 @@ def supports_elicitation(context: Context[Any, Any]) -> bool:
 async def elicit_answers(
     questions: Mapping[str, Any], context: Context[Any, Any], state: str
 ) -> Mapping[str, Any] | InputRequiredResult:
-    """Ask whoever sits at the client; the newest protocol asks by ending the call.
+    """Ask the client's user the questions of a call.
+
+    Newer protocol versions ask by ending the call, which the client repeats with the answers.
 
     Args:
         questions: Questions by name.
-        context: The call.
-        state: What the client brings again with the answers, where it asks by ending the call.
+        context: Context of the call.
+        state: State that the client sends back with the answers if the call ends.
 
     Returns:
-        What the client answered, form by form, or what the call has to end with.
+        The client's responses by form name, or the result with which the call must end.
     """
     forms = {
-        name: form for one, value in questions.items() for name, form in _build_forms(one, value)
+        name: form
+        for question_name, value in questions.items()
+        for name, form in _build_forms(question_name, value)
     }
     request = context.request_context
     if request.protocol_version in MODERN_PROTOCOL_VERSIONS:
         requests = {name: ElicitRequest(params=form) for name, form in forms.items()}
         return InputRequiredResult(input_requests=requests, request_state=state)
-    ask, about = request.session.elicit_form, request.request_id
-    return {n: await ask(f.message, f.requested_schema, about) for n, f in forms.items()}
+    ask, request_id = request.session.elicit_form, request.request_id
+    return {n: await ask(f.message, f.requested_schema, request_id) for n, f in forms.items()}
 
 
 def is_asked_before_run(question: Any) -> bool:
-    """Tell whether a question is put before anything ran."""
+    """Return True if a question is an approval that is asked before anything runs."""
     return is_approval_request(question) and question["steps"][0].get("kind", STEP) == STEP
 
 
 def read_answer(name: str, question: Any, responses: Mapping[str, Any]) -> Any:
-    """Read what a client answered to one question.
+    """Return the answer to a question from the client's responses.
 
     Args:
-        name: The name of the question.
+        name: Name of the question.
         question: The question.
-        responses: What the client answered, form by form.
+        responses: Responses of the client by form name.
     """
     if is_approval_request(question):
         return {
             step["context_key"]: _read_decision(
-                step, responses.get(_form_name(name, question, place))
+                step, responses.get(_form_name(name, question, index))
             )
-            for place, step in enumerate(question["steps"])
+            for index, step in enumerate(question["steps"])
         }
     content = _accepted_content(responses.get(name))
     if isinstance(question, Mapping) and isinstance(question.get("schema"), Mapping):
@@ -89,14 +92,14 @@ def _build_forms(name: str, question: Any) -> list[tuple[str, ElicitRequestFormP
     if is_approval_request(question):
         return [
             (
-                _form_name(name, question, place),
+                _form_name(name, question, index),
                 _build_form(describe_question({**question, "steps": [step]}), *_step_fields(step)),
             )
-            for place, step in enumerate(question["steps"])
+            for index, step in enumerate(question["steps"])
         ]
-    own = question.get("schema") if isinstance(question, Mapping) else None
-    if isinstance(own, Mapping):
-        schema = {"type": "object", **own}
+    schema_given = question.get("schema") if isinstance(question, Mapping) else None
+    if isinstance(schema_given, Mapping):
+        schema = {"type": "object", **schema_given}
         return [
             (
                 name,
@@ -119,39 +122,44 @@ def _build_form(message: str, fields: Mapping[str, Any], required: str) -> Elici
 
 
 class _Field(NamedTuple):
-    """A parameter in a form."""
+    """Form field of a parameter.
+
+    Attributes:
+        name: Name of the parameter.
+        schema: JSON schema of the field.
+        is_json: True if the value is not scalar and is entered as JSON text.
+    """
 
     name: str
     schema: dict[str, Any]
     is_json: bool
-    """Whether it is no flat value, and is therefore JSON as text."""
 
 
 def _step_fields(step: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    words = list(step["decisions"])
+    decisions = list(step["decisions"])
     fields = {
-        text: {"type": "string", "title": text.capitalize()}
-        for word, text in _DECISION_FIELDS.items()
-        if word in words
+        field_name: {"type": "string", "title": field_name.capitalize()}
+        for word, field_name in _DECISION_FIELDS.items()
+        if word in decisions
     }
-    if "edit" in words:
+    if "edit" in decisions:
         fields |= {name: field.schema for name, field in _parameter_fields(step).items()}
-    decision = {"type": "string", "enum": words, "title": "Decision"}
+    decision = {"type": "string", "enum": decisions, "title": "Decision"}
     return {"decision": decision, **fields}, "decision"
 
 
 def _parameter_fields(step: Mapping[str, Any]) -> dict[str, _Field]:
-    """Return what each parameter is in a form, by the name it has there."""
-    shown = step.get("parameters") or {}
+    """Return the form field of each parameter, by the field's name in the form."""
+    values = step.get("parameters") or {}
     schema = step.get("parameters_schema") or {}
     declared = schema.get("properties") or {}
     fields = {}
-    for name in [*declared, *(one for one in shown if one not in declared)]:
+    for name in [*declared, *(name_shown for name_shown in values if name_shown not in declared)]:
         field, is_json = _flatten_schema(
-            declared.get(name) or _infer_schema(shown[name]), schema.get("$defs") or {}
+            declared.get(name) or _infer_schema(values[name]), schema.get("$defs") or {}
         )
-        if shown.get(name) is not None:
-            field["default"] = json.dumps(shown[name]) if is_json else shown[name]
+        if values.get(name) is not None:
+            field["default"] = json.dumps(values[name]) if is_json else values[name]
         fields[f"parameters.{name}" if name == "decision" else name] = _Field(name, field, is_json)
     return fields
 
@@ -159,29 +167,37 @@ def _parameter_fields(step: Mapping[str, Any]) -> dict[str, _Field]:
 def _flatten_schema(
     schema: Mapping[str, Any], definitions: Mapping[str, Any]
 ) -> tuple[dict[str, Any], bool]:
-    about = {word: schema[word] for word in ("title", "description") if word in schema}
-    found = schema
+    annotations = {
+        keyword: schema[keyword] for keyword in ("title", "description") if keyword in schema
+    }
+    resolved = schema
     for _ in range(len(definitions) + 1):
-        if "$ref" in found:
-            found = definitions.get(str(found["$ref"]).removeprefix("#/$defs/"), {})
-        ways = [one for one in found.get("anyOf") or () if one.get("type") != "null"]
-        if len(ways) == 1:
-            found = ways[0]
-    kind = found.get("type")
-    if kind not in _SCALAR_TYPES:
-        told = " ".join(["As JSON.", *([about["description"]] if "description" in about else [])])
-        return {"type": "string", **about, "description": told}, True
+        if "$ref" in resolved:
+            resolved = definitions.get(str(resolved["$ref"]).removeprefix("#/$defs/"), {})
+        variants = [
+            variant for variant in resolved.get("anyOf") or () if variant.get("type") != "null"
+        ]
+        if len(variants) == 1:
+            resolved = variants[0]
+    json_type = resolved.get("type")
+    if json_type not in _SCALAR_TYPES:
+        description = " ".join(
+            ["As JSON.", *([annotations["description"]] if "description" in annotations else [])]
+        )
+        return {"type": "string", **annotations, "description": description}, True
     return {
-        "type": kind,
-        **{word: found[word] for word in _FORM_KEYWORDS if word in found},
-        **about,
+        "type": json_type,
+        **{keyword: resolved[keyword] for keyword in _FORM_KEYWORDS if keyword in resolved},
+        **annotations,
     }, False
 
 
 def _infer_schema(value: Any) -> dict[str, Any]:
-    """Describe a value of a parameter that nobody declared."""
+    """Return a schema for the value of an undeclared parameter."""
     return {
-        "type": next((name for name, kind in _SCALAR_TYPES.items() if type(value) is kind), None)
+        "type": next(
+            (name for name, scalar in _SCALAR_TYPES.items() if type(value) is scalar), None
+        )
     }
 
 
@@ -193,31 +209,31 @@ def _accepted_content(response: Any) -> dict[str, Any] | None:
 def _read_decision(step: Mapping[str, Any], response: Any) -> dict[str, Any]:
     content = _accepted_content(response)
     if not content:
-        return {"decision": "reject", "reason": "whoever sits at the client did not agree"}
-    word = content.get("decision")
-    shown = step.get("parameters") or {}
-    changed = _edited_parameters(step, content) if "edit" in step["decisions"] else {}
-    if word == "edit" or (word == "approve" and changed):
-        # Agreement holds for what the person saw last, and that is what the fields say.
-        return {"decision": "edit", "parameters": {**shown, **changed}}
-    answer = {"decision": word}
-    if isinstance(word, str) and (text := _DECISION_FIELDS.get(word)) and content.get(text):
-        answer[text] = _parse_json(content[text]) if word == "done" else content[text]
+        return {"decision": "reject", "reason": "the user declined"}
+    decision = content.get("decision")
+    values = step.get("parameters") or {}
+    edited = _edited_parameters(step, content) if "edit" in step["decisions"] else {}
+    if decision == "edit" or (decision == "approve" and edited):
+        # The user approved the values in the form, so changed fields count as an edit.
+        return {"decision": "edit", "parameters": {**values, **edited}}
+    answer = {"decision": decision}
+    if isinstance(decision, str) and (text := _DECISION_FIELDS.get(decision)) and content.get(text):
+        answer[text] = _parse_json(content[text]) if decision == "done" else content[text]
     return answer
 
 
 def _edited_parameters(step: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
-    shown = step.get("parameters") or {}
-    found = {
+    values = step.get("parameters") or {}
+    entered = {
         field.name: _parse_json(content[name]) if field.is_json else content[name]
         for name, field in _parameter_fields(step).items()
         if content.get(name) is not None
     }
-    return {name: value for name, value in found.items() if shown.get(name) != value}
+    return {name: value for name, value in entered.items() if values.get(name) != value}
 
 
 def _parse_json(text: Any) -> Any:
     try:
         return json.loads(text) if isinstance(text, str) else text
     except ValueError:
-        return text  # what reads the answer says what is wrong with it
+        return text  # validation of the answer reports the error

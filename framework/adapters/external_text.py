@@ -1,4 +1,4 @@
-"""What strangers call things and say of them, in a form that plans, prompts and people can bear."""
+"""Sanitized names, texts, and schemas from external tools and agents, and errors about them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RESERVED_NAMES = frozenset({*INFRASTRUCTURE_ROLES, "respond", "clarify"})
 
 
 def sanitize_text(raw: str, max_length: int = MAX_TEXT_LENGTH) -> str:
-    r"""Return a stranger's text without characters that hide or overwrite, and not too long.
+    r"""Return external text without control and invisible characters, cut to ``max_length``.
 
     >>> sanitize_text("Adds two\x1b[2J numbers.\u202e"), sanitize_text("abcdef", 4)
     ('Adds two[2J numbers.', 'abc…')
@@ -28,7 +28,7 @@ def sanitize_text(raw: str, max_length: int = MAX_TEXT_LENGTH) -> str:
 
 
 def sanitize_schema(schema: Any) -> Any:
-    r"""Return a stranger's JSON schema, only its texts as :func:`plain_text` has them.
+    r"""Return an external JSON schema with its titles and descriptions sanitized.
 
     >>> sanitize_schema({"title": "A\u200bB", "enum": ["A\u200bB"]})
     {'title': 'AB', 'enum': ['A\u200bB']}
@@ -48,41 +48,43 @@ def sanitize_schema(schema: Any) -> Any:
 
 
 def capability_name(external_name: str, prefix: str = "", used_names: Collection[str] = ()) -> str:
-    """Return a name for a stranger's tool that graphs, plans and models can use.
+    """Return an unused capability name for an external tool.
 
-    >>> capability_name("files/read all", "disk"), capability_name("router"), capability_name("add", used_names=["add"])
-    ('disk_files_read_all', 'router_tool', 'add_2')
+    >>> capability_name("files/read all", "disk"), capability_name("router")
+    ('disk_files_read_all', 'router_tool')
+    >>> capability_name("add", used_names=["add"])
+    'add_2'
     """
-    whole = f"{prefix}_{external_name}" if prefix else external_name
-    name = re.sub(r"[^A-Za-z0-9_-]", "_", whole)[:60] or "tool"
+    full_name = f"{prefix}_{external_name}" if prefix else external_name
+    name = re.sub(r"[^A-Za-z0-9_-]", "_", full_name)[:60] or "tool"
     name = f"{name}_tool" if name in _RESERVED_NAMES else name
-    number, free = 1, name
-    while free in used_names:
+    number, unused_name = 1, name
+    while unused_name in used_names:
         number += 1
-        free = f"{name}_{number}"
-    return free
+        unused_name = f"{name}_{number}"
+    return unused_name
 
 
 def is_http_url(value: Any) -> bool:
-    """Tell whether it is the address of a server."""
+    """Return True if a value is an HTTP or HTTPS URL."""
     return isinstance(value, str) and value.startswith(("http://", "https://"))
 
 
 def task_with_inputs(step: StepContext) -> str:
-    """Return what a step is to do, with the values of its inputs behind it."""
-    behind = "\n\n" + json.dumps(serialize_inputs(step.inputs), ensure_ascii=False)
-    return step.task + behind if step.inputs else step.task
+    """Return a step's task, followed by the values of its inputs as JSON."""
+    input_text = "\n\n" + json.dumps(serialize_inputs(step.inputs), ensure_ascii=False)
+    return step.task + input_text if step.inputs else step.task
 
 
 def remote_failure(subject: str, reason: str) -> CapabilityError:
-    """Return the error of something that failed elsewhere, with what it says of it."""
-    return CapabilityError(f"{subject}: {sanitize_text(reason, 4_000) or 'it does not say why'}")
+    """Return the error for a failure that an external agent or tool reported."""
+    return CapabilityError(f"{subject}: {sanitize_text(reason, 4_000) or 'no reason was given'}")
 
 
 def unreachable_error(subject: str, exc: Exception) -> CapabilityError:
-    """Return the error of something that cannot be reached; nothing was sent to it."""
+    """Return the retriable error for an external agent that cannot be reached."""
     return CapabilityError(
         f"{subject} cannot be reached ({sanitize_text(str(exc), 300) or type(exc).__name__}).",
-        fix="See whether it runs.",
+        fix="Check that it is running and that its address is correct.",
         severity=ErrorSeverity.RETRIABLE,
     )

@@ -1,4 +1,4 @@
-"""Compiled graphs and agents as capabilities."""
+"""Capabilities backed by compiled graphs and agents."""
 
 from __future__ import annotations
 
@@ -30,25 +30,29 @@ def graph_capability(
     description: str | None = None,
     **options: Any,
 ) -> type[BaseCapability]:
-    """Make a capability of a compiled LangGraph graph.
+    """Create a capability from a compiled LangGraph graph.
 
-    The fields of the input are the graph's state at its start; of the state at its end, the fields
-    of the output are taken and checked. The graph runs inside the step: its checkpoints are the
-    thread's, in a namespace of the step, whatever saver it was compiled with, so that what ended in
-    it is not run again after a kill, a retry or a question; its ``interrupt()`` is the step's
-    question; its stream comes out with ``subgraphs=True``; it is given the run's ``context``.
+    The fields of the input are the graph's initial state. The fields of the output are read from
+    its final state and validated. The graph runs inside the step:
+
+    - Its checkpoints belong to the turn's thread, in a namespace of the step, even if it was
+      compiled with another checkpointer. Nodes that completed do not run again after a crash, a
+      retry, or an interrupt.
+    - Its ``interrupt()`` interrupts the step.
+    - Its stream is part of the outer stream with ``subgraphs=True``.
+    - It receives the run's ``context``.
 
     Args:
-        graph: The compiled graph.
-        input: Context type that it needs.
-        output: Context type that it gives.
-        name: Name of the capability; the graph's own when not given.
-        description: What it does, for whoever plans.
-        **options: What :func:`~capgraph.adapters.schema_capability.declare` takes.
+        graph: Compiled graph.
+        input: Context type that the capability requires.
+        output: Context type that the capability provides.
+        name: Name of the capability. Default: the name of the graph.
+        description: Description for planners.
+        **options: Keywords of :func:`~capgraph.adapters.schema_capability.capability_from_schema`.
 
     Raises:
-        ConfigurationError: It is no compiled graph; it has static breakpoints; or its state has no
-            place for a field of the input, or none from which one of the output could come.
+        ConfigurationError: The argument is not a compiled graph, it has static breakpoints, or a
+            field of ``input`` or ``output`` is not a key of its state.
 
     >>> from langgraph.graph import START, StateGraph
     >>> from typing import TypedDict
@@ -69,23 +73,25 @@ def graph_capability(
     inner = _as_subgraph(graph, f"The graph {name!r}")
     needed = [field for field, info in output.model_fields.items() if info.is_required()]
     if (keys := graph_keys(inner)) is not None:
-        _check_keys(keys[0], [*input.model_fields], name, "takes")
-        _check_keys(keys[1], needed, name, "leaves")
+        _check_keys(keys[0], [*input.model_fields], name, "input")
+        _check_keys(keys[1], needed, name, "output")
 
     async def call(_: dict[str, Any], step: StepContext) -> Any:
-        found = await inner.ainvoke(dict(step.inputs[input.CONTEXT_TYPE]))
-        left = {field: found[field] for field in output.model_fields if field in found}
-        if missing := [field for field in needed if field not in left]:
+        final_state = await inner.ainvoke(dict(step.inputs[input.CONTEXT_TYPE]))
+        output_data = {
+            field: final_state[field] for field in output.model_fields if field in final_state
+        }
+        if missing := [field for field in needed if field not in output_data]:
             raise CapabilityError(
-                f"The graph {name!r} ended without {', '.join(missing)}, which {output.__name__}"
-                " needs.",
-                fix="Write these keys on every way through the graph, or give them defaults.",
+                f"The graph {name!r} ended without {', '.join(missing)}, which"
+                f" {output.__name__} requires.",
+                fix="Write these keys on every path through the graph, or give them defaults.",
             )
-        return left
+        return output_data
 
-    said = description or f"Runs the graph {name}: from {input.__name__} to {output.__name__}."
+    text = description or f"Runs the graph {name}: from {input.__name__} to {output.__name__}."
     return capability_from_schema(
-        name, said, None, call, provides=output, requires=[input], **options
+        name, text, None, call, provides=output, requires=[input], **options
     )
 
 
@@ -99,24 +105,24 @@ def agent_capability(
     services: Services | None = None,
     **options: Any,
 ) -> type[BaseCapability]:
-    """Make a capability of whatever works on a task: an agent, a workflow, a team, a graph.
+    """Create a capability from an agent, workflow, team, graph, or function that does a task.
 
-    Its task is the step's ``task_objective``, with the values of the step's inputs, where it
-    requires some, behind it. What it gives is the data of the context type: ``output``. When it
-    says that it did not succeed, the step fails. It runs inside the step as
-    :func:`graph_capability` says.
+    The task is the step's ``task_objective``, followed by the values of the step's inputs. The
+    result is stored under ``output``. If the agent reports that it did not succeed, the step fails.
+    The agent runs inside the step like the graph of :func:`graph_capability`.
 
     Args:
-        agent: Anything that :func:`~capgraph.adapters.task_graph.task_graph` takes, such as a
-            graph of ``create_agent`` or one of ``build_graph``.
-        name: Name of the capability; the ``agent_id``, or the graph's name, when not given.
-        description: What it does, for whoever plans.
-        provides: Context type of its result; one named after the capability when not given.
-        services: What the agent's own capabilities run with.
-        **options: What :func:`~capgraph.adapters.schema_capability.declare` takes, such as ``requires``.
+        agent: Any object that :func:`~capgraph.adapters.task_graph.task_graph` accepts, such as a
+            graph of ``create_agent`` or ``build_graph``.
+        name: Name of the capability. Default: the ``agent_id``, or the name of the graph.
+        description: Description for planners.
+        provides: Context type of the result. Default: a type named after the capability.
+        services: Services for the agent's own capabilities.
+        **options: Keywords of :func:`~capgraph.adapters.schema_capability.capability_from_schema`,
+            such as ``requires``.
 
     Raises:
-        ConfigurationError: It cannot work on a task.
+        ConfigurationError: The agent cannot work on a task.
 
     >>> async def poet(task: str) -> str:
     ...     return f"{task}: roses are red."
@@ -130,37 +136,42 @@ def agent_capability(
 
     async def call(_: dict[str, Any], step: StepContext) -> Any:
         async with member_scope(services, name):
-            found = await inner.ainvoke({"task": task_with_inputs(step)})
-        if not found.get("success", True):
+            outcome = await inner.ainvoke({"task": task_with_inputs(step)})
+        if not outcome.get("success", True):
             raise CapabilityError(
-                f"{name!r} did not do its task: {found.get('error') or 'it does not say why'}",
-                fix="Look at its steps in the thread; give it another task, tools or limits.",
+                f"The agent {name!r} failed: {outcome.get('error') or 'no reason was given'}",
+                fix="Check its steps in the thread, then change its task, tools, or limits.",
             )
-        return {"output": found.get("output")}
+        return {"output": outcome.get("output")}
 
-    said = description or getattr(agent, "description", None) or f"Has the agent {name} do a task."
-    return capability_from_schema(name, said, None, call, provides=provides, **options)
+    text = description or getattr(agent, "description", None) or f"Has the agent {name} do a task."
+    return capability_from_schema(name, text, None, call, provides=provides, **options)
 
 
 def _default_name(graph: Any, output: type[CapabilityContext]) -> str:
-    named = getattr(graph, "name", None)
-    return named if named not in (None, "LangGraph") else f"{output.CONTEXT_TYPE.lower()}_graph"
+    graph_name = getattr(graph, "name", None)
+    return (
+        graph_name
+        if graph_name not in (None, "LangGraph")
+        else f"{output.CONTEXT_TYPE.lower()}_graph"
+    )
 
 
 def _as_subgraph(graph: Any, subject: str) -> Any:
-    """Return the graph as it runs inside a step: kept with the thread, each step by itself."""
+    """Return a copy of the graph that stores its checkpoints in the thread of the step."""
     if not isinstance(graph, Pregel):
         raise ConfigurationError(
             f"{subject} is {type(graph).__name__}, not a compiled graph.",
-            fix="Give builder.compile().",
+            fix="Pass builder.compile().",
         )
     reject_breakpoints(graph, subject)
     return graph.copy({"checkpointer": None})
 
 
-def _check_keys(state_keys: list[str], fields: list[str], name: str, verb: str) -> None:
+def _check_keys(state_keys: list[str], fields: list[str], name: str, direction: str) -> None:
     if missing := [field for field in fields if field not in state_keys]:
         raise ConfigurationError(
-            f"The graph {name!r} {verb} {sorted(state_keys)}, and no {', '.join(missing)}.",
+            f"The graph {name!r} has no {direction} key {', '.join(map(repr, missing))}: its"
+            f" {direction} keys are {sorted(state_keys)}.",
             fix="Use context types whose fields are keys of the graph's state.",
         )

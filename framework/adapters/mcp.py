@@ -1,8 +1,8 @@
-"""Tools of MCP servers as capabilities, over stdio and streamable HTTP.
+"""Capabilities backed by tools of MCP servers, over stdio and streamable HTTP.
 
-What a server says of itself is believed only where that costs nothing: results carry the label
-``untrusted``, texts are cut and cleaned, a tool without annotations counts as one that acts once,
-and a tool that is not any more what was looked at is called only when a person agrees.
+MCP servers are not trusted. Results carry the label ``untrusted``, texts are cut and sanitized, a
+tool without annotations is assumed to have the effect ``once``, and a tool that changed since it
+was reviewed needs an approval.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ from capgraph.pipeline.step_execution import enclosing_execution
 from capgraph.planning.json_parameters import json_parameters
 
 IDEMPOTENCY_META_KEY = "capgraph/idempotency-key"
-"""Where a call carries the key of its effect, for servers that know what to do with one."""
+"""Key in a call's ``_meta`` that holds the idempotency key, for servers that support it."""
 _UNKNOWN_OUTCOME_CODES = (CONNECTION_CLOSED, REQUEST_TIMEOUT, INTERNAL_ERROR)
-"""Errors that do not say whether the tool did its work; a gateway's are among them."""
+"""Error codes after which the tool may have run or not, such as a gateway's."""
 _ASKED_MARKER = "asked"
 _current_call: contextvars.ContextVar[_ToolCall | None] = contextvars.ContextVar(
     "capgraph_mcp", default=None
@@ -75,12 +75,12 @@ _current_call: contextvars.ContextVar[_ToolCall | None] = contextvars.ContextVar
 
 
 class ToolResult(CapabilityContext):
-    """What a tool gave that declares no form for it.
+    """Result of a tool without an output schema.
 
     Attributes:
-        text: All its text.
-        content: Its blocks (text, images, resources) as the server sent them.
-        DECLARED_FIELDS: The fields that a planner is told of.
+        text: All text of the result.
+        content: Content blocks (text, images, resources) as the server sent them.
+        DECLARED_FIELDS: Fields that planners may refer to.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
@@ -89,19 +89,19 @@ class ToolResult(CapabilityContext):
     content: list[dict[str, Any]] = Field(default_factory=list)
 
     def get_summary(self) -> str:
-        """Return the text; without any, what kinds of content there are."""
-        kinds = ", ".join(str(block.get("type")) for block in self.content)
-        return self.text or kinds or "nothing"
+        """Return the text, or the types of the content blocks if the text is empty."""
+        types = ", ".join(str(block.get("type")) for block in self.content)
+        return self.text or types or "nothing"
 
 
 class McpCapabilities(list[type[BaseCapability]]):
-    """Capabilities of one server, which share a connection that is opened when it is needed.
+    """Capabilities of one MCP server, which share a connection that is opened on demand.
 
-    It is closed by ``aclose()``, at the end of ``async with``, and with the event loop.
+    The connection is closed by ``aclose()``, at the end of ``async with``, and with the event loop.
 
     Attributes:
-        pins: Name of each tool on the server, and a digest of what was looked at. Kept by an
-            operator and given to the next ``mcp_capabilities``, it shows what changed since.
+        pins: Digest of each tool by its name on the server. Pass stored pins to the next
+            ``mcp_capabilities`` to detect tools that changed in between.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class McpCapabilities(list[type[BaseCapability]]):
         self._server = server
 
     async def aclose(self) -> None:
-        """Close the connection; the next step that needs it opens another."""
+        """Close the connection. The next step that needs it opens a new one."""
         await self._server.aclose()
 
     async def __aenter__(self) -> McpCapabilities:
@@ -142,43 +142,44 @@ async def mcp_capabilities(
 ) -> McpCapabilities:
     """Return the tools of an MCP server as capabilities.
 
-    Tools that come later are for a new graph: ``registry.with_(*await mcp_capabilities(server))``
-    on the same saver.
+    A graph does not pick up tools that the server adds later. Build a new graph with the same
+    checkpointer from ``registry.with_(*await mcp_capabilities(server))``.
 
     Args:
-        server: ``StdioServerParameters``, the URL of a server that speaks streamable HTTP, a server
-            object in this process, or a function that returns a transport of ``mcp``.
-        prefix: Stands before the tools' names, where those of several servers would clash.
-        allow: Names of the tools to take; all when not given.
-        effects: Tool name to the effect that it has, in place of what its annotations say.
-        permission: What a caller must be allowed to use them; or tool name to that.
-        pins: What was looked at before, see :class:`McpCapabilities`. A step of a tool that is
-            another one now, or is not among them, asks a person first.
-        timeout_seconds: Seconds that one call, or the way to the server, may take.
-        sends_externally: Whether what the tools are given leaves the house.
-        headers: What a server behind a URL is sent with each request, such as ``Authorization``.
-        mode: As for ``mcp.Client``; ``legacy`` for a server whose tools ask while they run, which
-            the newest protocol no longer has.
-        **declarations: What :class:`~capgraph.base.spec.Declarations` lists, ``max_attempts`` and
-            so on: a value for all tools, or tool name to value. ``examples`` differ by tool.
+        server: ``StdioServerParameters``, the URL of a streamable HTTP server, a server object in
+            this process, or a function that returns an ``mcp`` transport.
+        prefix: Prefix of the capability names, to avoid clashes between servers.
+        allow: Names of the tools to use. Default: all.
+        effects: Effects by tool name, which override the annotations.
+        permission: Permission that callers need, for all tools or by tool name.
+        pins: Digests of the reviewed tools; see :class:`McpCapabilities`. A step whose tool differs
+            or is not listed needs an approval.
+        timeout_seconds: Time limit of a call, and of connecting to the server.
+        sends_externally: True if the tools' arguments leave the organization.
+        headers: HTTP headers for each request to a URL, such as ``Authorization``.
+        mode: Protocol mode of ``mcp.Client``. Use ``legacy`` for a server whose tools elicit input
+            while they run, which the newest protocol does not support.
+        **declarations: Declarations of :class:`~capgraph.base.spec.Declarations`, ``max_attempts``,
+            and so on, each as one value for all tools or values by tool name. ``examples`` must be
+            given by tool name.
 
     Raises:
         CapabilityError: The server cannot be reached.
-        ConfigurationError: It is no server, or a name in ``allow``, ``effects`` or a declaration is
-            none of its tools.
-        ValidationError: A declaration is unknown or malformed.
+        ConfigurationError: The argument is not a server, or the server has no tool of a given name.
+        ValidationError: A declaration is unknown or invalid.
     """
     check_names("mcp_capabilities", declarations, accepted_names("mcp"))
     if not isinstance(declarations.get("examples", {}), Mapping):
         raise DeclarationError(
-            f"mcp_capabilities: examples is {declarations['examples']!r:.80}, the same for each tool.",
-            fix='Write examples={"tool": ["a request that needs it"]}.',
+            f"mcp_capabilities: examples is {declarations['examples']!r:.80}: expected a mapping from"
+            " tool names to examples.",
+            fix='Pass examples={"tool": ["a request that needs it"]}.',
         )
-    kinds = (StdioServerParameters, Server, MCPServer, AbstractAsyncContextManager)
-    if not (is_http_url(server) or callable(server) or isinstance(server, kinds)):
+    server_types = (StdioServerParameters, Server, MCPServer, AbstractAsyncContextManager)
+    if not (is_http_url(server) or callable(server) or isinstance(server, server_types)):
         raise ConfigurationError(
-            f"{server!r:.200} is no MCP server.",
-            fix="Give StdioServerParameters, the URL of a server (http://…/mcp), or a server object.",
+            f"{server!r:.200} is not an MCP server.",
+            fix="Pass StdioServerParameters, the URL of a server (http://…/mcp), or a server object.",
         )
     hub = _Server(server, timeout_seconds, headers or {}, mode)
     declared = {
@@ -193,55 +194,55 @@ async def mcp_capabilities(
         by_tool = [effects or {}, *(v for v in declared.values() if isinstance(v, Mapping))]
         if unknown := sorted({*(allow or ()), *chain(*by_tool)} - set(tools)):
             raise ConfigurationError(
-                f"The MCP server has no tools {unknown}; it has {sorted(tools)}.",
-                fix="Use names as the server has them, without the prefix.",
+                f"The MCP server has no tools named {unknown}. Its tools are {sorted(tools)}.",
+                fix="Use the server's names, without the prefix.",
             )
-        wanted = {name: tool for name, tool in tools.items() if allow is None or name in allow}
-        found = {name: tool_digest(tool) for name, tool in wanted.items()}
-        made: dict[str, type[BaseCapability]] = {}
-        for name, tool in wanted.items():
-            pin = found[name] if pins is None else pins.get(name, "")
-            known = capability_name(name, prefix, made)
-            caller = _ToolClient(hub, name, pin, (effects or {}).get(name) or tool_effect(tool))
-            made[known] = _tool_to_capability(
-                known, tool, caller, _tool_declarations(name, declared)
+        selected = {name: tool for name, tool in tools.items() if allow is None or name in allow}
+        digests = {name: tool_digest(tool) for name, tool in selected.items()}
+        capabilities: dict[str, type[BaseCapability]] = {}
+        for name, tool in selected.items():
+            pin = digests[name] if pins is None else pins.get(name, "")
+            own_name = capability_name(name, prefix, capabilities)
+            client = _ToolClient(hub, name, pin, (effects or {}).get(name) or tool_effect(tool))
+            capabilities[own_name] = _tool_to_capability(
+                own_name, tool, client, _tool_declarations(name, declared)
             )
         stack.pop_all()
-    return McpCapabilities(list(made.values()), found, hub)
+    return McpCapabilities(list(capabilities.values()), digests, hub)
 
 
 def _tool_declarations(name: str, declared: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the declarations of one tool: those that hold for all, and its own."""
-    found = {}
+    """Return the declarations of one tool, including those for all tools."""
+    own_values = {}
     for declaration, value in declared.items():
         if not isinstance(value, Mapping):
-            found[declaration] = value
+            own_values[declaration] = value
         elif name in value:
-            found[declaration] = value[name]
-    return found
+            own_values[declaration] = value[name]
+    return own_values
 
 
 def _tool_to_capability(
-    name: str, tool: Tool, caller: _ToolClient, declared: dict[str, Any]
+    name: str, tool: Tool, client: _ToolClient, declared: dict[str, Any]
 ) -> type[BaseCapability]:
-    # A lone text stays one, so that it is refused like anywhere else.
-    for key, always in (("labels", "untrusted"), ("behaviors", _PinCheck(caller))):
-        more = declared.get(key, ())
-        declared[key] = (always, *more) if isinstance(more, (list, tuple, set)) else more
+    # A plain string is passed on, so that validation rejects it as everywhere else.
+    for key, always in (("labels", "untrusted"), ("behaviors", _PinCheck(client))):
+        values = declared.get(key, ())
+        declared[key] = (always, *values) if isinstance(values, (list, tuple, set)) else values
     return capability_from_schema(
         name,
         sanitize_text(tool.description or tool.title or "")
-        or f"{name}, a tool of {caller.server}.",
+        or f"{name}, a tool of {client.server}.",
         sanitize_schema(tool.input_schema),
-        caller.call,
+        client.call,
         provides=_result_type(name, tool.output_schema),
-        effect=caller.effect,
+        effect=client.effect,
         **declared,
     )
 
 
 def tool_effect(tool: Tool) -> Effect:
-    """Read the effect of a tool from its annotations; one that is silent acts once.
+    """Return the effect of a tool from its annotations. Without annotations it is ``once``.
 
     >>> from mcp_types import Tool, ToolAnnotations
     >>> hints = ToolAnnotations(idempotent_hint=True, destructive_hint=False)
@@ -257,19 +258,19 @@ def tool_effect(tool: Tool) -> Effect:
 
 
 def tool_digest(tool: Tool) -> str:
-    """Name what matters of a tool: its name, its schemas, its annotations."""
+    """Return a digest of a tool's name, schemas, and annotations."""
     hints = tool.annotations.model_dump(exclude_none=True) if tool.annotations else {}
     return compute_digest([tool.name, tool.input_schema, tool.output_schema, hints])
 
 
 def _result_type(name: str, schema: Mapping[str, Any] | None) -> type[CapabilityContext]:
-    kind = f"{name}_result".replace("-", "_").upper()
+    context_type = f"{name}_result".replace("-", "_").upper()
     if schema is None:
-        return type(name, (ToolResult,), {"CONTEXT_TYPE": kind, "__module__": __name__})
-    inside = {"content": {"type": "array", "items": {"type": "object"}}}
-    whole = {**schema, "properties": {**inside, **schema.get("properties", {})}}
+        return type(name, (ToolResult,), {"CONTEXT_TYPE": context_type, "__module__": __name__})
+    content_field = {"content": {"type": "array", "items": {"type": "object"}}}
+    full_schema = {**schema, "properties": {**content_field, **schema.get("properties", {})}}
     if schema.get("type") != "object":
-        whole = {
+        full_schema = {
             "type": "object",
             "properties": {"value": schema},
             "$defs": schema.get("$defs", {}),
@@ -277,30 +278,30 @@ def _result_type(name: str, schema: Mapping[str, Any] | None) -> type[Capability
 
     fields = tuple(schema.get("properties", ()))
 
-    class Structured(ValueContext if schema.get("type") != "object" else CapabilityContext):  # type: ignore[misc]
-        CONTEXT_TYPE: ClassVar[str] = kind
+    class StructuredResult(ValueContext if schema.get("type") != "object" else CapabilityContext):  # type: ignore[misc]
+        CONTEXT_TYPE: ClassVar[str] = context_type
         DECLARED_FIELDS: ClassVar[tuple[str, ...]] = fields
         model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
 
         @classmethod
         def model_json_schema(cls, *_: Any, **__: Any) -> dict[str, Any]:
-            return whole
+            return full_schema
 
-    Structured.__name__ = Structured.__qualname__ = name
-    return Structured
+    StructuredResult.__name__ = StructuredResult.__qualname__ = name
+    return StructuredResult
 
 
 def _read_result(result: CallToolResult, tool: Tool) -> dict[str, Any]:
     blocks = [b.model_dump(mode="json", by_alias=True, exclude_none=True) for b in result.content]
     if tool.output_schema is None:
         structured = result.structured_content
-        more = {"structured": structured} if structured is not None else {}
-        return {"text": _text_of_result(result), "content": blocks, **more}
+        extra = {"structured": structured} if structured is not None else {}
+        return {"text": _text_of_result(result), "content": blocks, **extra}
     if tool.output_schema.get("type") != "object":
         return {"value": result.structured_content}
-    # Its text repeats what is structured; anything else would be lost.
-    other = [block for block in blocks if block["type"] != "text"]
-    return {**({"content": other} if other else {}), **result.structured_content}
+    # The text repeats the structured content, so only other blocks are added.
+    other_blocks = [block for block in blocks if block["type"] != "text"]
+    return {**({"content": other_blocks} if other_blocks else {}), **result.structured_content}
 
 
 def _text_of_result(result: CallToolResult) -> str:
@@ -311,26 +312,28 @@ def _text_of_result(result: CallToolResult) -> str:
 
 
 class _PinCheck:
-    """Has a person agree before a tool is called that is not what was looked at."""
+    """Middleware that requires an approval before a changed or unreviewed tool is called."""
 
     stage = "validate"
 
-    def __init__(self, caller: _ToolClient) -> None:
-        self._caller = caller
+    def __init__(self, client: _ToolClient) -> None:
+        self._client = client
 
     async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
-        why = ""
-        # A server that is away is for the call to find, which is tried again.
+        reason = ""
+        # If the server is unreachable, the call itself fails and is retried.
         with suppress(CapabilityError):
-            why = self._caller.describe_change(await self._caller.server.list_tools())
+            reason = self._client.describe_change(await self._client.server.list_tools())
         return await call_next(
-            replace(attempt, approval_reasons=(*attempt.approval_reasons, why)) if why else attempt
+            replace(attempt, approval_reasons=(*attempt.approval_reasons, reason))
+            if reason
+            else attempt
         )
 
 
 @dataclass
 class _ToolCall:
-    """One call in flight: what the server asks meanwhile, and what was answered so far."""
+    """Call in flight, with its open question and the number of answered ones."""
 
     connection: _Connection
     tool: Tool
@@ -344,13 +347,13 @@ class _ToolCall:
 
 @dataclass(frozen=True)
 class _ToolClient:
-    """Calls one tool.
+    """Client of one tool.
 
     Attributes:
-        server: Where it is.
-        name: Its name there.
-        pin: The digest of what was looked at.
-        effect: Its effect.
+        server: Server of the tool.
+        name: Name of the tool on the server.
+        pin: Digest of the reviewed tool; empty if it was not reviewed.
+        effect: Effect of the tool.
     """
 
     server: _Server
@@ -359,89 +362,92 @@ class _ToolClient:
     effect: Effect
 
     def describe_change(self, tools: Mapping[str, Tool]) -> str:
-        """Say what is not as it was looked at; empty where nothing is."""
+        """Return how the tool differs from the reviewed one, or an empty string."""
         tool = tools.get(self.name)
         if tool is None or tool_digest(tool) == self.pin:
             return ""
-        what = f"the tool {self.name!r} of {self.server}"
-        takes = sanitize_text(", ".join(tool.input_schema.get("properties") or {})) or "nothing"
+        subject = f"The tool {self.name!r} of {self.server}"
+        names = sanitize_text(", ".join(tool.input_schema.get("properties") or {})) or "none"
         if not self.pin:
-            return f"Nobody has looked at {what} yet; it takes {takes}."
+            return f"{subject} has not been reviewed. Its parameters are: {names}."
         return (
-            f"T{what[1:]} is not what was looked at: its schemas or its annotations changed. It takes"
-            f" {takes} now."
+            f"{subject} changed since it was reviewed: its schemas or annotations differ. Its"
+            f" parameters are now: {names}."
         )
 
     async def call(self, values: dict[str, Any], step: StepContext) -> dict[str, Any]:
         """Call the tool for a step.
 
         Raises:
-            CapabilityError: It failed, with the server's text; it is gone or changed; or the server
-                cannot be reached (then the step is tried again).
+            CapabilityError: The tool failed, no longer exists, or changed, or the server cannot be
+                reached. Only the last one is retried.
             ConnectionError: The connection was lost after the call was sent.
         """
-        line = await self.server.get_connection()
-        call = line.parked.pop(step.idempotency_key, None)
+        connection = await self.server.get_connection()
+        call = connection.suspended_calls.pop(step.idempotency_key, None)
         if call is None:
-            tools = line.tools or await self.server.list_tools()
-            job = enclosing_execution()
-            why = self.describe_change(tools) if job is None or job.approval is None else ""
-            if self.name not in tools or why:
+            tools = connection.tools or await self.server.list_tools()
+            step_run = enclosing_execution()
+            is_approved = step_run is not None and step_run.approval is not None
+            change = "" if is_approved else self.describe_change(tools)
+            if self.name not in tools or change:
                 raise CapabilityError(
-                    why or f"The tool {self.name!r} is no longer among those of {self.server}.",
-                    fix="Make the capabilities again (mcp_capabilities), and a graph of them.",
+                    change or f"The tool {self.name!r} no longer exists on {self.server}.",
+                    fix="Call mcp_capabilities again, and build a new graph.",
                     severity=ErrorSeverity.REPLANNING,
                 )
-            if self._must_not_repeat(line) and await _has_asked_before(step):
-                self._raise_unknown_outcome("The call in which it asked is gone", None)
-            call = self._start_call(_ToolCall(line, tools[self.name]), values, step)
-        line.calls.append(call)
+            if self._must_not_repeat(connection) and await _has_asked_before(step):
+                self._raise_unknown_outcome(
+                    "the call that asked a question was lost with its process", None
+                )
+            call = self._start_call(_ToolCall(connection, tools[self.name]), values, step)
+        connection.calls.append(call)
         try:
             result = await self._wait_for_result(call, step)
         except GraphBubbleUp:
-            line.parked[step.idempotency_key] = call
-            if self._must_not_repeat(line):
+            connection.suspended_calls[step.idempotency_key] = call
+            if self._must_not_repeat(connection):
                 await step.once(_ASKED_MARKER, lambda: True)
             raise
         except BaseException:
             call.task.cancel()
             raise
         finally:
-            line.calls.remove(call)
+            connection.calls.remove(call)
         if result.is_error:
-            said = sanitize_text(_text_of_result(result), 4_000) or "no reason was given"
-            raise CapabilityError(f"The tool {self.name!r} of {self.server} failed: {said}")
+            reason = sanitize_text(_text_of_result(result), 4_000) or "no reason was given"
+            raise CapabilityError(f"The tool {self.name!r} of {self.server} failed: {reason}")
         return _read_result(result, call.tool)
 
     def _must_not_repeat(self, connection: _Connection) -> bool:
-        """Tell whether a call that asked, and that nobody holds any more, must not be made again."""
+        """Return True if a call that its process lost must not be made again."""
         return (
             self.effect == "once"
             and connection.client.protocol_version not in MODERN_PROTOCOL_VERSIONS
         )
 
     def _start_call(self, call: _ToolCall, values: dict[str, Any], step: StepContext) -> _ToolCall:
-        inside = contextvars.copy_context()
+        step_context = contextvars.copy_context()
 
         async def notify(progress: float, total: float | None, message: str | None) -> None:
-            said = sanitize_text(message or f"{progress:g}" + (f" of {total:g}" if total else ""))
-            inside.run(step.notify, said, progress / total if total else None)
+            text = sanitize_text(message or f"{progress:g}" + (f" of {total:g}" if total else ""))
+            step_context.run(step.notify, text, progress / total if total else None)
 
         context = contextvars.Context()
         context.run(_current_call.set, call)
         key: Any = {IDEMPOTENCY_META_KEY: step.idempotency_key} if self.effect != "none" else None
-        sent = call.connection.client.call_tool(
+        coroutine = call.connection.client.call_tool(
             self.name, values, progress_callback=notify, meta=key
         )
-        call.task = asyncio.get_running_loop().create_task(sent, context=context)
-        # Of a call that waits for an answer nobody may ever ask how it ended.
+        call.task = asyncio.get_running_loop().create_task(coroutine, context=context)
+        # Retrieve the exception, because a suspended call may never be awaited.
         call.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return call
 
     async def _wait_for_result(self, call: _ToolCall, step: StepContext) -> CallToolResult:
-        """Wait for the end of a call; what the server asks meanwhile is this step's question."""
+        """Wait for the result of a call. The server's questions interrupt the step."""
         for _ in range(call.answer_count):
-            interrupt(None)  # an answer that the call has had already
+            interrupt(None)  # replays an answer that the call already received
         while True:
             if call.open_question is None:
                 question = asyncio.ensure_future(call.questions.get())
@@ -452,14 +458,14 @@ class _ToolClient:
                 if not question.done():
                     return self._read_outcome(call)
                 call.open_question = question.result()
-            shown, answer = call.open_question
+            payload, answer = call.open_question
             try:
-                given = _read_answer(interrupt(self._question_payload(shown)), shown)
-            except ValidationError as exc:  # it is asked again
-                call.open_question = ({**shown, "problems": validation_messages(exc)}, answer)
+                result = _read_answer(interrupt(self._question_payload(payload)), payload)
+            except ValidationError as exc:  # ask again, with the problems
+                call.open_question = ({**payload, "problems": validation_messages(exc)}, answer)
             else:
                 call.open_question = None
-                answer.set_result(given)
+                answer.set_result(result)
             call.answer_count += 1
 
     def _question_payload(self, question: dict[str, Any]) -> dict[str, Any]:
@@ -476,32 +482,35 @@ class _ToolClient:
         except MCPError as exc:
             if exc.code not in _UNKNOWN_OUTCOME_CODES:
                 raise CapabilityError(
-                    f"{self.server} refused a call of {self.name!r}: {sanitize_text(exc.message)}"
+                    f"The tool {self.name!r} of {self.server} rejected the call:"
+                    f" {sanitize_text(exc.message)}"
                 ) from exc
             if exc.code == CONNECTION_CLOSED:
                 call.connection.close()
-                self._raise_unknown_outcome(
-                    f"The connection was lost in a call of {self.name!r}", exc
-                )
-            self._raise_unknown_outcome(
-                f"A call of {self.name!r} broke off ({sanitize_text(exc.message)})", exc
-            )
+                self._raise_unknown_outcome("the connection was lost during the call", exc)
+            self._raise_unknown_outcome(f"the call was aborted ({sanitize_text(exc.message)})", exc)
         except (RuntimeError, ValidationError) as exc:
-            told = f"{self.name!r} gave a result that it does not declare ({sanitize_text(str(exc), 300)})"
+            problem = (
+                f"the result does not match its output schema ({sanitize_text(str(exc), 300)})"
+            )
             if self.effect == "once":
-                self._raise_unknown_outcome(told, exc)
-            raise CapabilityError(f"{self.server}: {told}.") from exc
+                self._raise_unknown_outcome(problem, exc)
+            raise CapabilityError(
+                f"The tool {self.name!r} of {self.server} failed: {problem}."
+            ) from exc
 
     def _raise_unknown_outcome(self, problem: str, cause: BaseException | None) -> NoReturn:
-        # A type that means "nobody knows", where the effect is one that must not be repeated.
-        raise ConnectionError(f"{self.server}: {problem}.") from cause
+        # ConnectionError means that the outcome is unknown and the effect must not be repeated.
+        raise ConnectionError(
+            f"The outcome of the tool {self.name!r} of {self.server} is unknown: {problem}."
+        ) from cause
 
 
 async def _has_asked_before(step: StepContext) -> bool:
-    """Tell whether an earlier process was asked something in this step's call."""
+    """Return True if the server asked a question in this step's call in an earlier process."""
 
     def not_yet() -> None:
-        raise _NotAskedError("Nothing was asked.")
+        raise _NotAskedError("No question is recorded.")
 
     try:
         return bool(await step.once(_ASKED_MARKER, not_yet))
@@ -510,21 +519,23 @@ async def _has_asked_before(step: StepContext) -> bool:
 
 
 class _NotAskedError(CapabilityError):
-    """Said inside of :func:`_has_asked`."""
+    """Signal of :func:`_has_asked_before` that no question is recorded."""
 
 
 def _read_answer(answer: Any, question: Mapping[str, Any]) -> ElicitResult:
-    """Read a person's answer: values by name (also as JSON text), the only value, or a refusal.
+    """Return a user's answer as an elicitation result.
+
+    The answer is an object (also as JSON text), the only value, or a refusal.
 
     Raises:
-        ValidationError: It does not fit what is asked for.
+        ValidationError: The answer does not match the requested schema.
     """
     if answer is None or answer is False:
         return ElicitResult(action="decline")
     schema = question.get("schema") or {}
-    inside = schema.get("properties") or {}
-    only = next(iter(inside)) if len(inside) == 1 else None
-    if isinstance(answer, str) and (only is None or inside[only].get("type") != "string"):
+    properties = schema.get("properties") or {}
+    only = next(iter(properties)) if len(properties) == 1 else None
+    if isinstance(answer, str) and (only is None or properties[only].get("type") != "string"):
         with suppress(ValueError):
             answer = json.loads(answer)
     if isinstance(answer, Mapping) and answer.get("action") in ("decline", "cancel"):
@@ -541,14 +552,14 @@ def _read_answer(answer: Any, question: Mapping[str, Any]) -> ElicitResult:
 
 
 class _Connection:
-    """One open connection. A task of its own opens and closes it: who asked first may be gone."""
+    """Open connection, owned by its own task so that it survives the step that opened it."""
 
     def __init__(self, open_client: Callable[[AsyncExitStack], Awaitable[Client]]) -> None:
         loop = asyncio.get_running_loop()
         self.tools: dict[str, Tool] = {}
         self.calls: list[_ToolCall] = []
-        self.parked: dict[str, _ToolCall] = {}
-        self.failed: Exception | None = None
+        self.suspended_calls: dict[str, _ToolCall] = {}
+        self.error: Exception | None = None
         self.ready, self.closing = asyncio.Event(), asyncio.Event()
         self.task = loop.create_task(self._run(open_client), context=contextvars.Context())
 
@@ -562,17 +573,17 @@ class _Connection:
                 await stack.enter_async_context(self.client)
                 self.ready.set()
                 await self.closing.wait()
-                while self.calls:  # what runs may still end
+                while self.calls:  # let running calls finish
                     await asyncio.wait({call.task for call in self.calls})
-                for call in self.parked.values():
+                for call in self.suspended_calls.values():
                     call.task.cancel()
         except Exception as exc:
-            self.failed = exc
+            self.error = exc
         finally:
             self.ready.set()
 
     def close(self) -> None:
-        """Give it up, without waiting until it is closed."""
+        """Request the close of the connection, without waiting for it."""
         self.closing.set()
         if not self.ready.is_set():
             self.task.cancel()
@@ -580,100 +591,99 @@ class _Connection:
     async def _on_elicitation(
         self, context: ClientRequestContext, params: ElicitRequestParams
     ) -> ElicitResult | ErrorData:
-        waiting = [*self.calls, *self.parked.values()]
+        waiting = [*self.calls, *self.suspended_calls.values()]
         call = _current_call.get() or (waiting[0] if len(waiting) == 1 else None)
         if call is None:
-            return ErrorData(code=INVALID_REQUEST, message="It is not clear which call asks.")
-        shown: dict[str, Any] = {"message": sanitize_text(params.message, 4_000)}
+            return ErrorData(code=INVALID_REQUEST, message="The question belongs to no known call.")
+        payload: dict[str, Any] = {"message": sanitize_text(params.message, 4_000)}
         if params.mode == "form":
-            shown["schema"] = params.requested_schema
+            payload["schema"] = params.requested_schema
         else:
-            shown["url"] = sanitize_text(params.url, 2_000)
+            payload["url"] = sanitize_text(params.url, 2_000)
         answer: asyncio.Future[ElicitResult] = asyncio.get_running_loop().create_future()
-        call.questions.put_nowait((shown, answer))
+        call.questions.put_nowait((payload, answer))
         return await answer
 
 
 class _Server:
-    """A server, with one connection for each event loop that uses it."""
+    """MCP server with one connection for each event loop."""
 
     def __init__(self, target: Any, timeout: float, headers: Mapping[str, str], mode: str) -> None:
         self._target, self._timeout, self._headers, self._mode = target, timeout, headers, mode
-        self._lines: dict[asyncio.AbstractEventLoop, _Connection] = {}
+        self._connections: dict[asyncio.AbstractEventLoop, _Connection] = {}
 
     def __str__(self) -> str:
         if isinstance(self._target, str):
             return f"the MCP server {self._target.partition('?')[0]}"
-        # Arguments may hold what nobody should read.
-        named = getattr(self._target, "command", None) or getattr(self._target, "name", "")
-        return f"the MCP server {PurePath(str(named)).name}".strip()
+        # Arguments may contain secrets, so only the program's name is shown.
+        label = getattr(self._target, "command", None) or getattr(self._target, "name", "")
+        return f"the MCP server {PurePath(str(label)).name}".strip()
 
     async def get_connection(self) -> _Connection:
-        """Return the open connection of this event loop.
+        """Return the connection of this event loop, and open one if needed.
 
         Raises:
-            CapabilityError: There is none to be had; nothing was sent, so it may be tried again.
+            CapabilityError: The server cannot be reached. Nothing was sent, so the step may be
+                retried.
         """
         loop = asyncio.get_running_loop()
-        line = self._lines.get(loop)
-        if line is None or line.closing.is_set() or line.task.done():
-            for ended in [one for one in self._lines if one.is_closed()]:
-                self._lines.pop(ended, None)
-            line = self._lines[loop] = _Connection(self._create_client)
+        connection = self._connections.get(loop)
+        if connection is None or connection.closing.is_set() or connection.task.done():
+            for closed_loop in [key for key in self._connections if key.is_closed()]:
+                self._connections.pop(closed_loop, None)
+            connection = self._connections[loop] = _Connection(self._create_client)
         try:
             async with asyncio.timeout(self._timeout):
-                await line.ready.wait()
+                await connection.ready.wait()
         except TimeoutError as exc:
-            line.close()
+            connection.close()
             raise self._unavailable_error(f"did not answer within {self._timeout:g} s") from exc
-        if line.failed is not None:
-            line.close()
+        if connection.error is not None:
+            connection.close()
             raise self._unavailable_error(
-                f"cannot be reached ({_root_message(line.failed)})"
-            ) from line.failed
-        return line
+                f"cannot be reached ({_root_message(connection.error)})"
+            ) from connection.error
+        return connection
 
     async def list_tools(self) -> dict[str, Tool]:
-        """Return the tools as the server has them now; for as long as it says, from memory.
+        """Return the server's current tools, cached as long as the server allows.
 
         Raises:
-            CapabilityError: It does not say.
+            CapabilityError: The server does not list its tools.
         """
-        line = await self.get_connection()
-        found: dict[str, Tool] = {}
+        connection = await self.get_connection()
+        tools: dict[str, Tool] = {}
         cursor: str | None = None
         try:
             async with asyncio.timeout(self._timeout):
                 while True:
-                    page = await line.client.list_tools(cursor=cursor)
-                    found |= {tool.name: tool for tool in page.tools}
+                    page = await connection.client.list_tools(cursor=cursor)
+                    tools |= {tool.name: tool for tool in page.tools}
                     if (cursor := page.next_cursor) is None:
                         break
         except TimeoutError as exc:
-            line.close()
+            connection.close()
             raise self._unavailable_error(
-                f"did not name its tools within {self._timeout:g} s"
+                f"did not list its tools within {self._timeout:g} s"
             ) from exc
-        except Exception as exc:  # of the protocol, the transport or pydantic
-            line.close()
-            raise self._unavailable_error(
-                f"does not name its tools ({_root_message(exc)})"
-            ) from exc
-        line.tools = found
-        return found
+        except Exception as exc:  # from the protocol, the transport, or pydantic
+            connection.close()
+            raise self._unavailable_error(f"cannot list its tools ({_root_message(exc)})") from exc
+        connection.tools = tools
+        return tools
 
     async def aclose(self) -> None:
         """Close the connection of this event loop."""
-        line = self._lines.pop(asyncio.get_running_loop(), None)
-        if line is not None:
-            line.close()
-            await asyncio.wait({line.task})
+        connection = self._connections.pop(asyncio.get_running_loop(), None)
+        if connection is not None:
+            connection.close()
+            await asyncio.wait({connection.task})
 
     async def _create_client(self, stack: AsyncExitStack) -> Client:
         target = self._target
         if isinstance(target, str):
-            # Made in a thread, because certificates are read from files.
-            limits = httpx2.Timeout(self._timeout, read=None)  # a call has a limit of its own
+            # Created in a thread, because certificates are read from files.
+            limits = httpx2.Timeout(self._timeout, read=None)  # calls have their own time limit
             make = partial(httpx2.AsyncClient, headers=dict(self._headers), timeout=limits)
             http = await stack.enter_async_context(await run_in_thread(make))
             target = streamable_http_client(target, http_client=http)
@@ -684,7 +694,7 @@ class _Server:
     def _unavailable_error(self, problem: str) -> CapabilityError:
         return CapabilityError(
             f"{str(self)[0].upper()}{str(self)[1:]} {problem}.",
-            fix="See whether it runs and what it writes to its log.",
+            fix="Check that it is running, and read its log.",
             severity=ErrorSeverity.RETRIABLE,
         )
 

@@ -1,4 +1,4 @@
-"""Capabilities as an MCP server: the same stages, whoever calls."""
+"""MCP server whose tools are capabilities."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from capgraph.stores.async_checks import require_async_saver
 
 CallerResolver = Callable[[ServerRequestContext[Any, Any]], Caller]
 _MAX_OPEN_QUESTIONS = 1_000
-"""How many questions wait for their answers in memory; the oldest goes first."""
+"""Maximum number of open questions in memory. The oldest is discarded first."""
 
 
 @validate_arguments
@@ -54,29 +54,28 @@ def as_mcp_server(
     caller: Caller | CallerResolver | None = None,
     **options: Any,
 ) -> MCPServer[Any]:
-    """Offer capabilities as the tools of an MCP server.
+    """Return an MCP server that offers capabilities as tools.
 
-    Each call passes the stages of a step: permissions, limits, guards, ledger. What needs a
-    person's agreement is asked by elicitation; a client that has none is refused, and nothing runs.
-    A call that carries a key in ``_meta["capgraph/idempotency-key"]`` is done once, however often it
-    comes: the answer is that of the first.
+    Each call passes the stages of a step, including permissions, limits, guards, and idempotency.
+    Approvals are requested by elicitation. If the client does not support elicitation, the call
+    fails and nothing runs. A call with a key in ``_meta["capgraph/idempotency-key"]`` runs once,
+    and repeated calls return the first result.
 
-    The server is one of the package ``mcp``: ``run("stdio")``, ``run("streamable-http", port=…)``, or
-    ``streamable_http_app()`` for a web server of one's own.
+    The server is an ``mcp`` server: run it with ``run("stdio")`` or ``run("streamable-http",
+    port=…)``, or mount ``streamable_http_app()`` in a web application.
 
     Args:
-        capabilities: A registry, capabilities, or what ``bind`` made of them with an operator's
-            decisions.
-        name: What the server calls itself.
-        checkpointer: Keeps questions and effects for longer than this process; in memory when not
-            given.
-        caller: Who asks, for permissions and records: one for all, or a function of the request; whom
-            the server's own authentication knows, when not given.
-        **options: As ``mcp.server.MCPServer`` takes them, such as ``auth`` and ``instructions``.
+        capabilities: Registry, capabilities, or the services returned by ``bind``.
+        name: Name of the server.
+        checkpointer: Checkpointer that stores questions and effects. Default: in memory, so they
+            are lost when the process ends.
+        caller: Caller for permissions and records, or a function that returns the caller of a
+            request. Default: the caller known to the server's authentication.
+        **options: Options of ``mcp.server.MCPServer``, such as ``auth`` and ``instructions``.
 
     Raises:
-        UnknownOptionError: An option is unknown; the message holds the nearest name.
-        ConfigurationError: The saver is synchronous.
+        UnknownOptionError: An option is unknown. The message names the closest match.
+        ConfigurationError: The checkpointer is synchronous.
 
     >>> from capgraph import capability_node
     >>> @capability_node
@@ -103,7 +102,7 @@ def _server_options() -> list[str]:
 
 
 class _CapabilityTools:
-    """What the tools of a server are, and how each is called."""
+    """Tools of a server, and their execution."""
 
     def __init__(
         self,
@@ -113,52 +112,52 @@ class _CapabilityTools:
     ) -> None:
         self.services = services
         self._saver = checkpointer or InMemorySaver()
-        self._forgets = checkpointer is None
+        self._is_ephemeral = checkpointer is None
         self._caller = caller
         self._graphs: dict[str, TaskGraph] = {}
-        self._open: dict[str, None] = {}
+        self._open_threads: dict[str, None] = {}
 
     def list_tools(self) -> list[Tool]:
-        """Describe all capabilities."""
+        """Return all capabilities as tools."""
         registry = self.services.registry
         return [capability_tool(spec, registry) for spec in registry.capabilities.values()]
 
     async def call(
         self, spec: CapabilitySpec, arguments: Mapping[str, Any], context: Context[Any, Any]
     ) -> CallToolResult | InputRequiredResult:
-        """Run a capability, or go on with it when an answer came."""
+        """Run a capability, or resume it with an answer."""
         caller = self._resolve_caller(context.request_context)
         key = (context.request_context.meta or {}).get(IDEMPOTENCY_META_KEY)
         thread = context.request_state
         if thread is None:
-            given = [caller.user_id, spec.name, key] if key else uuid.uuid4().hex
-            thread = f"mcp/{compute_digest(given)}"
+            digest_source = [caller.user_id, spec.name, key] if key else uuid.uuid4().hex
+            thread = f"mcp/{compute_digest(digest_source)}"
         config: Any = {"configurable": {"thread_id": thread, **configurable_for(caller)}}
         graph = self._graph(spec)
-        found = await graph.aget_state(config)
+        snapshot = await graph.aget_state(config)
         answers: Any = context.input_responses or {}
-        if not _is_answered(found, spec):
-            what: Any = {"task": dict(arguments)}
+        if not _is_answered(snapshot, spec):
+            graph_input: Any = {"task": dict(arguments)}
             while True:
-                if asked := {one.id: one.value for one in found.interrupts}:
-                    answers = answers or await self._ask(asked, context, thread)
+                if questions := {question.id: question.value for question in snapshot.interrupts}:
+                    answers = answers or await self._ask(questions, context, thread)
                     if isinstance(answers, (CallToolResult, InputRequiredResult)):
                         return answers
-                    said = {
-                        name: read_answer(name, value, answers) for name, value in asked.items()
+                    resume_values = {
+                        name: read_answer(name, value, answers) for name, value in questions.items()
                     }
-                    what, answers = Command(resume=said), {}
-                elif found.next:
-                    what = None  # another process began with it
-                await _wait_for_cleanup(self._run(graph, what, config, context))
-                found = await graph.aget_state(config)
-                if not found.interrupts:
+                    graph_input, answers = Command(resume=resume_values), {}
+                elif snapshot.next:
+                    graph_input = None  # another process started this call
+                await _wait_for_cleanup(self._run(graph, graph_input, config, context))
+                snapshot = await graph.aget_state(config)
+                if not snapshot.interrupts:
                     break
         if not key:
             await self._discard_thread(thread)
-        if found.values.get("success", True):
-            return call_result(found.values.get("output"))
-        return call_result(str(found.values.get("error")), is_error=True)
+        if snapshot.values.get("success", True):
+            return call_result(snapshot.values.get("output"))
+        return call_result(str(snapshot.values.get("error")), is_error=True)
 
     async def _ask(
         self, questions: Mapping[str, Any], context: Context[Any, Any], thread: str
@@ -166,7 +165,7 @@ class _CapabilityTools:
         if not supports_elicitation(context):
             await self._discard_thread(thread)
             return call_result(
-                "A person has to decide first, and this client cannot ask one."
+                "The call needs a decision by a person, but the client does not support elicitation."
                 f" {' '.join(map(describe_question, questions.values()))}"
                 f"{' Nothing was run.' if all(map(is_asked_before_run, questions.values())) else ''}"
                 " Fix: use a client with elicitation.",
@@ -180,18 +179,20 @@ class _CapabilityTools:
     async def _run(
         self, graph: TaskGraph, graph_input: Any, config: Any, context: Context[Any, Any]
     ) -> None:
-        known = 0.0
+        progress = 0.0
         async for event in graph.astream(graph_input, config, stream_mode="custom"):
             if isinstance(event, Mapping) and event.get("event_type") == "step_progress":
-                # Each has to be more than the one before.
+                # MCP requires that progress increases with each report.
                 fraction = event.get("progress")
-                known = max(fraction, known + 1e-6) if fraction is not None else known + 1e-6
-                await context.report_progress(known, 1.0, event.get("message"))
+                progress = (
+                    max(fraction, progress + 1e-6) if fraction is not None else progress + 1e-6
+                )
+                await context.report_progress(progress, 1.0, event.get("message"))
 
     def _graph(self, spec: CapabilitySpec) -> TaskGraph:
         if spec.name not in self._graphs:
-            made = task_graph(spec.cls, services=self.services)
-            self._graphs[spec.name] = made.copy({"checkpointer": self._saver})
+            compiled = task_graph(spec.cls, services=self.services)
+            self._graphs[spec.name] = compiled.copy({"checkpointer": self._saver})
         return self._graphs[spec.name]
 
     def _resolve_caller(self, request: ServerRequestContext[Any, Any]) -> Caller:
@@ -203,43 +204,44 @@ class _CapabilityTools:
         return Caller(token.subject or token.client_id, authenticated=True)
 
     async def _track_question(self, thread: str) -> None:
-        if self._forgets:
-            self._open[thread] = None
-            if len(self._open) > _MAX_OPEN_QUESTIONS:
-                await self._discard_thread(next(iter(self._open)))
+        if self._is_ephemeral:
+            self._open_threads[thread] = None
+            if len(self._open_threads) > _MAX_OPEN_QUESTIONS:
+                await self._discard_thread(next(iter(self._open_threads)))
 
     async def _discard_thread(self, thread: str) -> None:
-        self._open.pop(thread, None)
-        if self._forgets:
+        self._open_threads.pop(thread, None)
+        if self._is_ephemeral:
             await self._saver.adelete_thread(thread)
 
 
 class _CapabilityServer(MCPServer[Any]):
-    """An MCP server whose tools are capabilities."""
+    """MCP server whose tools are capabilities."""
 
     def __init__(self, tools: _CapabilityTools, **options: Any) -> None:
         super().__init__(**options)
-        self._offer = tools
+        self._tools = tools
 
     async def list_tools(self) -> list[Tool]:
-        return self._offer.list_tools()
+        return self._tools.list_tools()
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
     ) -> CallToolResult | InputRequiredResult:
-        spec = self._offer.services.registry.capabilities.get(name)
+        spec = self._tools.services.registry.capabilities.get(name)
         if spec is None or context is None:
-            raise ToolError(f"No tool is called {name!r}.")
+            raise ToolError(f"Unknown tool {name!r}.")
         try:
-            return await self._offer.call(spec, arguments, context)
+            return await self._tools.call(spec, arguments, context)
         except CapgraphError as exc:
-            raise ToolError(self._offer.services.masker.text(str(exc))) from exc
+            raise ToolError(self._tools.services.masker.text(str(exc))) from exc
 
 
 async def _wait_for_cleanup(run: Coroutine[Any, Any, None]) -> None:
-    """Wait for a run; cancel it once when whoever waits is cancelled, and let it clean up.
+    """Wait for a run. If the waiting task is cancelled, cancel the run once and let it clean up.
 
-    The package cancels again and again until a task has ended, which cuts LangGraph's own end short.
+    The ``mcp`` package cancels repeatedly until a task ends, which would interrupt LangGraph's
+    cleanup.
     """
     task = asyncio.create_task(run)
     try:
@@ -252,7 +254,7 @@ async def _wait_for_cleanup(run: Coroutine[Any, Any, None]) -> None:
 
 
 def capability_tool(spec: CapabilitySpec, registry: Registry) -> Tool:
-    """Describe a capability as a tool."""
+    """Return the MCP tool that describes a capability."""
     output = registry.context_types.get(spec.provides[0]) if len(spec.provides) == 1 else None
     return Tool(
         name=spec.name,
@@ -268,13 +270,13 @@ def capability_tool(spec: CapabilitySpec, registry: Registry) -> Tool:
 
 
 def _is_answered(snapshot: StateSnapshot, spec: CapabilitySpec) -> bool:
-    """Tell whether a call was made before; a failure is an answer only where work acts once."""
-    ended = bool(snapshot.values) and not snapshot.next
-    return ended and (snapshot.values.get("success", True) or spec.effect == "once")
+    """Return True if a call already ran. Failures count only for the effect ``once``."""
+    has_ended = bool(snapshot.values) and not snapshot.next
+    return has_ended and (snapshot.values.get("success", True) or spec.effect == "once")
 
 
 def call_result(output: Any, *, is_error: bool = False) -> CallToolResult:
-    """Return what a tool gave, or why it gave nothing."""
+    """Return an MCP call result with a tool's output or its error."""
     if is_error:
         return CallToolResult(content=[TextContent(text=str(output))], is_error=True)
     data = output if isinstance(output, Mapping) else {"value": output}

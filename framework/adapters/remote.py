@@ -1,8 +1,8 @@
-"""Agents that work elsewhere as capabilities: over A2A, or on a LangGraph Agent Server.
+"""Capabilities backed by remote agents, over A2A or on a LangGraph Agent Server.
 
-Work elsewhere goes on when this process dies. So its name there is kept before anything else
-happens (the task of an A2A agent, the thread of an Agent Server), and a step that begins again
-attaches to it and sends nothing twice.
+Remote work continues when this process ends. Its ID (the task of an A2A agent, the thread of an
+Agent Server) is therefore stored first, and a step that restarts attaches to it instead of sending
+the task twice.
 """
 
 from __future__ import annotations
@@ -50,28 +50,28 @@ def remote_capability(
     origins: Collection[str] = (),
     **options: Any,
 ) -> type[BaseCapability]:
-    """Make a capability of an agent that works elsewhere.
+    """Create a capability from a remote agent.
 
-    It is given the step's task, with the values of its inputs behind it; an A2A agent in place of
-    that the parameters ``message`` and ``data``, a graph the parameter ``input``. What it gives is the
-    data of the context type: ``output``, and ``files`` of an A2A agent. What it asks is this step's
-    question; that it failed or refused fails the step; what it says of its work is the step's progress.
+    The agent gets the step's task, followed by the values of its inputs. The parameters ``message``
+    and ``data`` (A2A) or ``input`` (graph) replace the task. The result is stored under ``output``,
+    and files of an A2A agent under ``files``. A question of the agent interrupts the step, its
+    failure or rejection fails the step, and its status messages are the step's progress.
 
     Args:
-        agent: The URL of an A2A agent, its card (see :func:`agent_card`), or a ``RemoteGraph``.
-        name: Name of the capability; that of the card, the graph or the URL's host when not given.
-        description: What it does, for whoever plans; what the card says when not given.
-        provides: Context type of its result; one named after the capability when not given.
-        effect: What it does there. A step that begins again attaches to the work that it began,
-            so ``idempotent`` holds for any.
-        headers: What an A2A agent is sent with each request, such as ``Authorization``.
-        origins: Origins besides its URL's own that the card of an A2A agent may name.
-        **options: What :func:`~capgraph.adapters.schema_capability.declare` takes, such as ``requires``,
-            ``permission`` and ``timeout_seconds``.
+        agent: URL of an A2A agent, its card (see :func:`agent_card`), or a ``RemoteGraph``.
+        name: Name of the capability. Default: the name of the card or graph, or the URL's host.
+        description: Description for planners. Default: the description of the card.
+        provides: Context type of the result. Default: a type named after the capability.
+        effect: Effect of the remote work. ``idempotent`` is safe, because a step that restarts
+            attaches to the work that it started.
+        headers: HTTP headers for each request to an A2A agent, such as ``Authorization``.
+        origins: Origins that an A2A agent's card may name in addition to the URL's own.
+        **options: Keywords of :func:`~capgraph.adapters.schema_capability.capability_from_schema`,
+            such as ``requires``, ``permission``, and ``timeout_seconds``.
 
     Raises:
-        ConfigurationError: It is none of these.
-        MissingExtraError: It is an A2A agent, and ``a2a-sdk`` is not installed.
+        ConfigurationError: The argument is not a remote agent.
+        MissingExtraError: The agent is an A2A agent, but ``a2a-sdk`` is not installed.
 
     >>> remote_capability("http://weather.example", "weather").capability_spec.labels
     ('untrusted',)
@@ -79,28 +79,31 @@ def remote_capability(
     options = {"labels": ("untrusted",), "sends_externally": True, **options}
     if isinstance(agent, RemoteGraph):
         worker: Any = _RemoteGraphAgent(agent)
-        own, said = agent.name or agent.assistant_id, f"Has the graph {agent.name} do a task."
+        default_name, default_text = (
+            agent.name or agent.assistant_id,
+            f"Has the graph {agent.name} do a task.",
+        )
     else:
         require_extra("a2a.client", "a2a")
         if not is_http_url(agent) and not hasattr(agent, "supported_interfaces"):
             raise ConfigurationError(
-                f"{agent!r} is no agent that works elsewhere.",
-                fix="Give the URL or the card of an A2A agent, or a RemoteGraph; for one in this"
-                " process use agent_capability or graph_capability.",
+                f"{agent!r} is not a remote agent.",
+                fix="Pass the URL or the card of an A2A agent, or a RemoteGraph. For an agent in this"
+                " process, use agent_capability or graph_capability.",
             )
         from capgraph.adapters.a2a import A2AAgent
 
         worker = A2AAgent(agent, dict(headers or {}), origins)
-        own = urlsplit(agent).hostname or agent if isinstance(agent, str) else agent.name
-        said = f"Has the A2A agent {own} do a task."
+        default_name = urlsplit(agent).hostname or agent if isinstance(agent, str) else agent.name
+        default_text = f"Has the A2A agent {default_name} do a task."
         if not isinstance(agent, str):
             skills = "; ".join(f"{skill.name}: {skill.description}" for skill in agent.skills)
-            said = sanitize_text(f"{agent.description} {skills}") or said
-    name = name or capability_name(own)
+            default_text = sanitize_text(f"{agent.description} {skills}") or default_text
+    name = name or capability_name(default_name)
     check_names(f"remote_capability({name!r})", options, accepted_names("remote"))
     return capability_from_schema(
         name,
-        description or said,
+        description or default_text,
         worker.Parameters,
         worker.call,
         provides=provides,
@@ -116,7 +119,7 @@ class _Input(BaseModel):
 
 
 class _RemoteGraphAgent:
-    """A graph on an Agent Server."""
+    """Client of a graph on an Agent Server."""
 
     Parameters = _Input
 
@@ -124,24 +127,26 @@ class _RemoteGraphAgent:
         if graph.client is None:
             raise ConfigurationError(
                 f"The RemoteGraph {graph.name!r} has no asynchronous client.",
-                fix="Make it with url=… or client=….",
+                fix="Create it with url=… or client=….",
             )
         self._client, self._assistant = graph.client, graph.assistant_id
         self._config: Any = graph.config
-        self._what = f"The graph {graph.name!r} on its server"
+        self._subject = f"The graph {graph.name!r} on its Agent Server"
 
     async def call(self, values: dict[str, Any], step: StepContext) -> dict[str, Any]:
-        """Have the graph do a step's task, in a thread of the step.
+        """Run the graph on a step's task, in a thread of the step.
 
         Raises:
-            CapabilityError: It failed, or cannot be reached.
+            CapabilityError: The graph failed or cannot be reached.
         """
         try:
             return await self._run_task(values["input"], step)
         except httpx.TransportError as exc:
-            raise unreachable_error(self._what, exc) from exc
+            raise unreachable_error(self._subject, exc) from exc
         except httpx.HTTPStatusError as exc:
-            raise remote_failure(f"{self._what} refused", f"{exc} {exc.response.text}") from exc
+            raise remote_failure(
+                f"{self._subject} rejected the request", f"{exc} {exc.response.text}"
+            ) from exc
 
     async def _run_task(
         self, graph_input: dict[str, Any] | None, step: StepContext
@@ -152,10 +157,10 @@ class _RemoteGraphAgent:
         turns: list[dict[str, Any]] = [{"input": graph_input or await self._default_input(step)}]
         turns += [{"command": {"resume": interrupt(None)}} for _ in range(count_consumed_answers())]
         while True:
-            # The server knows what it was told before: each turn of the thread is one run.
-            begun = await runs.list(thread, limit=len(turns))
-            run: Any = begun[0] if begun else None
-            for turn in turns[len(begun) :]:
+            # Each turn is one run of the thread, so turns that were sent before are skipped.
+            runs_so_far = await runs.list(thread, limit=len(turns))
+            run: Any = runs_so_far[0] if runs_so_far else None
+            for turn in turns[len(runs_so_far) :]:
                 run = await runs.create(
                     thread,
                     self._assistant,
@@ -166,23 +171,29 @@ class _RemoteGraphAgent:
             async for part in runs.join_stream(thread, run["run_id"]):
                 self._report_progress(part, step)
             state: Any = await threads.get_state(thread)
-            ended = (await runs.get(thread, run["run_id"]))["status"]
-            if ended not in ("success", "interrupted"):
-                why = [str(one["error"]) for one in state["tasks"] if one.get("error")]
-                raise remote_failure(f"{self._what} ended as {ended}", " ".join(why))
-            asked = {
-                one["id"]: one["value"] for task in state["tasks"] for one in task["interrupts"]
+            status = (await runs.get(thread, run["run_id"]))["status"]
+            if status not in ("success", "interrupted"):
+                errors = [str(item["error"]) for item in state["tasks"] if item.get("error")]
+                raise remote_failure(
+                    f"{self._subject} ended with status {status}", " ".join(errors)
+                )
+            questions = {
+                item["id"]: item["value"] for task in state["tasks"] for item in task["interrupts"]
             }
-            if not asked:
-                return _read_output(state["values"], self._what)
-            shown = next(iter(asked.values())) if len(asked) == 1 else {"questions": asked}
-            turns.append({"command": {"resume": interrupt(shown)}})
+            if not questions:
+                return _read_output(state["values"], self._subject)
+            payload = (
+                next(iter(questions.values())) if len(questions) == 1 else {"questions": questions}
+            )
+            turns.append({"command": {"resume": interrupt(payload)}})
 
     async def _default_input(self, step: StepContext) -> dict[str, Any]:
         assistants: Any = self._client.assistants
-        named = await assistants.search(graph_id=self._assistant, limit=1)  # or it is an id itself
-        about = named[0]["assistant_id"] if named else self._assistant
-        schemas = await assistants.get_schemas(about)
+        matches = await assistants.search(
+            graph_id=self._assistant, limit=1
+        )  # or it is an id itself
+        assistant_id = matches[0]["assistant_id"] if matches else self._assistant
+        schemas = await assistants.get_schemas(assistant_id)
         if "messages" in ((schemas.get("input_schema") or {}).get("properties") or {}):
             return {"messages": [{"role": "user", "content": task_with_inputs(step)}]}
         return {"task": task_with_inputs(step)}
@@ -195,16 +206,18 @@ class _RemoteGraphAgent:
 
 
 def _read_output(values: Any, subject: str) -> dict[str, Any]:
-    """Read what a graph left: ``output``, else its last message, else all of it."""
+    """Return a graph's output: ``output``, else its last message, else its whole state."""
     if not isinstance(values, Mapping):
         return {"output": values}
     if values.get("success") is False:
         raise remote_failure(f"{subject} did not do its task", str(values.get("error") or ""))
-    ended = values.get("execution_outcome") or {}
-    said = (values.get("messages") or [{}])[-1].get("content")
-    if ended.get("status", "completed") != "completed":
-        raise remote_failure(f"{subject} did not do its task", str(ended.get("reason") or said))
-    for output in (values.get("output"), values.get("structured_response"), said):
+    outcome = values.get("execution_outcome") or {}
+    last_text = (values.get("messages") or [{}])[-1].get("content")
+    if outcome.get("status", "completed") != "completed":
+        raise remote_failure(
+            f"{subject} did not do its task", str(outcome.get("reason") or last_text)
+        )
+    for output in (values.get("output"), values.get("structured_response"), last_text):
         if output is not None:
             return {"output": output}
     return {"output": dict(values)}

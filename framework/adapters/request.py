@@ -1,4 +1,4 @@
-"""A request for a capability from outside of plans: named values become a step and its inputs."""
+"""Calls of a capability outside of plans: arguments become a step, and its record an output."""
 
 from __future__ import annotations
 
@@ -22,50 +22,54 @@ from capgraph.pipeline.step_execution import LABELS_KEY
 Contexts = dict[str, dict[str, Any]]
 Schema = dict[str, Any]
 RUN_ENDING_ERRORS = (GraphBubbleUp, StoppedError, FatalExecutionError, PersistenceError)
-"""What ends a run, and is the result of none of its parts."""
+"""Exceptions that end the whole run and are not the result of one step."""
 _SCALAR_TYPES = ["string", "number", "boolean", "null"]
 
 
 def parse_request(
     spec: CapabilitySpec, arguments: Mapping[str, Any]
 ) -> tuple[PlannedStep, Contexts]:
-    """Read named values as a step's parameters and inputs.
+    """Return arguments as a step's parameters and inputs.
 
-    An input stands under its type, or its role where it has one, as an object (a list of them
-    where the capability takes many); every other name is a parameter.
+    An input is an object (or a list of objects) under the name of its type or role. All other names
+    are parameters.
 
     Args:
         spec: The capability.
-        arguments: Names to values.
+        arguments: Arguments by name.
 
     Returns:
-        The step, and the context data that its inputs name.
+        The step, and the context data to which its inputs refer.
 
     >>> from capgraph.base.spec import CapabilitySpec, Requirement
     >>> spec = CapabilitySpec("forecast", "Forecasts.", requires=(Requirement("PLACE"),))
     >>> parse_request(spec, {"PLACE": {"name": "Rome"}, "days": 3})
     ({'parameters': {'days': 3}, 'inputs': [{'PLACE': 'PLACE_1'}]}, {'PLACE': {'PLACE_1': {'name': 'Rome'}}})
     """
-    rest = dict(arguments)
+    remaining = dict(arguments)
     inputs: list[dict[str, str]] = []
     contexts: Contexts = {}
     for need in spec.requires:
-        value = rest.pop(need.label, None)
+        value = remaining.pop(need.label, None)
         values = value if isinstance(value, list) else [] if value is None else [value]
-        for number, one in enumerate(values, start=1):
+        for number, value_item in enumerate(values, start=1):
             key = f"{need.label}_{number}"
-            data = one.model_dump(mode="json") if isinstance(one, CapabilityContext) else one
+            data = (
+                value_item.model_dump(mode="json")
+                if isinstance(value_item, CapabilityContext)
+                else value_item
+            )
             contexts.setdefault(need.type, {})[key] = data
             inputs.append({need.label: key})
-    return {"parameters": rest, "inputs": inputs}, contexts
+    return {"parameters": remaining, "inputs": inputs}, contexts
 
 
 def request_schema(spec: CapabilitySpec, types: Mapping[str, type[CapabilityContext]]) -> Schema:
-    """Return the JSON schema of what :func:`request_of` reads.
+    """Return the JSON schema of the arguments that :func:`parse_request` accepts.
 
     Args:
         spec: The capability.
-        types: The registered context types.
+        types: Registered context types.
 
     >>> from capgraph.base.spec import CapabilitySpec, Requirement
     >>> class Place(CapabilityContext):
@@ -75,82 +79,112 @@ def request_schema(spec: CapabilitySpec, types: Mapping[str, type[CapabilityCont
     ['PLACE']
     """
     scalars = {"type": "object", "additionalProperties": {"type": _SCALAR_TYPES}}
-    said = spec.parameters.model_json_schema() if spec.parameters is not None else scalars
-    whole: Schema = {"type": "object", "properties": {}, "required": [], "$defs": {}, **said}
-    properties, needed, named = (whole[name] for name in ("properties", "required", "$defs"))
+    parameters_schema = (
+        spec.parameters.model_json_schema() if spec.parameters is not None else scalars
+    )
+    full_schema: Schema = {
+        "type": "object",
+        "properties": {},
+        "required": [],
+        "$defs": {},
+        **parameters_schema,
+    }
+    properties, required, definitions = (
+        full_schema[name] for name in ("properties", "required", "$defs")
+    )
     for need in spec.requires:
-        kind = types.get(need.type)
-        one = kind.model_json_schema() if kind is not None else {"type": "object"}
-        # Two types may call different things by one name.
-        own = f"{need.label}."
-        one = json.loads(json.dumps(one).replace('"#/$defs/', f'"#/$defs/{own}'))
-        named = {**named, **{own + name: part for name, part in one.pop("$defs", {}).items()}}
-        several = need.cardinality == "many"
-        shape = {"type": "array", "items": one, "minItems": 1} if several else one
+        context_type = types.get(need.type)
+        input_schema = (
+            context_type.model_json_schema() if context_type is not None else {"type": "object"}
+        )
+        # Two types may use the same definition name for different schemas.
+        prefix = f"{need.label}."
+        input_schema = json.loads(
+            json.dumps(input_schema).replace('"#/$defs/', f'"#/$defs/{prefix}')
+        )
+        definitions = {
+            **definitions,
+            **{prefix + name: part for name, part in input_schema.pop("$defs", {}).items()},
+        }
+        is_list = need.cardinality == "many"
+        shape = {"type": "array", "items": input_schema, "minItems": 1} if is_list else input_schema
         properties = {**properties, need.label: shape}
-        needed = needed if need.cardinality == "optional" else [*needed, need.label]
-    whole |= {"properties": properties, "required": needed}
-    return {**whole, "$defs": named} if named else {n: p for n, p in whole.items() if n != "$defs"}
+        required = required if need.cardinality == "optional" else [*required, need.label]
+    full_schema |= {"properties": properties, "required": required}
+    return (
+        {**full_schema, "$defs": definitions}
+        if definitions
+        else {n: p for n, p in full_schema.items() if n != "$defs"}
+    )
 
 
 def services_for(capability: Any, services: Services | None) -> Services:
-    """Return what a capability runs with: what is given, with the capability beside the others.
+    """Return the services for a capability, with the capability added if it is missing.
+
+    Without ``services``, return those of the surrounding run, or default services.
 
     Raises:
-        ConfigurationError: Nothing is given, and the capability declares what nobody would keep.
+        ConfigurationError: There are no services, and the capability declares something that needs
+            them.
     """
     spec = capability.capability_spec
     if services is None:
         return find_services(spec) or unbound_services(spec)
-    known = services.registry.capabilities.get(spec.name) is spec
-    return services if known else services.with_capabilities(capability)
+    is_registered = services.registry.capabilities.get(spec.name) is spec
+    return services if is_registered else services.with_capabilities(capability)
 
 
 def failure_message(record: StepRecord) -> str | None:
-    """Return why a step gave nothing that whoever asked for it can use; ``None`` when it did.
+    """Return why a step has no usable result, or None if it succeeded.
 
     Raises:
-        StoppedError: A person, or a rule, stopped the run.
+        StoppedError: A user or a rule stopped the run.
     """
     if record.error is not None:
         if record.updates.get("control_is_killed"):
             raise StoppedError(record.error.message)
         return record.error.message
     if record.plan is not None:
-        return f"{record.capability!r} proposed a plan, and here is nobody who would run it."
+        return f"{record.capability!r} proposed a plan, which cannot run outside of a graph."
     return record.skipped
 
 
 def record_output(record: StepRecord) -> Any:
-    """Return what a step gave as plain data: of its one context type, else by type.
+    """Return a step's output as plain data: of its only context type, or by type.
 
-    A plain value, which stands alone under ``value``, comes as itself.
+    A plain value, which is stored under ``value``, is returned as it is.
     """
-    return unwrap_output({kind: next(iter(one.values())) for kind, one in record.contexts.items()})
+    return unwrap_output(
+        {kind: next(iter(entries.values())) for kind, entries in record.contexts.items()}
+    )
 
 
 def unwrap_output(outputs: Mapping[str, Any]) -> Any:
-    """Return what a step gave, by type, as whoever asked for it reads it; see :func:`output_of`."""
-    found = {
-        kind: data["value"] if isinstance(data, dict) and [*data] == ["value"] else data
-        for kind, data in outputs.items()
+    """Return outputs by context type as callers read them; see :func:`record_output`."""
+    unwrapped = {
+        context_type: data["value"] if isinstance(data, dict) and [*data] == ["value"] else data
+        for context_type, data in outputs.items()
     }
-    return next(iter(found.values())) if len(found) == 1 else found or None
+    return next(iter(unwrapped.values())) if len(unwrapped) == 1 else unwrapped or None
 
 
 def collect_labels(state: Any) -> dict[str, str]:
-    """Return the labels of what an agent has heard from its tools, with their sources.
+    """Return the taint labels of an agent's tool results, each with its source.
 
-    They lie beside the messages, so they are there as long as the words are.
+    Labels are stored in the messages, so they apply as long as the messages exist.
     """
-    known = state if isinstance(state, Mapping) else {}
-    said = [*(known.get("conversation") or ()), *(known.get("messages") or ())]
-    told = [m.artifact if isinstance(m, ToolMessage) else m.response_metadata for m in said]
-    labels = [one[LABELS_KEY] for one in told if isinstance(one, Mapping) and LABELS_KEY in one]
-    return {label: at for one in labels for label, at in one.items()}
+    values = state if isinstance(state, Mapping) else {}
+    messages = [*(values.get("conversation") or ()), *(values.get("messages") or ())]
+    carriers = [m.artifact if isinstance(m, ToolMessage) else m.response_metadata for m in messages]
+    labels = [
+        carrier[LABELS_KEY]
+        for carrier in carriers
+        if isinstance(carrier, Mapping) and LABELS_KEY in carrier
+    ]
+    return {label: source for carrier in labels for label, source in carrier.items()}
 
 
 def label_metadata(record: StepRecord) -> dict[str, dict[str, str]] | None:
-    """Return what stands beside the words of a tool, for :func:`labels_heard` to find."""
-    labels = {label: at for own in record.labels.values() for label, at in own.items()}
+    """Return a record's taint labels as message metadata, for :func:`collect_labels`."""
+    labels = {label: source for entry in record.labels.values() for label, source in entry.items()}
     return {LABELS_KEY: labels} if labels else None

@@ -1,4 +1,4 @@
-"""A capability made of what something else says about itself: its name, its schema, its call."""
+"""Capabilities created from a name, a parameter schema, and an async function."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from capgraph.helpers.argument_validation import validate_arguments
 from capgraph.planning.json_parameters import JsonParameters, json_parameters
 
 CapabilityCall = Callable[[dict[str, Any], StepContext], Awaitable[Any]]
-"""Does the work: parameters by the names of the schema, and the step."""
+"""Function that does a capability's work. It gets the parameters by schema name, and the step."""
 
 
 @validate_arguments
@@ -38,26 +38,25 @@ def capability_from_schema(
     parameters_from: ParametersFrom | None = None,
     **options: Any,
 ) -> type[BaseCapability]:
-    """Make a capability of something that describes itself.
+    """Create a capability from a description and a parameter schema.
 
     Args:
-        name: Its name.
-        description: What it does.
-        parameters: What it takes: a pydantic model, or a JSON schema, against which a plan is
-            checked as it stands.
-        call: Does the work. A dictionary, a pydantic object or a data class is the data of the
-            context type; any other value stands there under ``value``.
-        provides: Context type of what it gives; one named after the capability when not given.
-        max_attempts: Total tries of a step; 3 when not given.
-        delay_seconds: Wait before the second try; 0.5 when not given.
-        classify_error: Says what a failure means.
-        parameters_from: Reads parameters from a task when no model plans.
-        **options: ``requires`` and what :class:`~capgraph.base.spec.Declarations` lists, such as
-            ``examples``, ``effect`` and ``permission``.
+        name: Name of the capability.
+        description: Description for planners.
+        parameters: Pydantic model, or JSON schema against which plans are validated as it is.
+        call: Function that does the work. A dictionary, pydantic object, or dataclass that it
+            returns is the data of the context type. Any other value is stored under ``value``.
+        provides: Context type of the result. Default: a type named after the capability.
+        max_attempts: Maximum number of attempts of a step. Default: 3.
+        delay_seconds: Delay before the second attempt. Default: 0.5.
+        classify_error: Function that classifies a failure.
+        parameters_from: Function that reads parameters from a task when no model plans.
+        **options: ``requires``, and the declarations of :class:`~capgraph.base.spec.Declarations`,
+            such as ``examples``, ``effect``, and ``permission``.
 
     Raises:
-        MissingExtraError: A JSON schema is given, and ``jsonschema`` is not installed.
-        ValidationError: A declaration, or the schema, is malformed.
+        MissingExtraError: ``parameters`` is a JSON schema, but ``jsonschema`` is not installed.
+        ValidationError: A declaration or the schema is invalid.
 
     >>> async def add(values, step):
     ...     return values["a"] + values["b"]
@@ -68,23 +67,25 @@ def capability_from_schema(
     check_names(f"The capability {name!r}", options, accepted_names("tool"))
     if isinstance(parameters, Mapping):
         parameters = json_parameters(name, parameters)
-    kind = provides or re.sub(r"\W+", "_", f"{name}_result").upper()
+    context_type = provides or re.sub(r"\W+", "_", f"{name}_result").upper()
 
     async def execute(self: BaseCapability) -> Any:
         step = self._step_context()
-        given = step.parameters
-        plain = isinstance(given, JsonParameters)
-        found = await call(given.model_dump(by_alias=True) if plain else dict(given), step)
-        if isinstance(found, (CapabilityContext, Command)):
-            return found
-        return {context_type_name(kind): _to_context_data(found)}
+        parameters_given = step.parameters
+        plain = isinstance(parameters_given, JsonParameters)
+        result = await call(
+            parameters_given.model_dump(by_alias=True) if plain else dict(parameters_given), step
+        )
+        if isinstance(result, (CapabilityContext, Command)):
+            return result
+        return {context_type_name(context_type): _to_context_data(result)}
 
     namespace: dict[str, Any] = {
         **options,
         "name": name,
         "description": description,
-        "provides": [kind],
-        # Also without fields: a parameter that it does not take is an error.
+        "provides": [context_type],
+        # An empty model, so that unknown parameters are rejected.
         "Parameters": parameters or create_model(f"{name}_parameters"),
         "execute": execute,
         **methods_from_options(name, max_attempts, delay_seconds, classify_error, parameters_from),

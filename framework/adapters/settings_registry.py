@@ -1,6 +1,6 @@
-"""Tools, graphs, agents and MCP servers that settings name, as capabilities of a registry.
+"""Registry of the tools, graphs, agents, and MCP servers that the settings name.
 
-Settings give the same declarations as code: each key of an entry is a keyword of its adapter.
+Settings accept the same declarations as code: each key of an entry is a keyword of its adapter.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _POLICY_FIELDS = tuple(field.name for field in fields(ApprovalPolicy))
 async def open_registry(
     settings: Settings, problems: list[CapgraphError] | None = None
 ) -> AsyncIterator[Registry]:
-    """Open the registry that settings describe, with its tools, graphs, agents and MCP servers.
+    """Open the registry of the settings, with its tools, graphs, agents, and MCP servers.
 
     Connections to MCP servers are closed at the end of the block.
 
     Args:
-        settings: All settings.
-        problems: Receives each problem; the first one is raised without it.
+        settings: Settings of the agent.
+        problems: List that collects the problems. By default, the first problem is raised.
 
     Raises:
-        ConfigurationError: An entry of ``tools``, ``graphs``, ``agents`` or ``mcp`` cannot be used.
-        ValidationError: A key of an entry is unknown, or its value does not fit.
-        RegistryError: Something named cannot be imported, or does not fit together.
-        MissingExtraError: ``mcp`` names a server, and the extra is not installed.
+        ConfigurationError: An entry of ``tools``, ``graphs``, ``agents``, or ``mcp`` is invalid.
+        ValidationError: An entry has an unknown key or an invalid value.
+        RegistryError: A reference cannot be imported, or the parts do not fit together.
+        MissingExtraError: ``mcp`` names a server, but the extra is not installed.
 
     >>> from capgraph.configs.settings import Settings
     >>> async def names():
@@ -56,13 +56,13 @@ async def open_registry(
     """
     adapted: list[type[BaseCapability]] = []
     async with AsyncExitStack() as stack:
-        # Modules are imported here, which reads files.
+        # Importing modules reads files, so it runs in a thread.
         adapted += await asyncio.to_thread(_adapt_sections, settings, problems)
-        for place, server in enumerate(settings.mcp):
+        for index, server in enumerate(settings.mcp):
             try:
-                adapted += await _open_server(stack, server, f"mcp[{place}]")
+                adapted += await _open_server(stack, server, f"mcp[{index}]")
             except CapgraphError as exc:
-                _report(_with_location(f"mcp[{place}]", exc), problems)
+                _report(_with_location(f"mcp[{index}]", exc), problems)
         yield await asyncio.to_thread(Registry.from_settings, settings, problems, adapted)
 
 
@@ -73,7 +73,10 @@ def _report(error: CapgraphError, problems: list[CapgraphError] | None) -> None:
 
 
 def _with_location(location: str, error: CapgraphError) -> CapgraphError:
-    """Return the error with the entry that caused it; its type and fix remain."""
+    """Return the error with the location of the entry that caused it.
+
+    Its type and fix stay the same.
+    """
     located = type(error)(f"{location}: {error.message}", fix=error.fix, severity=error.severity)
     located.__cause__ = error
     return located
@@ -85,20 +88,20 @@ def _with_location(location: str, error: CapgraphError) -> CapgraphError:
 def _adapt_sections(
     settings: Settings, problems: list[CapgraphError] | None
 ) -> list[type[BaseCapability]]:
-    made = []
+    capabilities = []
     for section in ("tools", "graphs", "agents"):
-        for place, entry in enumerate(getattr(settings, section)):
-            where = f"{section}[{place}]"
+        for index, entry in enumerate(getattr(settings, section)):
+            location = f"{section}[{index}]"
             try:
-                made.append(_adapt_entry(section, entry, where))
+                capabilities.append(_adapt_entry(section, entry, location))
             except CapgraphError as exc:
-                told = exc if exc.message.startswith(where) else _with_location(where, exc)
-                _report(told, problems)
-    return made
+                located = exc if exc.message.startswith(location) else _with_location(location, exc)
+                _report(located, problems)
+    return capabilities
 
 
 def _adapter_for(section: str) -> Callable[..., type[BaseCapability]]:
-    # Each adapter imports the library that it adapts; an agent without tools needs none of it.
+    # Imported on demand: each adapter imports the library that it adapts.
     if section == "tools":
         from capgraph.adapters.tools import tool_capability
 
@@ -118,12 +121,12 @@ def _adapt_entry(section: str, entry: Mapping[str, Any], location: str) -> type[
             fix=f"Write {missing}: 'module:attribute'.",
         )
     target = _import_reference(entry["import"], f"{location}.import")
-    given = {
+    options = {
         key: _resolve_value(key, value, f"{location}.{key}")
         for key, value in entry.items()
         if key != "import"
     }
-    return _adapter_for(section)(target, **given)
+    return _adapter_for(section)(target, **options)
 
 
 def _import_reference(name: Any, location: str) -> Any:
@@ -131,15 +134,15 @@ def _import_reference(name: Any, location: str) -> Any:
         return import_attribute(name, location)
     except CapgraphError:
         raise
-    except Exception as exc:  # a module may fail in any way; its error is the report
+    except Exception as exc:  # importing a module may raise anything
         raise ConfigurationError(
             f"{location}: {name!r} cannot be imported ({type(exc).__name__}: {exc}).",
-            fix="Correct the module.",
+            fix="Fix the error in the module.",
         ) from exc
 
 
 def _resolve_value(key: str, value: Any, location: str) -> Any:
-    """Return what a value in YAML stands for: a reference, middleware, a gate, a policy, itself."""
+    """Return the object for a YAML value: a reference, middleware, gate, policy, or plain value."""
     if key in _REFERENCE_KEYS:
         return _resolve_references(value, location)
     if key == "behaviors":
@@ -175,7 +178,7 @@ async def _open_server(
     from capgraph.adapters.mcp import mcp_capabilities
 
     written = server.model_dump(exclude_unset=True, exclude={"command", "url", "env", "headers"})
-    # References are imported here, which reads files.
+    # Importing references reads files, so it runs in a thread.
     options = await asyncio.to_thread(_server_options, written, location)
     if server.headers:
         options["headers"] = {
@@ -189,15 +192,15 @@ async def _open_server(
 
 
 def _server_options(declared: dict[str, Any], location: str) -> dict[str, Any]:
-    """Return the keywords of ``mcp_capabilities``: values for all tools, or tool name to value."""
+    """Return keyword arguments of ``mcp_capabilities``, with values for all or single tools."""
     approve = declared.pop("approve", None)
     options = {}
     for key, value in declared.items():
         by_tool = isinstance(value, Mapping) and not _is_single_value(key, value)
         options[key] = (
             {
-                name: _resolve_value(key, one, f"{location}.{key}.{name}")
-                for name, one in value.items()
+                name: _resolve_value(key, tool_value, f"{location}.{key}.{name}")
+                for name, tool_value in value.items()
             }
             if by_tool
             else _resolve_value(key, value, f"{location}.{key}")
@@ -210,7 +213,7 @@ def _server_options(declared: dict[str, Any], location: str) -> dict[str, Any]:
 
 
 def _is_single_value(key: str, value: Mapping[str, Any]) -> bool:
-    """Tell whether a mapping describes one value for all tools, not a value for each tool."""
+    """Return True if a mapping is one value for all tools instead of values by tool name."""
     return (key == "gate" and "use" in value) or (
         key == "requires_approval" and bool(value) and set(value) <= set(_POLICY_FIELDS)
     )

@@ -1,4 +1,4 @@
-"""One shape for all that works on a task: a compiled graph from ``task`` to ``output``."""
+"""Conversion of agents, capabilities, and functions to graphs from ``task`` to ``output``."""
 
 from __future__ import annotations
 
@@ -36,33 +36,36 @@ TaskFunction = Callable[[Mapping[str, Any], Runtime[Any]], Awaitable[Mapping[str
 
 
 class _TaskState(NamedInputs, TaskOutput):
-    """All keys of a graph that works on a task."""
+    """State of a graph that works on a task."""
 
 
 @validate_arguments
 def task_graph(
     target: Any, *, services: Services | None = None, name: str | None = None
 ) -> TaskGraph:
-    """Turn anything that can work on a task into a graph that does.
+    """Return a graph that runs an agent, capability, graph, or function on a task.
 
-    The graph takes ``{"task": …}`` and leaves ``output``, ``success`` and ``error``. That of a
-    capability or a function also takes ``inputs``: values for parameters by name. It has no
-    saver of its own: inside another graph it keeps its steps in that one's thread, its questions
-    and its stream come out there, and ``context`` reaches it. What goes wrong in an unforeseen way
-    is raised.
+    The graph's input is ``{"task": …}`` and its output has ``output``, ``success``, and ``error``.
+    The graph of a capability or function also accepts ``inputs``, which are parameter values by
+    name. The graph has no checkpointer. Inside another graph it uses that graph's thread, its
+    interrupts and stream are part of the outer run, and it receives ``context``. Unexpected errors
+    are raised.
 
     Args:
-        target: A capability or a LangChain tool (the task may be an object of parameters and
-            inputs, see :func:`~capgraph.adapters.request.request_of`); a compiled graph with a
-            key ``task`` or ``messages``; anything with ``compile()``; an object with ``async
-            execute(task, context)``; a function of the task, also a synchronous one.
-        services: What a capability, or a tool, runs with; without, the rules of unbound
-            capabilities hold.
-        name: Name of the graph; the thing's own when not given.
+        target: One of:
+
+            - a capability or LangChain tool. The task may be an object of parameters and inputs;
+              see :func:`~capgraph.adapters.request.parse_request`.
+            - a compiled graph with a key ``task`` or ``messages``.
+            - an object with ``compile()``.
+            - an object with ``async execute(task, context)``.
+            - a function of the task, synchronous or asynchronous.
+        services: Services for a capability or tool. Default: the rules for unbound capabilities.
+        name: Name of the graph. Default: the target's own name.
 
     Raises:
-        ConfigurationError: It is none of these; a graph has static breakpoints; or a capability
-            declares what needs ``services``.
+        ConfigurationError: The target is none of these, has static breakpoints, or is a capability
+            that declares something that needs ``services``.
 
     >>> import asyncio
     >>> async def shout(task: str) -> str:
@@ -75,56 +78,58 @@ def task_graph(
     spec = getattr(target, "capability_spec", None)
     if isinstance(spec, CapabilitySpec):
         bound = services_for(target, services)
-        # Without services of its own, the runs around each run of it decide.
+        # Without explicit services, each run uses those of its surrounding run.
         return _single_node_graph(_capability_task(spec, services and bound), name or spec.name)
     if isinstance(target, Pregel):
         reject_breakpoints(target, f"The graph {target.name!r}")
         return _adapt_graph(target, name)
     if not isinstance(target, type):
-        named = (getattr(target, attribute, None) for attribute in ("agent_id", "name", "__name__"))
-        own = name or next((found for found in named if found), type(target).__name__)
+        names = (getattr(target, attribute, None) for attribute in ("agent_id", "name", "__name__"))
+        own_name = name or next(
+            (candidate for candidate in names if candidate), type(target).__name__
+        )
         if callable(getattr(target, "compile", None)):
             with compile_scope(services):
-                return task_graph(target.compile(), name=own)
+                return task_graph(target.compile(), name=own_name)
         if isinstance(target, Agent):
-            return _single_node_graph(_agent_task(target), own)
+            return _single_node_graph(_agent_task(target), own_name)
         if callable(target):
-            return _single_node_graph(_function_task(target), own)
+            return _single_node_graph(_function_task(target), own_name)
     raise ConfigurationError(
         f"{target!r} cannot work on a task.",
-        fix="Give a capability, a tool, a compiled graph with a key 'task' or 'messages', something"
-        " with compile(), an object with 'async execute(task, context)', or a function of the task.",
+        fix="Pass a capability, a tool, a compiled graph with a key 'task' or 'messages', an object"
+        " with compile() or 'async execute(task, context)', or a function of the task.",
     )
 
 
 def reject_breakpoints(graph: Pregel[Any, Any, Any, Any], subject: str) -> None:
-    """Refuse a graph that stops at static breakpoints, its subgraphs included.
+    """Raise if a graph or one of its subgraphs has static breakpoints.
 
-    A breakpoint ends the graph without a question, so a step that runs it would end with half the
-    work, and the next call would do the rest without a person.
+    A static breakpoint ends the graph without an interrupt. A step that runs the graph would end
+    with half of the work, and the next call would do the rest without an approval.
 
     Args:
-        graph: The compiled graph.
-        subject: The subject of the message.
+        graph: Compiled graph.
+        subject: Subject of the error message.
 
     Raises:
-        ConfigurationError: It has one.
+        ConfigurationError: The graph has a static breakpoint.
     """
-    for path, one in [("", graph), *graph.get_subgraphs(recurse=True)]:
+    for path, subgraph in [("", graph), *graph.get_subgraphs(recurse=True)]:
         for option in ("interrupt_before", "interrupt_after"):
-            nodes: Any = getattr(one, f"{option}_nodes", ())
+            nodes: Any = getattr(subgraph, f"{option}_nodes", ())
             if nodes:
-                named = "every node" if nodes == "*" else ", ".join(map(repr, nodes))
-                place = f" in its subgraph {path!r}" if path else ""
+                node_names = "every node" if nodes == "*" else ", ".join(map(repr, nodes))
+                position = f" in its subgraph {path!r}" if path else ""
                 raise ConfigurationError(
-                    f"{subject} stops at static breakpoints ({option} of {named}{place}), which ask"
-                    " nobody inside a step.",
+                    f"{subject} has static breakpoints ({option} of {node_names}{position}), which do not"
+                    " interrupt a step.",
                     fix=f"Compile it without {option}, and call interrupt() in the node.",
                 )
 
 
 def _find_registered(name: str, services: Services | None) -> Any:
-    """Return the capability of that name, if services are given and register one."""
+    """Return the capability of a name from the services' registry, or None."""
     spec = services.registry.capabilities.get(name) if services is not None else None
     return None if spec is None else spec.cls
 
@@ -158,13 +163,15 @@ def _capability_task(declared_spec: CapabilitySpec, bound: Services | None) -> T
 def _read_parameters(
     spec: CapabilitySpec, task: Any, inputs: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Read the other parameters from a task; where one text is all that is needed, it is the task."""
-    needed = [name for name in required_parameters(spec.parameters) if name not in inputs]
-    own = getattr(spec.cls, "parameters_from", None) is not BaseCapability.parameters_from
-    if len(needed) == 1 and spec.parameters is not None and not own:
-        only = Shape.from_model(spec.parameters, "validation").at_path((needed[0],))
+    """Return parameters read from a task. A single missing text parameter gets the whole task."""
+    required = [name for name in required_parameters(spec.parameters) if name not in inputs]
+    has_own_reader = (
+        getattr(spec.cls, "parameters_from", None) is not BaseCapability.parameters_from
+    )
+    if len(required) == 1 and spec.parameters is not None and not has_own_reader:
+        only = Shape.from_model(spec.parameters, "validation").at_path((required[0],))
         if only is not None and only.json_type == "string":
-            return {**inputs, needed[0]: str(task)}
+            return {**inputs, required[0]: str(task)}
     return read_parameters(spec, str(task), inputs)
 
 
@@ -174,9 +181,9 @@ def _adapt_graph(graph: Pregel[Any, Any, Any, Any], name: str | None) -> TaskGra
         return graph
     if "messages" not in takes:
         raise ConfigurationError(
-            f"The graph {graph.name!r} takes {sorted(takes)}, neither 'task' nor 'messages'.",
-            fix="Give its state a key 'task' and a key 'output'; or call it in a function of the"
-            " task.",
+            f"The graph {graph.name!r} has the input keys {sorted(takes)}, but neither 'task' nor"
+            " 'messages'.",
+            fix="Add the keys 'task' and 'output' to its state, or call it in a function of the task.",
         )
 
     async def work(state: Mapping[str, Any], _: Runtime[Any]) -> Mapping[str, Any]:
@@ -188,11 +195,11 @@ def _adapt_graph(graph: Pregel[Any, Any, Any, Any], name: str | None) -> TaskGra
 
 
 def _read_final_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Read what a graph of messages left: its structured answer, else its last message."""
-    ended = state.get("execution_outcome") or {}
-    if ended.get("status", "completed") != "completed":
-        said = str(state["messages"][-1].text)
-        return {"output": said, "success": False, "error": str(ended.get("reason") or said)}
+    """Return the output of a message graph: its structured response, else its last message."""
+    outcome = state.get("execution_outcome") or {}
+    if outcome.get("status", "completed") != "completed":
+        text = str(state["messages"][-1].text)
+        return {"output": text, "success": False, "error": str(outcome.get("reason") or text)}
     answer = state.get("structured_response", state.get("execution_answer"))
     if answer is None:
         return {"output": str(state["messages"][-1].text)}
@@ -201,28 +208,33 @@ def _read_final_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _agent_task(agent: Agent) -> TaskFunction:
     async def work(state: Mapping[str, Any], runtime: Runtime[Any]) -> Mapping[str, Any]:
-        given = (state["task"], runtime.context)
+        arguments = (state["task"], runtime.context)
         sync = is_sync(agent.execute)
-        found: Any = await run_in_thread(agent.execute, *given) if sync else agent.execute(*given)
-        return _read_outcome(await maybe_await(found))
+        result: Any = (
+            await run_in_thread(agent.execute, *arguments) if sync else agent.execute(*arguments)
+        )
+        return _read_outcome(await maybe_await(result))
 
     return work
 
 
 def _function_task(function: Callable[..., Any]) -> TaskFunction:
-    called: Any = function if inspect.isroutine(function) else function.__call__  # type: ignore[operator]
-    sync = is_sync(function) and is_sync(called)
+    function_called: Any = function if inspect.isroutine(function) else function.__call__  # type: ignore[operator]
+    sync = is_sync(function) and is_sync(function_called)
 
     async def work(state: Mapping[str, Any], _: Runtime[Any]) -> Mapping[str, Any]:
         task, inputs = state["task"], state.get("inputs") or {}
-        found = await run_in_thread(function, task, **inputs) if sync else function(task, **inputs)
-        return _read_outcome(await maybe_await(found))
+        result = await run_in_thread(function, task, **inputs) if sync else function(task, **inputs)
+        return _read_outcome(await maybe_await(result))
 
     return work
 
 
 def _read_outcome(result: Any) -> Mapping[str, Any]:
-    """Read what an agent or a function gave; what says nothing of success is the output itself."""
+    """Return the result of an agent or function as an outcome.
+
+    Other values are the output itself.
+    """
     if isinstance(result, Mapping) and "output" in result:
         return {name: result[name] for name in TaskOutput.__annotations__ if name in result}
     if hasattr(result, "output") and hasattr(result, "success"):

@@ -1,4 +1,4 @@
-"""LangChain tools as capabilities."""
+"""Capabilities backed by LangChain tools."""
 
 from __future__ import annotations
 
@@ -41,32 +41,37 @@ def tool_capability(
     description: str | None = None,
     **options: Any,
 ) -> type[BaseCapability]:
-    """Make a capability of a LangChain tool, or of a function as LangChain would make a tool of it.
+    """Create a capability from a LangChain tool, or from a function that LangChain can make a tool.
 
-    Name, description and parameters are the tool's; what it wants injected (state, store,
-    runtime, call id) it gets from the step. A synchronous tool works in a thread of the pool.
+    Name, description, and parameters are the tool's. Injected arguments (state, store, runtime,
+    call ID) are filled in from the step. A synchronous tool runs in a thread of the pool.
 
-    A dictionary (pydantic object, data class) that the tool returns is the data of the context
-    type, any other value stands there under ``value``; of ``content_and_artifact`` the content
-    stands under ``value`` and the artifact under ``artifact``. A ``Command`` updates keys of the
-    application's state, and the text of its messages stands under ``value``; one that jumps
-    (``goto``, ``resume``, ``graph``) is refused, since a plan says what runs next.
+    The tool's return value becomes the data of the context type:
 
-    A ``ToolException`` fails the step: CRITICAL, as it would end an agent's run, and REPLANNING
-    where the tool says ``handle_tool_error``, with the text that is made for the model.
+    - A dictionary, pydantic object, or dataclass is the data itself.
+    - Any other value is stored under ``value``.
+    - With ``content_and_artifact``, the content is stored under ``value`` and the artifact under
+      ``artifact``.
+    - A ``Command`` updates keys of the application's state, and the text of its messages is stored
+      under ``value``. A command with ``goto``, ``resume``, or ``graph`` is rejected, because the
+      plan decides which step runs next.
+
+    A ``ToolException`` fails the step. The severity is CRITICAL, or REPLANNING with the text for
+    the model if the tool sets ``handle_tool_error``.
 
     Args:
-        tool: The tool, or an annotated function with a docstring.
-        provides: Context type of its result; one named after the tool when not given.
-        effect: ``none``, ``idempotent`` or ``once``.
-        permission: What its caller must be allowed.
-        name: Name of the capability; the tool's when not given.
-        description: Description for planners; the tool's when not given.
-        **options: What :func:`~capgraph.adapters.schema_capability.declare` takes.
+        tool: LangChain tool, or annotated function with a docstring.
+        provides: Context type of the result. Default: a type named after the tool.
+        effect: ``none``, ``idempotent``, or ``once``.
+        permission: Permission that callers need.
+        name: Name of the capability. Default: the name of the tool.
+        description: Description for planners. Default: the tool's.
+        **options: Keywords of :func:`~capgraph.adapters.schema_capability.capability_from_schema`.
 
     Raises:
-        ConfigurationError: It is neither; or it wants something injected that nobody knows.
-        ValidationError: Its schema, or a declaration, is malformed.
+        ConfigurationError: The argument is neither a tool nor a function, or an injected argument
+            is not supported.
+        ValidationError: The tool's schema or a declaration is invalid.
 
     >>> def celsius(fahrenheit: float) -> float:
     ...     '''Convert degrees.'''
@@ -81,21 +86,23 @@ def tool_capability(
     schema: Any = tool.args_schema
     if schema is None and isinstance(tool, Tool):
         [argument] = tool.args  # one text
-        made: Any = create_model
-        schema = made(tool.name, **{argument: (str, ...)})
+        model_factory: Any = create_model
+        schema = model_factory(tool.name, **{argument: (str, ...)})
     elif schema is None:
         schema = tool.get_input_schema()
-    own = tool.model_copy(update={"handle_tool_error": False, "handle_validation_error": False})
-    shown = _hide_arguments(injected.keys(), schema)
-    bare = _plain_function(own) if shown is schema else None
-    call = partial(_call_tool, own, injected, bare)
+    own_tool = tool.model_copy(
+        update={"handle_tool_error": False, "handle_validation_error": False}
+    )
+    parameters = _hide_arguments(injected.keys(), schema)
+    plain = _plain_function(own_tool) if parameters is schema else None
+    call = partial(_call_tool, own_tool, injected, plain)
     options.setdefault("classify_error", partial(_classify_error, tool))
     if effect == "none":
         options.setdefault("on_error", "observe")
     return capability_from_schema(
         name or tool.name,
         description or tool.description,
-        shown,
+        parameters,
         call,
         provides=provides,
         effect=effect,
@@ -108,7 +115,7 @@ def _function_to_tool(function: Any) -> BaseTool:
     if not inspect.isroutine(function):
         raise ConfigurationError(
             f"{function!r} is neither a LangChain tool nor a function.",
-            fix="Give a BaseTool, or a function with annotations and a docstring.",
+            fix="Pass a BaseTool, or a function with annotations and a docstring.",
         )
     sync = not inspect.iscoroutinefunction(function)
     try:
@@ -120,8 +127,8 @@ def _function_to_tool(function: Any) -> BaseTool:
         )
     except ValueError as exc:
         raise ConfigurationError(
-            f"The function {function.__name__!r} cannot be made a tool: {exc}",
-            fix="Give it annotations and a docstring.",
+            f"The function {function.__name__!r} cannot be converted to a tool: {exc}",
+            fix="Add annotations and a docstring.",
         ) from exc
 
 
@@ -132,26 +139,29 @@ async def _call_tool(
     values: dict[str, Any],
     step: StepContext,
 ) -> Any:
-    """Run a tool with the parameters of a step and what is injected."""
+    """Run a tool with a step's parameters and the injected arguments."""
     sync = _is_sync(tool)
-    # What LangChain does around a function of a tool costs more than the step, and is for those
-    # who watch; what it checks has been checked.
+    # Calling the function directly is faster. LangChain's wrapper only serves callbacks here, and
+    # the arguments are already validated.
     if plain_function is not None and not has_other_callbacks(USAGE_CALLBACK, BUDGET_CALLBACK):
-        given = {**values, **{name: get(step) for name, get in injected.items()}}
+        arguments = {**values, **{name: get(step) for name, get in injected.items()}}
         return _read_result(
-            await (run_in_thread(plain_function, **given) if sync else plain_function(**given)),
+            await (
+                run_in_thread(plain_function, **arguments) if sync else plain_function(**arguments)
+            ),
             tool.name,
         )
-    given = values
+    arguments = values
     if injected and isinstance(tool, StructuredTool):
         tool = _bind_injected(tool, injected, step)
     elif injected:
-        given = {**values, **{name: get(step) for name, get in injected.items()}}
+        arguments = {**values, **{name: get(step) for name, get in injected.items()}}
     if tool.response_format == "content_and_artifact":
         call_id = step.idempotency_key
-        given = {"type": "tool_call", "id": call_id, "name": tool.name, "args": given}
+        arguments = {"type": "tool_call", "id": call_id, "name": tool.name, "args": arguments}
     return _read_result(
-        await (run_in_thread(tool.invoke, given) if sync else tool.ainvoke(given)), tool.name
+        await (run_in_thread(tool.invoke, arguments) if sync else tool.ainvoke(arguments)),
+        tool.name,
     )
 
 
@@ -162,7 +172,7 @@ def _is_sync(tool: BaseTool) -> bool:
 
 
 def _plain_function(tool: BaseTool) -> Callable[..., Any] | None:
-    """Return a tool's own function, where it needs nothing of LangChain's to be called."""
+    """Return a tool's own function if it can be called without LangChain, else None."""
     as_call = tool.response_format == "content_and_artifact"
     if type(tool) is not StructuredTool or tool.callbacks or tool.verbose or as_call:
         return None
@@ -174,35 +184,37 @@ def _plain_function(tool: BaseTool) -> Callable[..., Any] | None:
 
 
 def _injected_arguments(tool: BaseTool) -> dict[str, Getter]:
-    """Return what fills the arguments of a tool that no plan may supply.
+    """Return a getter for each argument that is injected and that no plan may supply.
 
     Raises:
-        ConfigurationError: Nothing here can fill one of them.
+        ConfigurationError: An injected argument is not supported.
     """
     function = getattr(tool, "coroutine", None) or getattr(tool, "func", None) or tool._run
     schema: Any = tool.get_input_schema()
     fields = {} if isinstance(tool.args_schema, dict) else get_all_basemodel_annotations(schema)
-    named = {"runtime": ToolRuntime} if "runtime" in inspect.signature(function).parameters else {}
+    by_name = (
+        {"runtime": ToolRuntime} if "runtime" in inspect.signature(function).parameters else {}
+    )
     is_class = not isinstance(tool, StructuredTool)
-    found: dict[str, Getter] = {}
-    for name, hint in {**named, **resolve_hints(function), **fields}.items():
+    getters: dict[str, Getter] = {}
+    for name, hint in {**by_name, **resolve_hints(function), **fields}.items():
         if name in (*FILTERED_ARGS, "return") or (hint is RunnableConfig and is_class):
             continue  # LangChain fills these itself
         match = find_injection(hint)
-        if match is None and name in named:
+        if match is None and name in by_name:
             match = find_injection(ToolRuntime)  # a ToolNode goes by the name
         if match is None:
             continue
         passed = not is_class or tool.args_schema is None or name in fields
         if match.get is not None and (passed or name in tool._injected_args_keys):
-            found[name] = match.get
+            getters[name] = match.get
         elif match.kind != "InjectedToolArg" or _is_required(function, schema, name):
             raise ConfigurationError(
-                f"The argument {name!r} of the tool {tool.name!r} is of type {match.kind}: LangGraph"
+                f"The argument {name!r} of the tool {tool.name!r} has the type {match.kind}: LangGraph"
                 " or LangChain injects that type, so no plan may supply it.",
-                fix=match.fix or f"Name {name!r} in its args_schema, with the same annotation.",
+                fix=match.fix or f"Add {name!r} to args_schema with the same annotation.",
             )
-    return found
+    return getters
 
 
 def _is_required(function: Any, schema: Any, name: str) -> bool:
@@ -212,50 +224,51 @@ def _is_required(function: Any, schema: Any, name: str) -> bool:
 
 
 def _hide_arguments(names: Collection[str], schema: Any) -> Any:
-    """Return the parameters of a tool that a plan supplies."""
+    """Return a tool's schema without the named arguments, which are injected."""
     if isinstance(schema, dict):
         properties = schema.get("properties", {})
-        kept = {name: part for name, part in properties.items() if name not in names}
-        needed = [name for name in schema.get("required", ()) if name not in names]
-        same = len(kept) == len(properties)
-        return schema if same else {**schema, "properties": kept, "required": needed}
+        visible = {name: part for name, part in properties.items() if name not in names}
+        required = [name for name in schema.get("required", ()) if name not in names]
+        is_unchanged = len(visible) == len(properties)
+        return schema if is_unchanged else {**schema, "properties": visible, "required": required}
     hidden = {name for name in schema.model_fields if name in names}
     hidden |= {
         n for n, hint in get_all_basemodel_annotations(schema).items() if find_injection(hint)
     }
     if not hidden:
         return schema
-    made: Any = create_model
-    rest = {n: (i.annotation, i) for n, i in schema.model_fields.items() if n not in hidden}
-    return made(schema.__name__, __config__=schema.model_config, **rest)
+    model_factory: Any = create_model
+    visible_fields = {
+        n: (i.annotation, i) for n, i in schema.model_fields.items() if n not in hidden
+    }
+    return model_factory(schema.__name__, __config__=schema.model_config, **visible_fields)
 
 
 def _bind_injected(
     tool: StructuredTool, injected: Mapping[str, Getter], step: StepContext
 ) -> BaseTool:
-    """Return a tool whose function is given what is injected past LangChain.
+    """Return a copy of a tool whose function receives the injected arguments directly.
 
-    The fields of its own schema stay, with their validators, and what is injected is none of the
-    values that those who watch are shown.
+    The tool's own schema keeps its fields and validators, and callbacks do not see injected values.
     """
     function: Any = tool.coroutine or tool.func
     signature = inspect.signature(function)
 
-    def call(**given: Any) -> Any:
-        return function(**{**given, **{name: get(step) for name, get in injected.items()}})
+    def call(**arguments: Any) -> Any:
+        return function(**{**arguments, **{name: get(step) for name, get in injected.items()}})
 
-    async def called(**given: Any) -> Any:
-        return await call(**given)
+    async def call_async(**arguments: Any) -> Any:
+        return await call(**arguments)
 
-    made: Any = called if tool.coroutine else call
-    left = [one for name, one in signature.parameters.items() if name not in injected]
-    made.__signature__ = signature.replace(parameters=left)
-    changed: dict[str, Any] = {"coroutine" if tool.coroutine else "func": made}
+    bound: Any = call_async if tool.coroutine else call
+    visible = [one for name, one in signature.parameters.items() if name not in injected]
+    bound.__signature__ = signature.replace(parameters=visible)
+    changes: dict[str, Any] = {"coroutine" if tool.coroutine else "func": bound}
     schema: Any = tool.args_schema
     if not isinstance(schema, dict):
         fields: Any = {name: (Any, None) for name in injected if name in schema.model_fields}
-        changed["args_schema"] = create_model(schema.__name__, __base__=schema, **fields)
-    return tool.model_copy(update=changed)
+        changes["args_schema"] = create_model(schema.__name__, __base__=schema, **fields)
+    return tool.model_copy(update=changes)
 
 
 def _read_result(result: Any, name: str) -> Any:
@@ -281,8 +294,8 @@ def _classify_error(
 ) -> ErrorClassification | None:
     if not isinstance(error, ToolException):
         return BaseCapability.classify_error(error, context)
-    how = tool.handle_tool_error
-    said = how(error) if callable(how) else how if isinstance(how, str) else error
-    severity = ErrorSeverity.REPLANNING if how else ErrorSeverity.CRITICAL
+    handler = tool.handle_tool_error
+    text = handler(error) if callable(handler) else handler if isinstance(handler, str) else error
+    severity = ErrorSeverity.REPLANNING if handler else ErrorSeverity.CRITICAL
     details = {"category": TOOL_ERROR}
-    return ErrorClassification(severity, str(said) or f"{tool.name} failed.", details)
+    return ErrorClassification(severity, str(text) or f"{tool.name} failed.", details)

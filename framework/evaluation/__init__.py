@@ -1,14 +1,12 @@
-"""Evaluation: how well an agent chooses, plans and answers, over a set of requests.
+"""Evaluation of agents on sets of requests, and replay of recorded turns.
 
-A set is a YAML file of requests with what is expected of them; :func:`evaluate` runs them and
-:class:`Report` holds the figures. The command ``capgraph eval`` is this with a terminal around it.
+An evaluation set is a YAML file of requests with the expected results. :func:`evaluate` runs them
+and returns a :class:`Report`. The command ``capgraph eval`` does the same in a terminal.
 
-Counting and the run loop are the project's own. The maintained library that comes nearest,
-pydantic-evals, was looked at: it requires the one release of pydantic-ai that bears its number
-(a second agent framework beside LangGraph) and takes as long to import as all the rest together,
-and what it would take over is a loop with a semaphore and a table; precision and recall of a
-choice, and F1 of a plan's nodes and edges, it does not have. A graph of this project is an
-ordinary async function to it, for those who keep their sets there.
+The project has its own evaluation loop and metrics. The closest library, pydantic-evals, depends on
+one release of pydantic-ai (a second agent framework beside LangGraph), takes as long to import as
+everything else together, and has neither precision and recall of a choice nor F1 of a plan's nodes
+and edges. It can still evaluate a capgraph graph, which is an async function to it.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""The form of an evaluation set, and reading one."""
+"""Evaluation sets: their format, and loading them from YAML."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ def _validate_pattern(text: str) -> str:
         LinearTimeRegex(text)  # a set may come from elsewhere
     except ConfigurationError as exc:
         raise ValueError(
-            f"{text!r} is no regular expression that can be searched in linear time. {exc}"
+            f"{text!r} is not a regular expression that matches in linear time. {exc}"
         ) from exc
     return text
 
 
 class AnswerCheck(_StrictModel):
-    """One thing that the answer must or must not say; exactly one of the first four.
+    """Check of an answer. Exactly one of the first four fields must be set.
 
     Attributes:
-        contains: Text that it must hold, whatever the case of its letters.
-        lacks: Text that it must not hold.
-        matches: Regular expression that must be found in it, as Rust's ``regex`` reads it: without
-            lookaround and references back.
-        number: A number that must be in it, give or take ``tolerance``.
-        tolerance: How far off the number may be.
+        contains: Text that the answer must contain, ignoring case.
+        lacks: Text that the answer must not contain, ignoring case.
+        matches: Regular expression that must match part of the answer, in the syntax of Rust's
+            ``regex``, without lookaround and backreferences.
+        number: Number that the answer must contain, within ``tolerance``.
+        tolerance: Maximum difference from ``number``.
 
     >>> AnswerCheck(number=35, tolerance=0.1).find_problem("It was 35.05 degrees.")
     >>> AnswerCheck(contains="July").find_problem("In June.")
@@ -70,15 +70,15 @@ class AnswerCheck(_StrictModel):
     @model_validator(mode="after")
     def _validate_single_check(self) -> AnswerCheck:
         kinds = ("contains", "lacks", "matches", "number")
-        given = [kind for kind in kinds if getattr(self, kind) is not None]
-        if len(given) != 1:
-            raise ValueError(f"give exactly one of {', '.join(kinds)}; found {given or 'none'}")
+        present = [kind for kind in kinds if getattr(self, kind) is not None]
+        if len(present) != 1:
+            raise ValueError(f"set exactly one of {', '.join(kinds)}; found {present or 'none'}")
         if self.tolerance and self.number is None:
-            raise ValueError("'tolerance' belongs to 'number'")
+            raise ValueError("'tolerance' requires 'number'")
         return self
 
     def find_problem(self, answer: str) -> str | None:
-        """Return what is wrong with an answer, or ``None``."""
+        """Return the problem of an answer, or None if the check passes."""
         folded = answer.casefold()
         if self.contains is not None and self.contains.casefold() not in folded:
             return f"does not contain {self.contains!r}"
@@ -92,18 +92,18 @@ class AnswerCheck(_StrictModel):
         return f"has no number {self.number:g}{give}"
 
     def _has_number(self, answer: str, expected: float) -> bool:
-        # What binary fractions round away is forgiven in any case.
+        # Always allow for floating-point rounding.
         allowed = self.tolerance + 1e-9 * max(1.0, abs(expected))
-        return any(abs(found - expected) <= allowed for found in find_numbers(answer))
+        return any(abs(number - expected) <= allowed for number in find_numbers(answer))
 
 
 def find_numbers(text: str) -> list[float]:
-    """Return the numbers of a text.
+    """Return the numbers in a text.
 
     >>> find_numbers("1,234.5 at -3 °C on 2015-07-19")
     [1234.5, -3.0, 2015.0, 7.0, 19.0]
     """
-    return [float(found.replace(",", "").replace("−", "-")) for found in _NUMBER.findall(text)]
+    return [float(match.replace(",", "").replace("−", "-")) for match in _NUMBER.findall(text)]
 
 
 def _parse_edge(value: Any) -> Any:
@@ -111,7 +111,7 @@ def _parse_edge(value: Any) -> Any:
         return value
     parts = tuple(part.strip() for part in value.split("->"))
     if len(parts) != 2 or not all(parts):
-        raise ValueError(f"{value!r} is no edge; write 'producer -> consumer'")
+        raise ValueError(f"{value!r} is not an edge; write 'producer -> consumer'")
     return parts
 
 
@@ -119,24 +119,24 @@ Edge = Annotated[tuple[str, str], BeforeValidator(_parse_edge)]
 
 
 class Case(_StrictModel):
-    """A request, and what is expected of it. What is left out is not judged.
+    """Request with its expected results. Fields that are not set are not checked.
 
     Attributes:
         name: Unique name.
-        request: What the person asks.
-        earlier: Requests of the same thread before it; they run and are not judged.
+        request: Request of the user.
+        earlier: Earlier requests of the same thread. They run, but are not checked.
         context: Context data of the thread: type to key to value.
-        capabilities: Capabilities of the plan's steps; one that is used twice stands twice. An
-            empty list expects that nothing fits.
-        optional: Capabilities that may be used or not.
-        edges: ``"producer -> consumer"``: whose output whose step takes.
+        capabilities: Capabilities of the plan's steps, repeated if used repeatedly. An empty list
+            expects that no capability fits.
+        optional: Capabilities that the plan may or may not use.
+        edges: Data flow of the plan, as ``"producer -> consumer"``.
         answer: Checks of the answer.
-        outcome: How the turn must end; ``waiting`` for a person's answer, ``raised`` when the
-            run ends with an exception, ``no_capability`` when the turn ends without a step and
-            without a failure. With ``capabilities: []``, ``completed`` and ``failed`` are read as
+        outcome: Expected end of the turn. ``waiting``: the turn waits for an answer. ``raised``:
+            the run raised an exception. ``no_capability``: the turn ended without a step and
+            without a failure. With ``capabilities: []``, ``completed`` and ``failed`` mean
             ``no_capability``.
-        recording: File of a recorded turn, beside the set's file: the case is that turn, replayed,
-            and its steps must give what they gave.
+        recording: File of a recorded turn, in the folder of the set. The case replays that turn,
+            and its steps must return the recorded results.
     """
 
     name: Name
@@ -154,33 +154,33 @@ class Case(_StrictModel):
 
     @model_validator(mode="after")
     def _normalize_outcome(self) -> Case:
-        # Offline the same turn fails, and with a model it completes: the set serves both.
+        # Such a turn fails offline and completes with a model, so one set can serve both.
         if self.capabilities == [] and self.outcome in ("completed", "failed"):
             self.outcome = NO_CAPABILITY
         return self
 
     @model_validator(mode="after")
     def _validate_edges(self) -> Case:
-        known = {*(self.capabilities or []), *self.optional}
+        listed = {*(self.capabilities or []), *self.optional}
         ends = [end for edge in self.edges or [] for end in edge]
-        strange = sorted(set(ends) - known)
-        if strange and self.capabilities is not None:
+        unknown = sorted(set(ends) - listed)
+        if unknown and self.capabilities is not None:
             raise ValueError(
-                f"the edges name {', '.join(map(repr, strange))}, which 'capabilities' and"
-                " 'optional' do not"
+                f"the edges name {', '.join(map(repr, unknown))}, which neither 'capabilities' nor"
+                " 'optional' lists"
             )
         return self
 
 
 class Thresholds(_StrictModel):
-    """Least values with which a run counts as good.
+    """Minimum values of a report's figures.
 
     Attributes:
         passed: Share of cases without a problem.
-        precision: Of the chosen capabilities, the share that was expected.
-        recall: Of the expected capabilities, the share that was chosen.
-        node_f1: Agreement of the plans' steps.
-        edge_f1: Agreement of the plans' data flow.
+        precision: Share of the chosen capabilities that were expected.
+        recall: Share of the expected capabilities that were chosen.
+        node_f1: F1 score of the plans' steps.
+        edge_f1: F1 score of the plans' data flow.
         judged: Share of judged answers that the judge accepts.
         agreement: Share of labels with which the judge agrees.
     """
@@ -195,12 +195,12 @@ class Thresholds(_StrictModel):
 
 
 class JudgeLabel(_StrictModel):
-    """A person's verdict on an answer, against which the judge is measured.
+    """Human verdict on an answer, against which the judge is measured.
 
     Attributes:
         request: Request that was answered.
         answer: The answer.
-        accepted: True if the person accepts it.
+        accepted: True if the human accepts it.
     """
 
     request: Name
@@ -209,12 +209,12 @@ class JudgeLabel(_StrictModel):
 
 
 class JudgeSettings(_StrictModel):
-    """A chat model that judges every answer of a set.
+    """Settings of a chat model that judges every answer of a set.
 
     Attributes:
         model: ``"provider:name"``, the fields of ``ModelSettings``, or a chat model.
         rubric: Rule by which an answer is accepted.
-        labels: Answers with a person's verdict. Cases with checks of the answer are labels as well.
+        labels: Answers with a human verdict. Cases with answer checks are labels as well.
     """
 
     model: Any
@@ -230,17 +230,17 @@ class JudgeSettings(_StrictModel):
 
 
 class Dataset(_StrictModel):
-    """An evaluation set.
+    """Evaluation set.
 
     Attributes:
-        version: Version of this form; 1.
+        version: Version of the format, which is 1.
         name: Name of the set.
-        config: Configuration file of the agent, in the folder of the set's file or below it.
-        thresholds: Least values.
-        judge: Chat model that judges the answers; none by default.
-        cases: The requests.
+        config: Configuration file of the agent, in the folder of the set or below it.
+        thresholds: Minimum values of the report's figures.
+        judge: Settings of the judge. Default: no judge.
+        cases: Cases of the set.
 
-    >>> Dataset(version=1, file_name="tiny", cases=[{"name": "a", "request": "Hi"}]).cases[0].outcome
+    >>> Dataset(version=1, name="tiny", cases=[{"name": "a", "request": "Hi"}]).cases[0].outcome
     'completed'
     """
 
@@ -260,11 +260,11 @@ class Dataset(_StrictModel):
 
 
 def load_dataset(path: str | os.PathLike[str]) -> Dataset:
-    """Read an evaluation set from a YAML file; a recipe's file is the set of its examples.
+    """Load an evaluation set from a YAML file. A recipe file becomes a set of its examples.
 
     Raises:
-        ConfigurationError: It cannot be read, or does not have the form; lists every problem with
-            its path.
+        ConfigurationError: The file cannot be read, or is invalid. The message lists all problems
+            with their paths.
     """
     try:
         values = read_yaml(path, expand_variables=False)
@@ -282,27 +282,30 @@ def load_dataset(path: str | os.PathLike[str]) -> Dataset:
                     for n, e in enumerate(recipe.examples, 1)
                 ],
             }
-        found = Dataset.model_validate(values)
+        dataset = Dataset.model_validate(values)
     except ValidationError as exc:
         raise ConfigurationError(
-            f"The evaluation set {os.fspath(path)!r} cannot be used:\n{format_validation_errors(exc)}"
+            f"The evaluation set {os.fspath(path)!r} is invalid:\n{format_validation_errors(exc)}"
         ) from exc
     folder = Path(path).parent
-    if found.config is not None:
-        found.config = _resolve_in_folder(folder, found.config, "config")
-    for case in found.cases:
+    if dataset.config is not None:
+        dataset.config = _resolve_in_folder(folder, dataset.config, "config")
+    for case in dataset.cases:
         if case.recording is not None:
             case.recording = _resolve_in_folder(folder, case.recording, "recording")
-    return found
+    return dataset
 
 
 def _resolve_in_folder(folder: Path, file_name: str, key: str) -> str:
-    """Return the path of a file that a set names; a set from elsewhere must not choose any file."""
+    """Return the path of a file that a set names, which must be in the set's folder.
+
+    A set from elsewhere must not read arbitrary files.
+    """
     file = folder / file_name
     if not file.resolve().is_relative_to(folder.resolve()):
         raise ConfigurationError(
             f"The file {file_name!r} ({key}) is outside the folder of the evaluation set.",
-            fix="Put it beside the set."
+            fix="Move it into that folder."
             + (" Or remove the key, and pass --config." if key == "config" else ""),
         )
     return str(file)

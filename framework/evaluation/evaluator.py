@@ -1,4 +1,4 @@
-"""Runs an agent over an evaluation set."""
+"""Evaluation of an agent on a set."""
 
 from __future__ import annotations
 
@@ -44,22 +44,21 @@ async def evaluate(
     on_case: Callable[[CaseResult], None] | None = None,
     **options: Any,
 ) -> Report:
-    """Run every case and judge it.
+    """Run the cases of a set and compare them with the expected results.
 
-    Each case has a thread and a store of its own, in memory: nothing that one case leaves behind
-    reaches another, or the user's own threads. What capabilities write elsewhere is real. A case
-    with a recording is replayed instead, which touches nothing outside, and calls no model but one
-    that is given here.
+    Each case has its own in-memory thread and store, so it affects neither other cases nor existing
+    threads. Effects of capabilities outside of the agent are real. A case with a recording is
+    replayed instead, which has no external effects and calls no model other than ``model``.
 
     Args:
         dataset: The set.
-        registry: What the agent is made of.
-        settings: All settings of the agent; every case runs as the caller that they name.
+        registry: Registry of the agent.
+        settings: Settings of the agent. Cases run as the caller that they configure.
         model: As for ``build_graph``.
-        jobs: Cases that run at once; times are only worth comparing with one.
-        label: Name of this configuration in the report.
-        on_case: Called with each result as it comes.
-        **options: Anything else for ``build_graph``.
+        jobs: Maximum number of concurrent cases. Durations are only comparable with one.
+        label: Name of the configuration in the report.
+        on_case: Function called with each result.
+        **options: Other options of ``build_graph``.
 
     Raises:
         ConfigurationError: A case names a capability that the agent does not have.
@@ -74,31 +73,31 @@ async def evaluate(
     1.0
     """
     validate_dataset(dataset, registry)
-    live = any(case.recording is None for case in dataset.cases)
-    build: Any = build_graph if live else lambda *_, **__: None
+    has_live_cases = any(case.recording is None for case in dataset.cases)
+    build: Any = build_graph if has_live_cases else lambda *_, **__: None
     graph = build(registry, model=model, checkpointer=InMemorySaver(), settings=settings, **options)
     gate = asyncio.Semaphore(jobs)
     judge = AnswerJudge(dataset.judge) if dataset.judge is not None else None
-    caller = configurable_for(configured_caller(graph.services.settings)) if live else {}
+    caller = configurable_for(configured_caller(graph.services.settings)) if has_live_cases else {}
 
-    def written_out(names: Iterable[str] | None) -> list[str] | None:
-        # A recipe stands for its steps: they are what runs.
+    def expand_recipes(names: Iterable[str] | None) -> list[str] | None:
+        # The plan contains the steps of a recipe instead of the recipe.
         return (
             None
             if names is None
-            else [one for name in names for one in underlying_capabilities(name, registry)]
+            else [run_one for name in names for run_one in underlying_capabilities(name, registry)]
         )
 
-    async def one(case: Case) -> CaseResult:
+    async def run_one(case: Case) -> CaseResult:
         async with gate:
-            case = case.model_copy(update={"capabilities": written_out(case.capabilities)})
+            case = case.model_copy(update={"capabilities": expand_recipes(case.capabilities)})
             if case.recording is not None:
                 result = await _replay_case(case, registry, settings, model, options)
             else:
                 result = await _run_case(
                     case, graph.copy(update={"store": InMemoryStore()}), caller
                 )
-            result = replace(result, chosen=tuple(written_out(result.chosen) or ()))
+            result = replace(result, chosen=tuple(expand_recipes(result.chosen) or ()))
             if judge is not None and result.answer:
                 result = replace(result, verdict=await judge.judge(case.request, result.answer))
         if on_case is not None:
@@ -106,7 +105,7 @@ async def evaluate(
         return result
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one(case)) for case in dataset.cases]
+        tasks = [group.create_task(run_one(case)) for case in dataset.cases]
     labels = await judge.judge_labels(jobs) if judge is not None else ()
     return Report(tuple(task.result() for task in tasks), label, tuple(labels))
 
@@ -116,16 +115,16 @@ async def _replay_case(
 ) -> CaseResult:
     started = time.perf_counter()
     recording = await asyncio.to_thread(load_recording, case.recording or "")
-    found = await replay(recording, registry, settings=settings, model=model, **options)
-    end = found.replayed
-    told = _plan_figures({"steps": end.plan}, end.cost)
+    result = await replay(recording, registry, settings=settings, model=model, **options)
+    end = result.replayed
+    figures = _plan_figures({"steps": end.plan}, end.cost)
     status = end.status
-    if case.outcome == NO_CAPABILITY and not told["nodes"] and status in ("completed", "failed"):
+    if case.outcome == NO_CAPABILITY and not figures["nodes"] and status in ("completed", "failed"):
         status = NO_CAPABILITY
     return CaseResult(
         case,
-        **told,
-        chosen=tuple(dict.fromkeys(told["nodes"])),
+        **figures,
+        chosen=tuple(dict.fromkeys(figures["nodes"])),
         answer=end.answer,
         outcome=status,
         reason=end.reason,
@@ -144,7 +143,7 @@ def _plan_figures(plan: Mapping[str, Any] | None, cost: TurnCost) -> dict[str, A
 
 
 def _result_texts(end: RecordedOutcome) -> tuple[str, ...]:
-    """Return what steps gave, whatever their keys: another plan may call them by other names."""
+    """Return step results as text, without their keys, which may differ between plans."""
     return tuple(json.dumps(entry, sort_keys=True) for entry in end.results.values())
 
 
@@ -152,23 +151,25 @@ async def _run_case(case: Case, graph: Any, caller: Mapping[str, Any]) -> CaseRe
     thread = uuid.uuid4().hex
     meter = UsageMeter()
     values: dict[str, Any] = {}
-    given: dict[str, Any] = {"capability_context_data": case.context} if case.context else {}
+    context_input: dict[str, Any] = (
+        {"capability_context_data": case.context} if case.context else {}
+    )
     configurable = {"thread_id": thread, **caller}
     started = time.perf_counter()
     try:
         for request in case.earlier:
             await graph.ainvoke(
-                {"messages": [("user", request)], **given}, {"configurable": configurable}
+                {"messages": [("user", request)], **context_input}, {"configurable": configurable}
             )
-            given = {}
+            context_input = {}
         started = time.perf_counter()
         values = await graph.ainvoke(
-            {"messages": [("user", case.request)], **given},
+            {"messages": [("user", case.request)], **context_input},
             {"configurable": configurable, "callbacks": [meter]},
         )
         outcome, reason = _read_outcome(values, case)
     except Exception as exc:
-        # A case that raises is a finding like any other; the rest of the set still runs.
+        # An exception is the outcome of its case. The remaining cases still run.
         outcome, reason = "raised", f"{type(exc).__name__}: {exc}"
     seconds = time.perf_counter() - started
     return CaseResult(
@@ -187,11 +188,11 @@ async def _run_case(case: Case, graph: Any, caller: Mapping[str, Any]) -> CaseRe
 
 def _read_outcome(values: dict[str, Any], case: Case) -> tuple[str, str]:
     if values.get("__interrupt__"):
-        return "waiting", "A person is asked."
+        return "waiting", "The turn waits for an answer."
     outcome = values.get("execution_outcome") or {}
     status, reason = outcome.get("status", "failed"), outcome.get("reason") or ""
     if case.outcome == NO_CAPABILITY and not plan_nodes(values.get("planning_execution_plan")):
-        # A model answers such a request itself; offline the agent reports that nothing fits.
+        # A model answers such a request itself. Offline, the agent reports that nothing fits.
         code = outcome.get("code")
         if status == "completed" or (status == "failed" and code in (None, NO_CAPABILITY)):
             status = NO_CAPABILITY
@@ -199,10 +200,10 @@ def _read_outcome(values: dict[str, Any], case: Case) -> tuple[str, str]:
 
 
 def validate_dataset(dataset: Dataset, registry: Registry) -> None:
-    """Check that an agent has the capabilities and context types that a set names.
+    """Raise if a set names capabilities or context types that the agent does not have.
 
     Raises:
-        ConfigurationError: It has not; lists every problem with its path.
+        ConfigurationError: A name is unknown. The message lists all problems with their paths.
     """
     problems = []
     for number, case in enumerate(dataset.cases):
@@ -212,15 +213,14 @@ def validate_dataset(dataset: Dataset, registry: Registry) -> None:
                     near = closest_match(name, registry.capabilities)
                     hint = f" Did you mean {near!r}?" if near else ""
                     problems.append(
-                        f"  cases[{number}].{field}[{position}]: there is no capability"
-                        f" {name!r}.{hint}"
+                        f"  cases[{number}].{field}[{position}]: unknown capability {name!r}.{hint}"
                     )
         problems += [
-            f"  cases[{number}].context.{kind}: there is no context type {kind!r}."
-            for kind in case.context
-            if kind not in registry.context_types
+            f"  cases[{number}].context.{context_type}: unknown context type {context_type!r}."
+            for context_type in case.context
+            if context_type not in registry.context_types
         ]
     if problems:
         raise ConfigurationError(
-            f"The evaluation set {dataset.name!r} does not fit the agent:\n" + "\n".join(problems)
+            f"The evaluation set {dataset.name!r} does not match the agent:\n" + "\n".join(problems)
         )

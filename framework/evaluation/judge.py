@@ -1,7 +1,7 @@
-"""A chat model that judges answers by a rubric, and its agreement with labels.
+"""Chat model that judges answers by a rubric, and its agreement with labels.
 
-A judge errs, so its verdicts are reported beside the checks of a set and never decide about a case.
-Labels say how far to trust it.
+A judge makes mistakes, so its verdicts are reported beside the checks of a set and never decide
+whether a case passes. Labels measure how reliable it is.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class _Judgement(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class JudgeVerdict:
-    """The judge's verdict on one answer.
+    """Verdict of the judge on one answer.
 
     Attributes:
-        accepted: True if the answer satisfies the rubric; ``None`` if the judge failed.
-        reason: One sentence; the error if the judge failed.
+        accepted: True if the answer satisfies the rubric. ``None`` if the judge failed.
+        reason: One sentence, or the error if the judge failed.
     """
 
     accepted: bool | None
@@ -47,13 +47,13 @@ class JudgeVerdict:
 
 
 class AnswerJudge:
-    """Judges answers with the model and the rubric of an evaluation set.
+    """Judge of answers, with the model and rubric of an evaluation set.
 
     Args:
         settings: Model, rubric, and labels.
 
     Raises:
-        ConfigurationError: The model cannot be made.
+        ConfigurationError: The model cannot be created.
 
     >>> from capgraph.testing import ScriptedModel
     >>> model = ScriptedModel(responses=[{"reason": "It names a number.", "accepted": True}])
@@ -71,7 +71,7 @@ class AnswerJudge:
         self._settings = settings
 
     async def judge(self, request: str, answer: str) -> JudgeVerdict:
-        """Return the verdict on an answer. A failure of the model is a verdict without a decision."""
+        """Return the verdict on an answer. If the model fails, ``accepted`` is None."""
         from capgraph.models.calls import generate_structured
 
         if len(request) + len(answer) > _MAX_CHARACTERS:
@@ -81,29 +81,29 @@ class AnswerJudge:
             HumanMessage(f"REQUEST:\n{request}\n\nANSWER:\n{answer}"),
         ]
         try:
-            found: Any = await generate_structured(self._role, _Judgement, messages)
+            judgement: Any = await generate_structured(self._role, _Judgement, messages)
         except ModelError as exc:
             return JudgeVerdict(None, str(exc))
-        return JudgeVerdict(found.accepted, found.reason)
+        return JudgeVerdict(judgement.accepted, judgement.reason)
 
     async def judge_labels(self, jobs: int = 1) -> list[tuple[bool, JudgeVerdict]]:
-        """Judge the labeled answers of the set and return each label with its verdict."""
+        """Judge the labeled answers of the set, and return each label with its verdict."""
         gate = asyncio.Semaphore(jobs)
 
-        async def one(request: str, answer: str) -> JudgeVerdict:
+        async def judge_one(request: str, answer: str) -> JudgeVerdict:
             async with gate:
                 return await self.judge(request, answer)
 
         labels = self._settings.labels
-        verdicts = await asyncio.gather(*(one(item.request, item.answer) for item in labels))
+        verdicts = await asyncio.gather(*(judge_one(item.request, item.answer) for item in labels))
         return [(item.accepted, verdict) for item, verdict in zip(labels, verdicts, strict=True)]
 
 
 def agreement_rate(pairs: Iterable[tuple[bool, JudgeVerdict]]) -> float | None:
-    """Return the share of labels with which the judge agrees; a judge that failed does not.
+    """Return the share of labels with which the judge agrees. A failed judge never agrees.
 
     >>> agreement_rate([(True, JudgeVerdict(True)), (False, JudgeVerdict(True))])
     0.5
     """
-    found = [verdict.accepted is label for label, verdict in pairs]
-    return sum(found) / len(found) if found else None
+    agreements = [verdict.accepted is label for label, verdict in pairs]
+    return sum(agreements) / len(agreements) if agreements else None

@@ -1,4 +1,4 @@
-"""Counting what was right, superfluous and missing."""
+"""Metrics: correct, extra, and missing items of choices and plans."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from capgraph.planning import TERMINAL_STEPS
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Right, superfluous and missing items; counts add up over cases (micro average).
+    """Numbers of correct, extra, and missing items, which add up over cases (micro average).
 
-    A share of nothing is 1.0: nothing was expected, and nothing was wrong.
+    A ratio without items is 1.0, because nothing was expected and nothing was wrong.
 
     >>> both = Counts(correct=1, extra=1) + Counts(correct=1, missing=2)
     >>> both.precision, both.recall, round(both.f1, 3)
@@ -34,60 +34,68 @@ class Counts:
 
     @property
     def precision(self) -> float:
-        """Share of what was found that is right."""
-        return _share(self.correct, self.correct + self.extra)
+        """Share of the found items that are correct."""
+        return _ratio(self.correct, self.correct + self.extra)
 
     @property
     def recall(self) -> float:
-        """Share of what is right that was found."""
-        return _share(self.correct, self.correct + self.missing)
+        """Share of the expected items that were found."""
+        return _ratio(self.correct, self.correct + self.missing)
 
     @property
     def f1(self) -> float:
         """Harmonic mean of precision and recall."""
-        return _share(2 * self.correct, 2 * self.correct + self.extra + self.missing)
+        return _ratio(2 * self.correct, 2 * self.correct + self.extra + self.missing)
 
 
-def _share(part: int, whole: int) -> float:
-    return part / whole if whole else 1.0
+def _ratio(part: int, total: int) -> float:
+    return part / total if total else 1.0
 
 
 def count_items(
-    expected: Iterable[Hashable], found: Iterable[Hashable], optional: Collection[Hashable] = ()
+    expected: Iterable[Hashable], actual: Iterable[Hashable], optional: Collection[Hashable] = ()
 ) -> Counts:
-    """Compare two collections in which an item may stand several times.
+    """Compare two collections that may contain an item several times.
 
     Args:
-        expected: What should be there.
-        found: What is there.
-        optional: Items that are not counted at all.
+        expected: Expected items.
+        actual: Actual items.
+        optional: Items to ignore.
 
     >>> count_items(["read", "sum"], ["read", "read", "plot"], optional={"plot"})
-    Counts(right=1, superfluous=1, missing=1)
+    Counts(correct=1, extra=1, missing=1)
     """
-    wanted, got = (
-        Counter(item for item in items if item not in optional) for items in (expected, found)
+    expected_counts, actual_counts = (
+        Counter(item for item in items if item not in optional) for items in (expected, actual)
     )
     return Counts(
-        correct=(wanted & got).total(),
-        extra=(got - wanted).total(),
-        missing=(wanted - got).total(),
+        correct=(expected_counts & actual_counts).total(),
+        extra=(actual_counts - expected_counts).total(),
+        missing=(expected_counts - actual_counts).total(),
     )
 
 
 def count_edges(
     expected: Iterable[tuple[str, str]],
-    found: Iterable[tuple[str, str]],
+    actual: Iterable[tuple[str, str]],
     optional: Collection[str] = (),
 ) -> Counts:
-    """Compare edges; one with an optional end counts only when it is expected and there."""
-    wanted = Counter(expected)
-    got = Counter(found)
+    """Compare edges. An edge with an optional end counts only if it is both expected and found."""
+    expected_counts = Counter(expected)
+    actual_counts = Counter(actual)
     ends = set(optional)
     return Counts(
-        (wanted & got).total(),
-        sum(count for edge, count in (got - wanted).items() if not ends & set(edge)),
-        sum(count for edge, count in (wanted - got).items() if not ends & set(edge)),
+        (expected_counts & actual_counts).total(),
+        sum(
+            count
+            for edge, count in (actual_counts - expected_counts).items()
+            if not ends & set(edge)
+        ),
+        sum(
+            count
+            for edge, count in (expected_counts - actual_counts).items()
+            if not ends & set(edge)
+        ),
     )
 
 
@@ -102,9 +110,9 @@ def plan_nodes(plan: Mapping[str, Any] | None) -> list[str]:
 
 
 def plan_edges(plan: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    """Return which capability's output each step takes, in pairs of capabilities.
+    """Return the data flow between a plan's steps, as pairs of producer and consumer.
 
-    Inputs from earlier turns or from the caller are no edges.
+    Inputs from earlier turns or from the caller are not edges.
 
     >>> plan_edges({"steps": [
     ...     {"context_key": "a", "capability": "read"},
@@ -112,14 +120,14 @@ def plan_edges(plan: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     ... ]})
     [('read', 'sum')]
     """
-    found: list[tuple[str, str]] = []
-    makers: dict[str, str] = {}
+    edges: list[tuple[str, str]] = []
+    producers: dict[str, str] = {}
     for step in (plan or {}).get("steps") or []:
         capability = step["capability"]
         if capability in TERMINAL_STEPS:
             continue
         keys = [key for link in step.get("inputs") or [] for key in link.values()]
-        # Two types from one step are still one edge.
-        found += [(makers[key], capability) for key in dict.fromkeys(keys) if key in makers]
-        makers[step["context_key"]] = capability
-    return found
+        # Several types from one step count as one edge.
+        edges += [(producers[key], capability) for key in dict.fromkeys(keys) if key in producers]
+        producers[step["context_key"]] = capability
+    return edges

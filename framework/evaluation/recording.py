@@ -1,4 +1,4 @@
-"""A turn of a thread as it was saved: what came in, what every node wrote, what every step left."""
+"""Recordings of turns, read from a thread's checkpoints."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class _StrictModel(BaseModel):
 
 
 class TurnCost(_StrictModel):
-    """What the models of a turn used.
+    """Model usage of a turn.
 
     Attributes:
-        model_calls: Calls.
-        input_tokens: Tokens of their prompts.
-        output_tokens: Tokens of their answers.
-        cost_usd: US dollars; ``None`` when the price of a call is not known.
+        model_calls: Number of model calls.
+        input_tokens: Number of prompt tokens.
+        output_tokens: Number of answer tokens.
+        cost_usd: Cost in US dollars. ``None`` if the price of a call is unknown.
     """
 
     model_calls: int = 0
@@ -61,17 +61,17 @@ class TurnCost(_StrictModel):
 
 
 class RecordedOutcome(_StrictModel):
-    """What came of a turn, as far as two runs of it can be compared.
+    """Outcome of a turn, for comparison between two runs.
 
     Attributes:
-        status: ``completed``, ``partial``, ``failed``, ``stopped``, ``waiting``, ``unfinished``,
-            or ``raised`` when the run ended with an exception.
-        reason: Why it did not complete.
-        plan: The steps of the last plan.
-        results: Context key to what the step gave, or why it gave nothing.
-        asked: What people were asked, in order.
-        answer: The message that ended it.
-        cost: What its models used.
+        status: ``completed``, ``partial``, ``failed``, ``stopped``, ``waiting``, ``unfinished``, or
+            ``raised`` if the run ended with an exception.
+        reason: Reason why the turn did not complete.
+        plan: Steps of the last plan.
+        results: Result or error of each step, by context key.
+        asked: Approval requests of the turn, in order.
+        answer: Final message.
+        cost: Model usage.
     """
 
     status: str = "unfinished"
@@ -84,12 +84,12 @@ class RecordedOutcome(_StrictModel):
 
 
 class RecordedAnswer(_StrictModel):
-    """What a person answered.
+    """Answer of a user to a question.
 
     Attributes:
         given: The answer.
-        by: Who gave it: ``user_id``, ``role``, ``tenant``.
-        at: When, in seconds since the epoch.
+        by: ``user_id``, ``role``, and ``tenant`` of the user.
+        at: Time of the answer, in seconds since the epoch.
     """
 
     given: Any
@@ -98,14 +98,14 @@ class RecordedAnswer(_StrictModel):
 
 
 class RecordedNodeRun(_StrictModel):
-    """One node's turn at work.
+    """Run of one node.
 
     Attributes:
-        node: The node.
-        writes: What it wrote, the last value of each key.
-        steps: What each step left, as LangGraph saved it with the step's task.
-        question: What a person was asked.
-        answers: What was answered, in order.
+        node: Name of the node.
+        writes: Last value that the node wrote to each state key.
+        steps: Result of each step, as LangGraph saved it with the step's task.
+        question: Question that interrupted the node.
+        answers: Answers to the node's questions, in order.
     """
 
     node: str
@@ -116,20 +116,20 @@ class RecordedNodeRun(_StrictModel):
 
 
 class Recording(_StrictModel):
-    """A turn, with all that running it again needs.
+    """Recorded turn, with everything that a replay needs.
 
     Attributes:
-        version: Version of this form.
-        thread: The thread.
-        turn: Which turn of it, from 1.
-        caller: Who asked: ``user_id``, ``role``, ``tenant``.
-        at: When, in seconds since the epoch.
-        before: What the thread held before.
-        given: What came in.
-        visits: What the nodes did, in order.
-        signals: What came with the events that it took, by their keys.
-        until: When it was saved last, in seconds since the epoch.
-        end: What came of it.
+        version: Version of the format.
+        thread: Thread ID.
+        turn: Number of the turn in the thread, starting at 1.
+        caller: ``user_id``, ``role``, and ``tenant`` of the caller.
+        at: Start of the turn, in seconds since the epoch.
+        before: State of the thread before the turn.
+        given: Input of the turn.
+        visits: Runs of the nodes, in order.
+        signals: Values of the received events, by event key.
+        until: Time of the last checkpoint, in seconds since the epoch.
+        end: Outcome of the turn.
     """
 
     version: Literal[1] = 1
@@ -145,45 +145,45 @@ class Recording(_StrictModel):
     end: RecordedOutcome = Field(default_factory=RecordedOutcome)
 
     def as_data(self) -> dict[str, Any]:
-        """Return plain data, in which secrets are masked."""
-        found: dict[str, Any] = mask_data(self.model_dump(mode="json"))
-        return found
+        """Return the recording as plain data, with secrets masked."""
+        data: dict[str, Any] = mask_data(self.model_dump(mode="json"))
+        return data
 
     @property
     def request(self) -> str:
-        """What the person wrote."""
-        said = messages_from_dict(self.given.get("messages") or [])
-        return next((str(m.text) for m in reversed(said) if m.type == "human"), "")
+        """Request of the user."""
+        messages = messages_from_dict(self.given.get("messages") or [])
+        return next((str(m.text) for m in reversed(messages) if m.type == "human"), "")
 
 
 def load_recording(path: str | os.PathLike[str]) -> Recording:
-    """Read what ``capgraph record`` wrote.
+    """Load a recording from a file that ``capgraph record`` wrote.
 
     Raises:
-        ConfigurationError: It cannot be read, or is no recording.
+        ConfigurationError: The file cannot be read, or is not a recording.
     """
     try:
         return Recording.model_validate_json(Path(path).read_bytes())
     except (OSError, ValidationError) as exc:
         raise ConfigurationError(
-            f"The recording {os.fspath(path)!r} cannot be used: {exc}.",
-            fix="Give a file that 'capgraph record' wrote.",
+            f"The recording {os.fspath(path)!r} cannot be loaded: {exc}.",
+            fix="Pass a file that 'capgraph record' wrote.",
         ) from exc
 
 
 async def record(
     saver: BaseCheckpointSaver[Any], thread_id: str, turn: int | None = None
 ) -> Recording:
-    """Read a turn out of a saver.
+    """Record a turn from the checkpoints of its thread.
 
     Args:
-        saver: Where the thread is kept. One whose state has growing keys of its own has to be that
-            of a graph that was built.
-        thread_id: The thread.
-        turn: Which turn, from 1; the last when not given.
+        saver: Checkpointer that holds the thread. If its graph has delta channels of its own, use
+            the checkpointer of a built graph.
+        thread_id: Thread ID.
+        turn: Number of the turn, starting at 1. Default: the last turn.
 
     Raises:
-        PersistenceError: There is no such thread or turn, or its beginning is not kept any more.
+        PersistenceError: The thread or turn does not exist, or its first checkpoint was deleted.
 
     >>> import asyncio
     >>> from capgraph import build_graph
@@ -191,54 +191,59 @@ async def record(
     >>> async def main():
     ...     async with open_saver("sqlite://:memory:") as saver:
     ...         graph = build_graph([], checkpointer=saver)
-    ...         given = {"messages": [("user", "Sing")]}
-    ...         await graph.ainvoke(given, {"configurable": {"thread_id": "t"}})
+    ...         turn_input = {"messages": [("user", "Sing")]}
+    ...         await graph.ainvoke(turn_input, {"configurable": {"thread_id": "t"}})
     ...         return await record(saver, "t")
     >>> asyncio.run(main()).end.status
     'failed'
     """
     if await saver.aget_tuple(thread_config(thread_id)) is None:
         raise PersistenceError(
-            f"There is no thread {thread_id!r}.", fix="See 'capgraph threads list'."
+            f"The thread {thread_id!r} does not exist.",
+            fix="Run 'capgraph threads list' to see all threads.",
         )
-    async for seen in _iter_turns(saver, thread_id):
-        begun = seen[-1].checkpoint["channel_values"].get("control_turn") or {}
-        if turn in (None, begun.get("number")):
-            found = await _build_recording(saver, thread_id, seen)
-            if found.visits and not any(visit.node == "begin_turn" for visit in found.visits):
+    async for checkpoints in _iter_turns(saver, thread_id):
+        turn_info = checkpoints[-1].checkpoint["channel_values"].get("control_turn") or {}
+        if turn in (None, turn_info.get("number")):
+            recording = await _build_recording(saver, thread_id, checkpoints)
+            if recording.visits and not any(
+                visit.node == "begin_turn" for visit in recording.visits
+            ):
                 raise PersistenceError(
-                    f"The thread {thread_id!r} is that of another graph than build_graph's.",
-                    fix="Record threads of an agent; LangGraph's own history shows the others.",
+                    f"The thread {thread_id!r} does not belong to a graph of build_graph.",
+                    fix="Record a thread of an agent. For other graphs, use LangGraph's history.",
                 )
-            return found
+            return recording
     which = "its last turn" if turn is None else f"its turn {turn}"
     raise PersistenceError(
-        f"The thread {thread_id!r} does not hold the beginning of {which}.",
-        fix="Histories go by persistence.keep_…, 'threads prune' and durability='exit'; record a turn"
-        " before.",
+        f"The thread {thread_id!r} has no first checkpoint of {which}.",
+        fix="Record the turn before persistence.keep_… or 'threads prune' deletes its history, and do"
+        " not run it with durability='exit'.",
     )
 
 
 async def iter_recordings(
     saver: BaseCheckpointSaver[Any], thread_id: str
 ) -> AsyncIterator[Recording]:
-    """Read every turn of a thread whose beginning is kept, the last first."""
-    async for seen in _iter_turns(saver, thread_id):
-        yield await _build_recording(saver, thread_id, seen)
+    """Yield a recording of each turn whose first checkpoint exists, the last turn first."""
+    async for checkpoints in _iter_turns(saver, thread_id):
+        yield await _build_recording(saver, thread_id, checkpoints)
 
 
 async def _iter_turns(
     saver: BaseCheckpointSaver[Any], thread_id: str
 ) -> AsyncIterator[list[CheckpointTuple]]:
-    """Yield the checkpoints of each turn in their order, the last turn first."""
-    at = await saver.aget_tuple(thread_config(thread_id))
-    seen: list[CheckpointTuple] = []
-    while at is not None:
-        seen.append(at)
-        if at.metadata.get("source") == "input":
-            yield seen[::-1]
-            seen = []
-        at = await saver.aget_tuple(at.parent_config) if at.parent_config else None
+    """Yield the checkpoints of each turn in order, the last turn first."""
+    checkpoint = await saver.aget_tuple(thread_config(thread_id))
+    checkpoints: list[CheckpointTuple] = []
+    while checkpoint is not None:
+        checkpoints.append(checkpoint)
+        if checkpoint.metadata.get("source") == "input":
+            yield checkpoints[::-1]
+            checkpoints = []
+        checkpoint = (
+            await saver.aget_tuple(checkpoint.parent_config) if checkpoint.parent_config else None
+        )
 
 
 async def _build_recording(
@@ -249,24 +254,28 @@ async def _build_recording(
     last = await load_full_checkpoint(persistence, checkpoints[-1])
     before, values = plain_values(first), plain_values(last)
     visits = [
-        _read_node_run(one, after)
-        for one, after in zip(checkpoints[1:], [*checkpoints[2:], None], strict=True)
+        _read_node_run(current, following)
+        for current, following in zip(checkpoints[1:], [*checkpoints[2:], None], strict=True)
     ]
-    begun = values.get("control_turn") or {}
-    open_ = open_interrupts(last.pending_writes) if last.pending_writes else []
-    end = _build_outcome(_with_pending_writes(values, visits[-1:]), visits, is_waiting=bool(open_))
-    end.cost = await _read_cost(saver, thread_id, str(begun.get("id") or ""), values)
+    turn_info = values.get("control_turn") or {}
+    interrupts = open_interrupts(last.pending_writes) if last.pending_writes else []
+    end = _build_outcome(
+        _with_pending_writes(values, visits[-1:]), visits, is_waiting=bool(interrupts)
+    )
+    end.cost = await _read_cost(saver, thread_id, str(turn_info.get("id") or ""), values)
     dropped = _SCHEMA.names - _SCHEMA.thread_keys
-    kept = {k: v for k, v in before.items() if is_state_key(k)}
+    own_state = {k: v for k, v in before.items() if is_state_key(k)}
     return Recording(
         thread=thread_id,
-        turn=int(begun.get("number") or 0),
+        turn=int(turn_info.get("number") or 0),
         caller=_caller_fields(checkpoints[0].metadata),
         at=_timestamp(checkpoints[0]),
-        before=_serialize_state({k: v for k, v in kept.items() if k not in dropped}),
-        given=_with_message_id(_serialize_state(run_input(checkpoints[0]) or {}), begun),
+        before=_serialize_state({k: v for k, v in own_state.items() if k not in dropped}),
+        given=_with_message_id(_serialize_state(run_input(checkpoints[0]) or {}), turn_info),
         visits=visits,
-        signals=await _read_signals(saver, thread_id, str(begun.get("id") or ""), visits, end.plan),
+        signals=await _read_signals(
+            saver, thread_id, str(turn_info.get("id") or ""), visits, end.plan
+        ),
         until=_timestamp(checkpoints[-1]),
         end=end,
     )
@@ -279,38 +288,38 @@ async def _read_signals(
     visits: Sequence[RecordedNodeRun],
     plan: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Return what came with the events that a turn took."""
+    """Return the values of the events that a turn received."""
     questions = [v.question for v in visits if isinstance(v.question, Mapping)]
-    keys = {wait.get("for") for asked in questions for wait in asked.get("waits") or ()}
+    keys = {wait.get("for") for question in questions for wait in question.get("waits") or ()}
     keys |= {key for step in plan if isinstance(key := awaited_event(step)[0], str)}
 
     async def read(name: str) -> dict[str, Any]:
         return await read_record(saver, thread_id, name)
 
-    found = {key: await find_signal(read, key, turn) for key in sorted(keys - {None})}
-    return {key: sent["value"] for key, sent in found.items() if sent is not None}
+    received = {key: await find_signal(read, key, turn) for key in sorted(keys - {None})}
+    return {key: signal["value"] for key, signal in received.items() if signal is not None}
 
 
 def _build_outcome(
     values: Mapping[str, Any], visits: Sequence[RecordedNodeRun], *, is_waiting: bool
 ) -> RecordedOutcome:
     outcome = values.get("execution_outcome") or {}
-    stored = values.get("capability_context_data") or {}
+    context_data = values.get("capability_context_data") or {}
     steps = (values.get("planning_execution_plan") or {}).get("steps") or []
     results = {}
     for key, entry in (values.get("execution_step_results") or {}).items():
-        told = {name: entry[name] for name in ("capability", "success", "error") if name in entry}
-        gave = {
-            kind: stored.get(kind, {}).get(name)
-            for kind, name in (entry.get("outputs") or {}).items()
+        fields = {name: entry[name] for name in ("capability", "success", "error") if name in entry}
+        outputs = {
+            context_type: context_data.get(context_type, {}).get(name)
+            for context_type, name in (entry.get("outputs") or {}).items()
         }
-        results[key] = to_plain({**told, **({"gave": gave} if gave else {})}, lenient=True)
+        results[key] = to_plain({**fields, **({"gave": outputs} if outputs else {})}, lenient=True)
     return RecordedOutcome(
         status="waiting" if is_waiting else outcome.get("status", "unfinished"),
         reason=outcome.get("reason") or "",
         plan=[dict(step) for step in steps],
         results=results,
-        # What a body asked was asked in it, which a replay does not run.
+        # Questions inside capabilities are left out, because a replay does not run capabilities.
         asked=[
             e for visit in visits if visit.node != "router" for e in question_steps(visit.question)
         ],
@@ -319,7 +328,7 @@ def _build_outcome(
 
 
 def question_steps(question: Any) -> list[dict[str, Any]]:
-    """Return what a question shows of each step, as far as it decides what is agreed to."""
+    """Return the fields of each step in an approval request that decide what is approved."""
     entries = question.get("steps") if isinstance(question, Mapping) else None
     names = ("context_key", "capability", "kind", "parameters", "input_values")
     return [{name: entry.get(name) for name in names} for entry in entries or []]
@@ -329,34 +338,36 @@ def _read_node_run(
     checkpoint: CheckpointTuple, next_checkpoint: CheckpointTuple | None
 ) -> RecordedNodeRun:
     [node, *_] = [*next_nodes(checkpoint.checkpoint["channel_values"]), ""]
-    visit, resumed = RecordedNodeRun(node=node), dict[str, list[RecordedAnswer]]()
-    by, moment = (
+    node_run, resumed = RecordedNodeRun(node=node), dict[str, list[RecordedAnswer]]()
+    by, answered_at = (
         _caller_fields((next_checkpoint or checkpoint).metadata),
         _timestamp(next_checkpoint or checkpoint),
     )
     for task, channel, value in checkpoint.pending_writes or ():
         if channel == RETURN and isinstance(value, Mapping) and "update" in value:
-            visit.steps.append(_to_plain_value(value))
+            node_run.steps.append(_to_plain_value(value))
         elif channel == RETURN and isinstance(value, list) and isinstance(value[-1], Mapping):
-            # A task that only asks, in the node of a capability, keeps who answered.
-            resumed[task] = [RecordedAnswer(given=value[1], by=_caller_fields(value[2]), at=moment)]
+            # A task that only asks, in a capability's node, stores who answered.
+            resumed[task] = [
+                RecordedAnswer(given=value[1], by=_caller_fields(value[2]), at=answered_at)
+            ]
         elif channel == INTERRUPT:
-            visit.question = _to_plain_value(value[0].value)
+            node_run.question = _to_plain_value(value[0].value)
         elif channel == RESUME and task.strip("0-"):
             told = [
-                RecordedAnswer(given=answer, by={**by}, at=moment)
+                RecordedAnswer(given=answer, by={**by}, at=answered_at)
                 for answer in _to_plain_value(value)
             ]
             resumed.setdefault(task, told)
         elif is_state_key(channel):
-            visit.writes |= _serialize_state({channel: value})
-    visit.answers = [said for answers in resumed.values() for said in answers]
-    for decided in (visit.writes.get("approval_decisions") or {}).values():
-        for said in visit.answers if "fingerprints" in decided else ():
-            # Another one's run may have taken the answer up, or a server knew who it was.
+            node_run.writes |= _serialize_state({channel: value})
+    node_run.answers = [said for answers in resumed.values() for said in answers]
+    for decision in (node_run.writes.get("approval_decisions") or {}).values():
+        for said in node_run.answers if "fingerprints" in decision else ():
+            # The decision's own user ID is authoritative: another user's run may have resumed it.
             said.by.pop("user_id", None)
-            said.by |= {"user_id": decided["by"]} if "by" in decided else {}
-    return visit
+            said.by |= {"user_id": decision["by"]} if "by" in decision else {}
+    return node_run
 
 
 def _timestamp(checkpoint: CheckpointTuple) -> float:
@@ -372,7 +383,7 @@ def _caller_fields(metadata: Mapping[str, Any]) -> dict[str, str]:
 def _with_pending_writes(
     values: Mapping[str, Any], last: Sequence[RecordedNodeRun]
 ) -> Mapping[str, Any]:
-    """Add the steps of a pass that did not come to its end."""
+    """Return the state with the steps of an unfinished node run applied."""
     writes = [pair for visit in last for step in visit.steps for pair in step["update"].items()]
     return apply_writes(values, merge_writes(writes))
 
@@ -386,17 +397,17 @@ async def _read_cost(
         return TurnCost(model_calls=calls, cost_usd=None if calls else 0.0)
     totals = await usage_totals(rows, thread_id=thread, turn_id=turn)
     costs = [total.cost_usd for total in totals]
-    known = sum(total.calls for total in totals) >= calls and None not in costs
+    is_complete = sum(total.calls for total in totals) >= calls and None not in costs
     return TurnCost(
         model_calls=calls,
         input_tokens=sum(total.input_tokens for total in totals),
         output_tokens=sum(total.output_tokens for total in totals),
-        cost_usd=sum(cost or 0.0 for cost in costs) if known else None,
+        cost_usd=sum(cost or 0.0 for cost in costs) if is_complete else None,
     )
 
 
 def _serialize_state(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return keys of the state as plain data; messages in LangChain's own plain form."""
+    """Return state keys as plain data, with messages in LangChain's serialized form."""
     return {
         name: messages_to_dict(convert_to_messages(_message_list(value)))
         if name == "messages"
@@ -406,15 +417,15 @@ def _serialize_state(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_message_id(turn_input: dict[str, Any], turn: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the message that opened the turn the id by which the turn goes."""
-    opened = [m for m in turn_input.get("messages") or [] if m["type"] == "human"]
-    if opened and "plan" not in turn:
-        opened[-1]["data"]["id"] = opened[-1]["data"].get("id") or turn.get("id")
+    """Set the ID of the message that opened the turn, which is also the ID of the turn."""
+    requests = [m for m in turn_input.get("messages") or [] if m["type"] == "human"]
+    if requests and "plan" not in turn:
+        requests[-1]["data"]["id"] = requests[-1]["data"].get("id") or turn.get("id")
     return turn_input
 
 
 def _message_list(value: Any) -> list[Any]:
-    """Return messages of an input as a list; a pair is one message."""
+    """Return an input's messages as a list. A pair is a single message."""
     pair = isinstance(value, (list, tuple)) and len(value) == 2 and isinstance(value[0], str)
     if isinstance(value, (list, tuple)) and not pair:
         return list(value)

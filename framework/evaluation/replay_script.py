@@ -1,4 +1,4 @@
-"""What a recorded turn did, handed out piece by piece to whoever would do it anew."""
+"""Replay components that return recorded data: steps, strategies, nodes, and clock."""
 
 from __future__ import annotations
 
@@ -35,28 +35,36 @@ from capgraph.registry.registry import DEFAULT_INFRASTRUCTURE
 from capgraph.selection import Selection
 
 _LIVE_NODES = frozenset({"begin_turn", "router", "approval"})
-"""Nodes that decide from the state alone, also where they are one's own."""
+"""Nodes that run again, even if the application replaces them, because they only read the state."""
 _STOP_KEYS = ("control_is_killed", "control_kill_reason")
 _QUESTIONS_BEFORE_RETRY = frozenset({"step", "missing_capability"})
-"""Questions that are put before a step is handed back, so that they arise anew."""
+"""Kinds of questions that are asked before a recorded result is used, so that they arise again."""
 
 
 class NoRecordError(PolicyError):
-    """A replay would need what was never recorded, and does not do it anew."""
+    """Missing record of something that a replay needs and must not do again."""
 
     severity: ErrorSeverity = ErrorSeverity.CRITICAL
 
 
 class TruncatedRecordingError(FatalExecutionError):
-    """The record ends here, in the middle of the turn."""
+    """End of a recording in the middle of its turn."""
 
 
 class _RecordedFailureError(PolicyError):
-    """What failed then fails again."""
+    """Failure that is recorded and raised again."""
 
 
 class ReplayScript:
-    """What a recorded turn did, handed out piece by piece to whoever would do it anew."""
+    """Records of a turn, consumed in order during a replay.
+
+    Args:
+        recording: The recorded turn.
+        reused_keys: Context keys of the steps whose records are used. ``None`` for all.
+        registry: Registry of the agent.
+        recorded_works: Records of steps by the values that they worked on, for a replay with
+            another plan.
+    """
 
     def __init__(
         self,
@@ -67,125 +75,141 @@ class ReplayScript:
     ) -> None:
         self.recording = recording
         self.registry = registry
-        self.anew = reused_keys
+        self.reused_keys = reused_keys
         self.unrecorded: list[str] = []
         self.ran: list[str] = []
-        self.works: dict[str, deque[dict[str, Any]]] = defaultdict(deque)
-        self._by_work = recorded_works
-        self._visits: dict[str, deque[RecordedNodeRun]] = defaultdict(deque)
+        self.records_by_work: dict[str, deque[dict[str, Any]]] = defaultdict(deque)
+        self._recorded_works = recorded_works
+        self._node_runs: dict[str, deque[RecordedNodeRun]] = defaultdict(deque)
         self._steps: dict[tuple[str, str], deque[dict[str, Any]]] = defaultdict(deque)
-        self._asked: list[tuple[frozenset[str], RecordedAnswer]] = []
+        self._answers: list[tuple[frozenset[str], RecordedAnswer]] = []
         self.now: float = recording.at
-        self.ruled: set[str] = set()
+        self.rule_approved: set[str] = set()
         self._failures = 0
-        self._put_off: Counter[str] = Counter()
-        for visit in recording.visits:
-            self._visits[visit.node].append(visit)
-            decided = visit.writes.get("approval_decisions") or {}
-            self.ruled |= {key for key, entry in decided.items() if entry.get("rule")}
-            keys = frozenset(entry["context_key"] for entry in question_steps(visit.question))
-            if visit.node != "router":  # what a body asked was answered in it
-                self._asked += [(keys, said) for said in visit.answers if keys]
-            for envelope in visit.steps or _goto_steps(visit, registry):
+        self._skipped_counts: Counter[str] = Counter()
+        for node_run in recording.visits:
+            self._node_runs[node_run.node].append(node_run)
+            decisions = node_run.writes.get("approval_decisions") or {}
+            self.rule_approved |= {key for key, entry in decisions.items() if entry.get("rule")}
+            keys = frozenset(entry["context_key"] for entry in question_steps(node_run.question))
+            if node_run.node != "router":  # the router resumes questions from inside capabilities
+                self._answers += [(keys, answer) for answer in node_run.answers if keys]
+            for envelope in node_run.steps or _goto_steps(node_run, registry):
                 self._failures += "failure" in envelope
                 if (envelope.get("question") or {}).get("kind") not in _QUESTIONS_BEFORE_RETRY:
                     self._steps[_envelope_capability(envelope), envelope["key"]].append(envelope)
         last = recording.visits[-1] if recording.visits else None
-        # A question out of the body of a capability, which nobody has answered.
-        waits = last is not None and last.node != "approval" and recording.end.status == "waiting"
-        self._open = last.question if last is not None and waits else None
+        # An unanswered question from inside a capability.
+        is_waiting = recording.end.status == "waiting"
+        waits = is_waiting and last is not None and last.node != "approval"
+        self._open_question = last.question if last is not None and waits else None
 
     def missing_record(self, subject: str) -> NoRecordError:
-        """Return the error that says that there is no record of something."""
+        """Return the error for a missing record."""
         self.unrecorded.append(subject)
-        return NoRecordError(f"There is no record of {subject}, and a replay does nothing anew.")
+        return NoRecordError(
+            f"There is no record of {subject}, and a replay must not run it again."
+        )
 
     def next_node_run(self, node: str) -> RecordedNodeRun:
-        """Return what a node did at its next visit.
+        """Return the next recorded run of a node.
 
         Raises:
-            NoRecordError: It was not visited so often.
-            _RecordedFailureError: It failed.
+            NoRecordError: All recorded runs of the node are used up.
+            _RecordedFailureError: The recorded run failed.
+            StoppedError: The turn was stopped in the recorded run.
         """
-        if not self._visits[node]:
-            raise self.missing_record(f"another visit of {node!r}")
-        visit = self._visits[node].popleft()
-        info = visit.writes.get("control_error_info") or {}
-        if visit.writes.get("control_has_error") and info.get("node_name") == node:
+        if not self._node_runs[node]:
+            raise self.missing_record(f"another run of the node {node!r}")
+        node_run = self._node_runs[node].popleft()
+        info = node_run.writes.get("control_error_info") or {}
+        if node_run.writes.get("control_has_error") and info.get("node_name") == node:
             failure = Failure.from_state(info)
-            stopped = visit.writes.get("control_is_killed")
-            kind = StoppedError if stopped else _RecordedFailureError
-            error = kind(failure.message, severity=failure.severity)
-            error.code = failure.metadata.get("code", error.code)  # it says how the turn ends
+            stopped = node_run.writes.get("control_is_killed")
+            error_class = StoppedError if stopped else _RecordedFailureError
+            error = error_class(failure.message, severity=failure.severity)
+            error.code = failure.metadata.get("code", error.code)  # decides how the turn ends
             raise error
-        return visit
+        return node_run
 
     def find_answer(self, keys: frozenset[str]) -> RecordedAnswer | None:
-        """Return what was answered to a question about steps; ``None`` for nothing."""
-        ruled = {key: {"decision": "approve"} for key in keys & self.ruled}
-        left = keys - self.ruled
-        if ruled and not left:
-            return RecordedAnswer(given=ruled, at=self.now)
-        for place, (asked, said) in enumerate(self._asked):
-            if asked == left:
-                del self._asked[place]
-                given = {**ruled, **said.given} if ruled else said.given
-                return said.model_copy(update={"given": given})
+        """Return the recorded answer to a question about steps, or None."""
+        approved_by_rule = {key: {"decision": "approve"} for key in keys & self.rule_approved}
+        unanswered = keys - self.rule_approved
+        if approved_by_rule and not unanswered:
+            return RecordedAnswer(given=approved_by_rule, at=self.now)
+        for index, (keys_asked, answer) in enumerate(self._answers):
+            if keys_asked == unanswered:
+                del self._answers[index]
+                value = {**approved_by_rule, **answer.given} if approved_by_rule else answer.given
+                return answer.model_copy(update={"given": value})
         return None
 
     def should_run(self, attempt: Attempt, *, is_unrecorded: bool = False) -> bool:
-        """Tell whether a step runs anew; with another plan, once it was looked for in vain."""
-        if self.anew is None or self.registry.capabilities[attempt.capability].effect != "none":
+        """Return True if a step runs again.
+
+        With another plan, only a step without a record does.
+        """
+        if (
+            self.reused_keys is None
+            or self.registry.capabilities[attempt.capability].effect != "none"
+        ):
             return False
-        live = is_unrecorded if self._by_work is not None else attempt.key not in self.anew
-        self.ran += [attempt.key] if live else []
-        return live
+        runs = (
+            is_unrecorded
+            if self._recorded_works is not None
+            else attempt.key not in self.reused_keys
+        )
+        self.ran += [attempt.key] if runs else []
+        return runs
 
     def next_step(self, attempt: Attempt) -> dict[str, Any] | None:
-        """Return what was saved of a step: by its key, or with another plan by what it works on.
+        """Return the record of a step, by its key, or by its values if the plan is another one.
 
         Returns:
-            ``None`` for a step that a failure kept from beginning; nothing for one that runs anew.
+            None for a step that a failure prevented from starting, and an empty dictionary for a
+            step that runs again.
 
         Raises:
-            NoRecordError: Nothing was.
+            NoRecordError: The step has no record.
+            TruncatedRecordingError: The recording ends in this step.
         """
-        work = work_digest(attempt)
-        if self._by_work is None:
-            found = self._steps[attempt.capability, attempt.key]
-            if found:
-                self.works[work].append(found[0])
+        work_key = work_digest(attempt)
+        if self._recorded_works is None:
+            records = self._steps[attempt.capability, attempt.key]
+            if records:
+                self.records_by_work[work_key].append(records[0])
         else:
-            found = self._by_work[work]
-            if self.anew is not None:
-                found = deque(one for one in found if one["key"] in self.anew)
-                self._by_work[work] = found
-        if found:
-            return found.popleft()
+            records = self._recorded_works[work_key]
+            if self.reused_keys is not None:
+                records = deque(saved for saved in records if saved["key"] in self.reused_keys)
+                self._recorded_works[work_key] = records
+        if records:
+            return records.popleft()
         if self.should_run(attempt, is_unrecorded=True):
             return {}
-        if self._open:
-            interrupt(self._open)
-        if self._put_off[attempt.key] < self._failures and self._by_work is None:
-            # The failure of a step beside it is under way, before which it did not begin.
-            self._put_off[attempt.key] += 1
+        if self._open_question:
+            interrupt(self._open_question)
+        if self._skipped_counts[attempt.key] < self._failures and self._recorded_works is None:
+            # A parallel step failed before this one started.
+            self._skipped_counts[attempt.key] += 1
             return None
-        if self.recording.end.status == "unfinished" and self._by_work is None:
-            self.unrecorded.append(f"what came of {attempt.key!r}, in which the turn broke off")
+        if self.recording.end.status == "unfinished" and self._recorded_works is None:
+            self.unrecorded.append(f"the result of {attempt.key!r}, where the recording ends")
             raise TruncatedRecordingError
         raise self.missing_record(
-            f"the step {attempt.key!r} ({attempt.capability}) on these values"
+            f"the step {attempt.key!r} ({attempt.capability}) with these values"
         )
 
 
 def _goto_steps(node_run: RecordedNodeRun, registry: Registry) -> list[dict[str, Any]]:
-    """Return what a step left that a node sent the turn to, beside the plan."""
+    """Return the records of steps outside of the plan, to which a node sent the turn."""
     if node_run.node not in registry.capabilities:
         return []
     info = node_run.writes.get("control_error_info")
-    failed = {"failure": info} if node_run.writes.get("control_has_error") else {}
+    failure = {"failure": info} if node_run.writes.get("control_has_error") else {}
     keys = node_run.writes.get("execution_step_results") or {}
-    return [{"key": key, "update": node_run.writes, **failed} for key in keys]
+    return [{"key": key, "update": node_run.writes, **failure} for key in keys]
 
 
 def _envelope_capability(envelope: Mapping[str, Any]) -> str:
@@ -194,7 +218,7 @@ def _envelope_capability(envelope: Mapping[str, Any]) -> str:
 
 
 class RecordedResultMarker:
-    """Says of every step that its result is there, so that hooks around it do not run again."""
+    """Middleware that marks steps as recorded, so that their hooks do not run again."""
 
     stage = "observe"
     order = 0
@@ -204,14 +228,14 @@ class RecordedResultMarker:
         self._script = script
 
     async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
-        """Announce the result, unless the step runs anew."""
+        """Mark the attempt, unless the step runs again."""
         if self._script.should_run(attempt):
             return await call_next(attempt)
         return await call_next(replace(attempt, short_circuit=ShortCircuit(None, "record")))
 
 
 class RecordedResults:
-    """Hands back what was saved of a step, through ``finalize``, which checks it as it is today."""
+    """Middleware that returns a step's record through ``finalize``, which validates it again."""
 
     stage = "retry"
     order = 0
@@ -221,7 +245,7 @@ class RecordedResults:
         self._script = script
 
     async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
-        """Give what was saved in place of trying."""
+        """Return the record instead of running the step."""
         if attempt.short_circuit is None:
             return await call_next(attempt)
         saved = self._script.next_step(attempt)
@@ -234,38 +258,44 @@ class RecordedResults:
         if "failure" in saved:
             failure = replace(Failure.from_state(saved["failure"]), key=attempt.key)
             stopped = {k: v for k, v in saved["update"].items() if k in _STOP_KEYS}
-            told = {"error": failure, "attempts": failure.attempts, "updates": stopped}
-            return StepRecord.from_attempt(attempt, **told)
+            fields = {"error": failure, "attempts": failure.attempts, "updates": stopped}
+            return StepRecord.from_attempt(attempt, **fields)
         entry = saved["update"]["execution_step_results"][saved["key"]]
-        given = ShortCircuit(_rebuild_return_value(saved, entry), "record")
-        found = await call_next(
-            replace(attempt, number=entry.get("attempts", 1), short_circuit=given)
+        short_circuit = ShortCircuit(_rebuild_return_value(saved, entry), "record")
+        record = await call_next(
+            replace(attempt, number=entry.get("attempts", 1), short_circuit=short_circuit)
         )
-        if not isinstance(found, StepRecord):
-            return found
-        return replace(found, effect=entry.get("effect"), quality=entry.get("quality"))
+        if not isinstance(record, StepRecord):
+            return record
+        return replace(record, effect=entry.get("effect"), quality=entry.get("quality"))
 
 
 def _rebuild_return_value(saved: Mapping[str, Any], entry: Mapping[str, Any]) -> Any:
-    """Return what a step left in a form in which its capability could have returned it."""
+    """Return a step's record in the form of a capability's return value."""
     if entry.get("skipped"):
         return SkippedStep(entry["error"])
     update = {k: v for k, v in saved["update"].items() if k not in GRAPH_OWNED_KEYS}
-    stored = {
-        kind: dict(found) for kind, found in update.get("capability_context_data", {}).items()
+    context_data = {
+        context_type: dict(entries)
+        for context_type, entries in update.get("capability_context_data", {}).items()
     }
-    given = [{kind: stored[kind].pop(key)} for kind, key in entry.get("outputs", {}).items()]
-    update["capability_context_data"] = {kind: left for kind, left in stored.items() if left}
+    outputs = [
+        {context_type: context_data[context_type].pop(key)}
+        for context_type, key in entry.get("outputs", {}).items()
+    ]
+    update["capability_context_data"] = {
+        context_type: remaining for context_type, remaining in context_data.items() if remaining
+    }
     if "plan" in saved:
         update["planning_execution_plan"] = saved["plan"]
-    return [*given, {name: value for name, value in update.items() if value}]
+    return [*outputs, {name: value for name, value in update.items() if value}]
 
 
 class RecordedStrategies:
-    """Extractor, selector, planner and answerer that say what was said then."""
+    """Extractor, selector, planner, and answerer that return the recorded results."""
 
     can_correct = False
-    chooses_parameters = True  # the recorded turn asked where that was needed
+    chooses_parameters = True  # recorded plans contain the parameters
 
     def __init__(self, script: ReplayScript) -> None:
         self._script = script
@@ -280,23 +310,26 @@ class RecordedStrategies:
     async def select(self, *_: Any, **__: Any) -> Selection:
         """Return the recorded choice."""
         writes = self._script.next_node_run("classifier").writes
-        told = writes["planning_selection"]
+        selection = writes["planning_selection"]
         answer = writes.get("task_custom_message") or ""
         return Selection(
-            tuple(told["chosen"]), reason=told["reason"], answer=answer, deferred=told["deferred"]
+            tuple(selection["chosen"]),
+            reason=selection["reason"],
+            answer=answer,
+            deferred=selection["deferred"],
         )
 
     async def plan(self, request: PlanRequest) -> ExecutionPlan:
         """Return the recorded plan."""
         writes = self._script.next_node_run("orchestrator").writes
         if request.look_again and "planning_history" not in writes:
-            # The plan was kept, or the planner answered.
+            # The plan was unchanged, or the planner answered.
             return {"steps": [], "answer": writes.get("task_custom_message") or ""}  # type: ignore[typeddict-unknown-key]
         plan: ExecutionPlan = writes["planning_history"][-1]["plan"]
         return {**plan, "answer": writes.get("task_custom_message") or ""}  # type: ignore[typeddict-unknown-key]
 
     async def answer(self, request: AnswerRequest) -> str | BaseModel:
-        """Return the recorded answer, in the form that is asked for today."""
+        """Return the recorded answer, in the requested form."""
         writes = self._script.next_node_run(
             "clarify" if request.purpose == "clarify" else "respond"
         ).writes
@@ -306,25 +339,25 @@ class RecordedStrategies:
 
 
 class RecordedOfflineStrategies(RecordedStrategies, ChainPlanner, LastMessageExtractor):
-    """The same for a turn that had no model: whose words a plan holds is known by who made it."""
+    """Recorded strategies for a turn without a model, with the types of the offline strategies."""
 
 
 class RecordedClock(SystemClock):
-    """It is as late as it was; and it waits for nothing: what was waited for is in the record."""
+    """Clock that shows the recorded time and does not wait."""
 
     def __init__(self, script: ReplayScript) -> None:
         self._script = script
 
     def now(self) -> float:
-        """Return when the recorded turn was where the replay is."""
+        """Return the recorded time at the current position of the replay."""
         return self._script.now
 
     async def sleep(self, seconds: float) -> None:
-        """Wait for nothing."""
+        """Return at once."""
 
 
 class ModelCallBlocker(BaseCallbackHandler):
-    """Refuses every call of a model."""
+    """Callback that rejects every model call."""
 
     raise_error = True
     run_inline = True
@@ -333,22 +366,24 @@ class ModelCallBlocker(BaseCallbackHandler):
         self._script = script
 
     def on_chat_model_start(self, *_args: Any, **_kwargs: Any) -> None:
-        """Refuse the call."""
-        raise self._script.missing_record("this call of a model")
+        """Raise NoRecordError."""
+        raise self._script.missing_record("this model call")
 
     on_llm_start = on_chat_model_start
 
 
 def restore_state(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return recorded keys of the state with messages as what they are."""
+    """Return recorded state keys with messages deserialized."""
     return {k: messages_from_dict(v) if k == "messages" else v for k, v in values.items()}
 
 
 def recorded_nodes(script: ReplayScript) -> Iterator[type[Any]]:
-    """Make nodes that write what nodes of one's own wrote."""
+    """Yield replacements for the application's own nodes, which write the recorded values."""
     for name, spec in script.registry.infrastructure.items():
-        ours = spec.cls.__module__.startswith(tuple(f"{name}." for name in DEFAULT_INFRASTRUCTURE))
-        if not ours and name not in _LIVE_NODES:
+        is_built_in = spec.cls.__module__.startswith(
+            tuple(f"{name}." for name in DEFAULT_INFRASTRUCTURE)
+        )
+        if not is_built_in and name not in _LIVE_NODES:
             yield _recorded_node(script, name, spec)
 
 
@@ -357,8 +392,8 @@ def _recorded_node(script: ReplayScript, name: str, spec: Any) -> type[Any]:
         del state
         writes = script.next_node_run(name).writes
         goto = writes.get("control_goto")
-        kept = {k: v for k, v in restore_state(writes).items() if k not in GRAPH_OWNED_KEYS}
-        return Command(update=kept, goto=goto) if goto else kept
+        update = {k: v for k, v in restore_state(writes).items() if k not in GRAPH_OWNED_KEYS}
+        return Command(update=update, goto=goto) if goto else update
 
     parts = {name: getattr(spec, name) for name in ("name", "description", "before", "after")}
     parts |= {"execute": staticmethod(execute)}

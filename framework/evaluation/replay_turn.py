@@ -1,4 +1,4 @@
-"""Runs a recorded turn again, on its own records and without the outside."""
+"""Replay of a recorded turn with today's code, without external effects."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Something that came out in another way.
+    """Difference between a recorded turn and its replay.
 
     Attributes:
-        part: ``plan``, ``result``, ``question``, ``find_answer``, ``outcome`` or ``cost``.
-        name: Which step, question or figure.
-        recorded: What it was; ``None`` for nothing.
-        replayed: What it is now; ``None`` for nothing.
+        part: ``plan``, ``result``, ``question``, ``answer``, ``outcome``, or ``cost``.
+        name: Name of the step, question, or figure.
+        recorded: Recorded value, or ``None``.
+        replayed: Value in the replay, or ``None``.
     """
 
     part: str
@@ -66,14 +66,14 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """What came of running a recorded turn again.
+    """Result of a replay.
 
     Attributes:
-        recorded: What came of the turn.
-        replayed: What came of it now.
-        differences: What is not the same; what models used counts only where one was asked.
-        unrecorded: What there is no record of, in words.
-        ran: Context keys of the steps that ran anew.
+        recorded: Outcome of the recorded turn.
+        replayed: Outcome of the replay.
+        differences: Differences between the two. Costs are compared only if a model was used.
+        unrecorded: Descriptions of everything that had no record.
+        ran: Context keys of the steps that ran again.
     """
 
     recorded: RecordedOutcome
@@ -84,22 +84,22 @@ class ReplayResult:
 
     @property
     def is_same(self) -> bool:
-        """Whether all is as it was."""
+        """True if there are no differences."""
         return not self.differences
 
     def as_data(self) -> dict[str, Any]:
-        """Return plain data, in which secrets are masked."""
-        found: dict[str, Any] = mask_data(
+        """Return the result as plain data, with secrets masked."""
+        data: dict[str, Any] = mask_data(
             {
                 "same": self.is_same,
-                "differences": [asdict(one) for one in self.differences],
+                "differences": [asdict(difference) for difference in self.differences],
                 "unrecorded": list(self.unrecorded),
                 "ran": list(self.ran),
                 "recorded": self.recorded.model_dump(mode="json"),
                 "replayed": self.replayed.model_dump(mode="json"),
             }
         )
-        return found
+        return data
 
 
 async def replay(
@@ -111,23 +111,24 @@ async def replay(
     from_step: str | None = None,
     **options: Any,
 ) -> ReplayResult:
-    """Run a recorded turn again, with today's code, and say what is different.
+    """Replay a recorded turn with today's code, and return the differences.
 
-    No body of a capability runs for a step that has a record, and nothing is written outside of this
-    process. Plan, gate, policies, validation and routing are today's. What there is no record of
-    ends the turn and says so.
+    Steps that have a record do not run, and nothing is written outside of this process. Plan, gate,
+    policies, validation, and routing are evaluated again. If something has no record, the turn ends
+    and reports it.
 
     Args:
-        recording: The turn.
-        registry: What the agent is made of: a registry, or capabilities.
-        settings: All settings of the agent; the defaults when not given.
-        model: As for ``build_graph``: chooses, plans and answers anew. Without one no model is
-            called, and choice, plan and answer are the recorded ones.
-        from_step: Context key of the step from which on steps run anew; they may have no effect.
-        **options: Anything else for ``build_graph``.
+        recording: The recorded turn.
+        registry: Registry, or capabilities of the agent.
+        settings: Settings of the agent. Default: the configured settings.
+        model: As for ``build_graph``. The model chooses, plans, and answers again. Without it no
+            model is called, and choice, plan, and answer are the recorded ones.
+        from_step: Context key of the first step to run again. From there on, no step may have an
+            effect.
+        **options: Other options of ``build_graph``.
 
     Raises:
-        ValidationError: There is no step ``from_step``, or one from there on has an effect.
+        ValidationError: The plan has no step ``from_step``, or a step from there on has an effect.
         ConfigurationError: The graph cannot be built.
 
     >>> import asyncio
@@ -140,12 +141,12 @@ async def replay(
 
         settings = await asyncio.to_thread(load_settings)
     registry = as_registry(registry)
-    anew, works = _reused_steps(recording, registry, from_step), None
-    if model is not None:  # what the steps worked on comes out of the recorded plan
-        learned = ReplayScript(recording, None, registry)
-        await _run_script(learned, settings, None, options)
-        works = learned.works
-    script = ReplayScript(recording, anew, registry, works)
+    reused, recorded_works = _reused_steps(recording, registry, from_step), None
+    if model is not None:  # a first run finds the inputs of the recorded steps
+        first_script = ReplayScript(recording, None, registry)
+        await _run_script(first_script, settings, None, options)
+        recorded_works = first_script.records_by_work
+    script = ReplayScript(recording, reused, registry, recorded_works)
     end = await _run_script(script, settings, model, options)
     differences = tuple(_compare_outcomes(recording.end, end, compare_costs=model is not None))
     return ReplayResult(
@@ -156,71 +157,77 @@ async def replay(
 def _reused_steps(
     recording: Recording, registry: Registry, from_step: str | None
 ) -> frozenset[str] | None:
-    """Return the keys of the steps that are still handed back; ``None`` for all."""
+    """Return the keys of the steps whose records are reused, or None for all."""
     if from_step is None:
         return None
     steps = recording.end.plan
     keys = [str(step["context_key"]) for step in steps]
     if from_step not in keys:
         raise ValidationError(
-            f"The recorded plan has no step {from_step!r}.", fix=f"Its steps are {', '.join(keys)}."
+            f"The recorded plan has no step {from_step!r}.", fix=f"Use one of {', '.join(keys)}."
         )
-    place = keys.index(from_step)
-    for step in steps[place:]:
+    start = keys.index(from_step)
+    for step in steps[start:]:
         spec = registry.capabilities.get(step["capability"])
         if spec is not None and spec.effect != "none":
             raise ValidationError(
-                f"The step {step['context_key']!r} ({spec.name}) has an effect ({spec.effect}), and"
-                " a replay does not act.",
-                fix="Begin behind it, or leave out --from.",
+                f"The step {step['context_key']!r} ({spec.name}) has the effect {spec.effect!r}, which"
+                " a replay must not repeat.",
+                fix="Start at a later step, or omit --from.",
             )
-    return frozenset(keys[:place])
+    return frozenset(keys[:start])
 
 
 class UsageMeter(UsageMetadataCallbackHandler):
-    """Counts the calls of models and what they used."""
+    """Callback that counts model calls and their tokens."""
 
     calls: int = 0
 
     def on_chat_model_start(self, *_args: Any, **_kwargs: Any) -> None:
-        """Count a call, whatever becomes of it."""
+        """Count a call, even if it fails."""
         self.calls += 1
 
     def cost(self) -> TurnCost:
-        """Return what they used, by the prices of the process."""
+        """Return the usage so far, with the prices of this process."""
         prices = PriceTable.of_process()
         costs = []
-        for name, used in self.usage_metadata.items():
-            snapshot = UsageSnapshot.of_message(AIMessage("", usage_metadata=used))
+        for name, usage in self.usage_metadata.items():
+            snapshot = UsageSnapshot.of_message(AIMessage("", usage_metadata=usage))
             costs.append(prices.cost(name, snapshot) if snapshot is not None else None)
-        known = None not in costs and (bool(costs) or not self.calls)
+        is_complete = None not in costs and (bool(costs) or not self.calls)
         return TurnCost(
             model_calls=self.calls,
-            input_tokens=sum(used["input_tokens"] for used in self.usage_metadata.values()),
-            output_tokens=sum(used["output_tokens"] for used in self.usage_metadata.values()),
-            cost_usd=sum(cost or 0.0 for cost in costs) if known else None,
+            input_tokens=sum(usage["input_tokens"] for usage in self.usage_metadata.values()),
+            output_tokens=sum(usage["output_tokens"] for usage in self.usage_metadata.values()),
+            cost_usd=sum(cost or 0.0 for cost in costs) if is_complete else None,
         )
 
 
 def _build_graph(
     script: ReplayScript, settings: Settings, model: Any, options: Mapping[str, Any], saver: Any
 ) -> Any:
-    modelled = bool(script.recording.end.cost.model_calls or settings.model or settings.models)
-    told = (
+    has_model = bool(script.recording.end.cost.model_calls or settings.model or settings.models)
+    strategies = (
         RecordedStrategies(script)
-        if modelled or "planner" in options
+        if has_model or "planner" in options
         else RecordedOfflineStrategies(script)
     )
-    kept = dict.fromkeys(("keep_turns", "keep_checkpoints", "keep_days"))
-    ours: dict[str, Any] = {"model": None, "models": {}, "sinks": []}
-    ours |= {"persistence": settings.persistence.model_copy(update=kept)}
+    unlimited = dict.fromkeys(("keep_turns", "keep_checkpoints", "keep_days"))
+    overrides: dict[str, Any] = {"model": None, "models": {}, "sinks": []}
+    overrides |= {"persistence": settings.persistence.model_copy(update=unlimited)}
     if model is None:
-        same: dict[str, Any] = {"extractor": told, "selector": told, "planner": told}
-        options = {**options, **same, "answerer": told, "answer_gate": None}
-        ours |= {"selection": settings.selection.model_copy(update={"strategy": "auto"})}
-        # What is used up in a replay is nobody's.
-        free = [{k: v for k, v in one.items() if k != "store"} for one in settings.budgets]
-        ours |= {"budgets": free, "answer_gate": None}
+        replaced: dict[str, Any] = {
+            "extractor": strategies,
+            "selector": strategies,
+            "planner": strategies,
+        }
+        options = {**options, **replaced, "answerer": strategies, "answer_gate": None}
+        overrides |= {"selection": settings.selection.model_copy(update={"strategy": "auto"})}
+        # A replay must not consume shared budgets.
+        private_budgets = [
+            {k: v for k, v in budget.items() if k != "store"} for budget in settings.budgets
+        ]
+        overrides |= {"budgets": private_budgets, "answer_gate": None}
     behaviors = [
         *options.get("behaviors", ()),
         RecordedResultMarker(script),
@@ -231,18 +238,20 @@ def _build_graph(
         model=model,
         checkpointer=saver,
         store=InMemoryStore(),
-        settings=settings.model_copy(update=ours),
+        settings=settings.model_copy(update=overrides),
         **{"clock": RecordedClock(script), **options, "behaviors": behaviors, "audit": False},
     )
-    if model is None and modelled:  # it could have read and talked; asked, it would be refused
-        graph.services.runner_config.chat_model = lambda _role: GenericFakeChatModel(messages=iter(()))
+    if model is None and has_model:  # a model must be present, but calls to it are blocked
+        graph.services.runner_config.chat_model = lambda _role: GenericFakeChatModel(
+            messages=iter(())
+        )
     return graph
 
 
 async def _run_script(
     script: ReplayScript, settings: Settings, model: Any, options: Mapping[str, Any]
 ) -> RecordedOutcome:
-    """Run the turn once, in a database of its own, which is also that of limits and breakers.
+    """Run the turn once, in its own in-memory database.
 
     Raises:
         ConfigurationError: The graph cannot be built.
@@ -255,53 +264,60 @@ async def _run_script(
 async def _run_turn(
     graph: Any, script: ReplayScript, saver: Any, *, uses_models: bool
 ) -> RecordedOutcome:
-    meter, taken = UsageMeter(), script.recording
+    meter, recording = UsageMeter(), script.recording
     callbacks: list[Any] = [meter] if uses_models else [ModelCallBlocker(script)]
-    thread = {"thread_id": taken.thread}
+    thread = {"thread_id": recording.thread}
 
     def config(by: Mapping[str, str]) -> Any:
         return {"configurable": {**by, **thread}, "callbacks": callbacks}
 
-    known = graph.services.runner_config.schema.names
-    before = {name: value for name, value in restore_state(taken.before).items() if name in known}
-    given: Any = restore_state(taken.given)
-    by, raised = taken.caller, ""
+    known_keys = graph.services.runner_config.schema.names
+    before = {
+        name: value for name, value in restore_state(recording.before).items() if name in known_keys
+    }
+    turn_input: Any = restore_state(recording.given)
+    by, raised = recording.caller, ""
     try:
         if before:
             await graph.aupdate_state(config({}), before, as_node="error")
-        for key, value in taken.signals.items():
-            await store_signal(saver, taken.thread, key, value, "")
-        goes_on = True
-        while goes_on:
-            values, given = await graph.ainvoke(given, config(by)), None
-            open_ = values.get(INTERRUPT, ())
-            waits = [wait for asked in open_ for wait in _waits_of(asked.value)]
-            moment = min((next_wake_time(wait, script.now) for wait in waits), default=script.now)
-            goes_on = script.now < moment <= taken.until  # until then it had not come to more
-            script.now = moment if goes_on else script.now
-            for found in open_[:1]:
-                keys = frozenset(entry["context_key"] for entry in question_steps(found.value))
-                if (said := script.find_answer(keys)) is not None:
-                    given, by, script.now = Command(resume=said.given), said.by, said.at
-                    goes_on = True
+        for key, value in recording.signals.items():
+            await store_signal(saver, recording.thread, key, value, "")
+        continues = True
+        while continues:
+            values, turn_input = await graph.ainvoke(turn_input, config(by)), None
+            interrupts = values.get(INTERRUPT, ())
+            waits = [wait for question in interrupts for wait in _waits_of(question.value)]
+            wake_time = min(
+                (next_wake_time(wait, script.now) for wait in waits), default=script.now
+            )
+            # After the last checkpoint, the recorded turn still waited.
+            continues = script.now < wake_time <= recording.until
+            script.now = wake_time if continues else script.now
+            for open_question in interrupts[:1]:
+                keys = frozenset(
+                    entry["context_key"] for entry in question_steps(open_question.value)
+                )
+                if (answer := script.find_answer(keys)) is not None:
+                    turn_input, by, script.now = Command(resume=answer.given), answer.by, answer.at
+                    continues = True
     except TruncatedRecordingError:
-        pass  # as it did then
+        pass  # the recorded turn ended here too
     except Exception as exc:
-        # A turn that raises is a finding like any other.
+        # An exception is an outcome that is compared like any other.
         raised = f"{type(exc).__name__}: {exc}"
     try:
-        end = (await record(saver, taken.thread)).end
-    except PersistenceError:  # it was refused at the door
+        end = (await record(saver, recording.thread)).end
+    except PersistenceError:  # the turn was rejected before it began
         end = RecordedOutcome()
     if raised:
         end.status, end.reason = "raised", raised
-    end.asked = [entry for entry in end.asked if entry["context_key"] not in script.ruled]
+    end.asked = [entry for entry in end.asked if entry["context_key"] not in script.rule_approved]
     end.cost = meter.cost()
     return end
 
 
-def _waits_of(asked: Any) -> Sequence[Mapping[str, Any]]:
-    return asked.get("waits") or () if isinstance(asked, Mapping) else ()
+def _waits_of(question: Any) -> Sequence[Mapping[str, Any]]:
+    return question.get("waits") or () if isinstance(question, Mapping) else ()
 
 
 def _compare_outcomes(
@@ -329,7 +345,7 @@ def _outcome_fields(outcome: RecordedOutcome) -> dict[str, str]:
 
 
 def _index_by_key(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return entries by context key; one that stands several times is numbered."""
+    """Return entries by context key. Repeated keys are numbered."""
     found: dict[str, Any] = {}
     for entry in entries:
         key = str(entry.get("context_key"))

@@ -1,4 +1,4 @@
-"""What an evaluation found."""
+"""Evaluation reports: results of cases, figures, and thresholds."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from capgraph.evaluation.metrics import Counts, count_edges, count_items
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """What came of one case.
+    """Result of one case.
 
     Attributes:
         case: The case.
-        chosen: Capabilities that the classifier made active.
+        chosen: Capabilities that the selector chose.
         nodes: Capabilities of the plan's steps.
-        edges: The plan's data flow.
-        answer: The final message.
-        outcome: How the turn ended.
-        reason: Why it did not end well, as the agent said it.
-        model_calls: Calls of chat models.
-        input_tokens: Tokens of the prompts, as the models report them.
-        output_tokens: Tokens that the models wrote.
-        cost_usd: Cost of the model calls in US dollars; ``None`` if a price is unknown.
-        seconds: Time of the judged turn.
-        ungrounded: Parameters of effects that the planning model invented.
-        results: What the steps of a replay gave, as text.
-        recorded: What they gave when the turn was recorded.
-        verdict: The judge's verdict on the answer; ``None`` without a judge.
+        edges: Data flow of the plan.
+        answer: Final message.
+        outcome: Status at the end of the turn.
+        reason: Reason of the agent for an unsuccessful outcome.
+        model_calls: Number of model calls.
+        input_tokens: Number of prompt tokens, as the models report them.
+        output_tokens: Number of tokens that the models wrote.
+        cost_usd: Cost of the model calls in US dollars. ``None`` if a price is unknown.
+        seconds: Duration of the evaluated turn.
+        ungrounded: Number of parameters of effects that the planning model invented.
+        results: Results of a replay's steps, as text.
+        recorded: Recorded results of the steps, as text.
+        verdict: Verdict of the judge on the answer. ``None`` without a judge.
     """
 
     case: Case
@@ -56,69 +56,69 @@ class CaseResult:
 
     @property
     def label(self) -> tuple[bool, JudgeVerdict] | None:
-        """The checks of the answer as a label of the verdict; ``None`` without checks or verdict."""
+        """Result of the answer checks as a label, with the verdict, or ``None`` without both."""
         if self.verdict is None or not self.case.answer:
             return None
         return not any(check.find_problem(self.answer) for check in self.case.answer), self.verdict
 
     @property
     def choice_counts(self) -> Counts | None:
-        """Chosen capabilities against expected ones; ``None`` when not judged."""
+        """Comparison of chosen and expected capabilities. ``None`` if the case expects none."""
         if self.case.capabilities is None:
             return None
         return count_items(set(self.case.capabilities), set(self.chosen), self.case.optional)
 
     @property
     def node_counts(self) -> Counts | None:
-        """The plan's steps against the expected ones; ``None`` when not judged."""
+        """Comparison of planned and expected steps. ``None`` if the case expects none."""
         if self.case.capabilities is None:
             return None
         return count_items(self.case.capabilities, self.nodes, self.case.optional)
 
     @property
     def edge_counts(self) -> Counts | None:
-        """The plan's edges against the expected ones; ``None`` when not judged."""
+        """Comparison of planned and expected edges. ``None`` if the case expects none."""
         if self.case.edges is None:
             return None
         return count_edges(self.case.edges, self.edges, self.case.optional)
 
     @property
     def problems(self) -> list[str]:
-        """What is not as expected, as a diff: ``-`` is missing, ``+`` is too much."""
+        """Deviations from the expected results as diff lines: ``-`` is missing, ``+`` is extra."""
         optional = set(self.case.optional)
-        found = []
+        lines = []
         if self.case.capabilities is not None:
             pair = (self.case.capabilities, self.nodes)
-            found += _format_diff(
+            lines += _format_diff(
                 "step", *([name for name in x if name not in optional] for x in pair)
             )
         if self.case.edges is not None:
             edges = (self.case.edges, self.edges)
             strict = ([edge for edge in x if not optional & set(edge)] for x in edges)
-            found += _format_diff("edge", *([" -> ".join(edge) for edge in x] for x in strict))
-        found += _format_diff("result", self.recorded, self.results)
+            lines += _format_diff("edge", *([" -> ".join(edge) for edge in x] for x in strict))
+        lines += _format_diff("result", self.recorded, self.results)
         if self.outcome != self.case.outcome:
-            found += [f"- outcome {self.case.outcome}", f"+ outcome {self.outcome}"]
+            lines += [f"- outcome {self.case.outcome}", f"+ outcome {self.outcome}"]
         for check in self.case.answer:
             problem = check.find_problem(self.answer)
             if problem:
-                found.append(f"- the answer {problem}")
-        return found
+                lines.append(f"- the answer {problem}")
+        return lines
 
     @property
     def passed(self) -> bool:
-        """Whether all is as expected."""
+        """True if the case has no problems."""
         return not self.problems
 
     def as_data(self) -> dict[str, Any]:
-        """Return plain data."""
-        told = {item.name: getattr(self, item.name) for item in fields(self)[1:]}
+        """Return the result as plain data."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)[1:]}
         return {
             "name": self.case.name,
             "request": self.case.request,
             "passed": self.passed,
             "problems": self.problems,
-            **told,
+            **values,
             "edges": [" -> ".join(edge) for edge in self.edges],
             "seconds": round(self.seconds, 4),
             "verdict": asdict(self.verdict) if self.verdict is not None else None,
@@ -135,7 +135,13 @@ def _format_diff(kind: str, expected: Sequence[str], actual: Sequence[str]) -> l
 
 @dataclass(frozen=True, slots=True)
 class ThresholdFailure:
-    """A figure below its least value."""
+    """Figure that is below its threshold.
+
+    Attributes:
+        metric: Name of the figure.
+        value: Value of the figure.
+        minimum: The threshold.
+    """
 
     metric: str
     value: float
@@ -146,7 +152,7 @@ class ThresholdFailure:
 
 
 class Metric(NamedTuple):
-    """What a figure of a report is, and how it is written."""
+    """Label and number format of a report's figure."""
 
     label: str
     format_spec: str = ",.0f"
@@ -167,16 +173,16 @@ METRICS: Mapping[str, Metric] = {
     "seconds": Metric("seconds", ".2f"),
     "ungrounded": Metric("invented parameters of effects"),
 }
-"""Figures of a report in their order; the first seven are shares."""
+"""Figures of a report in display order. The first seven are ratios."""
 _SUMMED_METRICS = ("model_calls", "input_tokens", "output_tokens", "seconds", "ungrounded")
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The figures of one configuration over one set.
+    """Results and figures of one configuration on one set.
 
     Attributes:
-        results: One for each case, in the set's order.
+        results: Results of the cases, in the order of the set.
         label: Name of the configuration.
         labels: Labels of the set, each with the judge's verdict.
     """
@@ -187,7 +193,7 @@ class Report:
 
     @property
     def figures(self) -> dict[str, float | None]:
-        """Every figure of :data:`METRICS`; ``None`` where no case is judged by it."""
+        """Values of all :data:`METRICS`. ``None`` if no case has the data for a figure."""
         choice = _sum_counts([result.choice_counts for result in self.results])
         nodes = _sum_counts([result.node_counts for result in self.results])
         edges = _sum_counts([result.edge_counts for result in self.results])
@@ -196,7 +202,7 @@ class Report:
         accepted = [item.accepted for item in verdicts if item.accepted is not None]
         checked = [result.label for result in self.results if result.label is not None]
         costs = [result.cost_usd if result.model_calls else 0.0 for result in self.results]
-        found: dict[str, float | None] = {
+        values: dict[str, float | None] = {
             "passed": passed / len(self.results) if self.results else None,
             "precision": choice.precision if choice else None,
             "recall": choice.recall if choice else None,
@@ -210,28 +216,28 @@ class Report:
                 for name in _SUMMED_METRICS
             },
         }
-        return {name: found[name] for name in METRICS}
+        return {name: values[name] for name in METRICS}
 
     @property
     def failures(self) -> list[CaseResult]:
-        """The cases with problems."""
+        """Cases with problems."""
         return [result for result in self.results if not result.passed]
 
     def check_thresholds(self, thresholds: Thresholds) -> list[ThresholdFailure]:
-        """Return the figures that are below their least values.
+        """Return the figures that are below their thresholds.
 
-        A least value for what no case is judged by is not reached.
+        A threshold for a figure without data counts as failed.
         """
         figures = self.figures
-        wanted: dict[str, float | None] = thresholds.model_dump()
+        minimums: dict[str, float | None] = thresholds.model_dump()
         return [
-            ThresholdFailure(name, figures[name] or 0.0, least)
-            for name, least in wanted.items()
-            if least is not None and (figures[name] or 0.0) < least
+            ThresholdFailure(name, figures[name] or 0.0, minimum)
+            for name, minimum in minimums.items()
+            if minimum is not None and (figures[name] or 0.0) < minimum
         ]
 
     def as_data(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return the report as plain data."""
         return {
             "label": self.label,
             "figures": self.figures,

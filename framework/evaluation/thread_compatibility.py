@@ -1,4 +1,4 @@
-"""Which threads of a database new code could not go on with, and why. It only reads."""
+"""Check of suspended threads against new code, without running or writing anything."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Incompatibility:
-    """Why something that waits could not be taken over.
+    """Reason why new code cannot continue a thread.
 
     Attributes:
-        thread_id: The thread; empty for what belongs to none.
-        part: ``check_state``, ``context``, ``check_plan_steps``, ``approval`` or ``rule``.
-        text: What is in the way.
-        fix: What to do about it.
+        thread_id: Thread ID. Empty if the problem belongs to no thread.
+        part: ``state``, ``context``, ``plan``, ``approval``, or ``rule``.
+        text: Description of the problem.
+        fix: Action that resolves it.
     """
 
     thread_id: str
@@ -65,11 +65,11 @@ class Incompatibility:
 
 @dataclass(frozen=True, slots=True)
 class CompatibilityReport:
-    """What was found.
+    """Result of a compatibility check.
 
     Attributes:
-        threads: How many threads wait for a person or stopped in the middle of a turn.
-        incompatibilities: What is in the way; empty where all of them can be taken over.
+        threads: Number of threads that wait for a user or stopped in the middle of a turn.
+        incompatibilities: Problems found. Empty if the new code can continue all threads.
     """
 
     threads: int
@@ -77,12 +77,12 @@ class CompatibilityReport:
 
 
 class _ReadOnlyJournal(Journal):
-    """Reads the records of a thread, and writes none."""
+    """Journal that reads the records of a thread and never writes."""
 
     async def write(
         self, key: str, record: dict[str, Any], *, allow_lost_lease: bool = False
     ) -> None:
-        """Keep nothing."""
+        """Discard the record."""
 
 
 async def check_threads(
@@ -93,15 +93,15 @@ async def check_threads(
     store: BaseStore | None = None,
     state_schema: type[Any] = AgentState,
 ) -> CompatibilityReport:
-    """Say which waiting and unfinished threads this code could not go on with.
+    """Find the suspended and unfinished threads that the given code cannot continue.
 
     Nothing is run, and nothing is written.
 
     Args:
-        saver: Where the threads are.
-        registry: What the new code is made of: a registry, or capabilities.
-        settings: All settings of the agent; the defaults when not given.
-        store: Where standing rules are; not looked at when not given.
+        saver: Checkpointer that holds the threads.
+        registry: Registry, or capabilities of the new code.
+        settings: Settings of the agent. Default: default settings.
+        store: Store that holds standing rules. By default, rules are not checked.
         state_schema: As for ``build_graph``.
 
     >>> import asyncio
@@ -110,7 +110,7 @@ async def check_threads(
     ...     async with open_saver("sqlite://:memory:") as saver:
     ...         return await check_threads(saver, Registry())
     >>> asyncio.run(main())
-    CompatibilityReport(threads=0, obstacles=())
+    CompatibilityReport(threads=0, incompatibilities=())
     """
     if settings is None:
         from capgraph.configs.settings import Settings
@@ -119,34 +119,34 @@ async def check_threads(
     registry, schema = as_registry(registry), StateSchema.of(state_schema)
     persistence = Persistence.of(saver)
     persistence.register_graph({name: key.reducer for name, key in schema.keys.items()})
-    found: list[Incompatibility] = []
+    incompatibilities: list[Incompatibility] = []
     count = 0
     async for thread in iter_thread_ids(saver):
         try:
-            taken = await _SuspendedThread.read(persistence, thread, registry, settings)
-            if taken is None:
+            suspended = await _SuspendedThread.read(persistence, thread, registry, settings)
+            if suspended is None:
                 continue
             count += 1
-            found += [
-                *taken.check_state(schema),
-                *taken.check_contexts(),
-                *taken.check_plan_steps(),
+            incompatibilities += [
+                *suspended.check_state(schema),
+                *suspended.check_contexts(),
+                *suspended.check_plan_steps(),
             ]
-            found += [obstacle async for obstacle in taken.check_approvals()]
+            incompatibilities += [obstacle async for obstacle in suspended.check_approvals()]
         except PersistenceError as exc:
             count += 1
-            found.append(Incompatibility(thread, "state", exc.message, exc.fix or ""))
+            incompatibilities.append(Incompatibility(thread, "state", exc.message, exc.fix or ""))
     for rule in await list_rules(store, include_expired=False) if store is not None else ():
         if rule.capability not in registry.capabilities:
-            told = f"The standing rule {rule.id!r} is about {rule.capability!r}, which is gone."
-            fix = f"Take it back: capgraph approvals revoke {rule.id}."
-            found.append(Incompatibility(rule.thread_id or "", "rule", told, fix))
-    return CompatibilityReport(count, tuple(found))
+            problem = f"The standing rule {rule.id!r} is for {rule.capability!r}, which is gone."
+            fix = f"Revoke it: capgraph approvals revoke {rule.id}."
+            incompatibilities.append(Incompatibility(rule.thread_id or "", "rule", problem, fix))
+    return CompatibilityReport(count, tuple(incompatibilities))
 
 
 @dataclass(frozen=True, slots=True)
 class _SuspendedThread:
-    """A thread that waits or stopped in the middle, with the code that is to go on with it."""
+    """Thread that waits or stopped during a turn, with the code that is to continue it."""
 
     view: TurnView
     registry: Registry
@@ -159,21 +159,21 @@ class _SuspendedThread:
     async def read(
         cls, persistence: Persistence, thread: str, registry: Registry, settings: Settings
     ) -> _SuspendedThread | None:
-        """Read a thread; ``None`` for one whose last turn is over."""
+        """Read a thread. Return None if its last turn is over."""
         saver = persistence.saver
         at = await saver.aget_tuple(thread_config(thread))
         if at is None:
             return None
-        asked = tuple(item.value for item in open_interrupts(at.pending_writes))
-        if not asked and not has_next_node(plain_values(at)):
+        questions = tuple(item.value for item in open_interrupts(at.pending_writes))
+        if not questions and not has_next_node(plain_values(at)):
             return None
         full = await load_full_checkpoint(persistence, at)
         view = TurnView(plain_values(full), thread_id=thread)
-        return cls(view, registry, settings, persistence, at.checkpoint["v"], asked)
+        return cls(view, registry, settings, persistence, at.checkpoint["v"], questions)
 
     def check_state(self, schema: StateSchema) -> Iterator[Incompatibility]:
-        """Find what of the state this code cannot read."""
-        fix = "Finish or prune the thread with the code that wrote it, before this one goes out."
+        """Yield the parts of the state that the code cannot read."""
+        fix = "Finish or prune the thread with the code that wrote it before you deploy this code."
         newer = [q.get("version", 0) for q in self.questions if isinstance(q, Mapping)]
         if self.version > LATEST_VERSION or max(newer, default=0) > REQUEST_VERSION:
             yield self._incompatibility("state", "It was saved by a newer version.", fix)
@@ -184,8 +184,8 @@ class _SuspendedThread:
             )
         for name, value in self.view.state.items():
             if is_state_key(name) and name not in schema.names:
-                told = f"Its key {name!r} is none of the state: a newer version wrote it, or the"
-                yield self._incompatibility("state", f"{told} state's class has lost it.", fix)
+                text = f"Its key {name!r} is none of the state: a newer version wrote it, or the"
+                yield self._incompatibility("state", f"{text} state's class has lost it.", fix)
             else:
                 try:
                     check_state_value(name, value, "the code before")
@@ -193,78 +193,92 @@ class _SuspendedThread:
                     yield self._incompatibility("state", exc.message, fix)
 
     def check_contexts(self) -> Iterator[Incompatibility]:
-        """Find stored data that does not fit its type any more."""
-        for kind, entries in self.view.contexts.items():
+        """Yield stored context data that no longer fits its type."""
+        for context_type, entries in self.view.contexts.items():
             for key, data in entries.items():
                 try:
-                    load_context(kind, key, data, self.registry.context_types)
+                    load_context(context_type, key, data, self.registry.context_types)
                 except ValidationError as exc:
                     yield self._incompatibility(
                         "context", exc.message, "Give new fields of a type defaults."
                     )
 
     def check_plan_steps(self) -> Iterator[Incompatibility]:
-        """Find what the rest of the plan asks for in vain."""
+        """Yield the problems of the plan's remaining steps."""
         accepted = self.view.state.get("planning_accepted")
         if accepted and accepted != plan_digest(self.view.plan):
-            told = "The plan's digest is not the one that was accepted; it would be checked anew."
-            yield self._incompatibility("plan", told, "Look at the plan; then go on.")
-        left = [step for step in self.view.steps if step["context_key"] not in self._finished_keys]
-        rest = ExecutionPlan(steps=left)
-        if all(step["capability"] in TERMINAL_STEPS for step in left):
+            text = "The plan's digest is not the one that was accepted; it would be checked anew."
+            yield self._incompatibility("plan", text, "Look at the plan; then go on.")
+        remaining_steps = [
+            step for step in self.view.steps if step["context_key"] not in self._finished_keys
+        ]
+        remaining_plan = ExecutionPlan(steps=remaining_steps)
+        if all(step["capability"] in TERMINAL_STEPS for step in remaining_steps):
             return
         limit = self.settings.limits.max_steps
         if accepted:
-            problems = check_plan(rest, self.registry, self.view.contexts, max_steps=limit)
-        else:  # it goes through the gate yet, which mends what has one right answer
-            repaired = repair_plan(rest, self.registry, self.view.contexts, max_steps=limit)
+            problems = check_plan(
+                remaining_plan, self.registry, self.view.contexts, max_steps=limit
+            )
+        else:  # the plan gate will still repair this plan
+            repaired = repair_plan(
+                remaining_plan, self.registry, self.view.contexts, max_steps=limit
+            )
             problems = list(repaired.problems)
         for problem in problems:
-            where = f"step {problem.context_key!r}, {problem.field} {problem.value!r:.200}"
-            yield self._incompatibility("plan", f"{where}: {problem.cause}.", problem.remedy)
+            location = f"step {problem.context_key!r}, {problem.field} {problem.value!r:.200}"
+            yield self._incompatibility("plan", f"{location}: {problem.cause}.", problem.remedy)
 
     async def check_approvals(self) -> AsyncIterator[Incompatibility]:
-        """Find agreements, given or asked for, to what this code would not run."""
+        """Yield approvals and approval requests that do not match what the code would run."""
         ledger = EffectLedger(_ReadOnlyJournal(self.persistence, self.view.thread_id), self.view)
         now = time.time()
         for key in dict.fromkeys((*self.view.pending_approvals, *self.view.decisions)):
-            step, asked = (
+            step, request = (
                 self.view.steps_by_key.get(plan_key(key)),
                 self.view.pending_approvals.get(key),
             )
             spec = self.registry.capabilities.get(step["capability"]) if step else None
-            agreed = (self.view.decisions.get(key) or {}).get("decision") in {"approve", "edit"}
-            # A middleware's question names what it likes.
-            waits = asked is not None and "rests_on" in (asked.get("shown") or {})
-            if step is None or spec is None or key in self._finished_keys or not (waits or agreed):
+            is_approved = (self.view.decisions.get(key) or {}).get("decision") in {
+                "approve",
+                "edit",
+            }
+            # Questions of other middleware have no digest to compare.
+            is_pending = request is not None and "rests_on" in (request.get("shown") or {})
+            if (
+                step is None
+                or spec is None
+                or key in self._finished_keys
+                or not (is_pending or is_approved)
+            ):
                 continue
             types = self.registry.context_types
             try:
-                found = resolve_condition(spec, step, self.view, types)
-                if isinstance(found, SkippedStep):
+                conditioned = resolve_condition(spec, step, self.view, types)
+                if isinstance(conditioned, SkippedStep):
                     continue
-                attempt = self.view.create_attempt(spec.name, found, key=plan_key(key))
-                if each := found.get("for_each"):
-                    elements = resolve_reference(each["of"], self.view.contexts, types)
+                attempt = self.view.create_attempt(spec.name, conditioned, key=plan_key(key))
+                if loop := conditioned.get("for_each"):
+                    elements = resolve_reference(loop["of"], self.view.contexts, types)
                     number = int(key[len(attempt.key) + 1 : -1])
                     attempt = element_attempt(attempt, elements, number, self.view)
-                ready = resolve_attempt(attempt, spec, self.view, types)
+                resolved_attempt = resolve_attempt(attempt, spec, self.view, types)
             except (CapgraphError, LookupError):
-                continue  # said of the plan, or of the data
-            digest = approval_digest(spec.name, approval_preview(ready, self.view.plan))
-            if waits and asked is not None and asked.get("digest") != digest:
-                told = f"What is asked about the step {key!r} ({spec.name}) is not what would run."
+                continue  # reported by the other checks
+            digest = approval_digest(spec.name, approval_preview(resolved_attempt, self.view.plan))
+            if is_pending and request is not None and request.get("digest") != digest:
+                text = f"What is asked about the step {key!r} ({spec.name}) is not what would run."
                 yield self._incompatibility(
-                    "approval", told, "Have it answered before, or it is asked anew."
+                    "approval", text, "Have it answered before, or it is asked anew."
                 )
-            elif not waits and agreed:
+            elif not is_pending and is_approved:
                 policy = ApprovalPolicy.of(spec.requires_approval)
-                others = [*self.view.steps_by_key, *self.view.decisions]
-                consent = await ledger.approvals.status(digest, key, others, policy, now)
+                other_keys = [*self.view.steps_by_key, *self.view.decisions]
+                consent = await ledger.approvals.status(digest, key, other_keys, policy, now)
                 if not consent.is_approved:
-                    told = f"What was agreed to of the step {key!r} ({spec.name}) is not what would"
+                    text = f"What was agreed to of the step {key!r} ({spec.name}) is not what would"
                     yield self._incompatibility(
-                        "approval", f"{told} run.", "It would be asked about anew."
+                        "approval", f"{text} run.", "It would be asked about anew."
                     )
 
     @property

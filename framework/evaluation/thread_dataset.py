@@ -1,4 +1,4 @@
-"""Evaluation sets out of the turns of a database."""
+"""Evaluation sets built from the turns of a checkpointer."""
 
 from __future__ import annotations
 
@@ -28,36 +28,36 @@ async def dataset_from_threads(
     name: str = "threads",
     limit: int | None = None,
 ) -> tuple[Dataset, dict[str, Recording]]:
-    """Make an evaluation set of turns: each case is a turn that is replayed.
+    """Build an evaluation set from stored turns, which its cases replay.
 
-    Choice, plan, data flow, answer and ending of each turn are what is expected. A turn that is not
-    over, or whose beginning is not kept, is left out.
+    A case expects the choice, plan, data flow, answer, and outcome of its turn. Unfinished turns,
+    and turns whose first checkpoint was deleted, are skipped.
 
     Args:
-        saver: Where the threads are.
-        threads: Which threads; all when not given.
+        saver: Checkpointer that holds the threads.
+        threads: Thread IDs. Default: all threads.
         name: Name of the set.
-        limit: At most so many turns, of the threads that were saved last.
+        limit: Maximum number of turns, from the most recently saved threads.
 
     Returns:
-        The set, and its recordings by the names that the cases give them.
+        The set, and its recordings by the file names that the cases refer to.
 
     Raises:
-        ConfigurationError: There is no such turn.
+        ConfigurationError: No turn can be used.
     """
-    found: dict[str, Recording] = {}
-    named = threads or [thread async for thread in iter_thread_ids(saver)]
-    for thread in named:
+    recordings: dict[str, Recording] = {}
+    thread_ids = threads or [thread async for thread in iter_thread_ids(saver)]
+    for thread in thread_ids:
         async for recording in iter_recordings(saver, thread):
-            if recording.end.status in _OUTCOMES and len(found) != limit:
-                found[f"{len(found) + 1:04}.json"] = recording
-    if not found:
+            if recording.end.status in _OUTCOMES and len(recordings) != limit:
+                recordings[f"{len(recordings) + 1:04}.json"] = recording
+    if not recordings:
         raise ConfigurationError(
-            "No turn that is over was found, whose beginning is kept.",
-            fix="Check --db; histories go by persistence.keep_… and 'threads prune'.",
+            "No finished turn with a complete history was found.",
+            fix="Check --db, and that persistence.keep_… or 'threads prune' did not delete the history.",
         )
-    cases = [_build_case(file, recording) for file, recording in found.items()]
-    return Dataset(version=1, name=name, cases=cases), found
+    cases = [_build_case(file, recording) for file, recording in recordings.items()]
+    return Dataset(version=1, name=name, cases=cases), recordings
 
 
 def _build_case(file: str, recording: Recording) -> Case:
@@ -81,15 +81,15 @@ def _build_case(file: str, recording: Recording) -> Case:
 def write_dataset(
     path: str | os.PathLike[str], dataset: Dataset, recordings: Mapping[str, Recording]
 ) -> None:
-    """Write a set, and its recordings to a folder beside it; secrets are masked.
+    """Write a set to a file and its recordings to a folder beside it. Secrets are masked.
 
     Args:
-        path: The set's file, such as ``turns.yml``.
+        path: File of the set, such as ``turns.yml``.
         dataset: The set.
-        recordings: Name to recording.
+        recordings: Recordings by file name.
 
     Raises:
-        ConfigurationError: It cannot be written.
+        ConfigurationError: A file cannot be written.
     """
     file = Path(path)
     folder = file.with_name(f"{file.stem}_turns")
@@ -101,11 +101,11 @@ def write_dataset(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, recording in recordings.items():
-            held = json.dumps(recording.as_data(), indent=1, ensure_ascii=False)
-            (folder / name).write_text(held, encoding="utf-8")
+            content = json.dumps(recording.as_data(), indent=1, ensure_ascii=False)
+            (folder / name).write_text(content, encoding="utf-8")
         file.write_text(text, encoding="utf-8")
     except OSError as exc:
         raise ConfigurationError(
             f"The evaluation set {str(file)!r} cannot be written: {exc.strerror or exc}.",
-            fix="Give a file in a folder that you may write to.",
+            fix="Pass a file in a writable folder.",
         ) from exc

@@ -1,4 +1,4 @@
-"""Chat models by role, and the strategies that use them."""
+"""Chat models for each role, and the strategies that call them."""
 
 from typing import TYPE_CHECKING
 

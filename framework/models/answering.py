@@ -1,4 +1,4 @@
-"""Writing the answer with a model, piece by piece."""
+"""Answer generation with a chat model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from capgraph.telemetry import AnswerPart, emit
 
 
 class ModelAnswerer:
-    """Asks a model for the message that ends a turn, and streams it."""
+    """Answer strategy that asks a chat model for the turn's final message and streams it."""
 
     def __init__(self, role: RoleModel, prompts: PromptProvider) -> None:
         self._role = role
@@ -23,12 +23,13 @@ class ModelAnswerer:
         self._question = prompts.get_clarification_prompt_builder()
 
     async def answer(self, request: AnswerRequest) -> AIMessage | BaseModel:
-        """Return the message; its id is that of the streamed pieces. With a form, return that.
+        """Return the answer, or an instance of ``request.response_format`` if it is set.
 
-        Marks of the prompt that the model repeats are removed, unless the request is about them.
+        The returned message has the ID of the streamed chunks. Prompt tags that the model repeats
+        are removed, unless the request itself contains such tags.
 
         Raises:
-            ModelError: The model failed, wrote nothing, or kept to no form.
+            ModelError: The call failed, the answer is empty, or it does not match the response format.
         """
         results = [
             (_describe_result(result, request.task), result.summary) for result in request.results
@@ -41,18 +42,18 @@ class ModelAnswerer:
             messages=request.messages,
         )
         if request.response_format is None:
-            marks = has_prompt_tags(request.task)
-            return await stream_text(self._role, messages, keep_prompt_tags=marks)
-        found: BaseModel = await generate_structured(
+            keep_tags = has_prompt_tags(request.task)
+            return await stream_text(self._role, messages, keep_prompt_tags=keep_tags)
+        answer_data: BaseModel = await generate_structured(
             self._role,
             request.response_format,
             messages,
             on_partial=lambda value: emit(AnswerPart(value=value)),
         )
-        return found
+        return answer_data
 
 
 def _describe_result(result: StepSummary, task: str) -> str:
-    """Name a result; a step that is for the whole of the request does not say it again."""
+    """Return a label for a result. An objective equal to the task is omitted."""
     name = f"{result.kind} {result.context_key}"
     return name if result.objective == task else f"{name}: {result.objective}"

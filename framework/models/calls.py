@@ -1,4 +1,4 @@
-"""One call of a chat model: what may stand around it, its answer, its errors with a severity."""
+"""Chat model calls: middleware stages, structured and streamed output, and error translation."""
 
 from __future__ import annotations
 
@@ -63,15 +63,15 @@ _TRUNCATION_REASONS = frozenset(
 _REFUSAL_REASONS = frozenset(
     ["content_filter", "refusal", "safety", "prohibited_content", "blocklist", "recitation", "spii"]
 )
-REWORD_HINT = "Please ask in other words."
+REWORD_HINT = "Please rephrase your request."
 _PROVIDERS_WITH_STOP_REASON = frozenset({"anthropic", "google_genai"})
 _FIX_BY_CATEGORY = {
-    "rate_limit": "Wait, or ask the provider for a higher rate.",
+    "rate_limit": "Wait, or ask the provider for a higher rate limit.",
     "overloaded": "Try again later, or use another model.",
-    "timeout": "Try again, or raise timeout_seconds of the model.",
+    "timeout": "Try again, or raise the model's timeout_seconds.",
     "network": "Check the network and the model's base_url.",
     "authentication": "Check the API key and its permissions.",
-    "context_too_long": "Ask for less at once, or use a longer context (llama-server: -c;"
+    "context_too_long": "Shorten the request, or use a longer context (llama-server: -c;"
     " Ollama: OLLAMA_CONTEXT_LENGTH).",
     "bad_input": "Check the model's name and options.",
 }
@@ -83,61 +83,64 @@ async def call_model(
     send: Callable[[Attempt], Awaitable[Any]],
     parse: Callable[[Any], ResultT],
 ) -> ResultT:
-    """Make one call, through what stands around the role's calls.
+    """Call a chat model through the middleware and hooks of its role.
 
-    The stages are those of a step: from ``observe`` to ``finalize`` what is inside gives the answer
-    as it was read, below what the model returned. Without a ``RetryBehavior`` nothing here tries
-    again: who called classifies the error, and the router decides.
+    The stages are those of a step. Middleware from ``observe`` to ``finalize`` receives the parsed
+    answer, and middleware below ``finalize`` receives the model's raw result. Without a
+    ``RetryBehavior`` the call is attempted once: the caller classifies the error, and the router
+    decides whether to retry.
 
     Args:
-        role: The model.
-        messages: The prompt.
-        send: Sends the attempt, whose inputs are ``model`` and ``messages``.
-        parse: Checks what the model returned and gives the answer.
+        role: Role and model to call.
+        messages: Prompt messages.
+        send: Sends an attempt whose inputs are ``model`` and ``messages``.
+        parse: Validates the raw result and returns the answer.
 
     Raises:
-        ModelError: The call failed; the cause is chained.
-        LimitError: The turn has made as many model calls as it may.
+        ModelError: The call failed. The cause is chained.
+        LimitError: The turn has reached its maximum number of model calls.
     """
     limit: TimeLimit | None = last_of_type(role.behaviors, TimeLimit)
     seconds = limit.time_limit if limit is not None else role.timeout_seconds
 
-    async def sent(attempt: Attempt) -> Any:
-        used = replace(role, model=attempt.inputs["model"], timeout_seconds=seconds)
-        async with _translate_errors(used):
-            with emit_progress(used):
+    async def send_attempt(attempt: Attempt) -> Any:
+        attempt_role = replace(role, model=attempt.inputs["model"], timeout_seconds=seconds)
+        async with _translate_errors(attempt_role):
+            with emit_progress(attempt_role):
                 return await send(attempt)
 
-    async def called(attempt: Attempt) -> Any:
-        async with _translate_errors(replace(role, timeout_seconds=None)):  # of what stands around
-            return await call_with_shorter_prompt(role, _wrap_stages(role, _CALL, sent), attempt)
+    async def call_once(attempt: Attempt) -> Any:
+        async with _translate_errors(replace(role, timeout_seconds=None)):  # of middleware
+            return await call_with_shorter_prompt(
+                role, _wrap_stages(role, _CALL_STAGE, send_attempt), attempt
+            )
 
-    async def settled(attempt: Attempt) -> ResultT:
+    async def call_and_parse(attempt: Attempt) -> ResultT:
         try:
-            return parse(await _wrap_stages(role, _BELOW, called)(attempt))
+            return parse(await _wrap_stages(role, _INNER_STAGES, call_once)(attempt))
         except CapgraphError as exc:
-            record_refusal(exc)  # something may stand in for it
+            record_refusal(exc)  # before middleware replaces the error by a fallback
             raise
 
-    once = _wrap_stages(role, _SETTLE, settled)
+    once = _wrap_stages(role, _FINALIZE_STAGE, call_and_parse)
     rule: RetryRule | None = last_of_type(role.behaviors, RetryRule)
-    tried = once if rule is None else partial(_call_with_retries, role, rule, once)
+    retried = once if rule is None else partial(_call_with_retries, role, rule, once)
     if role.fallbacks:
-        tried = partial(call_with_fallbacks, role, tried)
-    inner = _wrap_stages(role, _ABOVE, tried)
-    if hooked := [
+        retried = partial(call_with_fallbacks, role, retried)
+    inner = _wrap_stages(role, _OUTER_STAGES, retried)
+    if hooks_only := [
         item for item in role.behaviors if isinstance(item, Behavior) and not _stage_of(item)
     ]:
-        inner = partial(_call_with_hooks, hooked, inner)
+        inner = partial(_call_with_hooks, hooks_only, inner)
 
-    given = {"model": role.model, "messages": list(messages)}
-    attempt = Attempt(role.role, key=role.role, objective=role.role, inputs=given, kind="model")
+    inputs = {"model": role.model, "messages": list(messages)}
+    attempt = Attempt(role.role, key=role.role, objective=role.role, inputs=inputs, kind="model")
     with use_clock(role.clock):
-        answer: ResultT = await _wrap_stages(role, _OBSERVE, inner)(attempt)
+        answer: ResultT = await _wrap_stages(role, _OBSERVE_STAGE, inner)(attempt)
         return answer
 
 
-_OBSERVE, _ABOVE, _SETTLE, _BELOW, _CALL = (
+_OBSERVE_STAGE, _OUTER_STAGES, _FINALIZE_STAGE, _INNER_STAGES, _CALL_STAGE = (
     STAGES[:1],
     STAGES[1 : STAGES.index("finalize")],
     ("finalize",),
@@ -152,10 +155,12 @@ def _stage_of(item: Any) -> str | None:
 
 
 def _wrap_stages(role: RoleModel, stages: Sequence[str], call: _CallFunction) -> _CallFunction:
-    """Return ``call`` with what stands around it at some stages, the first one outermost."""
+    """Wrap ``call`` in the role's middleware for the given stages, the first stage outermost."""
     for stage in reversed(stages):
-        own = [item for item in role.behaviors if _stage_of(item) == stage and not is_rule(item)]
-        for middleware in reversed(sort_middleware(own)):
+        middlewares = [
+            item for item in role.behaviors if _stage_of(item) == stage and not is_rule(item)
+        ]
+        for middleware in reversed(sort_middleware(middlewares)):
             call = partial(_call_middleware, middleware, call)
     return call
 
@@ -178,27 +183,32 @@ async def _call_with_hooks(
 async def _call_with_retries(
     role: RoleModel, rule: RetryRule, call: _CallFunction, attempt: Attempt
 ) -> Any:
-    """Try a call as often as a rule says; who called is told not to try again."""
+    """Retry a call according to a rule.
 
-    def read(exc: Exception) -> Failure:
-        found = classify_exception(exc, role.role)
-        details = found.metadata or {}
-        nobody_knows = details.get("category") == "unknown" and not is_self_classified(exc)
-        told = str(found.user_message)
-        return Failure(found.severity, told, metadata=details, unclassified=nobody_knows)
+    The final error is marked critical, so callers do not retry.
+    """
+
+    def classify(exc: Exception) -> Failure:
+        classification = classify_exception(exc, role.role)
+        details = classification.metadata or {}
+        is_unclassified = details.get("category") == "unknown" and not is_self_classified(exc)
+        message = str(classification.user_message)
+        return Failure(
+            classification.severity, message, metadata=details, unclassified=is_unclassified
+        )
 
     try:
         numbered = lambda number: call(replace(attempt, number=number))  # noqa: E731
-        return await retry_call(role.role, rule, numbered, read)
+        return await retry_call(role.role, rule, numbered, classify)
     except (GraphBubbleUp, FatalExecutionError):
         raise
     except Exception as exc:
-        failure = read(exc)
+        failure = classify(exc)
         if failure.severity is not ErrorSeverity.RETRIABLE:
             raise
         if not isinstance(exc, CapgraphError):
-            told = f"failed: {failure.message}"
-            raise role.error(told, severity=ErrorSeverity.CRITICAL) from exc
+            message = f"failed: {failure.message}"
+            raise role.error(message, severity=ErrorSeverity.CRITICAL) from exc
         exc.severity = ErrorSeverity.CRITICAL
         raise
 
@@ -211,52 +221,54 @@ async def generate_structured(
     strict: bool = False,
     on_partial: Callable[[dict[str, Any]], None] | None = None,
 ) -> Any:
-    """Ask for an answer of a given form.
+    """Ask for an answer that matches a schema.
 
     Args:
-        role: The model.
-        schema: A pydantic class, or a JSON schema with a title.
-        messages: The prompt.
-        strict: True if a JSON schema follows the rules of the provider's strict mode. A pydantic
-            class always does.
-        on_partial: Takes up what there is of the answer so far, when the model streams it.
+        role: Role and model to call.
+        schema: Pydantic class, or JSON schema with a title.
+        messages: Prompt messages.
+        strict: True if a JSON schema follows the rules of the provider's strict mode. The schema of
+            a pydantic class always does.
+        on_partial: Called with each partial answer while the model streams it.
 
     Returns:
-        An instance of the class; for a JSON schema plain data that nobody has checked.
+        An instance of the class. For a JSON schema, the parsed JSON without validation.
 
     Raises:
-        MalformedAnswerError: The answer is not of that form.
-        ModelError: The call failed or the model refused; the cause is chained.
+        MalformedAnswerError: The answer does not match the schema.
+        ModelError: The call failed or the model refused. The cause is chained.
     """
-    form = schema if isinstance(schema, dict) else schema.model_json_schema()
-    # Half an answer in JSON is nothing to show, so it stays out of the ``messages`` stream.
+    json_schema = schema if isinstance(schema, dict) else schema.model_json_schema()
+    # Partial JSON is not readable, so it is kept out of the ``messages`` stream.
     config: Any = {"tags": [TAG_NOSTREAM, role_tag(role.role)], "run_name": role.role}
 
     async def send(attempt: Attempt) -> Any:
         model = attempt.inputs["model"]
-        asked = attempt.inputs["messages"]
+        prompt = attempt.inputs["messages"]
         method = structured_method(model, role.structured)
         if method in ("text", "json_mode"):
-            told = f"Answer with one JSON object of this schema and nothing else:\n{_json(form)}"
-            asked = [*asked, HumanMessage(told)]
+            instruction = f"Answer with one JSON object of this schema and nothing else:\n{_json(json_schema)}"
+            prompt = [*prompt, HumanMessage(instruction)]
         if method == "text":
-            return {"raw": await model.ainvoke(asked, config)}
-        # A form of the application's may be one that a provider does not hold a model to.
+            return {"raw": await model.ainvoke(prompt, config)}
+        # Providers may reject an application's own schema in strict mode.
         is_strict = strict if isinstance(schema, dict) else on_partial is None
-        # The client's own default is best for a class; parameters of a plan may be an open object.
-        chosen = role.structured != "auto" or isinstance(schema, dict)
-        options = _structured_options(model, method, is_strict, has_explicit_method=chosen)
+        # For a class, the client's default works best. A plan may have open parameter objects.
+        has_explicit_method = role.structured != "auto" or isinstance(schema, dict)
+        options = _structured_options(
+            model, method, is_strict, has_explicit_method=has_explicit_method
+        )
         if on_partial is not None:
-            runnable = model.with_structured_output(form, **options)
+            runnable = model.with_structured_output(json_schema, **options)
             if isinstance(runnable, RunnableSequence):
-                # What comes before the parser is the model, made to keep the form.
-                return {"raw": await _stream_partials(runnable.first, asked, config, on_partial)}
+                # The first element is the bound model, and the rest is the parser.
+                return {"raw": await _stream_partials(runnable.first, prompt, config, on_partial)}
         if isinstance(schema, dict) and options.get("method") == "json_schema":
-            form_sent, options = _response_format(model, form, is_strict, options)
+            schema_sent, options = _response_format(model, json_schema, is_strict, options)
         else:
-            form_sent = form
-        runnable = model.with_structured_output(form_sent, include_raw=True, **options)
-        return await runnable.ainvoke(asked, config)
+            schema_sent = json_schema
+        runnable = model.with_structured_output(schema_sent, include_raw=True, **options)
+        return await runnable.ainvoke(prompt, config)
 
     return await call_model(role, messages, send, partial(_parse_structured, role, schema))
 
@@ -264,35 +276,35 @@ async def generate_structured(
 def _structured_options(
     model: Any, method: StructuredMethod, strict: bool, *, has_explicit_method: bool
 ) -> dict[str, Any]:
-    """Return the arguments of ``with_structured_output``, as far as the client knows them."""
-    known = inspect.signature(model.with_structured_output).parameters
-    wished: dict[str, Any] = {}
+    """Return the keyword arguments of ``with_structured_output`` that the client supports."""
+    accepted = inspect.signature(model.with_structured_output).parameters
+    options: dict[str, Any] = {}
     if has_explicit_method or method != "function_calling":
-        wished["method"] = method
+        options["method"] = method
     if strict and method != "json_mode":
-        wished["strict"] = True
-    return {name: value for name, value in wished.items() if name in known}
+        options["strict"] = True
+    return {name: value for name, value in options.items() if name in accepted}
 
 
 def _response_format(
     model: Any, schema_dict: dict[str, Any], strict: bool, options: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a JSON schema as OpenAI's clients send it unchanged, with ``strict`` written out.
+    """Return the schema in OpenAI's response format, which its clients send unchanged.
 
-    Given ``strict``, LangChain requires all properties of a schema that it converts itself.
+    If ``strict`` is passed as an option instead, LangChain marks all properties as required.
     """
     if not hasattr(model, "openai_api_base"):
         return schema_dict, options
     schema = {
         name: value for name, value in schema_dict.items() if name not in ("title", "description")
     }
-    sent = {
+    response_format = {
         "name": schema_dict["title"],
         "description": schema_dict.get("description", ""),
         "strict": strict,
         "schema": schema,
     }
-    return sent, {name: value for name, value in options.items() if name != "strict"}
+    return response_format, {name: value for name, value in options.items() if name != "strict"}
 
 
 def _json(value: Any) -> str:
@@ -302,19 +314,25 @@ def _json(value: Any) -> str:
 def _parse_structured(
     role: RoleModel, schema: type[BaseModel] | dict[str, Any], result: Any
 ) -> Any:
-    if not isinstance(result, Mapping):  # put in its place by what stands around the call
+    """Return the answer of a structured call, validated if ``schema`` is a pydantic class.
+
+    Raises:
+        MalformedAnswerError: The reply does not match the schema.
+        ModelError: The model refused or was cut off.
+    """
+    if not isinstance(result, Mapping):  # replaced by middleware
         result = {"raw": result}
     raw = result["raw"]
     raise_if_incomplete(role, raw)
     parsed = result.get("parsed")
     if isinstance(schema, dict) and (text := str(raw.text).strip()):
-        # LangChain completes JSON that breaks off: half a plan would come out as a plan.
+        # LangChain completes truncated JSON, which would turn half a plan into a valid plan.
         with suppress(ValueError):
             parsed = None
             parsed = json.loads(text)
     if parsed is None:
-        # In parts, and from servers that ignore the form, the JSON comes as it was written.
-        # One value only: the first of several would be half of what the model wrote.
+        # Streamed replies, and servers that ignore the schema, return the JSON as plain text.
+        # Several values are rejected, because using the first would drop the others.
         values = json_values(_content_text(raw))
         parsed = values[0] if len(values) == 1 else None
     if parsed is None or _is_truncated_json(raw):
@@ -331,7 +349,7 @@ def _parse_structured(
 
 
 def _is_truncated_json(message: Any) -> bool:
-    """Return True if a reply is JSON without an end, which LangChain's parser would complete."""
+    """Return True if a text reply is incomplete JSON, which LangChain's parser would complete."""
     text = str(message.text).strip()
     if not text.startswith("{") or message.tool_calls:
         return False
@@ -345,65 +363,68 @@ def _is_truncated_json(message: Any) -> bool:
 async def _stream_partials(
     model: Any, messages: Any, config: Any, on_partial: Callable[[dict[str, Any]], None]
 ) -> AIMessageChunk:
-    whole = AIMessageChunk(content="")
-    shown: Any = None
+    """Stream a reply to ``on_partial`` as partial_data objects, and return the whole message."""
+    message = AIMessageChunk(content="")
+    emitted: Any = None
     async for chunk in model.astream(messages, config):
-        whole += chunk
+        message += chunk
         with suppress(ValueError):
-            found = parse_partial_json(_content_text(whole)) if _content_text(whole) else None
-            if isinstance(found, dict) and found and found != shown:
-                on_partial(found)
-                shown = found
-    return whole
+            partial_data = (
+                parse_partial_json(_content_text(message)) if _content_text(message) else None
+            )
+            if isinstance(partial_data, dict) and partial_data and partial_data != emitted:
+                on_partial(partial_data)
+                emitted = partial_data
+    return message
 
 
 async def stream_text(
     role: RoleModel, messages: Sequence[BaseMessage], *, keep_prompt_tags: bool = False
 ) -> AIMessage:
-    """Ask for text; each piece is emitted as ``AnswerToken`` when it comes.
+    """Ask for a text answer and emit each chunk as an ``AnswerToken``.
 
     Args:
-        role: The model.
-        messages: The prompt.
-        keep_prompt_tags: True if the marks of a prompt may belong to the answer. Else they are
-            removed, from the stream as from the message.
+        role: Role and model to call.
+        messages: Prompt messages.
+        keep_prompt_tags: True if the answer may contain prompt tags. Otherwise they are removed
+            from the stream and from the message.
 
     Raises:
-        ModelError: The call failed, or brought no text; the cause is chained.
+        ModelError: The call failed or returned no text. The cause is chained.
     """
-    # The pieces go to the ``messages`` stream from here, after the marks are removed.
+    # Chunks are written to the ``messages`` stream below, after prompt tags are removed.
     config: Any = {"tags": [TAG_NOSTREAM, role_tag(role.role)], "run_name": role.role}
 
     async def send(attempt: Attempt) -> AIMessageChunk | None:
-        whole: AIMessageChunk | None = None
+        message: AIMessageChunk | None = None
         echo = None if keep_prompt_tags else EchoFilter()
         try:
             async for chunk in attempt.inputs["model"].astream(attempt.inputs["messages"], config):
-                whole = chunk if whole is None else whole + chunk
+                message = chunk if message is None else message + chunk
                 text = str(chunk.text)
                 _emit_token(chunk, text if echo is None else echo.feed(text))
-            if whole is not None and _is_interrupted(whole):
-                raise ConnectionError("The stream ended before the answer did.")
-            if echo is not None and whole is not None and (rest := echo.close()):
-                _emit_token(AIMessageChunk(content="", id=whole.id), rest)
+            if message is not None and _is_interrupted(message):
+                raise ConnectionError("The stream ended before the answer was complete.")
+            if echo is not None and message is not None and (remainder := echo.close()):
+                _emit_token(AIMessageChunk(content="", id=message.id), remainder)
         except BaseException:
-            if whole is not None and whole.text:
+            if message is not None and message.text:
                 emit(AnswerToken(text="", resets=True))
             raise
-        return whole
+        return message
 
     return await call_model(role, messages, send, partial(_parse_text, role, keep_prompt_tags))
 
 
 def _emit_token(chunk: AIMessageChunk, text: str) -> None:
-    """Emit a piece of the answer, and write it to the ``messages`` stream."""
+    """Emit a chunk of the answer, and write it to the ``messages`` stream."""
     if text:
         emit(AnswerToken(text=text))
     write_message(chunk if text == str(chunk.text) else chunk.model_copy(update={"content": text}))
 
 
 def _is_interrupted(message: BaseMessage) -> bool:
-    """Tell whether text has no end, where the provider is one that always says why it stopped."""
+    """Return True if a message has text but lacks its provider's usual stop reason."""
     provider = message.response_metadata.get("model_provider")
     return (
         provider in _PROVIDERS_WITH_STOP_REASON
@@ -413,13 +434,14 @@ def _is_interrupted(message: BaseMessage) -> bool:
 
 
 def _parse_text(role: RoleModel, keep_prompt_tags: bool, message: AIMessage | None) -> AIMessage:
+    """Return the streamed message as an answer, with a note if it reached the length limit."""
     if message is None:
         raise _malformed_error(role, "", None)
-    written = str(message.text)
-    text = written if keep_prompt_tags else remove_echo(written)
+    raw_text = str(message.text)
+    text = raw_text if keep_prompt_tags else remove_echo(raw_text)
     if not text.strip():
         raise_if_incomplete(role, message)
-        raise _malformed_error(role, written, None)
+        raise _malformed_error(role, raw_text, None)
     if _stop_reason(message) in _TRUNCATION_REASONS:
         note = "\n\n(The answer was cut off at the model's length limit.)"
         emit(AnswerToken(text=note))
@@ -429,6 +451,7 @@ def _parse_text(role: RoleModel, keep_prompt_tags: bool, message: AIMessage | No
 
 @asynccontextmanager
 async def _translate_errors(role: RoleModel) -> AsyncIterator[None]:
+    """Apply the time limit of a call, and translate its exceptions to ``ModelError``."""
     timer = asyncio.timeout(role.timeout_seconds)
     try:
         async with timer:
@@ -436,43 +459,47 @@ async def _translate_errors(role: RoleModel) -> AsyncIterator[None]:
     except (CapgraphError, GraphBubbleUp):
         raise
     except (PydanticValidationError, OutputParserException, json.JSONDecodeError) as exc:
-        # Some clients check the form themselves and raise instead of returning the answer.
+        # Some clients validate the schema themselves and raise instead of returning the answer.
         raise _malformed_error(role, _shorten(str(exc)), exc) from exc
     except Exception as exc:
         if isinstance(exc, TimeoutError) and timer.expired():
             raise role.error(
-                f"gave no answer within {role.timeout_seconds:g} s.",
+                f"did not answer within {role.timeout_seconds:g} s.",
                 "Raise limits.step_timeout_seconds (or its TimeoutBehavior), or use a faster model.",
                 person_message="The model did not answer in time. Please try again later.",
             ) from exc
-        # OpenAI's client raises these instead of returning an answer of the form.
+        # OpenAI's client raises these errors instead of returning the answer.
         if type(exc).__name__ == "LengthFinishReasonError":
             raise _truncation_error(role) from exc
         if type(exc).__name__ == "ContentFilterFinishReasonError":
             raise _refusal_error(role, "content_filter") from exc
-        told = f"failed: {_shorten(str(exc) or type(exc).__name__)}"
-        raise role.error(told, _FIX_BY_CATEGORY.get(diagnose(exc).category)) from exc
+        problem = f"failed: {_shorten(str(exc) or type(exc).__name__)}"
+        raise role.error(problem, _FIX_BY_CATEGORY.get(diagnose(exc).category)) from exc
 
 
 def _malformed_error(
     role: RoleModel, text: str, cause: BaseException | None
 ) -> MalformedAnswerError:
-    told = f"{_shorten(text, 200)!r}" if text.strip() else "nothing"
-    told = f"The model {role.name!r} ({role.role}) answered {told}, which is not the form asked for"
+    """Return the error for a reply that does not match the expected format."""
+    answer = repr(_shorten(text, 200)) if text.strip() else "nothing"
+    problem = (
+        f"The model {role.name!r} ({role.role}) answered {answer}, which does not match the"
+        " expected format"
+    )
     if isinstance(cause, PydanticValidationError):
-        told += f": {_shorten('; '.join(validation_messages(cause)))}"
+        problem += f": {_shorten('; '.join(validation_messages(cause)))}"
     error = MalformedAnswerError(
-        f"{told}.",
+        f"{problem}.",
         fix=malformed_reply_fix(text),
         text=text,
-        person_message=f"The model's reply did not have the expected form. {REWORD_HINT}",
+        person_message=f"The model's reply did not have the expected format. {REWORD_HINT}",
     )
     error.__cause__ = cause
     return error
 
 
 def malformed_reply_fix(text: str) -> str:
-    """Return what an operator can do about a reply that cannot be read.
+    """Return the fix for a reply that cannot be parsed.
 
     >>> malformed_reply_fix("<!DOCTYPE html><title>Proxy</title>")
     "Check the model's base_url: it answers with a web page."
@@ -481,22 +508,27 @@ def malformed_reply_fix(text: str) -> str:
     if not start:
         return (
             "Raise max_tokens in the model's options, or check the server's chat template: the reply"
-            " was empty."
+            " is empty."
         )
     if start.startswith(("<!doctype", "<html", "<head", "<?xml")):
         return "Check the model's base_url: it answers with a web page."
     if start.removeprefix("```json").strip().startswith("{") and not start.endswith(("}", "```")):
-        return "Raise max_tokens in the model's options: the reply breaks off."
+        return "Raise max_tokens in the model's options: the reply is cut off."
     return "Use a model that supports structured output."
 
 
 def raise_if_incomplete(role: RoleModel, message: Any) -> None:
-    """Raise for an answer that the model refused or could not finish."""
+    """Raise if the model refused to answer or reached its length limit.
+
+    Raises:
+        ModelRefusedError: The model or its provider refused.
+        TruncatedAnswerError: The answer reached the model's length limit.
+    """
     refusal = message.additional_kwargs.get("refusal")
     reason = _stop_reason(message)
     feedback = (message.response_metadata or {}).get("prompt_feedback") or {}
     if blocked := feedback.get("block_reason"):
-        refusal = f"the prompt was blocked, {getattr(blocked, 'value', blocked)}"
+        refusal = f"the prompt was blocked ({getattr(blocked, 'value', blocked)})"
     if refusal or reason in _REFUSAL_REASONS:
         raise _refusal_error(role, str(refusal or reason))
     if reason in _TRUNCATION_REASONS:
@@ -506,20 +538,20 @@ def raise_if_incomplete(role: RoleModel, message: Any) -> None:
 def _refusal_error(role: RoleModel, reason: str) -> ModelError:
     return role.error(
         f"refused: {_shorten(reason)}.",
-        "Ask in other words, or use another model.",
+        "Rephrase the request, or use another model.",
         ErrorSeverity.CRITICAL,
         ModelRefusedError,
-        person_message=f"The model refused to do this. {REWORD_HINT}",
+        person_message=f"The model refused to answer. {REWORD_HINT}",
     )
 
 
 def _truncation_error(role: RoleModel) -> ModelError:
     return role.error(
-        "was cut off at its length limit.",
-        "Raise max_tokens in the model's options, or ask for less at once.",
+        "reached its length limit before the answer was complete.",
+        "Raise max_tokens in the model's options, or shorten the request.",
         ErrorSeverity.CRITICAL,
         TruncatedAnswerError,
-        person_message="The model's reply was too long and was cut off. Please ask for less at once.",
+        person_message="The model's reply was too long and was cut off. Please ask for less.",
     )
 
 
@@ -529,12 +561,13 @@ def _stop_reason(message: Any) -> str:
 
 
 def _content_text(message: Any) -> str:
-    """Return what a message says, be it as text or as the arguments of a call."""
+    """Return a message's text, or the arguments of its tool calls if it has no text."""
     pieces = getattr(message, "tool_call_chunks", None)
     calls = pieces or [*message.tool_calls, *message.invalid_tool_calls]
     return str(message.text) or "\n".join(str(call["args"]) for call in calls)
 
 
 def _shorten(text: str, max_characters: int = 500) -> str:
-    shown = escape_control_characters(" ".join(mask_secrets(text, 4 * max_characters).split()))
-    return shown if len(shown) <= max_characters else f"{shown[: max_characters - 1]}…"
+    """Return text on one line of at most ``max_characters``, without secrets."""
+    cleaned = escape_control_characters(" ".join(mask_secrets(text, 4 * max_characters).split()))
+    return cleaned if len(cleaned) <= max_characters else f"{cleaned[: max_characters - 1]}…"

@@ -1,4 +1,4 @@
-"""Finding the task with a model."""
+"""Task extraction with a chat model."""
 
 from __future__ import annotations
 
@@ -17,32 +17,38 @@ from capgraph.prompts import PromptBuilder
 
 @dataclass(eq=False)
 class ModelExtractor:
-    """Asks a model what the last message means, when there are earlier ones.
+    """Task extractor that asks a chat model to read the last message in its conversation.
 
-    A first message is its own task and costs no call.
+    A first message is used as the task without a model call.
+
+    Attributes:
+        role: Role and model to call.
+        prompt: Builder of the prompt.
     """
 
     role: RoleModel
     prompt: PromptBuilder
 
     async def extract(self, messages: Sequence[AnyMessage]) -> ExtractedTask:
-        """Return the task of the last message in the light of the earlier ones.
+        """Return the task of the last message, given the earlier messages.
 
         Raises:
-            ValidationError: There is no message.
-            ModelError: The model failed.
+            ValidationError: The conversation has no message.
+            ModelError: The call failed.
         """
         request = last_request(messages)
         earlier, _ = split_conversation(messages)
         if not earlier:
             return ExtractedTask(task=request)
 
-        async def ask(kept: Sequence[BaseMessage]) -> ExtractedTask:
-            # The conversation is one text here, so it is shortened before it is written.
-            context = {"history": format_transcript(kept), "message": request}
+        async def ask(history: Sequence[BaseMessage]) -> ExtractedTask:
+            # The prompt holds the conversation as one text, so it is shortened here.
+            context = {"history": format_transcript(history), "message": request}
             prompt = build_prompt(self.prompt, context, messages=messages)
             answer: ExtractedTask = await generate_structured(self.role, ExtractedTask, prompt)
             return answer
 
-        found = await call_with_fewer_messages(self.role, earlier, ask)
-        return found if found.task.strip() else found.model_copy(update={"task": request})
+        extracted = await call_with_fewer_messages(self.role, earlier, ask)
+        return (
+            extracted if extracted.task.strip() else extracted.model_copy(update={"task": request})
+        )

@@ -1,7 +1,8 @@
-"""Models on this machine: find a running llama.cpp or Ollama server, or start ``llama-server``.
+"""Local models: discovery of llama.cpp and Ollama servers, and startup of ``llama-server``.
 
-``model="local:qwen2.5-coder-1.5b"`` needs no key and no address. A server that is started here ends
-with the process, even with a killed one: a supervisor ends it when the pipe to the process closes.
+``model="local:qwen2.5-coder-1.5b"`` needs no API key and no base URL. A server that capgraph starts
+stops with the process, even if the process is killed: a supervisor stops the server when the pipe
+to the process closes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from capgraph.configs.settings import ModelSettings
 
 PREFIX = "local:"
 CACHED_MODEL_NAME = "qwen2.5-coder-1.5b-instruct"
-"""Name of the cached ``model.gguf``; other files of the cache are named by their stem."""
+"""Name of the cached file ``model.gguf``. Other cached files are named by their stem."""
 
 _OLLAMA_PORT, _LLAMA_PORT = 11434, 8080
 _PROBE_SECONDS, _START_SECONDS, _STOP_SECONDS = 1.0, 180.0, 15.0
@@ -53,11 +54,11 @@ except subprocess.TimeoutExpired:
 
 
 class Endpoint(NamedTuple):
-    """A model that a server on loopback serves.
+    """Model that a server on the loopback interface serves.
 
     Attributes:
-        url: URL of the OpenAI endpoints.
-        model: The model's name there.
+        url: Base URL of the server's OpenAI-compatible API.
+        model: Name of the model on the server.
     """
 
     url: str
@@ -75,7 +76,7 @@ _lock = Lock()
 
 
 def is_local_model(model: str) -> bool:
-    """Return True if a model's name asks for a model on this machine.
+    """Return True if a model name refers to a model on this machine.
 
     >>> is_local_model("local:qwen2.5-coder-1.5b"), is_local_model("openai:gpt-5")
     (True, False)
@@ -84,43 +85,43 @@ def is_local_model(model: str) -> bool:
 
 
 def resolve_local_model(settings: ModelSettings) -> ModelSettings:
-    """Return the settings with the address of a server on loopback that serves the model.
+    """Return the settings with the base URL of a local server that serves the model.
 
     Raises:
         ConfigurationError: No server serves the model, and none can be started.
     """
     if settings.base_url is not None:
         raise ConfigurationError(
-            f"The model {settings.model!r} has base_url {settings.base_url!r}: 'local:' finds the"
-            " server itself.",
-            fix="Write 'openai:NAME' with base_url, or leave base_url out.",
+            f"The model {settings.model!r} has base_url {settings.base_url!r}: 'local:' models find"
+            " their server automatically.",
+            fix="Remove base_url, or write 'openai:NAME' as the model.",
         )
-    found = find_or_start_server(settings.model.removeprefix(PREFIX))
+    endpoint = find_or_start_server(settings.model.removeprefix(PREFIX))
     options = dict(settings.options)
     if not options.keys() & {"max_tokens", "max_completion_tokens"}:
         options["max_tokens"] = _MAX_TOKENS
-    own: dict[str, Any] = {
-        "model": f"openai:{found.model}",
-        "base_url": found.url,
+    changes: dict[str, Any] = {
+        "model": f"openai:{endpoint.model}",
+        "base_url": endpoint.url,
         "api_key": settings.api_key or SecretStr("none"),
         "temperature": 0.0 if settings.temperature is None else settings.temperature,
         "options": options,
     }
-    return settings.model_copy(update=own)
+    return settings.model_copy(update=changes)
 
 
 def find_or_start_server(name: str) -> Endpoint:
-    """Return a server that serves a model; start ``llama-server`` if none does.
+    """Return a server that serves a model, and start ``llama-server`` if none does.
 
     Args:
-        name: Name of the model, such as ``qwen2.5-coder-1.5b``, or a GGUF file.
+        name: Model name, such as ``qwen2.5-coder-1.5b``, or path of a GGUF file.
 
     Raises:
         ConfigurationError: No server serves the model, and none can be started.
     """
     if not name:
         raise ConfigurationError(
-            "The model 'local:' has no name.", fix="Write 'local:qwen2.5-coder-1.5b'."
+            "The model 'local:' has no name.", fix="Write a name, as in 'local:qwen2.5-coder-1.5b'."
         )
     served = [] if name.endswith(".gguf") else list(_list_served_models())
     for endpoint in sorted(served, key=lambda found: len(found.model)):
@@ -138,34 +139,34 @@ def find_or_start_server(name: str) -> Endpoint:
 
 
 def matches_model_name(name: str, served_name: str) -> bool:
-    """Return True if a name means a served model; quantization and path need not be named.
+    """Return True if a name matches a served model. Path and quantization may be omitted.
 
     >>> matches_model_name("qwen2.5-coder-1.5b", "qwen2.5-coder:1.5b-instruct-q4_K_M")
     True
     >>> matches_model_name("qwen2.5-coder-1.5b", "qwen2.5-coder:14b")
     False
     """
-    wanted, found = _name_parts(name), _name_parts(Path(served_name).name.removesuffix(".gguf"))
-    return bool(wanted) and found[: len(wanted)] == wanted
+    requested, served = _name_parts(name), _name_parts(Path(served_name).name.removesuffix(".gguf"))
+    return bool(requested) and served[: len(requested)] == requested
 
 
 def cache_folder() -> Path:
-    """Return the folder of cached models and of ``llama-server``; it may not exist."""
+    """Return the folder of cached models and ``llama-server``. The folder may not exist."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "capgraph" / "local_model"
 
 
 def find_model_file(name: str) -> Path | None:
-    """Return the GGUF file of a model: the named file, or one of the cache."""
+    """Return the GGUF file of a model from its path or from the cache, or None if there is none."""
     if name.endswith(".gguf"):
         file = Path(name).expanduser().resolve()
         return file if file.is_file() else None
     files = {CACHED_MODEL_NAME: cache_folder() / "model.gguf"}
     files |= {file.stem: file for file in sorted(cache_folder().glob("*.gguf"))}
-    found = (
-        file for own, file in files.items() if matches_model_name(name, own) and file.is_file()
+    matches = (
+        file for model, file in files.items() if matches_model_name(name, model) and file.is_file()
     )
-    return next(found, None)
+    return next(matches, None)
 
 
 def _name_parts(name: str) -> list[str]:
@@ -182,24 +183,24 @@ def _unavailable_error(
 ) -> ConfigurationError:
     if file is not None:
         return ConfigurationError(
-            f"The local model {name!r} cannot be started: there is no llama-server.",
-            fix="Install llama.cpp, so that 'llama-server' is on the path.",
+            f"The local model {name!r} cannot be started: llama-server was not found.",
+            fix="Install llama.cpp and put 'llama-server' on the PATH.",
         )
     if name.endswith(".gguf"):
         return ConfigurationError(
-            f"The local model {name!r} does not exist: it names a file.", fix="Check its path."
+            f"The local model file {name!r} does not exist.", fix="Check the path."
         )
-    others = ", ".join(sorted({endpoint.model for endpoint in served}))
+    served_names = ", ".join(sorted({endpoint.model for endpoint in served}))
     return ConfigurationError(
         f"The local model {name!r} is not available: no llama.cpp or Ollama server on this machine"
-        f" serves it{f' (served: {others})' if others else ''}.",
+        f" serves it{f' (served: {served_names})' if served_names else ''}.",
         fix=f"Install Ollama and run 'ollama pull {_to_ollama_name(name)}', or install llama.cpp and"
-        " write 'local:FILE.gguf'.",
+        " write 'local:FILE.gguf' as the model.",
     )
 
 
 def _to_ollama_name(name: str) -> str:
-    """Return a name as Ollama writes it: the size after a colon.
+    """Return a model name in Ollama's notation, with a colon before the size.
 
     >>> _to_ollama_name("qwen2.5-coder-1.5b")
     'qwen2.5-coder:1.5b'
@@ -211,18 +212,18 @@ def _list_served_models() -> Iterator[Endpoint]:
     """Yield the models of the servers that run on this machine."""
     for port in _server_ports():
         url = f"http://127.0.0.1:{port}/v1"
-        listed = (_get_json(port, "/v1/models") or {}).get("data")
-        for entry in listed if isinstance(listed, list) else ():
+        models = (_get_json(port, "/v1/models") or {}).get("data")
+        for entry in models if isinstance(models, list) else ():
             if isinstance(entry, dict) and isinstance(entry.get("id"), str):
                 yield Endpoint(url, entry["id"])
 
 
 def _server_ports() -> list[int]:
-    """Return the ports of Ollama and llama.cpp, as their own environment variables set them."""
+    """Return the ports of Ollama and llama.cpp from their environment variables or defaults."""
     _, _, ollama = os.environ.get("OLLAMA_HOST", "").rstrip("/").rpartition(":")
     llama = os.environ.get("LLAMA_ARG_PORT", "")
-    given = ((ollama, _OLLAMA_PORT), (llama, _LLAMA_PORT))
-    return [int(text) if text.isdecimal() else default for text, default in given]
+    configured = ((ollama, _OLLAMA_PORT), (llama, _LLAMA_PORT))
+    return [int(text) if text.isdecimal() else default for text, default in configured]
 
 
 def _get_json(port: int, path: str) -> dict[str, Any] | None:
@@ -231,16 +232,16 @@ def _get_json(port: int, path: str) -> dict[str, Any] | None:
         try:
             connection.request("GET", path)
             response = connection.getresponse()
-            found = json.loads(response.read()) if response.status == 200 else None
+            body = json.loads(response.read()) if response.status == 200 else None
         except (OSError, http.client.HTTPException, ValueError):
-            return None  # nothing answers there, or something that is no model server
-    return found if isinstance(found, dict) else None
+            return None  # no server, or not a model server
+    return body if isinstance(body, dict) else None
 
 
 def _start_server(executable: str, file: Path, name: str) -> _Server:
     get_logger("framework", "models").info("Starting llama-server with %s", file)
     port = _find_free_port()
-    # Threads of llama.cpp spin: more of them than idle cores make it many times slower.
+    # llama.cpp threads busy-wait, so more threads than idle cores slow it down many times.
     threads = str(max(1, (os.cpu_count() or 2) // 2))
     alias = CACHED_MODEL_NAME if file.name == "model.gguf" else file.stem
     command = [executable, "-m", str(file), "--alias", alias, *_CONTEXT_OPTIONS, "--jinja"]
@@ -252,7 +253,7 @@ def _start_server(executable: str, file: Path, name: str) -> _Server:
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            start_new_session=True,  # an interrupt at the terminal ends the server last
+            start_new_session=True,  # Ctrl+C in the terminal must not stop the server first
         )
         atexit.register(_stop_server, process)
         end = time.monotonic() + _START_SECONDS
@@ -260,18 +261,18 @@ def _start_server(executable: str, file: Path, name: str) -> _Server:
             if process.poll() is not None or time.monotonic() > end:
                 _stop_server(process)
                 log.seek(0)
-                told = log.read().decode(errors="replace").strip()[-500:]
+                log_tail = log.read().decode(errors="replace").strip()[-500:]
                 raise ConfigurationError(
-                    f"The local model {name!r} cannot be started: llama-server ended or was not"
-                    f" ready within {_START_SECONDS:g} s: {told}",
-                    fix=f"Run '{executable} -m {file}', and read its output.",
+                    f"The local model {name!r} cannot be started: llama-server exited or was not"
+                    f" ready within {_START_SECONDS:g} s: {log_tail}",
+                    fix=f"Run '{executable} -m {file}' and read its output.",
                 )
             time.sleep(0.1)
     return _Server(process, Endpoint(f"http://127.0.0.1:{port}/v1", alias))
 
 
 def _stop_server(process: subprocess.Popen[bytes]) -> None:
-    """End a server and its supervisor."""
+    """Stop a server and its supervisor."""
     if process.stdin is not None:
         with contextlib.suppress(OSError):
             process.stdin.close()

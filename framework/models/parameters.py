@@ -1,4 +1,4 @@
-"""Parameters of single steps, read out of a request by one small model call."""
+"""Parameter extraction: small model calls that read a step's parameters from a request."""
 
 from __future__ import annotations
 
@@ -32,36 +32,38 @@ _ASKED = {
 async def ask_for_parameters(
     role: RoleModel, task: str, steps: Mapping[str, CapabilitySpec]
 ) -> dict[str, Any]:
-    """Ask a model for the parameters of steps that a plan needs and does not have.
+    """Ask a model for missing parameters of a plan's steps.
 
     Args:
-        role: The planning model.
+        role: Planning role and model.
         task: The request.
-        steps: The capability of each step, by the step's key.
+        steps: Capability of each step, by step key.
 
     Returns:
-        The parameters by key, unchecked; empty when the reply cannot be read.
+        The parameters by step key, without validation. Empty if the reply cannot be parsed.
 
     Raises:
         ModelError: The call failed or the model refused.
     """
-    listed = "\n".join(f"{key}: {_signature(spec)}" for key, spec in steps.items())
-    messages = [SystemMessage(f"{_RULE}\n{listed}"), HumanMessage(as_request(task))]
+    signatures = "\n".join(f"{key}: {_signature(spec)}" for key, spec in steps.items())
+    messages = [SystemMessage(f"{_RULE}\n{signatures}"), HumanMessage(as_request(task))]
     try:
-        found = await generate_structured(role, _reply_schema(steps), messages)
+        reply = await generate_structured(role, _reply_schema(steps), messages)
     except MalformedAnswerError:
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(reply, dict):
         return {}
-    if len(steps) == 1 and not found.keys() & steps.keys():
-        # A model that is asked for one entry writes its arguments without the key.
+    if len(steps) == 1 and not reply.keys() & steps.keys():
+        # For a single entry, models tend to omit the key.
         [(key, spec)] = steps.items()
-        return {key: found.get(spec.name, found)}
-    return {key: found[key] for key in steps if key in found}
+        return {key: reply.get(spec.name, reply)}
+    return {key: reply[key] for key in steps if key in reply}
 
 
 async def is_asked_for(role: RoleModel, task: str, spec: CapabilitySpec) -> bool:
-    """Ask a model whether a request asks for what a capability does; True if the reply cannot be read.
+    """Ask a model whether a request asks for a capability's action.
+
+    Return True if the reply cannot be parsed.
 
     Raises:
         ModelError: The call failed or the model refused.
@@ -72,18 +74,18 @@ async def is_asked_for(role: RoleModel, task: str, spec: CapabilitySpec) -> bool
         ' Answer with JSON: {"asked": "yes"} or {"asked": "no"}.'
     )
     try:
-        found = await generate_structured(role, _ASKED, [HumanMessage(question)])
+        reply = await generate_structured(role, _ASKED, [HumanMessage(question)])
     except MalformedAnswerError:
         return True
-    return not (isinstance(found, dict) and found.get("asked") == "no")
+    return not (isinstance(reply, dict) and reply.get("asked") == "no")
 
 
 def _signature(spec: CapabilitySpec) -> str:
     parameters = []
     for name, schema in _parameters_schema(spec).get("properties", {}).items():
-        kind = " | ".join(map(json.dumps, schema.get("enum", ()))) or schema.get("type", "any")
+        type_name = " | ".join(map(json.dumps, schema.get("enum", ()))) or schema.get("type", "any")
         default = f" = {json.dumps(schema['default'])}" if "default" in schema else ""
-        parameters.append(f"{name}: {kind}{default}")
+        parameters.append(f"{name}: {type_name}{default}")
     return f"{spec.name}({', '.join(parameters)})  {' '.join(spec.description.split())}"
 
 
@@ -95,11 +97,11 @@ def _reply_schema(steps: Mapping[str, CapabilitySpec]) -> dict[str, Any]:
     definitions: dict[str, Any] = {}
     properties: dict[str, Any] = {}
     for key, spec in steps.items():
-        form = _parameters_schema(spec)
-        definitions |= form.pop("$defs", {})
-        form.pop("description", None)
-        properties[key] = {**form, "additionalProperties": False}
-    found = {
+        schema = _parameters_schema(spec)
+        definitions |= schema.pop("$defs", {})
+        schema.pop("description", None)
+        properties[key] = {**schema, "additionalProperties": False}
+    reply_schema = {
         "title": "Parameters",
         "description": "The arguments.",
         "type": "object",
@@ -107,4 +109,4 @@ def _reply_schema(steps: Mapping[str, CapabilitySpec]) -> dict[str, Any]:
         "required": list(properties),
         "additionalProperties": False,
     }
-    return found | ({"$defs": definitions} if definitions else {})
+    return reply_schema | ({"$defs": definitions} if definitions else {})

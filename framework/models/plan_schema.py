@@ -1,8 +1,8 @@
-"""JSON schemas of a plan: one form for each capability, rendered for what serves the model.
+"""JSON schemas of a plan, with one variant for each capability.
 
-A server that constrains what a model writes can only exclude what its schema excludes. So each
-capability has a form of its own here, with its name and its own parameters. Providers accept
-different parts of JSON schema, therefore the forms are rendered in four ways.
+A server that constrains model output can exclude only what the schema excludes. The schema
+therefore has one variant for each capability, with its name and its parameters. Providers support
+different parts of JSON schema, so the variants can be rendered in four ways.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from capgraph.configs.logger import get_logger
 from capgraph.planning import CLARIFY
 
 Rendering = Literal["open", "grammar", "strict", "optional"]
-"""Form of the schema.
+"""Style of the schema.
 
-- ``open``: names are not constrained and parameters are an open object; the plan check reads them.
+- ``open``: names are not constrained, and parameters are an open object that the plan check reads.
 - ``grammar``: for servers that compile a schema to a grammar (llama.cpp, vLLM, Ollama).
-- ``strict``: for OpenAI's strict mode. Every property is required; null means the default.
-- ``optional``: for Anthropic and Google. Optional properties are left out; no bounds.
+- ``strict``: for OpenAI's strict mode. Every property is required, and null means the default.
+- ``optional``: for Anthropic and Google. Optional properties may be missing, and there are no
+  bounds.
 """
 
 ParameterKey = tuple[str, str]
-"""A capability and the name of one of its parameters."""
+"""Names of a capability and of one of its parameters."""
 
 PLAN_FEATURES = ("references", "for_each", "when", "look_again", "wait_until")
-"""Features of plans that are part of schema and prompt only if an agent can use them."""
+"""Plan features that schema and prompt contain only if an agent can use them."""
 
 MAX_GRAMMAR_STEPS = 10
-"""Longest list of steps that a grammar allows: a small model may repeat a step without end."""
+"""Maximum number of steps that a grammar allows. Small models may repeat a step endlessly."""
 
 PLAN_TITLE = "ExecutionPlan"
 _TEXT: dict[str, Any] = {"type": "string"}
@@ -95,11 +96,11 @@ _LIMITS: dict[str, dict[str, int]] = {
     },
     "optional": {"left_out": 24, "unions": 16},
 }
-"""What providers accept at most; tests hold the same figures with date and source."""
+"""Providers' limits on schemas. The tests hold the same figures with date and source."""
 
 
 class _UnsupportedSchemaError(Exception):
-    """A provider's schema language cannot express a parameter."""
+    """Parameter type that a provider's schema language does not support."""
 
 
 def plan_schema(
@@ -110,16 +111,15 @@ def plan_schema(
     reference_parameters: Collection[ParameterKey] | None = None,
     can_clarify: bool = True,
 ) -> tuple[dict[str, Any], bool]:
-    """Return the schema of a plan, and whether it constrains names and parameters.
+    """Return the schema of a plan, and True if it constrains names and parameters.
 
     Args:
-        specs: The capabilities that a plan may use.
-        rendering: Form of the schema.
-        features: Features of plans beside capability and parameters; see :data:`FEATURES`, and
-            ``inputs``.
-        reference_parameters: Parameters that may refer to a result if ``features`` has references; ``None``
-            for all.
-        can_clarify: True if a plan may ask the person back.
+        specs: Capabilities that a plan may use.
+        rendering: Style of the schema.
+        features: Plan features to include: :data:`PLAN_FEATURES`, and ``inputs``.
+        reference_parameters: Parameters that may refer to a result if ``features`` contains
+            ``references``. ``None`` allows all.
+        can_clarify: True if a plan may ask the user for clarification.
 
     >>> schema, typed = plan_schema([CapabilitySpec("fetch", "Fetches.")], "grammar")
     >>> schema["properties"]["steps"]["items"]["anyOf"][0]["properties"]
@@ -128,18 +128,18 @@ def plan_schema(
     if rendering == "open":
         return open_schema(specs, features), False
     try:
-        forms = [_step_schema(spec, rendering, features, reference_parameters) for spec in specs]
+        variants = [_step_schema(spec, rendering, features, reference_parameters) for spec in specs]
     except _UnsupportedSchemaError as exc:
         return _names_only_schema(specs, features, rendering, str(exc)), False
     if can_clarify:
         question = {"capability": _name_schema(CLARIFY, rendering), "task_objective": _TEXT}
-        forms.append(_object_schema(question, list(question)))
-    steps: dict[str, Any] = {"type": "array", "items": {"anyOf": forms}}
+        variants.append(_object_schema(question, list(question)))
+    steps: dict[str, Any] = {"type": "array", "items": {"anyOf": variants}}
     if rendering == "grammar":
         steps["maxItems"] = MAX_GRAMMAR_STEPS
     answer = {"anyOf": [_TEXT, _NULL]} if rendering == "strict" else _TEXT
-    needed = ["steps", "answer"] if rendering == "strict" else ["steps"]
-    schema = _with_title(_object_schema({"steps": steps, "answer": answer}, needed))
+    required = ["steps", "answer"] if rendering == "strict" else ["steps"]
+    schema = _with_title(_object_schema({"steps": steps, "answer": answer}, required))
     if excess := exceeded_limit(schema, rendering):
         return _names_only_schema(specs, features, rendering, excess), False
     return schema, True
@@ -148,7 +148,10 @@ def plan_schema(
 def open_schema(
     specs: Sequence[CapabilitySpec], features: Collection[str], *, list_names: bool = False
 ) -> dict[str, Any]:
-    """Return a schema in which parameters are an open object, optionally with the names as enum."""
+    """Return a plan schema with open parameter objects.
+
+    ``list_names`` adds the names as an enum.
+    """
     name: dict[str, Any] = dict(_TEXT)
     if list_names:
         name["enum"] = [*(spec.name for spec in specs), CLARIFY]
@@ -162,7 +165,7 @@ def open_schema(
         step["expected_output"] = _TEXT
     for feature in PLAN_FEATURES:
         if feature in features:
-            # Conditions and lists stay open here: some clients have them written as text.
+            # Objects stay open here, because some clients make models write them as text.
             step |= {
                 key: {"type": "object"} if part["type"] == "object" else part
                 for key, part in _FEATURE_PROPERTIES[feature].items()
@@ -181,6 +184,7 @@ def open_schema(
 def _names_only_schema(
     specs: Sequence[CapabilitySpec], features: Collection[str], rendering: str, reason: str
 ) -> dict[str, Any]:
+    """Log why the full schema cannot be used, and return one that constrains names only."""
     get_logger("framework", "planner").info(
         "The plan's schema lists only names: %s (%s). The plan check reads the parameters.",
         reason,
@@ -190,30 +194,32 @@ def _names_only_schema(
 
 
 def exceeded_limit(schema: Mapping[str, Any], rendering: str) -> str:
-    """Name the provider's limit that a schema exceeds; empty if it exceeds none.
+    """Return the provider limit that a schema exceeds, or an empty string.
 
     >>> exceeded_limit({"type": "object", "properties": {}}, "strict")
     ''
     """
     limits = _LIMITS.get(rendering, {})
-    found = dict.fromkeys(limits, 0)
+    totals = dict.fromkeys(limits, 0)
     for part, depth in _iter_subschemas(schema, 0):
-        own = part.get("properties", {})
+        properties = part.get("properties", {})
         values = [*part.get("enum", ()), *([part["const"]] if "const" in part else ())]
         sizes = {
-            "properties": len(own),
+            "properties": len(properties),
             "values": len(values),
-            "characters": sum(map(len, own)) + sum(len(str(value)) for value in values),
-            # Of an enumeration with more than 250 values.
+            "characters": sum(map(len, properties)) + sum(len(str(value)) for value in values),
+            # The limit applies to enumerations with more than 250 values.
             "enum_characters": sum(map(len, map(str, values))) if len(values) > 250 else 0,
             "depth": depth,
-            "left_out": len(own) - len(part.get("required", ())),
+            "left_out": len(properties) - len(part.get("required", ())),
             "unions": "anyOf" in part,
         }
-        for name in found:
-            is_each = name in ("depth", "enum_characters")
-            found[name] = max(found[name], sizes[name]) if is_each else found[name] + sizes[name]
-    return next((f"{n} {found[n]} > {limits[n]}" for n in limits if found[n] > limits[n]), "")
+        for name in totals:
+            is_maximum = name in ("depth", "enum_characters")
+            totals[name] = (
+                max(totals[name], sizes[name]) if is_maximum else totals[name] + sizes[name]
+            )
+    return next((f"{n} {totals[n]} > {limits[n]}" for n in limits if totals[n] > limits[n]), "")
 
 
 def _iter_subschemas(
@@ -251,10 +257,10 @@ def _step_schema(
     features: Collection[str],
     reference_parameters: Collection[ParameterKey] | None,
 ) -> dict[str, Any]:
-    own: dict[str, Any] = {"capability": _name_schema(spec.name, rendering)}
-    needed = ["capability"]
+    properties: dict[str, Any] = {"capability": _name_schema(spec.name, rendering)}
+    required = ["capability"]
     if spec.parameters is not None and spec.parameters.model_fields:
-        own["parameters"] = parameters = _parameters_schema(spec, rendering)
+        properties["parameters"] = parameters = _parameters_schema(spec, rendering)
         if "references" in features or "for_each" in features:
             parameters["properties"] = {
                 name: _union_schema([part, _REFERENCE])
@@ -263,26 +269,28 @@ def _step_schema(
                 for name, part in parameters["properties"].items()
             }
         if parameters["required"]:
-            needed.append("parameters")
+            required.append("parameters")
     if spec.requires and "inputs" in features:
-        own["inputs"] = {"type": "array", "items": _TEXT}
+        properties["inputs"] = {"type": "array", "items": _TEXT}
     if len(spec.provides) > 1:
-        own["expected_output"] = {"type": "string", "enum": list(spec.provides)}
+        properties["expected_output"] = {"type": "string", "enum": list(spec.provides)}
     for feature in PLAN_FEATURES:
         if feature in features:
-            own |= _FEATURE_PROPERTIES[feature]
+            properties |= _FEATURE_PROPERTIES[feature]
     if rendering == "strict":
-        own = {n: p if n in needed else {"anyOf": [p, _NULL]} for n, p in own.items()}
-        needed = list(own)
-    if rendering == "strict" or "when" in own:
-        own = deepcopy(own)
-    return _object_schema(own, needed)
+        properties = {
+            n: p if n in required else {"anyOf": [p, _NULL]} for n, p in properties.items()
+        }
+        required = list(properties)
+    if rendering == "strict" or "when" in properties:
+        properties = deepcopy(properties)
+    return _object_schema(properties, required)
 
 
 def _parameters_schema(spec: CapabilitySpec, rendering: Rendering) -> dict[str, Any]:
     assert spec.parameters is not None
-    whole = spec.parameters.model_json_schema()
-    schema = _render_schema(whole, whole.get("$defs", {}), rendering, ())
+    full_schema = spec.parameters.model_json_schema()
+    schema = _render_schema(full_schema, full_schema.get("$defs", {}), rendering, ())
     schema.setdefault("properties", {})
     schema.setdefault("required", [])
     return schema
@@ -291,7 +299,7 @@ def _parameters_schema(spec: CapabilitySpec, rendering: Rendering) -> dict[str, 
 def _render_schema(
     schema: Any, defs: Mapping[str, Any], rendering: Rendering, expanded_refs: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Return a schema in the part of the language that a rendering has, without references."""
+    """Return a schema without references, reduced to the keywords that a rendering supports."""
     if not isinstance(schema, dict) or not schema:
         return _any_schema(rendering, "of any type")
     if "$ref" in schema:
@@ -304,17 +312,22 @@ def _render_schema(
     for spelling in ("anyOf", "oneOf", "allOf"):
         if spelling in schema:
             return _union_schema(
-                [_render_schema(form, defs, rendering, expanded_refs) for form in schema[spelling]]
+                [
+                    _render_schema(variant, defs, rendering, expanded_refs)
+                    for variant in schema[spelling]
+                ]
             )
-    kept = _PORTABLE_KEYWORDS | _BOUND_KEYWORDS if rendering == "grammar" else _PORTABLE_KEYWORDS
-    made = {key: value for key, value in schema.items() if key in kept}
-    if "const" in made and rendering != "grammar":
-        made["enum"] = [made.pop("const")]
-    if made.get("type") == "array":
-        made["items"] = _render_schema(made.get("items"), defs, rendering, expanded_refs)
-    if made.get("type") == "object":
-        _render_object(made, schema, defs, rendering, expanded_refs)
-    return made
+    keywords = (
+        _PORTABLE_KEYWORDS | _BOUND_KEYWORDS if rendering == "grammar" else _PORTABLE_KEYWORDS
+    )
+    rendered = {key: value for key, value in schema.items() if key in keywords}
+    if "const" in rendered and rendering != "grammar":
+        rendered["enum"] = [rendered.pop("const")]
+    if rendered.get("type") == "array":
+        rendered["items"] = _render_schema(rendered.get("items"), defs, rendering, expanded_refs)
+    if rendered.get("type") == "object":
+        _render_object(rendered, schema, defs, rendering, expanded_refs)
+    return rendered
 
 
 def _any_schema(rendering: Rendering, description: str) -> dict[str, Any]:
@@ -342,21 +355,21 @@ def _render_object(
     parts = {
         n: _render_schema(part, defs, rendering, expanded_refs) for n, part in properties.items()
     }
-    needed = [name for name in target.get("required", ()) if name in parts]
+    required = [name for name in target.get("required", ()) if name in parts]
     if rendering == "strict":
-        parts = {n: p if n in needed else _union_schema([p, _NULL]) for n, p in parts.items()}
-        needed = list(parts)
+        parts = {n: p if n in required else _union_schema([p, _NULL]) for n, p in parts.items()}
+        required = list(parts)
     else:
-        # Leaving a value out is simpler than writing null.
-        parts = {n: p if n in needed else _without_null(p) for n, p in parts.items()}
-    target["properties"], target["required"] = parts, needed
+        # Models omit a value more reliably than they write null.
+        parts = {n: p if n in required else _without_null(p) for n, p in parts.items()}
+    target["properties"], target["required"] = parts, required
 
 
 def _union_schema(schemas: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return a union of forms, flat and each one once."""
+    """Return a flat union of schemas without duplicates."""
     flat: list[dict[str, Any]] = []
-    for form in schemas:
-        parts = form["anyOf"] if set(form) == {"anyOf"} else [form]
+    for variant in schemas:
+        parts = variant["anyOf"] if set(variant) == {"anyOf"} else [variant]
         flat += [part for part in parts if part not in flat]
     return flat[0] if len(flat) == 1 else {"anyOf": flat}
 
@@ -364,11 +377,13 @@ def _union_schema(schemas: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
     if set(schema) != {"anyOf"}:
         return schema
-    return _union_schema([form for form in schema["anyOf"] if form != _NULL] or schema["anyOf"])
+    return _union_schema(
+        [variant for variant in schema["anyOf"] if variant != _NULL] or schema["anyOf"]
+    )
 
 
 def remove_default_nulls(step: dict[str, Any], spec: CapabilitySpec | None) -> None:
-    """Remove nulls that stand for a default from the parameters of a step.
+    """Remove nulls that stand for a default from a step's parameters, in place.
 
     >>> from pydantic import BaseModel
     >>> class P(BaseModel):
@@ -378,62 +393,69 @@ def remove_default_nulls(step: dict[str, Any], spec: CapabilitySpec | None) -> N
     >>> step
     {'parameters': {}}
     """
-    given = step.get("parameters")
-    if spec is None or spec.parameters is None or not isinstance(given, dict):
+    parameters = step.get("parameters")
+    if spec is None or spec.parameters is None or not isinstance(parameters, dict):
         return
-    needed = spec.parameters.model_json_schema().get("required", ())
-    step["parameters"] = {n: v for n, v in given.items() if v is not None or n in needed}
+    required = spec.parameters.model_json_schema().get("required", ())
+    step["parameters"] = {n: v for n, v in parameters.items() if v is not None or n in required}
 
 
 def usable_features(
     specs: Sequence[CapabilitySpec], *, by_name: bool = False
 ) -> Mapping[str, frozenset[ParameterKey]]:
-    """Return the features that outputs and parameters of capabilities make useful.
+    """Return the plan features that the outputs and parameters of capabilities can use.
 
-    ``references``: a field of an output, or of an element of one, fits a parameter of another
-    capability; an output of unknown form, as of most tools, fits any. ``for_each``: an
-    output holds a list whose elements fit one. ``inputs``: several results may fit an input.
+    - ``references``: a field of an output, or of an element of one, fits a parameter of another
+      capability. An output of unknown schema, as of most tools, fits any parameter.
+    - ``for_each``: an output holds a list whose elements fit a parameter.
+    - ``inputs``: several results may fit an input.
 
     Args:
         specs: The capabilities.
-        by_name: Let values fit only a parameter of the same name. Small models otherwise write
-            references where the request has the value.
+        by_name: True to match values only with parameters of the same name. Small models otherwise
+            write references where the request has the value.
 
     Returns:
-        Feature to the parameters that may refer to a result because of it.
+        Each feature with the parameters that may refer to a result because of it.
     """
-    wanted: dict[ParameterKey, str] = {}
+    parameter_types: dict[ParameterKey, str] = {}
     for spec in specs:
         if spec.parameters is not None:
             properties = spec.parameters.model_json_schema().get("properties", {})
-            wanted |= {(spec.name, name): _json_type(part) for name, part in properties.items()}
-    needed = {need.type for spec in specs for need in spec.requires}
+            parameter_types |= {
+                (spec.name, name): _json_type(part) for name, part in properties.items()
+            }
+    required_types = {need.type for spec in specs for need in spec.requires}
     references: set[ParameterKey] = set()
     for_each: set[ParameterKey] = set()
     for spec in specs:
-        others = {one: (one[1], kind) for one, kind in wanted.items() if one[0] != spec.name}
-        inner = _nested_values(spec, needed)
+        other_parameters = {
+            key: (key[1], kind) for key, kind in parameter_types.items() if key[0] != spec.name
+        }
+        nested = _nested_values(spec, required_types)
         outputs = [(field, part, _json_type(part)) for field, part in _output_fields(spec)]
         elements = [
             (field.removesuffix("s"), _json_type(part["items"]))
             for field, part, kind in outputs
             if kind == "array" and part.get("items")
         ]
-        for one, other in others.items():
-            if any(_nested_value_fits(part, other, by_name) for part in inner) or any(
-                _value_fits(field, kind, other, by_name) for field, _, kind in outputs
+        for key, parameter in other_parameters.items():
+            if any(_nested_value_fits(part, parameter, by_name) for part in nested) or any(
+                _value_fits(field, kind, parameter, by_name) for field, _, kind in outputs
             ):
-                references.add(one)
-            # The fields of an object are named by the model.
-            if any(k == "object" or _value_fits(field, k, other, by_name) for field, k in elements):
-                for_each.add(one)
-    found = {"references": references, "for_each": for_each}
-    usable = {feature: frozenset(fitting) for feature, fitting in found.items() if fitting}
+                references.add(key)
+            # For an object, the model names the field.
+            if any(
+                k == "object" or _value_fits(field, k, parameter, by_name) for field, k in elements
+            ):
+                for_each.add(key)
+    candidates = {"references": references, "for_each": for_each}
+    usable = {feature: frozenset(keys) for feature, keys in candidates.items() if keys}
     return usable | ({"inputs": frozenset()} if _has_ambiguous_inputs(specs) else {})
 
 
 def _has_ambiguous_inputs(specs: Sequence[CapabilitySpec]) -> bool:
-    """Tell whether several results may fit one input."""
+    """Return True if several results may fit one input."""
     producers = Counter(kind for spec in specs for kind in spec.provides)
     return any(
         need.cardinality != "one" or producers[need.type] > 1 or need.type in spec.provides
@@ -443,14 +465,17 @@ def _has_ambiguous_inputs(specs: Sequence[CapabilitySpec]) -> bool:
 
 
 def _nested_values(spec: CapabilitySpec, required_types: Collection[str]) -> list[tuple[str, Any]]:
-    """Return what a path can reach inside of the outputs; an input of others is no such output."""
-    known = {kind.CONTEXT_TYPE for kind in spec.context_types}.union(required_types)
-    found = [inner for field, part in _output_fields(spec) for inner in _iter_nested(field, part)]
-    return found + [("", {}) for kind in spec.provides if kind not in known]
+    """Return the values inside outputs that a path can reach.
+
+    Outputs of unknown type are included with an empty schema.
+    """
+    known_types = {kind.CONTEXT_TYPE for kind in spec.context_types}.union(required_types)
+    nested = [inner for field, part in _output_fields(spec) for inner in _iter_nested(field, part)]
+    return nested + [("", {}) for kind in spec.provides if kind not in known_types]
 
 
 def _output_fields(spec: CapabilitySpec) -> Iterable[tuple[str, dict[str, Any]]]:
-    """Yield the fields of what a capability provides, each with its schema."""
+    """Yield the fields of a capability's outputs, each with its schema."""
     for kind in spec.context_types:
         if kind.CONTEXT_TYPE not in spec.provides:
             continue
@@ -470,32 +495,34 @@ def _output_fields(spec: CapabilitySpec) -> Iterable[tuple[str, dict[str, Any]]]
 def _iter_nested(
     field: str, schema: Mapping[str, Any], depth: int = 0
 ) -> Iterable[tuple[str, Any]]:
-    """Yield what a path can reach inside of an output; an empty schema where anything may be."""
+    """Yield the nested values of an output with their schemas (empty if unknown)."""
     defs = schema.get("$defs", {})
     schema = _resolve_ref(dict(schema), defs)
-    kind, more = schema.get("type"), schema.get("additionalProperties", True)
+    json_type, additional = schema.get("type"), schema.get("additionalProperties", True)
     if not schema.keys() - {"title", "description", "$defs"}:
         yield field, {}
-    elif depth < _MAX_DEPTH and kind in ("array", "object"):
+    elif depth < _MAX_DEPTH and json_type in ("array", "object"):
         parts = (
-            {field: schema.get("items", {})} if kind == "array" else schema.get("properties", {})
+            {field: schema.get("items", {})}
+            if json_type == "array"
+            else schema.get("properties", {})
         )
-        if kind == "object" and not parts and more:
-            parts = {"": more if isinstance(more, dict) else {}}
-        for name, one in parts.items():
-            yield from _iter_nested(name, {"$defs": defs, **_resolve_ref(one, defs)}, depth + 1)
+        if json_type == "object" and not parts and additional:
+            parts = {"": additional if isinstance(additional, dict) else {}}
+        for name, value in parts.items():
+            yield from _iter_nested(name, {"$defs": defs, **_resolve_ref(value, defs)}, depth + 1)
     elif depth:
         yield field, schema
 
 
 def _nested_value_fits(value: tuple[str, Any], parameter: tuple[str, str], by_name: bool) -> bool:
-    (field, schema), (name, wanted) = value, parameter
+    (field, schema), (name, expected_type) = value, parameter
     if not schema:
-        return wanted not in ("choice", "boolean") and (not by_name or "_" in name)
-    # The ID of an element, such as "id", fits "hotel_id".
-    same = f"_{name}".lower().endswith(f"_{field}".lower()) and "_" in name
+        return expected_type not in ("choice", "boolean") and (not by_name or "_" in name)
+    # The field "id" of an element fits the parameter "hotel_id".
+    has_same_name = f"_{name}".lower().endswith(f"_{field}".lower()) and "_" in name
     return _value_fits(field, _json_type(schema), parameter, by_name=False) and (
-        same or not by_name
+        has_same_name or not by_name
     )
 
 
@@ -506,7 +533,7 @@ def _resolve_ref(schema: dict[str, Any], defs: Mapping[str, Any]) -> dict[str, A
 
 def _json_type(schema: Mapping[str, Any]) -> str:
     if "anyOf" in schema:
-        kinds = [_json_type(form) for form in schema["anyOf"] if form != _NULL]
+        kinds = [_json_type(variant) for variant in schema["anyOf"] if variant != _NULL]
         return kinds[0] if len(set(kinds)) == 1 else ""
     if "enum" in schema or "const" in schema:
         return "choice"
@@ -514,8 +541,8 @@ def _json_type(schema: Mapping[str, Any]) -> str:
 
 
 def _value_fits(field: str, json_type: str, parameter: tuple[str, str], by_name: bool) -> bool:
-    name, wanted = parameter
-    if json_type != wanted or json_type in ("", "choice"):
+    name, expected_type = parameter
+    if json_type != expected_type or json_type in ("", "choice"):
         return False
-    # A name of several words, such as customer_id, says what it is; name or text does not.
+    # A name of several words, such as customer_id, is specific. "name" or "text" is not.
     return not by_name or (name.lower() == field.lower() and (json_type != "string" or "_" in name))

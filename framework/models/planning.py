@@ -1,4 +1,4 @@
-"""Writing plans with a model."""
+"""Planning with a chat model."""
 
 from __future__ import annotations
 
@@ -81,36 +81,38 @@ _REMEDIES = {
     MALFORMED_INPUT: _INPUTS_REMEDY,
     MISSING_INPUT: _INPUTS_REMEDY,
 }
-"""Remedies for a model, which writes a smaller form of a plan than a caller does."""
+"""Remedies for a model, whose plan schema is smaller than a caller's."""
 
 
 class PlannerCatalog:
-    """All capabilities as a planner that chooses among them is shown them.
+    """Capability descriptions for a planner that also selects capabilities.
 
     Args:
-        registry: The capabilities; read when it is first needed, and complete by then.
-        max_tokens: Up to how many tokens of them, and of what they note, the planner is shown.
-        is_brief: True to leave out the types of results that no capability takes.
+        registry: The capabilities. It is read on first use and must be complete by then.
+        max_tokens: Maximum number of tokens of the descriptions and notes in the prompt.
+        is_brief: True to omit result types that no capability requires.
     """
 
     def __init__(self, registry: Registry, max_tokens: int, *, is_brief: bool = False) -> None:
         self._registry = registry
-        self._budget = max_tokens
+        self._max_tokens = max_tokens
         self.is_brief = is_brief
-        self._cuts: WeakKeyDictionary[Any, PlannerCatalog] = WeakKeyDictionary()
+        self._caller_catalogs: WeakKeyDictionary[Any, PlannerCatalog] = WeakKeyDictionary()
 
     def for_caller(self, registry: Any) -> PlannerCatalog:
-        """Return the catalogue of what a request may use: all, or what its caller may."""
+        """Return the catalog of a caller's registry, which may contain fewer capabilities."""
         if registry is self._registry or not isinstance(registry, Registry):
             return self
-        if registry not in self._cuts:
-            self._cuts[registry] = PlannerCatalog(registry, self._budget, is_brief=self.is_brief)
-        return self._cuts[registry]
+        if registry not in self._caller_catalogs:
+            self._caller_catalogs[registry] = PlannerCatalog(
+                registry, self._max_tokens, is_brief=self.is_brief
+            )
+        return self._caller_catalogs[registry]
 
     @cached_property
     def text(self) -> str:
-        """What each one does, needs and gives, and when it is wanted, in alphabetical order."""
-        # Positive examples repeat what a description says; the others draw a line.
+        """Descriptions of all capabilities in alphabetical order, with selection hints."""
+        # Positive examples repeat the description, so only the negative ones are listed.
         hints = {
             c.name: format_selection_hints(replace(c, positives=()), _MAX_EXAMPLES)
             for c in self._registry.candidates()
@@ -120,39 +122,39 @@ class PlannerCatalog:
 
     @cached_property
     def has_recipes(self) -> bool:
-        """Whether any capability is a recipe."""
+        """True if any capability is a recipe."""
         return any(recipe_of(spec) for spec in self._registry.capabilities.values())
 
     def single_recipe(self, names: Sequence[str]) -> str | None:
-        """Return the recipe that does all that was chosen; ``None`` when no single one does."""
-        left = drop_overlapping(names, self._registry)
-        single = left[0] if len(left) == 1 else ""
+        """Return the single recipe that covers the selected capabilities, or None."""
+        names_left = drop_overlapping(names, self._registry)
+        single = names_left[0] if len(names_left) == 1 else ""
         return single if recipe_of(self._registry.capabilities.get(single)) else None
 
     @cached_property
     def guides(self) -> str:
-        """The planning advice of all."""
+        """Planning guides of all capabilities."""
         return self._registry.planning_guides(self._registry.capabilities)
 
     @cached_property
     def remaining_tokens(self) -> int:
-        """About how many tokens of the budget are left beside it."""
-        return self._budget - (len(self.text) + len(self.guides)) // 4
+        """Approximate number of tokens that the catalog leaves unused."""
+        return self._max_tokens - (len(self.text) + len(self.guides)) // 4
 
     def trim_notes(self, notes: Mapping[str, str]) -> dict[str, str]:
-        """Cut what capabilities note about the state at hand to what the budget leaves."""
-        each = 4 * max(self.remaining_tokens, self._budget // 4) // max(len(notes), 1)
-        return {name: sanitize_text(text, each) for name, text in notes.items()}
+        """Cut the capabilities' notes to the remaining tokens."""
+        max_characters = 4 * max(self.remaining_tokens, self._max_tokens // 4) // max(len(notes), 1)
+        return {name: sanitize_text(text, max_characters) for name, text in notes.items()}
 
 
 @dataclass(eq=False)
 class DeferringSelector:
-    """Leaves the choice to the planner while that can be shown every capability.
+    """Selector that leaves the choice to the planner while all capabilities fit its prompt.
 
     Args:
-        catalog: All capabilities.
-        fallback: Chooses past its budget.
-        offline: Tells whether a recipe answered such requests before; ``None`` where it cannot.
+        catalog: Descriptions of all capabilities.
+        fallback: Selector used when the catalog exceeds its token limit.
+        offline: Selector that recognizes requests for a recipe, or ``None``.
     """
 
     catalog: PlannerCatalog
@@ -166,11 +168,11 @@ class DeferringSelector:
         *,
         excluded: Mapping[str, str] = NO_EXCLUSIONS,
     ) -> Selection:
-        """Return all that may be chosen, what a call of its own chooses, or the one recipe."""
+        """Return the matching recipe, all allowed capabilities, or the fallback's choice."""
         if self.offline is not None and self.catalog.has_recipes:
-            found = await self.offline.select(task, candidates, excluded=excluded)
-            if recipe := self.catalog.single_recipe(found.names):
-                return replace(found, names=(recipe,))
+            offline_choice = await self.offline.select(task, candidates, excluded=excluded)
+            if recipe := self.catalog.single_recipe(offline_choice.names):
+                return replace(offline_choice, names=(recipe,))
         names = tuple(c.name for c in candidates if c.name not in excluded)
         if not names or self.catalog.remaining_tokens < 0:
             return await self.fallback.select(task, candidates, excluded=excluded)
@@ -179,17 +181,17 @@ class DeferringSelector:
 
 @dataclass(eq=False)
 class ModelPlanner:
-    """Asks a model for a plan; told what is wrong with one, it writes another.
+    """Planner that asks a chat model for a plan, and to correct a plan that has problems.
 
     Args:
-        role: The model.
+        role: Role and model to call.
         prompt: Builder of the prompt.
-        catalog: All capabilities.
-        features: Features of plans that the model may use, or ``auto`` or ``all``.
-        mode: As in the settings.
-        max_result_tokens: As in the settings.
-        max_stored_results: As in the settings.
-        chooses_capabilities: True if the selector leaves the choice of capabilities to the planner.
+        catalog: Descriptions of all capabilities.
+        features: Plan features that the model may use, or ``auto`` or ``all``.
+        mode: Value of the setting ``planning.mode``.
+        max_result_tokens: Value of the setting ``planning.max_result_tokens``.
+        max_stored_results: Value of the setting ``planning.max_stored_results``.
+        chooses_capabilities: True if the selector leaves the choice to the planner.
     """
 
     can_correct = True
@@ -212,58 +214,58 @@ class ModelPlanner:
 
     @property
     def reads_conversation(self) -> bool:
-        """True if the model gets the earlier messages; a choice before it needs the task alone."""
+        """True if the prompt contains the earlier messages."""
         return (
             self.mode != "plan" and self.chooses_capabilities and self.catalog.remaining_tokens >= 0
         )
 
     @property
     def needs_confirmation(self) -> bool:
-        """True for the models that a grammar serves, most of them small."""
+        """True for models behind grammar servers, most of which are small."""
         return self.role.rendering == "grammar"
 
     async def plan(self, request: PlanRequest) -> ExecutionPlan:
-        """Return what the model proposes, right or wrong.
+        """Return the plan that the model proposes, without validation.
 
-        An answer that is no plan comes back as it is: the check that follows says so, and the
+        An answer that is not a plan is returned as it is. The plan check reports it, and the
         attempt counts.
 
         Raises:
             ModelError: The call failed or the model refused.
         """
         specs = self._listed_specs(request)
-        features, referring = self._select_features(request, specs)
-        schema, is_typed = self._cached_schema(specs, features, referring)
+        features, reference_parameters = self._select_features(request, specs)
+        schema, is_typed = self._cached_schema(specs, features, reference_parameters)
         messages = self._messages(request, specs, features)
         is_strict = is_typed and self.role.rendering == "strict"
         try:
-            found = await generate_structured(self.role, schema, messages, strict=is_strict)
+            reply = await generate_structured(self.role, schema, messages, strict=is_strict)
         except MalformedAnswerError as exc:
             return cast("ExecutionPlan", exc.text)
-        if isinstance(found, dict) and not found.keys() & {"steps", "answer"}:
-            return cast("ExecutionPlan", json.dumps(found, default=str))
-        if isinstance(found, dict) and _says_no_function(found.get("answer")):
-            del found["answer"]  # the reply is written by who knows what the agent can do
-        if isinstance(found, dict) and isinstance(found.get("steps"), list):
-            if self.role.rendering == "grammar" and len(found["steps"]) > MAX_GRAMMAR_STEPS:
-                told = f"{len(found['steps'])} steps, and its schema allows {MAX_GRAMMAR_STEPS}"
-                return cast("ExecutionPlan", f"The plan has {told}.")
-            for step in found["steps"]:
+        if isinstance(reply, dict) and not reply.keys() & {"steps", "answer"}:
+            return cast("ExecutionPlan", json.dumps(reply, default=str))
+        if isinstance(reply, dict) and _says_no_function(reply.get("answer")):
+            del reply["answer"]  # the agent lists its capabilities instead
+        if isinstance(reply, dict) and isinstance(reply.get("steps"), list):
+            if self.role.rendering == "grammar" and len(reply["steps"]) > MAX_GRAMMAR_STEPS:
+                count = f"{len(reply['steps'])} steps, and its schema allows {MAX_GRAMMAR_STEPS}"
+                return cast("ExecutionPlan", f"The plan has {count}.")
+            for step in reply["steps"]:
                 if isinstance(step, dict):
                     _normalize_step(step)
                     remove_default_nulls(step, _step_spec(request, step))
-                    # A step that says nothing of its own is for the whole request.
+                    # A step without an objective serves the whole request.
                     step.setdefault("task_objective", request.task)
-        return cast("ExecutionPlan", found)
+        return cast("ExecutionPlan", reply)
 
     async def fill_parameters(
         self, task: str, steps: Mapping[str, CapabilitySpec]
     ) -> Mapping[str, Any]:
-        """Return the parameters of steps, by their keys; see :func:`ask_for_parameters`."""
+        """Return parameters of steps by their keys; see :func:`ask_for_parameters`."""
         return await ask_for_parameters(self.role, task, steps)
 
     async def is_asked_for(self, task: str, spec: CapabilitySpec) -> bool:
-        """Return whether a request asks for an effect; see :func:`is_asked_for`."""
+        """Return True if a request asks for an effect; see :func:`is_asked_for`."""
         return await is_asked_for(self.role, task, spec)
 
     def _listed_specs(self, request: PlanRequest) -> list[CapabilitySpec]:
@@ -277,34 +279,34 @@ class ModelPlanner:
     def _select_features(
         self, request: PlanRequest, specs: Sequence[CapabilitySpec]
     ) -> tuple[frozenset[str], frozenset[ParameterKey] | None]:
-        """Return the features that are shown, and the parameters that may refer to results."""
-        referring: frozenset[ParameterKey] | None = None
+        """Return the features to offer, and the parameters that may refer to results."""
+        reference_parameters: frozenset[ParameterKey] | None = None
         if self.features == "all":
-            found = {*PLAN_FEATURES, "inputs"}
+            features = {*PLAN_FEATURES, "inputs"}
         elif self.features == "auto":
             usable = self._usable_features(specs)
             guides = self._guides(request)
-            told = {name for name in PLAN_FEATURES if f'"{name}"' in guides}
-            found = {*usable, *told}
-            if not told & {"references", "for_each"}:  # a guide may refer to what has no type
-                referring = frozenset().union(*usable.values())
+            named_in_guides = {name for name in PLAN_FEATURES if f'"{name}"' in guides}
+            features = {*usable, *named_in_guides}
+            if not named_in_guides & {"references", "for_each"}:  # guides may use untyped results
+                reference_parameters = frozenset().union(*usable.values())
         else:
-            found = {*self.features, "inputs"}
+            features = {*self.features, "inputs"}
         if request.problems or request.available or request.finished:
-            found.add("inputs")  # stored results are named by their keys
+            features.add("inputs")  # the model refers to stored results by their keys
         if not any(spec.requires for spec in specs):
-            found.discard("inputs")
+            features.discard("inputs")
         if not _has_checkpointer():
-            found.discard("wait_until")
-        return frozenset(found), referring
+            features.discard("wait_until")
+        return frozenset(features), reference_parameters
 
     def _usable_features(
         self, specs: Sequence[CapabilitySpec]
     ) -> Mapping[str, frozenset[ParameterKey]]:
-        """Return the features that capabilities can use; the schemas are read once."""
+        """Return the features that capabilities can use, cached for the same capabilities."""
         key = tuple(map(id, specs))
         if self._usable is None or self._usable[0] != key:
-            # A value fits each parameter of its type: too little for the models of a grammar.
+            # Matching by type alone misleads the small models of grammar servers.
             by_name = self.role.rendering == "grammar"
             self._usable = (key, usable_features(specs, by_name=by_name))
         return self._usable[1]
@@ -315,7 +317,7 @@ class ModelPlanner:
         features: frozenset[str],
         reference_parameters: frozenset[ParameterKey] | None,
     ) -> tuple[dict[str, Any], bool]:
-        """Return the schema of a plan, the same object for the same capabilities."""
+        """Return the schema of a plan, as the same object for the same capabilities."""
         key = (tuple(map(id, specs)), features, self.role.rendering)
         if key not in self._schemas:
             if len(self._schemas) >= _MAX_CACHED_SCHEMAS:
@@ -338,11 +340,11 @@ class ModelPlanner:
         features: Collection[str],
     ) -> list[BaseMessage]:
         if request.chosen:
-            shown, notes = _format_catalog(specs, {}, self.catalog.is_brief), request.notes
+            listing, notes = _format_catalog(specs, {}, self.catalog.is_brief), request.notes
         else:
-            # All of them each time, what was excluded too: the beginning stays the same.
-            catalogue = self.catalog.for_caller(request.catalog)
-            shown, notes = catalogue.text, catalogue.trim_notes(request.notes)
+            # Excluded capabilities are listed too, so that the prompt prefix stays cacheable.
+            catalog = self.catalog.for_caller(request.catalog)
+            listing, notes = catalog.text, catalog.trim_notes(request.notes)
         rules = [_FEATURE_RULES[name] for name in PLAN_FEATURES if name in features]
         if "inputs" in features:
             rules.append(_INPUTS_RULE)
@@ -350,12 +352,12 @@ class ModelPlanner:
             self.mode == "look" and not isinstance(self.prompt, IterativePlanningPrompt)
         ):
             rules += [_MODE_RULES[self.mode], _ANSWER_RULE]
-        own: dict[str, Any] = {
+        planner_context: dict[str, Any] = {
             "recent": request.recent if self.reads_conversation else (),
-            "capabilities": "\n".join([shown, *rules]),
+            "capabilities": "\n".join([listing, *rules]),
             "guides": self._guides(request),
             "notes": notes,
-            # A function's schema shows a model what a plan is; text needs to be seen once.
+            # A function schema shows the format of a plan. Other methods need an example.
             "shows_examples": self.role.method != "function_calling",
             "problems": [_with_model_remedy(problem) for problem in request.problems],
             "max_result_tokens": self.max_result_tokens,
@@ -364,17 +366,17 @@ class ModelPlanner:
         }
         return build_prompt(
             self.prompt,
-            {**request_fields(request), **own},
+            {**request_fields(request), **planner_context},
             instructions=request.instructions,
-            # A plan of a whole request does not need it, and small models copy an earlier answer in
-            # place of a step.
+            # A plan for the whole request does not need the conversation, and small models copy
+            # an earlier answer instead of planning a step.
             history=split_conversation(request.messages)[0] if self.reads_conversation else (),
             messages=request.messages,
         )
 
 
 def _with_look_property(schema: dict[str, Any], rendering: str) -> dict[str, Any]:
-    """Return the schema of a plan in which the model may ask to see the results."""
+    """Return the plan schema with a property by which the model asks to see the results."""
     if rendering != "strict":
         return {**schema, "properties": {**schema["properties"], "look": {"type": "boolean"}}}
     look = {"anyOf": [{"type": "boolean"}, {"type": "null"}]}
@@ -387,7 +389,7 @@ def _says_no_function(answer: object) -> bool:
 
 
 def _with_model_remedy(problem: Problem) -> Problem:
-    """Return a problem with a remedy in the form that the model's schema allows."""
+    """Return a problem with a remedy that the model's plan schema allows."""
     remedy = _REMEDIES.get(problem.code)
     if problem.code == MISSING_INPUT and not problem.remedy.startswith("name one"):
         return problem
@@ -411,12 +413,12 @@ def _format_catalog(
 ) -> str:
     producers: dict[str, list[str]] = {}
     for spec in specs:
-        for kind in spec.provides:
-            producers.setdefault(kind, []).append(spec.name)
-    taken = {need.type for spec in specs for need in spec.requires}
+        for context_type in spec.provides:
+            producers.setdefault(context_type, []).append(spec.name)
+    required_types = {need.type for spec in specs for need in spec.requires}
     lines = []
     for spec in specs:
-        if is_brief and len(spec.provides) == 1 and not taken.intersection(spec.provides):
+        if is_brief and len(spec.provides) == 1 and not required_types.intersection(spec.provides):
             shown = (
                 spec
                 if any(map(value_field_names, spec.context_types))
@@ -429,9 +431,9 @@ def _format_catalog(
 
 
 def _normalize_step(step: dict[str, Any]) -> None:
-    """Remove empty fields, and read objects that came as text.
+    """Remove empty fields, and parse objects that are written as text.
 
-    Google's client knows no objects of unknown fields: it has the model write them as text.
+    Google's client does not support objects with unknown fields, so its models write them as text.
     """
     for name, value in list(step.items()):
         if value in ("", None):

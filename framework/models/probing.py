@@ -1,7 +1,7 @@
-"""Probe of servers whose structured output is unknown: one request each, before any turn.
+"""Probe of structured output support: one request to each unknown server, before any turn.
 
-A server behind a ``base_url`` may enforce a JSON schema, ignore it, or refuse the request. A probe asks
-for one word and sends a schema that allows only another one. The result is cached on disk.
+A server behind a ``base_url`` may enforce a JSON schema, ignore it, or reject the request. A probe
+asks for one word with a schema that allows only another word. The result is cached on disk.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from capgraph.models.roles import (
 )
 
 PROBE_SECONDS = 60.0
-"""Time limit of one probe; a small local model may be loading."""
+"""Time limit of one probe. A small local model may still be loading."""
 _CACHE_SECONDS = 30 * 86_400.0
 _METHODS: tuple[StructuredMethod, ...] = ("json_schema", "function_calling")
 _EXPECTED_WORD = "capgraph"
@@ -47,12 +47,12 @@ _REFUSAL_STATUS_CODES = frozenset({400, 404, 405, 415, 422, 501})
 
 
 class RoleMethod(NamedTuple):
-    """Structured output of a role.
+    """Structured output method of a role.
 
     Attributes:
-        role: The role.
-        method: How its model is made to keep a form.
-        reason: Why.
+        role: Name of the role.
+        method: Method by which the role's model is made to follow a schema.
+        reason: Reason for the method.
     """
 
     role: str
@@ -61,16 +61,16 @@ class RoleMethod(NamedTuple):
 
 
 async def probe_models(configuration: Any, *, force: bool = False) -> None:
-    """Ask each server whose structured output is unknown, and remember what it enforces.
+    """Probe each server whose structured output support is unknown, and cache the result.
 
-    Nothing is asked if ``structured`` is set, if the model is not behind another address, or if the
-    cache has the result. A server that cannot be reached is asked again at the next start.
+    A model is skipped if ``structured`` is set, if it has no ``base_url``, or if the cache has the
+    result. An unreachable server is probed again at the next start.
 
     Args:
-        configuration: Whatever ``build_graph`` takes as ``model``.
-        force: True to ask although the cache has the result.
+        configuration: The ``model`` argument of ``build_graph``.
+        force: True to probe even if the cache has the result.
     """
-    # A chat model reads certificates when it is made, which must not hold up the loop.
+    # Creating a chat model reads certificates, which would block the event loop.
     for model in await asyncio.to_thread(_models_to_probe, configuration):
         key = probe_key(model)
         cached = (
@@ -80,41 +80,41 @@ async def probe_models(configuration: Any, *, force: bool = False) -> None:
         )
         if cached is not None:
             PROBED_METHODS[key] = cached
-        elif (found := await _probe(model)) is not None:
-            PROBED_METHODS[key] = found
-            await asyncio.to_thread(_write_cache, key, found)
+        elif (method := await _probe(model)) is not None:
+            PROBED_METHODS[key] = method
+            await asyncio.to_thread(_write_cache, key, method)
 
 
 def describe_methods(configuration: Any) -> list[RoleMethod]:
-    """Return how the model of each role is made to keep a form, and why."""
-    wanted, models = structured_methods(configuration), chat_models(configuration)
-    used = []
+    """Return the structured output method of each role, with the reason."""
+    settings, models = structured_methods(configuration), chat_models(configuration)
+    methods = []
     for role, model in models.items():
-        method = structured_method(model, wanted[role])
-        if wanted[role] != "auto":
+        method = structured_method(model, settings[role])
+        if settings[role] != "auto":
             reason = "set by structured"
         elif method == "text":
-            reason = "the client accepts no form"
+            reason = "the client does not support schemas"
         elif is_grammar_server(model):
             is_probed = probe_key(model) in PROBED_METHODS
-            reason = "a probe showed it" if is_probed else "usual for its server; not probed"
+            reason = "found by a probe" if is_probed else "default for its server; not probed"
         elif method == "json_schema":
-            reason = "the model's profile has structured output"
+            reason = "the model's profile lists structured output"
         else:
-            reason = "every model that calls tools has it"
-        used.append(RoleMethod(role, method, reason))
-    return used
+            reason = "supported by every model that calls tools"
+        methods.append(RoleMethod(role, method, reason))
+    return methods
 
 
 def _models_to_probe(configuration: Any) -> list[Any]:
-    """Return the models to probe, each address once."""
-    described = configuration if isinstance(configuration, Mapping) else {"default": configuration}
-    named = {role: value for role, value in described.items() if not _is_local_entry(value)}
-    if not named:
+    """Return the models to probe, one for each server and model name."""
+    by_role = configuration if isinstance(configuration, Mapping) else {"default": configuration}
+    remote = {role: value for role, value in by_role.items() if not _is_local_entry(value)}
+    if not remote:
         return []
-    wanted = structured_methods(named)
-    models = chat_models(named)
-    auto = [models[role] for role in MODEL_ROLES if role in models and wanted[role] == "auto"]
+    settings = structured_methods(remote)
+    models = chat_models(remote)
+    auto = [models[role] for role in MODEL_ROLES if role in models and settings[role] == "auto"]
     return list({probe_key(model): model for model in auto if is_grammar_server(model)}.values())
 
 
@@ -124,24 +124,31 @@ def _is_local_entry(value: Any) -> bool:
 
 
 async def _probe(model: Any) -> StructuredMethod | None:
-    """Return the first method that the server enforces, ``text`` for none, ``None`` if unknown."""
+    """Return the first method that the server enforces.
+
+    Return ``text`` if it enforces none, and None if the server cannot be reached.
+    """
     log = get_logger("framework", "models")
-    name, where = model_name(model), mask_secrets(probe_key(model))
+    name, server = model_name(model), mask_secrets(probe_key(model))
     for method in _METHODS:
         runnable = model.with_structured_output(_PROBE_SCHEMA, method=method, include_raw=True)
         try:
             async with asyncio.timeout(PROBE_SECONDS):
-                found = await runnable.ainvoke(_QUESTION)
-        except Exception as exc:  # a client raises errors of its own
+                reply = await runnable.ainvoke(_QUESTION)
+        except Exception as exc:  # each client raises its own errors
             if getattr(exc, "status_code", None) in _REFUSAL_STATUS_CODES:
                 continue
-            told = mask_secrets(str(exc) or type(exc).__name__)[:200]
-            log.warning("The model %r at %s was not probed: %s", name, where, told)
+            cause = mask_secrets(str(exc) or type(exc).__name__)[:200]
+            log.warning("The model %r at %s could not be probed: %s", name, server, cause)
             return None
-        if found.get("parsed") == {"word": _EXPECTED_WORD}:
-            log.info("The model %r at %s enforces %s (probed).", name, where, method)
+        if reply.get("parsed") == {"word": _EXPECTED_WORD}:
+            log.info("The model %r at %s enforces %s (probed).", name, server, method)
             return method
-    log.info("The model %r at %s enforces no form (probed): its prompt holds it.", name, where)
+    log.info(
+        "The model %r at %s enforces no schema (probed). The prompt contains the schema instead.",
+        name,
+        server,
+    )
     return "text"
 
 
@@ -160,12 +167,12 @@ def _read_cached_method(key: str) -> StructuredMethod | None:
 
 def _read_cache() -> dict[str, Any]:
     with suppress(OSError, ValueError):
-        found = json.loads(_cache_file().read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
+        entries = json.loads(_cache_file().read_text(encoding="utf-8"))
+        return entries if isinstance(entries, dict) else {}
     return {}
 
 
 def _write_cache(key: str, method: StructuredMethod) -> None:
     entries = {**_read_cache(), key: {"method": method, "time": time.time()}}
-    with suppress(OSError):  # without a cache the next start asks again
+    with suppress(OSError):  # without a cache, the next start probes again
         write_atomic(_cache_file(), json.dumps(entries, indent=1))

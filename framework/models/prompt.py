@@ -1,4 +1,4 @@
-"""What is said to a chat model: a builder's sections, and a bounded conversation between them."""
+"""Prompt assembly: the sections of a builder around a bounded conversation."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from capgraph.planning.strategies import AnswerRequest, PlanRequest, attachments
 from capgraph.prompts import PromptBuilder
 from capgraph.prompts.data import sanitize_text
 
-_BLOCK_SIZE = (
-    10  # messages leave the prompt so many at once: between that its beginning is the same
-)
+# Messages are dropped in blocks, so that the prompt prefix stays cacheable in between.
+_BLOCK_SIZE = 10
 _MAX_MESSAGES = 2 * _BLOCK_SIZE
-_MAX_MESSAGE_CHARACTERS = 4_000  # of one message
+_MAX_MESSAGE_CHARACTERS = 4_000
 _MAX_CHARACTERS = _BLOCK_SIZE * _MAX_MESSAGE_CHARACTERS
 _MAX_SUMMARY_LINES = 40
-_MAX_LINE_CHARACTERS = 100  # of one line
+_MAX_LINE_CHARACTERS = 100
 
 
 def request_fields(request: AnswerRequest | PlanRequest) -> dict[str, Any]:
-    """Return what a request says, by the names under which prompt builders get it."""
+    """Return the fields of a request as keyword arguments for prompt builders."""
     return {field.name: getattr(request, field.name) for field in fields(request)}
 
 
@@ -35,47 +34,49 @@ def build_prompt(
     history: Sequence[BaseMessage] = (),
     messages: Sequence[AnyMessage] = (),
 ) -> list[BaseMessage]:
-    """Put a prompt together: what stays the same from turn to turn comes first.
+    """Return the messages of a prompt, with the part that is the same in every turn first.
 
     Args:
-        builder: Makes the sections.
-        context: What the sections need.
-        instructions: What the application says besides.
-        history: The conversation so far.
-        messages: The input, whose images and files go with the request.
+        builder: Builder of the prompt's sections.
+        context: Keyword arguments for the builder.
+        instructions: Instructions of the application.
+        history: Conversation so far.
+        messages: Input messages, whose images and files are attached to the request.
     """
     system = builder.get_prefix(**context)
     if instructions:
         system += f"\n\nINSTRUCTIONS OF THE APPLICATION:\n{instructions}"
-    said = builder.get_dynamic_context(**context)
+    request_text = builder.get_dynamic_context(**context)
     blocks = attachments(messages)
-    content: Any = [{"type": "text", "text": said}, *blocks] if blocks else said
+    content: Any = [{"type": "text", "text": request_text}, *blocks] if blocks else request_text
     return [SystemMessage(system), *history, HumanMessage(content)]
 
 
 def split_conversation(messages: Sequence[AnyMessage]) -> tuple[list[BaseMessage], str]:
-    """Return what was said before, bounded, and the person's last message.
+    """Return the earlier messages, bounded, and the text of the user's last message.
 
-    The last ten to twenty messages stand as they are, each shortened when it is long. One message
-    before them says what the person asked for in those that are left out.
+    The last ten to twenty messages are kept, and long ones are shortened. One message before them
+    summarizes the user's requests in the omitted messages.
 
-    >>> earlier, last = split_conversation([HumanMessage("Hi"), AIMessage("Hello"), HumanMessage("Bye")])
+    >>> earlier, last = split_conversation(
+    ...     [HumanMessage("Hi"), AIMessage("Hello"), HumanMessage("Bye")]
+    ... )
     >>> [message.content for message in earlier], last
     (['Hi', 'Hello'], 'Bye')
     """
-    said = [m for m in messages if isinstance(m, (HumanMessage, AIMessage)) and message_text(m)]
+    spoken = [m for m in messages if isinstance(m, (HumanMessage, AIMessage)) and message_text(m)]
     last = ""
-    if said and isinstance(said[-1], HumanMessage):
-        last = message_text(said.pop())
-    start = max(0, -(-(len(said) - _MAX_MESSAGES) // _BLOCK_SIZE) * _BLOCK_SIZE)
-    kept = [_shorten_message(message) for message in said[start:]]
+    if spoken and isinstance(spoken[-1], HumanMessage):
+        last = message_text(spoken.pop())
+    start = max(0, -(-(len(spoken) - _MAX_MESSAGES) // _BLOCK_SIZE) * _BLOCK_SIZE)
+    kept = [_shorten_message(message) for message in spoken[start:]]
     if sum(len(str(m.text)) for m in kept) > _MAX_CHARACTERS and len(kept) > _BLOCK_SIZE:
         start, kept = start + _BLOCK_SIZE, kept[_BLOCK_SIZE:]
-    return [*_summarize(said[:start]), *kept], last
+    return [*_summarize(spoken[:start]), *kept], last
 
 
 def format_transcript(messages: Sequence[BaseMessage]) -> str:
-    """Write messages down, one after the other."""
+    """Return messages as text, one per line with its author."""
     return "\n".join(
         f"{'person' if isinstance(message, HumanMessage) else 'agent'}: {message.text}"
         for message in messages
@@ -83,17 +84,17 @@ def format_transcript(messages: Sequence[BaseMessage]) -> str:
 
 
 def _summarize(omitted: Sequence[BaseMessage]) -> list[BaseMessage]:
-    asked = [str(m.text) for m in omitted if isinstance(m, HumanMessage)]
+    requests = [str(m.text) for m in omitted if isinstance(m, HumanMessage)]
     if not omitted:
         return []
     lines = [
-        f"- {sanitize_text(text, _MAX_LINE_CHARACTERS)}" for text in asked[-_MAX_SUMMARY_LINES:]
+        f"- {sanitize_text(text, _MAX_LINE_CHARACTERS)}" for text in requests[-_MAX_SUMMARY_LINES:]
     ]
-    told = f"({len(omitted)} earlier messages are left out. In the last of them I asked:"
-    return [HumanMessage("\n".join([told, *lines]) + ")")]
+    heading = f"({len(omitted)} earlier messages are left out. In the last of them I asked:"
+    return [HumanMessage("\n".join([heading, *lines]) + ")")]
 
 
 def _shorten_message(message: BaseMessage) -> BaseMessage:
-    # Only text goes on: tool calls without their results are refused by most providers.
+    # Only text is kept, because most providers reject tool calls without their results.
     text = sanitize_text(message_text(message), _MAX_MESSAGE_CHARACTERS)
     return HumanMessage(text) if isinstance(message, HumanMessage) else AIMessage(text)

@@ -1,4 +1,4 @@
-"""Removing the marks of a prompt from text that a model wrote."""
+"""Filter that removes prompt tags and repeated prompt text from model output."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _HEADING = "request:"
 
 
 class EchoFilter:
-    r"""Passes on streamed text without the marks of the prompt.
+    r"""Streaming filter that removes prompt tags from model output.
 
     Small models sometimes repeat the prompt: the request, then the data. A repeated request is
-    dropped. Repeated data is dropped if the model also wrote text of its own, else the data
-    becomes the answer. The result does not depend on where the pieces are cut.
+    dropped. Repeated data is dropped if the model also wrote text of its own. Otherwise the data
+    becomes the answer. The result does not depend on how the text is split into chunks.
 
-    >>> pieces = EchoFilter()
-    >>> pieces.feed("<requ"), pieces.feed("est>\nMail Bob\n</request>\nSent"), pieces.feed(" it.")
+    >>> echo = EchoFilter()
+    >>> echo.feed("<requ"), echo.feed("est>\nMail Bob\n</request>\nSent"), echo.feed(" it.")
     ('', 'Sent', ' it.')
     >>> remove_echo('<request>\nMail Bob\n</request>\n<data name="MAIL">\nSent to Bob.\n</data>')
     'Sent to Bob.'
@@ -36,16 +36,16 @@ class EchoFilter:
         self._after_block = False
 
     def feed(self, chunk: str) -> str:
-        """Return the text that is known to be shown after one more piece."""
+        """Process a chunk and return the text that can be shown so far."""
         self._pending += chunk
         return self._process(is_final=False)
 
     def close(self) -> str:
-        """Return the rest; without text of the model's own that is the repeated data."""
-        rest = self._process(is_final=True)
+        """Return the remaining text, or the repeated data if the model wrote nothing else."""
+        remainder = self._process(is_final=True)
         if not self._shown.strip():
-            rest += "\n".join(text for part in self._data if (text := part.strip()))
-        return rest
+            remainder += "\n".join(text for part in self._data if (text := part.strip()))
+        return remainder
 
     def _process(self, *, is_final: bool) -> str:
         parts = []
@@ -58,8 +58,8 @@ class EchoFilter:
             self._after_block = True
             if self._block == "data":
                 self._data.append("")
-        kept = 0 if is_final else self._undecided_length()
-        cut = len(self._pending) - kept
+        undecided = 0 if is_final else self._undecided_length()
+        cut = len(self._pending) - undecided
         text, self._pending = self._pending[:cut], self._pending[cut:]
         if is_final and self._block is None and _may_start_tag(text):
             text = text[: text.rfind("<")]
@@ -67,7 +67,7 @@ class EchoFilter:
         return "".join(parts)
 
     def _undecided_length(self) -> int:
-        """Return how many characters at the end may become a part of a mark, or be dropped."""
+        """Return the number of trailing characters that may still be part of a tag."""
         text = self._pending
         if self._block is None and not self._shown:
             start = text.strip().lower()
@@ -76,7 +76,7 @@ class EchoFilter:
         return len(text) - text.rfind("<") if _may_start_tag(text) else 0
 
     def _process_text(self, text: str) -> str:
-        """Take up text between marks; return what of it is shown."""
+        """Record text between tags and return the part of it to show."""
         if self._block == "data":
             self._data[-1] += text
         if self._block is not None:
@@ -93,7 +93,7 @@ class EchoFilter:
 
 
 def remove_echo(text: str) -> str:
-    """Return a text without the marks of the prompt; other text is returned unchanged.
+    """Return text without prompt tags and repeated prompt text.
 
     >>> remove_echo("Below 5 <b>degrees</b>, data > request.")
     'Below 5 <b>degrees</b>, data > request.'
@@ -105,7 +105,7 @@ def remove_echo(text: str) -> str:
 
 
 def has_prompt_tags(text: str) -> bool:
-    """Return True if a text holds marks of the prompt.
+    """Return True if text contains prompt tags.
 
     >>> has_prompt_tags("What does <data> mean in HTML?"), has_prompt_tags("How much data?")
     (True, False)
@@ -114,7 +114,7 @@ def has_prompt_tags(text: str) -> bool:
 
 
 def _may_start_tag(text: str) -> bool:
-    """Return True if a text ends with what may become a mark."""
+    """Return True if text ends with what may become a tag."""
     place = text.rfind("<")
     if place < 0 or len(text) - place > _MAX_TAG_LENGTH or ">" in text[place:]:
         return False

@@ -1,6 +1,6 @@
-"""Recovery of a model call: progress while it waits, shorter prompts, and fallback models.
+"""Recovery of model calls: progress events, shorter prompts, and fallback models.
 
-A strategy that asks a model sees one call. Everything here is bounded, and emitted as events.
+Strategies see a single call. All recovery is bounded and reported by events.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ ItemT = TypeVar("ItemT")
 
 PROGRESS_SECONDS = 10.0
 """Seconds between two status events while a model answers."""
-_HISTORY_SHARES = (0.5, 0.25, 0.0)  # of the earlier messages, one for each further try
+_HISTORY_SHARES = (0.5, 0.25, 0.0)  # of the earlier messages, for each further attempt
 _OUTAGE_CATEGORIES = frozenset(
     {"network", "timeout", "rate_limit", "overloaded", "context_too_long"}
 )
 
 
 class ModelRefusedError(ModelError):
-    """A model that refused to answer."""
+    """Refusal of a model to answer."""
 
 
 class TruncatedAnswerError(ModelError):
-    """An answer that ended at the model's length limit."""
+    """Answer that reached the model's length limit."""
 
 
 @contextmanager
 def emit_progress(role: RoleModel) -> Iterator[None]:
-    """Emit a status every few seconds until the block ends.
+    """Context manager: emit a status event every few seconds until the block ends.
 
-    A small local model reads a long prompt for a minute before it writes its first token.
+    A small local model may read a long prompt for a minute before it writes its first token.
     """
     began = time.monotonic()
     loop = asyncio.get_running_loop()
@@ -67,35 +67,35 @@ def emit_progress(role: RoleModel) -> Iterator[None]:
 async def call_with_shorter_prompt(
     role: RoleModel, call: Callable[[Attempt], Awaitable[T]], attempt: Attempt
 ) -> T:
-    """Make a call; if its prompt exceeds the model's context, repeat it with fewer messages.
+    """Call a model, and repeat the call with fewer messages while the prompt exceeds its context.
 
     System messages and the last message are always sent.
     """
     messages: list[BaseMessage] = attempt.inputs["messages"]
     system = [message for message in messages if isinstance(message, SystemMessage)]
-    others = [message for message in messages if not isinstance(message, SystemMessage)]
-    earlier, last = others[:-1], others[-1:]
+    conversation = [message for message in messages if not isinstance(message, SystemMessage)]
+    earlier, last = conversation[:-1], conversation[-1:]
 
-    async def ask(kept: Sequence[BaseMessage]) -> T:
-        if len(kept) == len(earlier):
+    async def call_with(history: Sequence[BaseMessage]) -> T:
+        if len(history) == len(earlier):
             return await call(attempt)
-        inputs = {**attempt.inputs, "messages": [*system, *kept, *last]}
+        inputs = {**attempt.inputs, "messages": [*system, *history, *last]}
         return await call(replace(attempt, inputs=inputs))
 
     return await call_with_fewer_messages(
-        replace(role, model=attempt.inputs["model"]), earlier, ask
+        replace(role, model=attempt.inputs["model"]), earlier, call_with
     )
 
 
 async def call_with_fewer_messages(
     role: RoleModel, history: Sequence[ItemT], call: Callable[[Sequence[ItemT]], Awaitable[T]]
 ) -> T:
-    """Ask with all earlier messages, then with fewer while the prompt exceeds the context.
+    """Call with the whole history, then with less of it while the prompt exceeds the context.
 
     Args:
-        role: The model.
-        history: Messages of which the oldest may be left out.
-        call: Asks with some of them.
+        role: Role and model to call.
+        history: Messages of which the oldest may be dropped.
+        call: Calls the model with a part of the history.
 
     Raises:
         ModelError: The call failed for another reason, or the shortest prompt is too long.
@@ -107,43 +107,43 @@ async def call_with_fewer_messages(
         except ModelError as exc:
             if number == len(sizes) or diagnose(exc).category != "context_too_long":
                 raise
-        kept = list(sizes)[number]
+        remaining = list(sizes)[number]
         emit(
             PromptShortened(
                 role=role.role,
                 model=role.name,
-                messages_kept=kept,
-                messages_dropped=len(history) - kept,
+                messages_kept=remaining,
+                messages_dropped=len(history) - remaining,
             )
         )
-    raise AssertionError("one try returns or raises")
+    raise AssertionError("unreachable: the last attempt returns or raises")
 
 
 async def call_with_fallbacks(
     role: RoleModel, call: Callable[[Attempt], Awaitable[T]], attempt: Attempt
 ) -> T:
-    """Make a call with the role's model, then with its fallbacks, one after the other."""
+    """Call the role's model, then its fallback models in order until one succeeds."""
     models = [attempt.inputs["model"], *role.fallbacks]
-    failed: ModelError | None = None
+    last_error: ModelError | None = None
     for model, following in zip(models, [*models[1:], None], strict=True):
         try:
             return await call(replace(attempt, inputs={**attempt.inputs, "model": model}))
         except ModelError as exc:
-            if failed is not None:
-                exc.add_note(f"Before it failed: {failed}")
+            if last_error is not None:
+                exc.add_note(f"The model before it failed: {last_error}")
             reason = fallback_reason(exc)
             if following is None or reason is None:
                 raise
-            failed = exc
+            last_error = exc
         names = {"model": model_name(model), "fallback": model_name(following)}
-        emit(ModelFallback(role=role.role, **names, reason=reason, message=str(failed)))
-    raise AssertionError("one model returns or raises")
+        emit(ModelFallback(role=role.role, **names, reason=reason, message=str(last_error)))
+    raise AssertionError("unreachable: the last model returns or raises")
 
 
 def fallback_reason(error: ModelError) -> str | None:
-    """Return the kind of failure for which another model is asked; ``None`` for any other.
+    """Return the reason to use a fallback model after an error, or None if it must not be used.
 
-    A missing key or a wrong option is a mistake of the configuration, which another model would hide.
+    A missing key or a wrong option is a configuration error that a fallback would hide.
 
     >>> fallback_reason(MalformedAnswerError("no JSON"))
     'malformed'

@@ -1,4 +1,4 @@
-"""From a description of models to one chat model for each role."""
+"""Chat models for each role, created from a configuration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from capgraph.models.plan_schema import Rendering
 
 MODEL_ROLES = ("extraction", "selection", "planning", "answer", "capability")
-"""What a chat model can be for; ``default`` stands for those that are not named."""
+"""Roles of chat models. ``default`` configures the roles that are not named."""
 
 DEFAULT_ROLE = "default"
 _EXTRA = "models"
@@ -38,17 +38,18 @@ _KEY_VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)*_(?:KEY|TOKEN)\b")
 
 @dataclass(frozen=True, slots=True)
 class RoleModel:
-    """A chat model in a role.
+    """Chat model in a role, with its middleware and fallbacks.
 
     Attributes:
-        role: What it is for.
+        role: Name of the role.
         model: The chat model.
-        timeout_seconds: Time limit of one call, beside the model's own; ``None`` for none.
-        behaviors: What stands around each call.
-        clock: The graph's clock; ``None`` for the machine's.
-        fallbacks: Models that are asked in order when the model fails, refuses, or answers in
-            another form.
-        structured: How the model is made to keep a form; see ``ModelSettings.structured``.
+        timeout_seconds: Time limit of one call, in addition to the model's own. ``None`` for no
+            limit.
+        behaviors: Middleware and hooks around each call.
+        clock: Clock of the graph. ``None`` for the system clock.
+        fallbacks: Models to use in order when the model fails, refuses, or returns a malformed
+            answer.
+        structured: Structured output method; see ``ModelSettings.structured``.
     """
 
     role: str
@@ -61,12 +62,12 @@ class RoleModel:
 
     @property
     def method(self) -> StructuredMethod:
-        """How the model is made to keep a form; never ``auto``."""
+        """Resolved structured output method, which is never ``auto``."""
         return structured_method(self.model, self.structured)
 
     @property
     def rendering(self) -> Rendering:
-        """Rendering of a JSON schema that the model's server honors."""
+        """Style of plan schemas that the model's server supports."""
         if self.method != "json_schema":
             return "open"
         if is_grammar_server(self.model):
@@ -75,7 +76,7 @@ class RoleModel:
 
     @property
     def name(self) -> str:
-        """Name of the model, for messages and events."""
+        """Name of the model in messages and events."""
         return model_name(self.model)
 
     def error(
@@ -87,7 +88,10 @@ class RoleModel:
         *,
         person_message: str = "",
     ) -> ModelError:
-        """Return the error that says what happened to a call; a severity of ``None`` is the cause's."""
+        """Return an error about a call of this model.
+
+        A severity of None uses the cause's severity.
+        """
         return error_class(
             f"The model {self.name!r} ({self.role}) {text}",
             fix=fix,
@@ -97,11 +101,11 @@ class RoleModel:
 
 
 PROBED_METHODS: dict[str, StructuredMethod] = {}
-"""What a probe found for the servers behind an address; see ``capgraph.models.probing``."""
+"""Probe results by server and model name; see ``capgraph.models.probing``."""
 
 
 def probe_key(model: Any) -> str:
-    """Return the address of a model's server and the model's name there, for the results of probes."""
+    """Return the key of a model's probe result: its base URL and its name on the server."""
     return f"{getattr(model, 'openai_api_base', '') or ''} {model_name(model)}"
 
 
@@ -110,27 +114,30 @@ def _uses_openai_client(model: Any) -> bool:
 
 
 def is_grammar_server(model: Any) -> bool:
-    """Return True for the plain OpenAI client of another server, such as llama.cpp or vLLM."""
+    """Return True for a plain OpenAI client with another server, such as llama.cpp or vLLM."""
     address = getattr(model, "openai_api_base", None)
     is_elsewhere = isinstance(address, str) and _OPENAI_HOST not in address
     return is_elsewhere and type(model).__name__ == "ChatOpenAI"
 
 
 def supports_structured_output(model: Any) -> bool:
-    """Return True if a model accepts a form for its answer."""
+    """Return True if a model accepts a schema or tools."""
     if not isinstance(model, BaseChatModel):
         return True
-    own, base = type(model), BaseChatModel
-    given = (own.with_structured_output, own.bind_tools)
-    return given != (base.with_structured_output, base.bind_tools)
+    model_class, base = type(model), BaseChatModel
+    methods = (model_class.with_structured_output, model_class.bind_tools)
+    return methods != (base.with_structured_output, base.bind_tools)
 
 
 def structured_method(model: Any, setting: StructuredMethod = "auto") -> StructuredMethod:
-    """Return how a model is made to keep a form.
+    """Return the structured output method of a model.
 
-    ``auto`` means the result of a probe for the OpenAI client of another server, ``json_schema``
-    where it was not probed and for OpenAI models whose profile has structured output, ``text`` for a model that accepts no form, and otherwise
-    ``function_calling``.
+    ``auto`` resolves to:
+
+    - ``text`` for a model that accepts neither a schema nor tools,
+    - the probe result for an OpenAI client with another server, or ``json_schema`` before a probe,
+    - ``json_schema`` for OpenAI models whose profile lists structured output,
+    - ``function_calling`` for all others.
 
     >>> from capgraph.testing import ScriptedModel
     >>> structured_method(ScriptedModel(responses=[]))
@@ -143,16 +150,16 @@ def structured_method(model: Any, setting: StructuredMethod = "auto") -> Structu
     if is_grammar_server(model):
         return PROBED_METHODS.get(probe_key(model), "json_schema")
     profile = getattr(model, "profile", None) or {}
-    knows = (
+    lists_support = (
         _uses_openai_client(model)
         and isinstance(profile, Mapping)
         and profile.get("structured_output")
     )
-    return "json_schema" if knows else "function_calling"
+    return "json_schema" if lists_support else "function_calling"
 
 
 def model_name(model: Any) -> str:
-    """Return a model's name as its provider knows it, else the name of its class."""
+    """Return a model's name at its provider, or the name of its class."""
     for attribute in ("model_name", "model", "model_id"):
         value = getattr(model, attribute, None)
         if isinstance(value, str) and value:
@@ -161,12 +168,11 @@ def model_name(model: Any) -> str:
 
 
 def without_streaming(model: Any, role: str = "") -> Any:
-    """Return a chat model that answers in one piece, for answers that must be whole.
+    """Return a copy of a chat model that answers in one piece. It shares the client.
 
-    What is asked for the role ``answer`` may come in pieces.
-
-    While a graph streams messages, LangChain turns every call into a stream, and completes JSON
-    that breaks off in it: half a plan would come out as a plan. The copy shares the client.
+    While a graph streams messages, LangChain streams every model call and completes JSON that is
+    cut off, which would turn half a plan into a valid plan. The role ``answer`` is returned
+    unchanged.
     """
     if role == "answer" or not isinstance(model, BaseChatModel):
         return model
@@ -174,60 +180,63 @@ def without_streaming(model: Any, role: str = "") -> Any:
 
 
 def chat_models(configuration: Any) -> dict[str, BaseChatModel]:
-    """Make the chat models that a description asks for.
+    """Create the chat models of a configuration.
 
     Args:
         configuration: ``"provider:name"``, a chat model or ``ModelSettings`` for every role, or a
-            mapping from role (or ``default``) to one of these, or to ``{"model": …, "behaviors": […]}``.
+            mapping from role (or ``default``) to one of these or to
+            ``{"model": …, "behaviors": […]}``.
 
     Returns:
-        Role to chat model, without the roles that have none.
+        Chat models by role. Roles without a model are omitted.
 
     Raises:
-        ConfigurationError: A role is unknown, a description does not fit, or a key is missing.
-        MissingExtraError: The package of a provider is not installed.
+        ConfigurationError: A role is unknown, a value is invalid, or an API key is missing.
+        MissingExtraError: A provider's package is not installed.
 
     >>> from capgraph.testing import ScriptedModel
     >>> sorted(chat_models({"answer": ScriptedModel(responses=["Hello."])}))
     ['answer']
     """
-    wanted = configuration if isinstance(configuration, Mapping) else {DEFAULT_ROLE: configuration}
-    unknown = sorted(str(role) for role in wanted if role not in {*MODEL_ROLES, DEFAULT_ROLE})
+    by_role = configuration if isinstance(configuration, Mapping) else {DEFAULT_ROLE: configuration}
+    unknown = sorted(str(role) for role in by_role if role not in {*MODEL_ROLES, DEFAULT_ROLE})
     if unknown:
         raise ConfigurationError(
-            f"There is no model role called {', '.join(map(repr, unknown))}.",
+            f"Unknown model role {', '.join(map(repr, unknown))}.",
             fix=f"Use {', '.join(MODEL_ROLES)} or {DEFAULT_ROLE}.",
         )
-    made: dict[str, BaseChatModel] = {}  # by their settings
-    ready = {
-        role: _resolve_model(role, value, made)
-        for role, value in wanted.items()
+    cache: dict[str, BaseChatModel] = {}  # by settings
+    models = {
+        role: _resolve_model(role, value, cache)
+        for role, value in by_role.items()
         if value is not None
     }
-    default = ready.pop(DEFAULT_ROLE, None)
+    default = models.pop(DEFAULT_ROLE, None)
     if default is not None:
-        ready = {role: ready.get(role, default) for role in MODEL_ROLES}
-    return ready
+        models = {role: models.get(role, default) for role in MODEL_ROLES}
+    return models
 
 
 def role_behaviors(configuration: Any) -> dict[str, Sequence[Any]]:
-    """Return what a description of models puts around the calls of each role.
+    """Return the middleware and hooks that a model configuration declares for each role.
 
     >>> role_behaviors({"default": {"model": "openai:gpt-5", "behaviors": ["x"]}})["planning"]
     ['x']
     """
-    wanted = configuration if isinstance(configuration, Mapping) else {DEFAULT_ROLE: configuration}
+    by_role = configuration if isinstance(configuration, Mapping) else {DEFAULT_ROLE: configuration}
 
-    def of(value: Any) -> Sequence[Any]:
-        found = value.get("behaviors") if isinstance(value, Mapping) else None
-        return found or getattr(value, "behaviors", None) or ()
+    def behaviors_of(value: Any) -> Sequence[Any]:
+        behaviors = value.get("behaviors") if isinstance(value, Mapping) else None
+        return behaviors or getattr(value, "behaviors", None) or ()
 
-    default = of(wanted.get(DEFAULT_ROLE))
-    return {role: of(wanted[role]) if wanted.get(role) else default for role in MODEL_ROLES}
+    default = behaviors_of(by_role.get(DEFAULT_ROLE))
+    return {
+        role: behaviors_of(by_role[role]) if by_role.get(role) else default for role in MODEL_ROLES
+    }
 
 
 def fallback_models(configuration: Any) -> dict[str, list[BaseChatModel]]:
-    """Make the fallback models of each role, in their order.
+    """Create the fallback models of each role, in order.
 
     Args:
         configuration: As for :func:`chat_models`, with ``fallbacks`` in a role's entry.
@@ -237,47 +246,47 @@ def fallback_models(configuration: Any) -> dict[str, list[BaseChatModel]]:
     >>> {name: len(models) for name, models in fallback_models({"answer": role}).items() if models}
     {'answer': 1}
     """
-    wanted = configuration if isinstance(configuration, Mapping) else {DEFAULT_ROLE: configuration}
-    made: dict[str, BaseChatModel] = {}
+    by_role = configuration if isinstance(configuration, Mapping) else {DEFAULT_ROLE: configuration}
+    cache: dict[str, BaseChatModel] = {}
 
-    def of(role: str) -> list[BaseChatModel]:
-        value = wanted.get(role) or wanted.get(DEFAULT_ROLE)
-        given = value.get("fallbacks") if isinstance(value, Mapping) else None
-        given = given or getattr(value, "fallbacks", None) or ()
-        return [_resolve_model(role, item, made) for item in given]
+    def fallbacks_of(role: str) -> list[BaseChatModel]:
+        value = by_role.get(role) or by_role.get(DEFAULT_ROLE)
+        fallbacks = value.get("fallbacks") if isinstance(value, Mapping) else None
+        fallbacks = fallbacks or getattr(value, "fallbacks", None) or ()
+        return [_resolve_model(role, item, cache) for item in fallbacks]
 
-    return {role: of(role) for role in MODEL_ROLES}
+    return {role: fallbacks_of(role) for role in MODEL_ROLES}
 
 
 def structured_methods(configuration: Any) -> dict[str, StructuredMethod]:
-    """Return how the model of each role is made to keep a form, as a description says.
+    """Return the configured structured output method of each role.
 
     >>> structured_methods({"default": {"model": "openai:local", "structured": "text"}})["planning"]
     'text'
     """
-    wanted = configuration if isinstance(configuration, Mapping) else {DEFAULT_ROLE: configuration}
+    by_role = configuration if isinstance(configuration, Mapping) else {DEFAULT_ROLE: configuration}
 
-    def of(role: str) -> StructuredMethod:
-        value = wanted.get(role) or wanted.get(DEFAULT_ROLE)
-        found = value.get("structured") if isinstance(value, Mapping) else None
-        if found is None and isinstance(value, ModelSettings):
-            found = value.structured
-        known = get_args(StructuredMethod)
-        if found is not None and found not in known:
+    def method_of(role: str) -> StructuredMethod:
+        value = by_role.get(role) or by_role.get(DEFAULT_ROLE)
+        method = value.get("structured") if isinstance(value, Mapping) else None
+        if method is None and isinstance(value, ModelSettings):
+            method = value.structured
+        methods = get_args(StructuredMethod)
+        if method is not None and method not in methods:
             raise ConfigurationError(
-                f"Invalid structured {found!r} of the role {role!r}: expected one of"
-                f" {', '.join(known)}.",
-                fix="Write one of these, or leave it out.",
+                f"Invalid value {method!r} of 'structured' for the role {role!r}: expected one of"
+                f" {', '.join(methods)}.",
+                fix="Use one of these, or remove the key.",
             )
-        return found or "auto"
+        return method or "auto"
 
-    return {role: of(role) for role in MODEL_ROLES}
+    return {role: method_of(role) for role in MODEL_ROLES}
 
 
 def _resolve_model(role: str, value: Any, cache: dict[str, BaseChatModel]) -> BaseChatModel:
     if isinstance(value, Mapping) and hasattr(value.get("model"), "with_structured_output"):
         value = value["model"]
-    # A model with fallbacks or bound arguments is a Runnable that still has these two.
+    # A model with fallbacks or bound arguments is a Runnable that has these two methods.
     if hasattr(value, "with_structured_output") and hasattr(value, "astream"):
         model: BaseChatModel = value
         return model
@@ -293,17 +302,17 @@ def _validate_settings(role: str, value: Any) -> ModelSettings:
     try:
         return ModelSettings.model_validate({"model": value} if isinstance(value, str) else value)
     except PydanticValidationError as exc:
-        told = "; ".join(validation_messages(exc))
+        problems = "; ".join(validation_messages(exc))
         raise ConfigurationError(
-            f"The model of the role {role!r} is {type(value).__name__} and cannot be used: {told}.",
-            fix="Give 'provider:name', a LangChain chat model or the fields of ModelSettings.",
+            f"The model of the role {role!r} is invalid ({type(value).__name__}): {problems}.",
+            fix="Pass 'provider:name', a LangChain chat model, or the fields of ModelSettings.",
         ) from exc
 
 
 def _create_model(role: str, settings: ModelSettings) -> BaseChatModel:
     if ":" not in settings.model and "model_provider" not in settings.options:
         raise ConfigurationError(
-            f"The model {settings.model!r} of the role {role!r} names no provider.",
+            f"The model {settings.model!r} of the role {role!r} has no provider.",
             fix=f"Write 'provider:name', such as 'openai:{settings.model}'.",
         )
     extra = "local" if is_local_model(settings.model) else _EXTRA
@@ -311,7 +320,7 @@ def _create_model(role: str, settings: ModelSettings) -> BaseChatModel:
     if is_local_model(settings.model):
         settings = resolve_local_model(settings)
     arguments: dict[str, Any] = {
-        # The router owns retries; a client that retries as well would multiply them.
+        # The router retries. Retries by the client as well would multiply the attempts.
         "max_retries": 0,
         "timeout": settings.call_timeout_seconds,
         "temperature": settings.temperature,
@@ -319,7 +328,7 @@ def _create_model(role: str, settings: ModelSettings) -> BaseChatModel:
         "api_key": settings.api_key.get_secret_value() if settings.api_key else None,
     }
     if settings.base_url is not None and _is_openai(settings):
-        arguments["stream_usage"] = True  # LangChain leaves it off for other addresses
+        arguments["stream_usage"] = True  # LangChain disables it for other base URLs
     arguments = {name: value for name, value in arguments.items() if value is not None}
     try:
         model: BaseChatModel = init_chat_model(settings.model, **{**arguments, **settings.options})
@@ -346,39 +355,41 @@ def _is_openai(settings: ModelSettings) -> bool:
 
 
 def _creation_error(role: str, settings: ModelSettings, exc: Exception) -> ConfigurationError:
-    told = " ".join(mask_secrets(str(exc), MAX_MESSAGE_CHARS).split())
+    cause = " ".join(mask_secrets(str(exc), MAX_MESSAGE_CHARS).split())
     name = f"The model {settings.model!r} of the role {role!r}"
-    lowered = told.lower()
+    lowered = cause.lower()
     if "api_key" in lowered or "api key" in lowered or "credentials" in lowered:
-        variables = _KEY_VARIABLE.findall(told)
+        variables = _KEY_VARIABLE.findall(cause)
         return ConfigurationError(
             f"{name} has no API key.", fix=_api_key_fix(variables[0] if variables else "", role)
         )
     return ConfigurationError(
-        f"{name} cannot be made: {told[:500]}.", fix="Write 'provider:name', and check the options."
+        f"{name} cannot be created: {cause[:500]}.", fix="Check the name and the options."
     )
 
 
 def _missing_key_variable(model: BaseChatModel) -> str:
-    """Return the environment variable of a key that is not there; ``""`` when none is missing.
+    """Return the environment variable of a missing API key, or an empty string.
 
-    Some providers make a client without its key and fail at the first call.
+    Some providers create a client without its key and fail at the first call.
     """
     keys = {a: env for a, env in model.lc_secrets.items() if a.endswith("api_key")}
-    given = any(getattr(model, attribute, None) for attribute in keys)
-    return "" if given else next(iter(keys.values()), "")
+    has_key = any(getattr(model, attribute, None) for attribute in keys)
+    return "" if has_key else next(iter(keys.values()), "")
 
 
 def _api_key_fix(variable: str, role: str) -> str:
     setting = f"models.{role}.api_key"
     return (
-        f"Set the environment variable {variable}, or {setting}." if variable else f"Set {setting}."
+        f"Set the environment variable {variable} or the setting {setting}."
+        if variable
+        else f"Set {setting}."
     )
 
 
 def _install_command(message: str) -> str:
-    found = re.search(r"pip install (?:-U )?([\w\[\]-]+)", message)
-    package = found.group(1) if found else ""
+    match = re.search(r"pip install (?:-U )?([\w\[\]-]+)", message)
+    package = match.group(1) if match else ""
     if not package or package in {"langchain-openai", "langchain"}:
         return f"pip install 'capgraph[{_EXTRA}]'"
     return f"pip install {package}"

@@ -1,4 +1,4 @@
-"""Choosing capabilities with a model: one call for all, or one question for each."""
+"""Capability selection with a chat model: one call for all, or one question for each."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from capgraph.models.prompt import build_prompt
 from capgraph.models.roles import RoleModel
 from capgraph.prompts import PromptBuilder
 from capgraph.selection import Candidate, LexicalSelector, Selection
+from capgraph.selection.protocols import NO_EXCLUSIONS
 
 _MAX_EXAMPLES = 6
-_NONE: Mapping[str, str] = {}
 
 
 class _Choice(BaseModel):
-    # Providers that hold a model to the form want every field required.
+    # Providers that enforce a schema expect every field to be required.
     model_config: ClassVar[ConfigDict] = ConfigDict(
         extra="forbid",
         json_schema_extra=lambda form: form.update(required=list(form["properties"])),
@@ -38,15 +38,15 @@ class _Choice(BaseModel):
 
 
 def choice_schema(names: Sequence[str]) -> type[_Choice]:
-    """Return the form of a choice among names.
+    """Return a pydantic class for a choice among names.
 
-    The schema lists the names, so that a provider can hold the model to them; validation does
-    not, so that an invented name can be dropped and reported instead of spoiling the answer.
+    The schema lists the names so that providers can enforce them. Validation does not check them,
+    so an invented name can be dropped and reported without rejecting the whole answer.
 
     >>> choice_schema(["weather"]).model_json_schema()["properties"]["capabilities"]["items"]
     {'enum': ['weather'], 'type': 'string'}
     """
-    listed = Field(
+    names_field = Field(
         description="Names of the capabilities that the request needs; empty when none fits.",
         json_schema_extra={"items": {"type": "string", "enum": list(names)}},
     )
@@ -55,13 +55,13 @@ def choice_schema(names: Sequence[str]) -> type[_Choice]:
         __base__=_Choice,
         __doc__="Which capabilities a request needs.",
         reason=(str, Field(description="Why, in one sentence.")),
-        capabilities=(list[str], listed),
+        capabilities=(list[str], names_field),
         answer=(str, Field("", description="If none fits: your reply, and what the agent can do.")),
     )
 
 
 def describe_candidates(candidates: Sequence[Candidate]) -> str:
-    """Write the capabilities down for a prompt, in alphabetical order.
+    """Return the candidates as prompt text, in alphabetical order.
 
     >>> print(describe_candidates([Candidate("rain", "Tells about rain.", positives=("Wet?",))]))
     - rain: Tells about rain.
@@ -75,7 +75,7 @@ def describe_candidates(candidates: Sequence[Candidate]) -> str:
 
 
 def format_selection_hints(candidate: Candidate, max_examples: int) -> list[str]:
-    """Write down when a capability is needed, and when not.
+    """Return prompt lines that describe when a capability is needed and when it is not.
 
     >>> format_selection_hints(Candidate("rain", "Tells about rain.", positives=("Wet?", "Dry?")), 1)
     ['  needed for: "Wet?"']
@@ -87,21 +87,22 @@ def format_selection_hints(candidate: Candidate, max_examples: int) -> list[str]
         ("needed for", candidate.positives),
         ("not needed for", candidate.negatives),
     ):
-        shown = [json.dumps(query, ensure_ascii=False) for query in queries[:max_examples]]
-        if shown:
-            lines.append(f"  {title}: {'; '.join(shown)}")
+        examples = [json.dumps(query, ensure_ascii=False) for query in queries[:max_examples]]
+        if examples:
+            lines.append(f"  {title}: {'; '.join(examples)}")
     return lines
 
 
 @dataclass(eq=False)
 class ModelSelector:
-    """Asks a model once for the whole registry.
+    """Selector that asks a chat model once about all capabilities.
 
     Args:
-        role: The model.
+        role: Role and model to call.
         prompt: Builder of the prompt.
-        offline: Finds the nearest capabilities when there are more than the settings' shortlist.
-        settings: How capabilities are chosen.
+        offline: Selector that finds the nearest capabilities when there are more than
+            ``settings.shortlist``.
+        settings: Selection settings.
     """
 
     role: RoleModel
@@ -114,20 +115,22 @@ class ModelSelector:
         task: str,
         candidates: Sequence[Candidate],
         *,
-        excluded: Mapping[str, str] = _NONE,
+        excluded: Mapping[str, str] = NO_EXCLUSIONS,
     ) -> Selection:
-        """Choose the capabilities that the task needs.
+        """Return the capabilities that the task needs.
 
         Raises:
-            ModelError: The model failed, refused, or named only capabilities that do not exist.
+            ModelError: The call failed, the model refused, or it named only unknown capabilities.
         """
-        shown = await self.offline.nearest_candidates(
+        shortlist = await self.offline.nearest_candidates(
             task, candidates, self.settings.shortlist, excluded
         )
-        if not shown:
-            text = "Every capability was excluded." if candidates else "There are no capabilities."
+        if not shortlist:
+            text = (
+                "All capabilities are excluded." if candidates else "No capabilities are available."
+            )
             return Selection((), reason=text)
-        return await self._choose(task, shown, excluded)
+        return await self._choose(task, shortlist, excluded)
 
     async def _choose(
         self,
@@ -136,22 +139,22 @@ class ModelSelector:
         excluded: Mapping[str, str],
     ) -> Selection:
         names = sorted(candidate.name for candidate in shortlist)
-        found: _Choice = await generate_structured(
+        reply: _Choice = await generate_structured(
             self.role, choice_schema(names), self._build_messages(task, shortlist, excluded)
         )
-        chosen = list(dict.fromkeys(name for name in found.capabilities if name in names))
-        invented = list(dict.fromkeys(n for n in found.capabilities if n not in names))
-        reason = " ".join(found.reason.split())
+        chosen = list(dict.fromkeys(name for name in reply.capabilities if name in names))
+        invented = list(dict.fromkeys(n for n in reply.capabilities if n not in names))
+        reason = " ".join(reply.reason.split())
         if invented:
-            told = f"The model named what does not exist: {', '.join(map(repr, invented))}."
+            problem = f"The model chose unknown capabilities: {', '.join(map(repr, invented))}."
             if not chosen:
                 raise MalformedAnswerError(
-                    f"{told} Nothing else was chosen.",
-                    fix=f"The capabilities are {', '.join(names)}.",
+                    f"{problem} It chose no others.",
+                    fix=f"Use {', '.join(names)}.",
                 )
-            get_logger("framework", "classifier").warning("%s", told)
-            reason = f"{reason} {told}".strip()
-        answer = "" if chosen else found.answer.strip()
+            get_logger("framework", "classifier").warning("%s", problem)
+            reason = f"{reason} {problem}".strip()
+        answer = "" if chosen else reply.answer.strip()
         return Selection(tuple(chosen), {}, 1.0 if chosen else 0.0, reason, answer)
 
     def _build_messages(
@@ -166,7 +169,7 @@ class ModelSelector:
 
 
 class PerCapabilitySelector(ModelSelector):
-    """Asks a model one yes/no question for each capability, a few at once."""
+    """Selector that asks a chat model one yes/no question for each capability, concurrently."""
 
     async def _choose(
         self,
@@ -177,7 +180,7 @@ class PerCapabilitySelector(ModelSelector):
         gate = asyncio.Semaphore(self.settings.max_concurrency)
 
         async def ask(candidate: Candidate) -> bool:
-            messages = self._build_messages(task, [candidate], _NONE)
+            messages = self._build_messages(task, [candidate], NO_EXCLUSIONS)
             async with gate:
                 match: CapabilityMatch = await generate_structured(
                     self.role, CapabilityMatch, messages
@@ -188,8 +191,8 @@ class PerCapabilitySelector(ModelSelector):
             async with asyncio.TaskGroup() as group:
                 answers = [group.create_task(ask(candidate)) for candidate in shortlist]
         except ExceptionGroup as failed:
-            # The first failure speaks for all; the questions still under way were cancelled.
+            # The first failure is reported. The remaining questions were cancelled.
             raise failed.exceptions[0] from failed.exceptions[0].__cause__
         chosen = [c.name for c, answer in zip(shortlist, answers, strict=True) if answer.result()]
-        reason = f"The model said yes to {len(chosen)} of {len(shortlist)} capabilities."
+        reason = f"The model chose {len(chosen)} of {len(shortlist)} capabilities."
         return Selection(tuple(chosen), {}, 1.0 if chosen else 0.0, reason)

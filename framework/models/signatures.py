@@ -1,4 +1,4 @@
-"""Capabilities as signature lines, the form in which a planner reads them."""
+"""Signature lines that describe capabilities to a planner."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def describe_capability(
 
     Args:
         spec: The capability.
-        producers: Context type to the capabilities that provide it, for what must come first.
+        producers: Capabilities that provide each context type, to name the suppliers of inputs.
 
     >>> print(describe_capability(CapabilitySpec("fetch", "Fetches it.", provides=("DATA",))))
     - fetch() -> DATA: Fetches it.
@@ -47,27 +47,33 @@ def describe_capability(
 
 
 def _describe_requirement(requirement: Any, producers: Mapping[str, Collection[str]]) -> str:
-    found = [] if requirement.role else sorted(producers.get(requirement.type, ()))
-    return f"{requirement} from {' or '.join(found)}" if 0 < len(found) <= 2 else str(requirement)
+    suppliers = [] if requirement.role else sorted(producers.get(requirement.type, ()))
+    return (
+        f"{requirement} from {' or '.join(suppliers)}"
+        if 0 < len(suppliers) <= 2
+        else str(requirement)
+    )
 
 
 def _describe_outputs(spec: CapabilitySpec) -> list[str]:
-    """Name the outputs, and of some their fields, which parameters may refer to."""
+    """Return the output types, with the fields that parameters may refer to."""
     fields = {kind.CONTEXT_TYPE: value_field_names(kind) for kind in spec.context_types}
-    shown = {
-        kind: ", ".join([*own[:_MAX_FIELDS], *(["…"] if len(own) > _MAX_FIELDS else [])])
-        for kind, own in fields.items()
+    field_texts = {
+        kind: ", ".join([*names[:_MAX_FIELDS], *(["…"] if len(names) > _MAX_FIELDS else [])])
+        for kind, names in fields.items()
     }
-    return [f"{kind}({shown[kind]})" if shown.get(kind) else kind for kind in spec.provides]
+    return [
+        f"{kind}({field_texts[kind]})" if field_texts.get(kind) else kind for kind in spec.provides
+    ]
 
 
 def _describe_parameters(spec: CapabilitySpec) -> list[str]:
     if spec.parameters is None:
         return []
     schema = spec.parameters.model_json_schema()
-    defs, needed = schema.get("$defs", {}), schema.get("required", ())
+    defs, required = schema.get("$defs", {}), schema.get("required", ())
     return [
-        _describe_parameter(name, part, defs, name in needed)
+        _describe_parameter(name, part, defs, name in required)
         for name, part in schema.get("properties", {}).items()
     ]
 
@@ -85,7 +91,7 @@ def _describe_parameter(
 
 
 def format_type(schema: Any, defs: Mapping[str, Any], depth: int = 0) -> str:
-    """Return the type of a JSON schema as a short text; unusual schemas as JSON.
+    """Return the type of a JSON schema as short text, or as JSON if the schema is unusual.
 
     >>> format_type({"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "null"}]}, {})
     'integer[]'
@@ -119,13 +125,13 @@ def format_type(schema: Any, defs: Mapping[str, Any], depth: int = 0) -> str:
 
 
 def _format_object(schema: Mapping[str, Any], defs: Mapping[str, Any], depth: int) -> str:
-    fields, needed = schema.get("properties", {}), schema.get("required", ())
+    fields, required = schema.get("properties", {}), schema.get("required", ())
     if fields:
-        shown = (
-            f"{name}{'' if name in needed else '?'}: {format_type(one, defs, depth + 1)}"
-            for name, one in fields.items()
+        field_texts = (
+            f"{name}{'' if name in required else '?'}: {format_type(field_schema, defs, depth + 1)}"
+            for name, field_schema in fields.items()
         )
-        return f"{{{', '.join(shown)}}}"
+        return f"{{{', '.join(field_texts)}}}"
     values = schema.get("additionalProperties")
     return (
         f"{{name: {format_type(values, defs, depth + 1)}}}"

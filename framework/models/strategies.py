@@ -1,4 +1,4 @@
-"""The strategies that use chat models, for the roles that have one."""
+"""Creation of the strategies that use chat models."""
 
 from __future__ import annotations
 
@@ -41,85 +41,84 @@ def model_strategies(
     has_custom_planner: bool = False,
     clock: Clock | None = None,
 ) -> dict[str, Any]:
-    """Return strategies for the roles that have a model.
+    """Return the strategies for the roles that have a model.
 
     Args:
-        configuration: ``"provider:name"``, a chat model or ``ModelSettings`` for every role, or a
-            mapping from role (or ``default``) to one of these.
-        registry: What the agent is made of.
-        settings: All settings.
-        offline_selector: Narrows the choice where there are many capabilities.
-        behaviors: What the operator puts around attempts; those with a stage stand around model
-            calls too.
-        role_behaviors: Role to what stands around its calls besides, inside of those; hooks too.
-        has_custom_planner: Whether the application plans itself, so that nothing is left to the planner.
-        clock: The graph's clock; ``None`` for the machine's.
+        configuration: As for :func:`~capgraph.models.roles.chat_models`.
+        registry: Registry of the agent.
+        settings: Settings of the agent.
+        offline_selector: Selector that narrows the choice among many capabilities.
+        behaviors: Middleware of the operator. Only middleware with a stage applies to model calls.
+        role_behaviors: Middleware and hooks of each role, inside ``behaviors``.
+        has_custom_planner: True if the application has its own planner, so that the choice of
+            capabilities cannot be left to the planner.
+        clock: Clock of the graph. ``None`` for the system clock.
 
     Returns:
-        ``chat_model`` and, as far as there are models for them, ``extractor``, ``selector``,
-        ``planner`` and ``answerer``.
+        ``chat_model`` and, for roles that have a model, ``extractor``, ``selector``, ``planner``
+        and ``answerer``.
 
     Raises:
-        ConfigurationError: A model cannot be made.
-        MissingExtraError: A package is not installed.
+        ConfigurationError: A model cannot be created.
+        MissingExtraError: A required package is not installed.
     """
     models, fallbacks = chat_models(configuration), fallback_models(configuration)
     prompts: PromptProvider = get_framework_prompts(getattr(settings, "prompts", None))
     limit = settings.limits.step_timeout_seconds
     shared = model_middleware(behaviors)
-    own = role_behaviors or {}
+    role_extras = role_behaviors or {}
     methods = structured_methods(configuration)
     roles = {
         role: RoleModel(
             role,
             without_streaming(model, role),
             limit,
-            (*shared, *own.get(role, ())),
+            (*shared, *role_extras.get(role, ())),
             clock,
             [without_streaming(model, role) for model in fallbacks[role]],
             methods[role],
         )
         for role, model in models.items()
     }
-    around = {
+    wrapped = {
         role: wrap_model(replace(roles[role], model=models[role], fallbacks=fallbacks[role]))
         for role in models
     }
-    chosen: dict[str, Any] = {"chat_model": around.get}
+    strategies: dict[str, Any] = {"chat_model": wrapped.get}
     if "extraction" in roles:
         builder = prompts.get_task_extraction_prompt_builder()
-        chosen["extractor"] = ModelExtractor(roles["extraction"], builder)
-    wanted = settings.selection
+        strategies["extractor"] = ModelExtractor(roles["extraction"], builder)
+    selection = settings.selection
     mode = settings.planning.mode
-    catalogue = PlannerCatalog(registry, wanted.max_catalog_tokens, is_brief=mode != "plan")
-    if "selection" in roles and wanted.strategy != "lexical":
-        if len(registry.capabilities) > wanted.shortlist:
-            require_extra("numpy", "offline")  # now, not at the first request
-        each = wanted.strategy == "per_capability"
+    catalog = PlannerCatalog(registry, selection.max_catalog_tokens, is_brief=mode != "plan")
+    if "selection" in roles and selection.strategy != "lexical":
+        if len(registry.capabilities) > selection.shortlist:
+            require_extra("numpy", "offline")  # fail at build time, not at the first request
+        is_per_capability = selection.strategy == "per_capability"
         builder = prompts.get_classification_prompt_builder()
-        selector: Selector = (PerCapabilitySelector if each else ModelSelector)(
-            roles["selection"], builder, offline_selector, wanted
+        selector: Selector = (PerCapabilitySelector if is_per_capability else ModelSelector)(
+            roles["selection"], builder, offline_selector, selection
         )
-        # Who gives the choice a model of its own wants it made by that.
-        one = models.get("planning") is models["selection"] and not has_custom_planner
-        if one and wanted.strategy == "auto":
-            taught = offline_selector if find_spec("numpy") else None
-            selector = DeferringSelector(catalogue, selector, taught)
-        chosen["selector"] = selector
+        # A separate selection model makes the choice itself.
+        shares_model = models.get("planning") is models["selection"] and not has_custom_planner
+        if shares_model and selection.strategy == "auto":
+            recipe_selector = offline_selector if find_spec("numpy") else None
+            selector = DeferringSelector(catalog, selector, recipe_selector)
+        strategies["selector"] = selector
     if "planning" in roles:
         builder = prompts.get_orchestrator_prompt_builder()
         if mode == "look" and type(builder) is OrchestratorPrompt:
             builder = IterativePlanningPrompt()
-        chosen["planner"] = ModelPlanner(
+        strategies["planner"] = ModelPlanner(
             roles["planning"],
             builder,
-            catalogue,
+            catalog,
             settings.planning.features,
             mode,
             settings.planning.max_result_tokens,
             settings.planning.max_stored_results,
-            isinstance(chosen.get("selector"), DeferringSelector),
+            isinstance(strategies.get("selector"), DeferringSelector),
         )
     if "answer" in roles:
-        chosen["answerer"] = ModelAnswerer(roles["answer"], prompts)
-    return chosen
+        strategies["answerer"] = ModelAnswerer(roles["answer"], prompts)
+    return strategies

@@ -1,4 +1,4 @@
-"""Model calls that the meter cannot see, found in the source of capabilities."""
+"""Detection of model calls that the usage meter cannot count, in the source of capabilities."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _THREAD_STARTERS = frozenset({"Thread", "Timer", "run_in_executor", "submit"})  
 
 
 def find_unmetered_calls(module_name: str) -> list[int]:
-    """Return the lines of an imported module that call with callbacks or a thread of their own.
+    """Return the line numbers of a module's model calls that set callbacks or start a thread.
 
-    Such a call does not inherit the callbacks of the run, so nobody counts it. Only what is
-    written out can be found: ``model.ainvoke(messages, {"callbacks": [mine]})``, a ``config``
-    built in the call, or ``Thread(target=model.invoke)``.
+    Such a call does not inherit the callbacks of the run, so it is not counted. Only literal calls
+    are found: ``model.ainvoke(messages, {"callbacks": [mine]})``, a ``config`` built in the call,
+    or ``Thread(target=model.invoke)``.
 
     >>> find_unmetered_calls("capgraph.models.unmetered_calls")
     []
@@ -25,7 +25,7 @@ def find_unmetered_calls(module_name: str) -> list[int]:
     try:
         source = inspect.getsource(sys.modules[module_name])
     except (KeyError, OSError, TypeError):
-        return []  # made at run time: there is nothing to read
+        return []  # created at run time, so there is no source
     calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
     return sorted(call.lineno for call in calls if _bypasses_callbacks(call))
 
@@ -33,9 +33,9 @@ def find_unmetered_calls(module_name: str) -> list[int]:
 def _bypasses_callbacks(call: ast.Call) -> bool:
     name = getattr(call.func, "attr", None) or getattr(call.func, "id", None)
     if name in _THREAD_STARTERS:
-        given = [*call.args, *(keyword.value for keyword in call.keywords)]
+        arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
         return any(
-            isinstance(part, ast.Attribute) and part.attr in _MODEL_METHODS for part in given
+            isinstance(part, ast.Attribute) and part.attr in _MODEL_METHODS for part in arguments
         )
     return (
         isinstance(call.func, ast.Attribute)
@@ -45,11 +45,11 @@ def _bypasses_callbacks(call: ast.Call) -> bool:
 
 
 def _sets_callbacks(part: ast.AST) -> bool:
-    for node in ast.walk(part):
-        if isinstance(node, ast.keyword) and node.arg == "callbacks":
+    for descendant in ast.walk(part):
+        if isinstance(descendant, ast.keyword) and descendant.arg == "callbacks":
             return True
-        if isinstance(node, ast.Dict) and any(
-            isinstance(key, ast.Constant) and key.value == "callbacks" for key in node.keys
+        if isinstance(descendant, ast.Dict) and any(
+            isinstance(key, ast.Constant) and key.value == "callbacks" for key in descendant.keys
         ):
             return True
     return False

@@ -1,4 +1,4 @@
-"""A chat model of which every call passes what stands around its role, whoever makes the call."""
+"""Chat model whose direct calls run through the middleware of its role."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from capgraph.models.roles import RoleModel
 
 
 def is_wrapped(model: Any) -> bool:
-    """Tell whether :func:`surrounded` made a model, so that nothing need stand around it twice."""
-    return getattr(type(model), "is_surrounded", False)
+    """Return True if :func:`wrap_model` created a model, so that it is not wrapped twice."""
+    return getattr(type(model), "is_wrapped", False)
 
 
 def wrap_model(role: RoleModel) -> BaseChatModel:
-    """Return the model of a role for code that calls it by itself: a capability, an agent.
+    """Return a role's model with its middleware, for a capability or agent that calls it directly.
 
-    It is of the model's own class, so that binding tools and structured answers work as they do
-    there. A streamed answer comes in one piece: it is whole before what stands around lets it pass.
+    The returned model has the class of the original, so binding tools and structured output work as
+    before. A streamed answer arrives in one piece, because middleware receives the whole answer.
 
     Args:
-        role: The model, with what stands around its calls.
+        role: Model with its middleware and fallbacks.
 
     >>> import asyncio
     >>> from capgraph.behaviors import RetryBehavior
     >>> from capgraph.testing import ScriptedModel
-    >>> role = RoleModel("capability", ScriptedModel(responses=["Hello."]), behaviors=[RetryBehavior()])
+    >>> model = ScriptedModel(responses=["Hello."])
+    >>> role = RoleModel("capability", model, behaviors=[RetryBehavior()])
     >>> asyncio.run(wrap_model(role).ainvoke("Hi")).content
     'Hello.'
     """
@@ -38,46 +39,48 @@ def wrap_model(role: RoleModel) -> BaseChatModel:
     if not (role.behaviors or role.fallbacks) or not isinstance(model, BaseChatModel):
         return model
 
-    async def called(given: Any, config: Any, options: dict[str, Any]) -> AIMessage:
+    async def call(messages: Any, config: Any, options: dict[str, Any]) -> AIMessage:
         async def send(attempt: Any) -> Any:
             return await attempt.inputs["model"].ainvoke(
                 attempt.inputs["messages"], config, **options
             )
 
-        def read(answer: Any) -> AIMessage:
-            if not isinstance(answer, AIMessage):  # put in its place by what stands around
+        def parse(answer: Any) -> AIMessage:
+            if not isinstance(answer, AIMessage):  # replaced by middleware
                 return AIMessage(answer if isinstance(answer, str) else str(answer))
             return answer
 
-        # What hooks put in its place comes from outside of what read it.
-        return read(await call_model(role, model._convert_input(given).to_messages(), send, read))
+        # Hooks run outside of parsing and may replace the answer too.
+        return parse(
+            await call_model(role, model._convert_input(messages).to_messages(), send, parse)
+        )
 
-    class Surrounded(type(model)):  # type: ignore[misc]  # the class is known when it runs
-        is_surrounded: ClassVar[bool] = True
+    class WrappedModel(type(model)):  # type: ignore[misc]  # the class is known when it runs
+        is_wrapped: ClassVar[bool] = True
 
         async def ainvoke(
-            self, asked: Any, config: Any = None, *, stop: Any = None, **options: Any
+            self, messages: Any, config: Any = None, *, stop: Any = None, **options: Any
         ) -> AIMessage:
-            return await called(asked, config, {"stop": stop, **options} if stop else options)
+            return await call(messages, config, {"stop": stop, **options} if stop else options)
 
         async def astream(
-            self, asked: Any, config: Any = None, **options: Any
+            self, messages: Any, config: Any = None, **options: Any
         ) -> AsyncIterator[AIMessageChunk]:
-            answer = await self.ainvoke(asked, config, **options)
+            answer = await self.ainvoke(messages, config, **options)
             yield AIMessageChunk(**answer.model_dump(exclude={"type"}))
 
-        def invoke(self, asked: Any, config: Any = None, **options: Any) -> AIMessage:
+        def invoke(self, messages: Any, config: Any = None, **options: Any) -> AIMessage:
             raise ConfigurationError(
-                f"Behaviours stand around the calls of the role {role.role!r}, and {role.name!r} was"
-                " called synchronously.",
+                f"The model {role.name!r} ({role.role}) was called synchronously, but it has"
+                " middleware, which is asynchronous.",
                 fix="Use 'await model.ainvoke(…)'.",
             )
 
-        def stream(self, asked: Any, config: Any = None, **options: Any) -> Any:
-            return self.invoke(asked, config)
+        def stream(self, messages: Any, config: Any = None, **options: Any) -> Any:
+            return self.invoke(messages, config)
 
-    Surrounded.__name__ = type(model).__name__
-    made = Surrounded.model_construct()
+    WrappedModel.__name__ = type(model).__name__
+    wrapped = WrappedModel.model_construct()
     for part in ("__dict__", "__pydantic_fields_set__", "__pydantic_private__"):
-        object.__setattr__(made, part, getattr(model, part))
-    return cast("BaseChatModel", made)
+        object.__setattr__(wrapped, part, getattr(model, part))
+    return cast("BaseChatModel", wrapped)

@@ -1,4 +1,4 @@
-"""What one needs to test capabilities, plans and whole agents without a model or a wait."""
+"""Tools for testing capabilities, plans, and agents without a model, a network, or delays."""
 
 from typing import TYPE_CHECKING
 

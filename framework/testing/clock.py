@@ -1,4 +1,4 @@
-"""A clock on which waiting takes no time."""
+"""Clock for tests, on which sleeping takes no time."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import asyncio
 
 
 class FakeClock:
-    """A ``Clock`` that a test moves; sleeping moves it at once and is recorded.
+    """Clock that a test controls. Sleeping advances it at once and is recorded.
 
-    Sleeps that begin at the same moment overlap, as they do on the machine's clock.
+    Sleeps that start at the same time overlap, as on a real clock.
 
     Args:
-        start: Seconds since the epoch at which the clock begins.
+        start: Initial time in seconds since the epoch.
 
     Attributes:
-        sleeps: Every wait that was asked for, in seconds, in the order of the calls.
+        sleeps: Durations of all sleeps in seconds, in the order of the calls.
 
     >>> clock = FakeClock(start=100.0)
     >>> asyncio.run(clock.sleep(2.5))
@@ -28,25 +28,25 @@ class FakeClock:
         self.sleeps: list[float] = []
 
     def now(self) -> float:
-        """Return seconds since the epoch."""
+        """Return the time in seconds since the epoch."""
         return self._now
 
     def monotonic(self) -> float:
-        """Return seconds since this clock began."""
+        """Return the seconds since the clock's start."""
         return self._now - self._start
 
     def advance(self, seconds: float) -> None:
-        """Move the clock forward, as if that much work had been done.
+        """Advance the clock, as if work had taken that long.
 
         Raises:
             ValueError: ``seconds`` is negative.
         """
         if seconds < 0:
-            raise ValueError(f"A clock cannot be moved by {seconds!r} s. Fix: give 0 or more.")
+            raise ValueError(f"seconds is {seconds!r}: must be 0 or more. Fix: pass 0 or more.")
         self._now += seconds
 
     async def sleep(self, seconds: float) -> None:
-        """Record the wait, move the clock to its end, and let other coroutines run once."""
+        """Record the sleep, advance the clock to its end, and let other coroutines run once."""
         self.sleeps.append(seconds)
         end = self._now + max(0.0, seconds)
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Capabilities that fail on purpose, to test what the agent does then."""
+"""Fault injection: capabilities that fail or stall on purpose."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, ClassVar, cast
 from capgraph.base import BaseCapability, capability_node
 
 Fault = BaseException | type[BaseException] | float | None
-"""An exception to raise, a delay in seconds before the real work, or ``None`` for no fault."""
+"""Exception to raise, delay in seconds before the real work, or ``None`` for no fault."""
 
 
 class FaultScript:
-    """What the calls of one capability meet, in order; after the last entry nothing more.
+    """Faults for the calls of one capability, in order. ``forever`` applies to all later calls.
 
     Attributes:
-        calls: How many calls there were.
+        calls: Number of calls so far.
     """
 
     def __init__(self, faults: tuple[Fault, ...], *, forever: Fault = None) -> None:
@@ -26,9 +26,9 @@ class FaultScript:
         self.calls: int = 0
 
     async def apply_next(self) -> None:
-        """Count a call and do what stands for it."""
-        place, self.calls = self.calls, self.calls + 1
-        fault = self._faults[place] if place < len(self._faults) else self._forever
+        """Count a call, and apply its fault."""
+        index, self.calls = self.calls, self.calls + 1
+        fault = self._faults[index] if index < len(self._faults) else self._forever
         if fault is None:
             return
         if isinstance(fault, (int, float)):
@@ -38,10 +38,10 @@ class FaultScript:
 
 
 class FaultyCapability(BaseCapability):
-    """What :func:`with_faults` returns: the capability that was given, and its script.
+    """Capability with injected faults, as :func:`with_faults` returns it.
 
     Attributes:
-        faults: The script; counts the calls.
+        faults: Faults and number of calls.
     """
 
     faults: ClassVar[FaultScript]
@@ -50,15 +50,15 @@ class FaultyCapability(BaseCapability):
 def with_faults(
     capability: type[Any], *faults: Fault, forever: Fault = None
 ) -> type[FaultyCapability]:
-    """Return a capability that meets faults before it does its work.
+    """Return a capability that applies faults before it does its work.
 
-    It has the name and the declarations of the original, so it can be registered in its place.
-    The attribute ``faults`` counts the calls. Each returned class has a script of its own.
+    It has the name and declarations of the original, so it can be registered in its place. Each
+    returned class has its own faults and counts its own calls.
 
     Args:
-        capability: A decorated capability of any form.
-        *faults: What the first, second … call meets: an exception, seconds to wait, or ``None``.
-        forever: What all later calls meet.
+        capability: Decorated capability of any form.
+        *faults: Faults of the first calls, in order: an exception, a delay in seconds, or ``None``.
+        forever: Fault of all later calls.
 
     >>> from capgraph.base import CapabilityContext, capability_node
     >>> from capgraph.testing import run_capability
@@ -99,5 +99,5 @@ def with_faults(
         "__qualname__": original.__qualname__,
         "__doc__": original.__doc__,
     }
-    made = capability_node(type(original.__name__, (original,), namespace))
-    return cast("type[FaultyCapability]", made)
+    faulty_class = capability_node(type(original.__name__, (original,), namespace))
+    return cast("type[FaultyCapability]", faulty_class)

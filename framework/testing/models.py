@@ -1,4 +1,4 @@
-"""A chat model that says what a test tells it to."""
+"""Chat model with scripted answers."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _CHUNK = re.compile(r"\S+\s*|\s+")
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """One call that a scripted model received.
+    """Call that a scripted model received.
 
     Attributes:
-        messages: The prompt.
-        schema: Name of the structured answer that was asked for, else ``None``.
-        tools: Names of the tools that were bound.
+        messages: Prompt messages.
+        schema: Name of the requested structured output, or ``None``.
+        tools: Names of the bound tools.
     """
 
     messages: tuple[BaseMessage, ...]
@@ -39,23 +39,23 @@ class ModelCall:
 
     @property
     def prompt(self) -> str:
-        """The whole prompt as text."""
+        """Text of all prompt messages."""
         return "\n\n".join(str(message.text) for message in self.messages)
 
 
 class ScriptedModel(BaseChatModel):
-    """A chat model with prepared answers, for tests without a network.
+    """Chat model with scripted answers, for tests without a network.
 
-    An answer is text, a message, data or a pydantic object (given as JSON, for structured
+    An answer is a text, a message, data or a pydantic object (returned as JSON, for structured
     output), an exception (raised), or a function of the call that returns one of these.
 
     Attributes:
-        responses: The answers in order, or one function of the call for all of them.
-        calls: What the model was asked, in order.
-        model_name: Name that usage reports show.
+        responses: Answers in order, or one function of the call for all of them.
+        calls: Received calls, in order.
+        model_name: Name in usage reports.
 
     Raises:
-        ModelError: When it is asked more often than there are answers.
+        ModelError: All answers are used up.
 
     >>> model = ScriptedModel(responses=["Hello.", {"task": "Sing"}])
     >>> model.invoke("Hi").text
@@ -77,12 +77,13 @@ class ScriptedModel(BaseChatModel):
     def with_structured_output(
         self, schema: Any, *, include_raw: bool = False, **kwargs: Any
     ) -> Runnable[Any, Any]:
-        """Read the next answer as JSON of a schema.
+        """Return a model that parses its next answer as JSON.
 
         Args:
-            schema: A pydantic class or a JSON schema with a title.
-            include_raw: Return ``raw``, ``parsed`` and ``parsing_error`` instead of raising.
-            **kwargs: Accepted for the sake of other models, and without effect.
+            schema: Pydantic class, or JSON schema with a title.
+            include_raw: True to return ``raw``, ``parsed``, and ``parsing_error`` instead of
+                raising.
+            **kwargs: Ignored. Accepted for compatibility with other models.
         """
         name = convert_to_openai_tool(schema)["function"]["name"]
         model = self.bind(scripted_schema=name)
@@ -103,7 +104,7 @@ class ScriptedModel(BaseChatModel):
         return RunnableMap(raw=model) | good.with_fallbacks([bad], exception_key="parsing_error")
 
     def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Runnable[Any, Any]:
-        """Note the tools; answers with tool calls are given as messages."""
+        """Record the tools' names. Answers with tool calls must be messages."""
         names = [convert_to_openai_tool(tool)["function"]["name"] for tool in tools]
         return self.bind(scripted_tools=tuple(names))
 
@@ -167,14 +168,14 @@ class ScriptedModel(BaseChatModel):
         if callable(self.responses):
             answer = self.responses(call)
         elif len(self.calls) <= len(self.responses):
-            # Counted by the calls, which copies of the model share.
+            # Copies of the model share the list of calls, which counts the answers.
             answer = self.responses[len(self.calls) - 1]
             if callable(answer) and not isinstance(answer, type):
                 answer = answer(call)
         else:
             raise ModelError(
-                f"The script of {self.model_name!r} has {len(self.responses)} answer(s), and call"
-                f" {len(self.calls)} asked for one more.",
+                f"The model {self.model_name!r} has no answer for call {len(self.calls)}: it has"
+                f" {len(self.responses)} scripted answer(s).",
                 fix="Add an answer to 'responses'.",
             )
         if isinstance(answer, BaseException):
@@ -185,13 +186,13 @@ class ScriptedModel(BaseChatModel):
         if isinstance(answer, AIMessage):
             return answer
         text = answer if isinstance(answer, str) else json.dumps(to_plain(answer))
-        used = UsageMetadata(
+        usage = UsageMetadata(
             input_tokens=len(call.prompt.split()),
             output_tokens=len(text.split()),
             total_tokens=len(call.prompt.split()) + len(text.split()),
         )
         return AIMessage(
             content=text,
-            usage_metadata=used,
+            usage_metadata=usage,
             response_metadata={"model_name": self.model_name, "finish_reason": "stop"},
         )

@@ -1,4 +1,4 @@
-"""Runs one capability by itself, with the contract that it has inside a graph."""
+"""Execution of a single capability outside of a graph, with the rules of a graph."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ STEP_KEY = "result"
 
 @dataclass(frozen=True, slots=True)
 class CapabilityRun:
-    """What a capability left behind.
+    """Result of running one capability.
 
     Attributes:
-        contexts: Context type to output, read back from plain JSON as a later step would get it.
-        updates: State keys that it returned besides.
-        progress: Messages and fractions of ``self.progress``.
+        contexts: Outputs by context type, deserialized from JSON as a later step would get them.
+        updates: Other state keys that the capability returned.
+        progress: Messages and fractions that ``self.progress`` reported.
     """
 
     contexts: dict[str, Any] = field(default_factory=dict)
@@ -40,14 +40,15 @@ class CapabilityRun:
 
     @property
     def output(self) -> Any:
-        """The one output.
+        """The only output.
 
         Raises:
-            ValidationError: There is none, or more than one.
+            ValidationError: The capability returned no output, or more than one.
         """
         if len(self.contexts) != 1:
             raise ValidationError(
-                f"The capability gave {len(self.contexts)} outputs: {sorted(self.contexts)}.",
+                f"The capability returned {len(self.contexts)} outputs instead of one:"
+                f" {sorted(self.contexts)}.",
                 fix="Read 'contexts' or 'updates'.",
             )
         return next(iter(self.contexts.values()))
@@ -66,27 +67,31 @@ async def run_capability(
     context: Any = None,
     configurable: Mapping[str, Any] | None = None,
 ) -> CapabilityRun:
-    """Run one step of a decorated capability outside a graph.
+    """Run one step of a decorated capability outside of a graph.
 
-    Inputs and parameters are validated, outputs are sorted and checked, as in a graph; what the
-    capability raises comes out as it is.
+    Inputs, parameters, and outputs are validated as in a graph. Exceptions of the capability are
+    not wrapped.
 
     Args:
-        capability: The capability: a class of either form, or a decorated function.
-        inputs: Context type (its name or class) or role to an object, a dictionary, or a list of
-            these.
-        parameters: The step's parameters.
-        task: The step's objective.
-        state: Further keys of the state; the capability may write them.
-        config: The capability's settings section.
-        attempt: Which try this is; 1 for the first.
-        model: The chat model that ``self.chat_model()`` returns.
-        context: What a caller would hand over as ``context=``.
-        configurable: The ``configurable`` of the run, such as ``{"user_id": "ada"}``.
+        capability: Decorated class or function.
+        inputs: Inputs by context type (name or class) or role: an object, a dictionary, or a list
+            of these.
+        parameters: Parameters of the step.
+        task: Objective of the step.
+        state: Additional state keys, which the capability may write.
+        config: Settings section of the capability.
+        attempt: Number of the attempt, starting at 1.
+        model: Chat model that ``self.chat_model()`` returns.
+        context: LangGraph run context, as passed to a graph as ``context=``.
+        configurable: ``configurable`` of the run, such as ``{"user_id": "ada"}``.
+
+    Returns:
+        The outputs, state updates, and progress of the step.
 
     Raises:
-        ValidationError: ``capability`` is not decorated, or inputs, parameters or outputs do not fit.
-        CapabilityError: A returned key has no place.
+        ValidationError: The capability is not decorated, or inputs, parameters, or outputs are
+            invalid.
+        CapabilityError: The capability returned an unknown state key.
 
     >>> import asyncio
     >>> from capgraph.base import capability_node
@@ -120,20 +125,20 @@ async def run_capability(
         parameters=plain,
         inputs=links,
     )
-    known = {**(state or {}), "task_current_task": (state or {}).get("task_current_task") or task}
-    known["capability_context_data"] = {**(known.get("capability_context_data") or {}), **data}
+    values = {**(state or {}), "task_current_task": (state or {}).get("task_current_task") or task}
+    values["capability_context_data"] = {**(values.get("capability_context_data") or {}), **data}
     run = CapabilityRun()
     registry = Registry(infrastructure=()).with_(capability, *types.values())
     types.update(registry.context_types)
-    told = dict(config or {})
+    section = dict(config or {})
     settings = Settings(
         infrastructure=[],
-        capabilities={spec.name: told},
-        data_folders=told.pop("data_folders", []),
+        capabilities={spec.name: section},
+        data_folders=section.pop("data_folders", []),
         approvals={"steps": "none"},
     )
     runner = StepRunner(RunnerConfig(registry, settings, chat_model=lambda _role: model))
-    view = TurnView(known)
+    view = TurnView(values)
     door = AttemptContext(
         view,
         EffectLedger(Journal(), view),
@@ -143,14 +148,14 @@ async def run_capability(
         ),
         notify=lambda message, fraction: run.progress.append((message, fraction)),
     )
-    asked = view.create_attempt(spec.name, step, total=0)
+    planned_attempt = view.create_attempt(spec.name, step, total=0)
     in_a_run = context is not None or configurable is not None
     with use_runtime_context(context, configurable) if in_a_run else nullcontext():
-        record = await runner.run(asked, door)
+        record = await runner.run(planned_attempt, door)
     assert isinstance(record, StepRecord)
     run.updates.update(record.updates)
-    for kind, entries in record.contexts.items():
-        run.contexts[kind] = load_context(kind, STEP_KEY, entries[STEP_KEY], types)
+    for context_type, entries in record.contexts.items():
+        run.contexts[context_type] = load_context(context_type, STEP_KEY, entries[STEP_KEY], types)
     return run
 
 
@@ -159,20 +164,26 @@ def _store_inputs(
     types: dict[str, type[CapabilityContext]],
     spec: CapabilitySpec,
 ) -> tuple[dict[str, dict[str, Any]], list[dict[str, str]]]:
-    """Put inputs where a step reads them, and name them as a step does."""
+    """Store inputs as context data, and return the data and the step's references to it."""
     data: dict[str, dict[str, Any]] = {}
     links: list[dict[str, str]] = []
     roles = {need.label: need.type for need in spec.requires}
-    for name, given in inputs.items():
+    for name, value_or_values in inputs.items():
         label = name if isinstance(name, str) else name.CONTEXT_TYPE
-        kind = roles.get(label, label)
+        context_type = roles.get(label, label)
         if not isinstance(name, str):
-            types[kind] = name
-        values = [] if given is None else given if isinstance(given, list) else [given]
+            types[context_type] = name
+        values = (
+            []
+            if value_or_values is None
+            else value_or_values
+            if isinstance(value_or_values, list)
+            else [value_or_values]
+        )
         for number, value in enumerate(values):
             if isinstance(value, CapabilityContext):
-                types.setdefault(kind, type(value))
+                types.setdefault(context_type, type(value))
             key = f"{label.lower()}_{number}"
-            data.setdefault(kind, {})[key] = dump_context(kind, key, value, types)
+            data.setdefault(context_type, {})[key] = dump_context(context_type, key, value, types)
             links.append({label: key})
     return data, links

@@ -177,5 +177,5 @@ async def test_an_agent_that_is_away_is_tried_again() -> None:
 
 
 def test_what_is_no_agent_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="no agent"):
+    with pytest.raises(ConfigurationError, match="not a remote agent"):
         remote_capability(object())  # type: ignore[arg-type]

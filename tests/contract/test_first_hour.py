@@ -808,7 +808,7 @@ def test_a_langchain_tool_a_graph_and_a_bare_function_are_refused_by_what_they_a
 
 def test_a_model_without_a_provider_is_told_so() -> None:
     with pytest.raises(
-        ConfigurationError, match=r"'gpt-5-mini' .* names no provider.*openai:gpt-5"
+        ConfigurationError, match=r"'gpt-5-mini' .* has no provider.*openai:gpt-5"
     ):
         build_graph([label], model="gpt-5-mini")
 

@@ -219,7 +219,7 @@ async def test_a_server_that_dies_is_started_again_where_nothing_is_repeated(log
         out = await run(graph, "2", step("die", how="at once"))
         (question,) = out["__interrupt__"][0].value["steps"]
         assert question["kind"] == "unknown_outcome"
-        assert "The connection was lost" in question["reason"]
+        assert "the connection was lost" in question["reason"]
         out = await graph.ainvoke(Command(resume={"s": "skip"}), on("2"))
         assert out["execution_outcome"]["status"] != "completed"
     assert log.read_text().splitlines() == ["die_once", "die_once", "die at once"]
@@ -362,7 +362,7 @@ async def test_results_that_are_not_declared_and_errors_that_say_nothing(log: Pa
     async with await mcp_capabilities(server) as tools:
         graph = build_graph(tools, checkpointer=InMemorySaver())
         out = await run(graph, "1", step("read"))
-        assert "gave a result that it does not declare" in told(out)["error"]
+        assert "does not match its output schema" in told(out)["error"]
         out = await run(graph, "2", step("write"))  # its effect may have happened
         assert out["__interrupt__"][0].value["steps"][0]["kind"] == "unknown_outcome"
         out = await run(graph, "3", step("crash"))
@@ -424,7 +424,7 @@ async def test_a_tool_that_became_another_one_asks_a_person(tmp_path: Path) -> N
         flag.touch()
         out = await run(graph, "2", step("send", amount=3))
         (question,) = out["__interrupt__"][0].value["steps"]
-        assert "not what was looked at" in question["reason"]
+        assert "changed since it was reviewed" in question["reason"]
         out = await graph.ainvoke(Command(resume={"s": "approve"}), on("2"))
         assert given(out, "SEND_RESULT")["text"] == "sent 3 to mallory"
         kept = tools.pins
@@ -433,7 +433,7 @@ async def test_a_tool_that_became_another_one_asks_a_person(tmp_path: Path) -> N
         out = await run(
             build_graph(tools, checkpointer=InMemorySaver()), "1", step("send", amount=3)
         )
-        assert "not what was looked at" in out["__interrupt__"][0].value["steps"][0]["reason"]
+        assert "changed since it was reviewed" in out["__interrupt__"][0].value["steps"][0]["reason"]
         assert tools.pins != kept
     async with await mcp_capabilities(stdio("drifts", flag), pins=tools.pins) as tools:
         out = await run(
@@ -444,7 +444,7 @@ async def test_a_tool_that_became_another_one_asks_a_person(tmp_path: Path) -> N
         out = await run(
             build_graph(tools, checkpointer=InMemorySaver()), "1", step("send", amount=3)
         )
-        assert "Nobody has looked" in out["__interrupt__"][0].value["steps"][0]["reason"]
+        assert "has not been reviewed" in out["__interrupt__"][0].value["steps"][0]["reason"]
 
 
 async def test_tools_that_come_and_go_need_another_graph() -> None:
@@ -460,7 +460,7 @@ async def test_tools_that_come_and_go_need_another_graph() -> None:
     server.remove_tool("one")
     server.add_tool(lambda: "two", name="two", description="Two.", annotations=read)
     out = await run(graph, "1", step("one"))
-    assert "no longer among those" in str(out["messages"][-1].content)
+    assert "no longer exists" in str(out["messages"][-1].content)
     more = await mcp_capabilities(server)
     graph = build_graph(registry.with_(*more, without=["one"]), checkpointer=saver)
     out = await run(graph, "1", step("two"))

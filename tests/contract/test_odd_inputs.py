@@ -382,7 +382,7 @@ async def test_what_update_state_cannot_write_is_told_and_changes_nothing(
 async def test_what_is_no_server_is_told_before_anything_is_asked_of_it(odd: Any) -> None:
     pytest.importorskip("mcp")
     pytest.importorskip("a2a")
-    with pytest.raises(ConfigurationError, match="is no MCP server"):
+    with pytest.raises(ConfigurationError, match="is not an MCP server"):
         await a.mcp_capabilities(odd)
-    with pytest.raises(ConfigurationError, match="is no agent that works elsewhere"):
+    with pytest.raises(ConfigurationError, match="is not a remote agent"):
         a.remote_capability(odd)

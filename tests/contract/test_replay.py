@@ -304,7 +304,7 @@ async def test_with_a_model_the_difference_is_shown(saver: Any) -> None:
     more = await replay(recording, registry(measure, add), model=scripted(READ, ADD))
     assert RAN == []
     assert "There is no record of the step 'b' (add)" in more.replayed.answer
-    assert more.unrecorded == ("the step 'b' (add) on these values",)
+    assert more.unrecorded == ("the step 'b' (add) with these values",)
     assert more.replayed.status != "completed"
 
 
@@ -327,7 +327,7 @@ async def test_from_a_step_on_and_never_an_effect(saver: Any) -> None:
     assert (one.name, one.replayed["gave"]) == ("b", {"TOTAL": {"value": 70.0}})
     await graph.ainvoke(said("Pay", READ, ADD, PAY), config())
     RAN.clear()
-    with pytest.raises(ValidationError, match=r"'c' \(pay\) has an effect \(once\)"):
+    with pytest.raises(ValidationError, match=r"'c' \(pay\) has the effect 'once'"):
         await replay(await record(saver, "t"), registry(measure, add, free), from_step="b")
     with pytest.raises(ValidationError, match="no step 'z'"):
         await replay(recording, registry(measure, add, free), from_step="z")
@@ -348,7 +348,7 @@ async def test_another_plan_from_a_step_on(saver: Any) -> None:
     found = await replay(recording, known, model=model, from_step=second["context_key"])
     assert (RAN, found.ran) == (["add"], ("b",))
     assert found.replayed.results["m"]["gave"] == {"READING": {"value": 7.0}}
-    assert found.unrecorded == ("the step 'c' (pay) on these values",)
+    assert found.unrecorded == ("the step 'c' (pay) with these values",)
     assert kept["capability"] == "measure"
 
 
@@ -378,7 +378,7 @@ async def test_what_is_not_kept_is_said(saver: Any) -> None:
         await record(saver, "t")
     graph = build_graph(registry(measure), checkpointer=saver)
     await graph.ainvoke(said("measure the value"), config(), durability="exit")
-    with pytest.raises(PersistenceError, match="does not hold the beginning"):
+    with pytest.raises(PersistenceError, match="has no first checkpoint"):
         await record(saver, "t")
     with pytest.raises(PersistenceError, match="turn 4"):
         await record(saver, "t", 4)
@@ -448,7 +448,7 @@ async def test_a_turn_that_broke_off(saver: Any) -> None:
     found = await replay(await record(saver, "t"), registry(measure, burns))
     assert found.is_same
     assert (found.replayed.status, list(found.replayed.results)) == ("unfinished", ["a"])
-    assert found.unrecorded == ("what came of 'x', in which the turn broke off",)
+    assert found.unrecorded == ("the result of 'x', where the recording ends",)
     assert RAN == []
 
 
@@ -457,7 +457,7 @@ async def test_a_thread_of_another_graph_is_none_of_ours(saver: Any) -> None:
     builder.add_node("measure", bind([measure]).node(measure))
     builder.add_edge(START, "measure")
     await builder.compile(checkpointer=saver).ainvoke(said("Go"), config())
-    with pytest.raises(PersistenceError, match="another graph"):
+    with pytest.raises(PersistenceError, match="does not belong to"):
         await record(saver, "t")
 
 

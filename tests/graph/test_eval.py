@@ -155,7 +155,7 @@ def test_figures_on_standard_output_are_json_alone(run: Command) -> None:
     [
         (["none.yml"], "cannot be read"),
         (["set.yml", "--case", "sing"], "Its cases are total, song"),
-        (["set.yml", "--compare", "less.yml"], "there is no capability 'add'"),
+        (["set.yml", "--compare", "less.yml"], "unknown capability 'add'"),
         (["set.yml", "--config", "none.yml"], "cannot be read"),
         (["set.yml", "--json", "agent.yml/x.json"], "cannot be written"),
     ],

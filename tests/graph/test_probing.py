@@ -115,5 +115,5 @@ def test_check_shows_the_method_of_each_role_and_why(server: LocalServer, tmp_pa
     file.write_text(json.dumps(settings))
     server.on(TEXT, say("ready"), say("ready"))
     run = CliRunner().invoke(app, ["check", "--models", "--config", str(file), "--db", "memory"])
-    assert "planning: json_schema (a probe showed it)" in run.output
+    assert "planning: json_schema (found by a probe)" in run.output
     assert "answer: text (set by structured)" in run.output

@@ -185,7 +185,7 @@ async def test_permissions_and_behaviours_of_the_services_hold() -> None:
 def test_what_nobody_would_keep_needs_services() -> None:
     with pytest.raises(ConfigurationError, match="requires_approval"):
         as_tool(pay)
-    with pytest.raises(ConfigurationError, match="no capability"):
+    with pytest.raises(ConfigurationError, match="not a capability"):
         as_tool(str)
 
 

@@ -165,9 +165,9 @@ def test_keys_that_the_graph_does_not_have_are_an_error_at_once() -> None:
         colour: str
 
     graph = Pricing().graph
-    with pytest.raises(ConfigurationError, match=r"takes .*no colour"):
+    with pytest.raises(ConfigurationError, match="no input key 'colour'"):
         graph_capability(graph, input=Other, output=Price)
-    with pytest.raises(ConfigurationError, match=r"leaves .*no colour"):
+    with pytest.raises(ConfigurationError, match="no output key 'colour'"):
         graph_capability(graph, input=Order, output=Other)
     with pytest.raises(ConfigurationError, match=r"builder\.compile"):
         graph_capability(StateGraph(State), input=Order, output=Price)  # type: ignore[arg-type]

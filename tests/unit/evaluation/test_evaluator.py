@@ -216,8 +216,8 @@ async def test_names_that_the_agent_does_not_have_are_all_listed() -> None:
             {"context": {"NUMBRS": {"given": {}}}},
         )
     text = str(caught.value)
-    assert "cases[0].capabilities[0]: there is no capability 'red'. Did you mean 'read'?" in text
-    assert "cases[0].optional[0]: there is no capability 'plot'." in text
+    assert "cases[0].capabilities[0]: unknown capability 'red'. Did you mean 'read'?" in text
+    assert "cases[0].optional[0]: unknown capability 'plot'." in text
     assert "cases[1].context.NUMBRS" in text
 
 

@@ -153,8 +153,8 @@ def test_a_server_that_ends_at_once_tells_its_output(pid_file: Path, cache: Path
     [
         (NAME, "ollama pull qwen2.5-coder:1.5b"),
         ("local:", "has no name"),
-        ("local:/none/model.gguf", "Check its path"),
-        (ModelSettings(model=NAME, base_url="http://127.0.0.1:1/v1"), "Write 'openai:NAME'"),
+        ("local:/none/model.gguf", "Check the path"),
+        (ModelSettings(model=NAME, base_url="http://127.0.0.1:1/v1"), "write 'openai:NAME'"),
     ],
 )
 def test_what_is_missing_is_told_in_one_line(cache: Path, model: Any, words: str) -> None:

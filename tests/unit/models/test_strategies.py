@@ -153,7 +153,7 @@ async def test_a_yes_or_no_is_a_yes_or_a_no(answer: Any) -> None:
     selector = strategies(
         ScriptedModel(responses=[answer]), selection={"strategy": "per_capability"}
     )["selector"]
-    with pytest.raises(ModelError, match="not the form asked for"):
+    with pytest.raises(ModelError, match="does not match the expected format"):
         await selector.select("x", CANDIDATES[:1])
 
 
@@ -256,7 +256,7 @@ async def test_a_model_that_never_answers_is_given_up() -> None:
         chosen["selector"].select("x", CANDIDATES),
         chosen["answerer"].answer(AnswerRequest(task="x", purpose="results")),
     ):
-        with pytest.raises(ModelError, match=r"no answer within 0\.05 s") as caught:
+        with pytest.raises(ModelError, match=r"did not answer within 0\.05 s") as caught:
             await waiting
         classified = classify_exception(caught.value, "x")
         assert classified.severity is ErrorSeverity.RETRIABLE
