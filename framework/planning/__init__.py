@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from capgraph.planning.diagram import plan_mermaid as plan_mermaid
     from capgraph.planning.draft import Repair as Repair
     from capgraph.planning.draft import RepairedPlan as RepairedPlan
-    from capgraph.planning.order import by_depth as by_depth
     from capgraph.planning.parameters import validated_parameters as validated_parameters
     from capgraph.planning.plan import Plan as Plan
     from capgraph.planning.problems import PROBLEM_KINDS as PROBLEM_KINDS
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from capgraph.planning.replan import PlanVersion as PlanVersion
     from capgraph.planning.replan import carry_over as carry_over
     from capgraph.planning.replan import fingerprints as fingerprints
+    from capgraph.planning.schedule import by_depth as by_depth
     from capgraph.planning.schedule import dependencies as dependencies
     from capgraph.planning.schedule import ready_steps as ready_steps
 
@@ -63,13 +63,12 @@ __getattr__, __dir__ = lazy_exports(
         "capgraph.planning.check": ("check_plan",),
         "capgraph.planning.diagram": ("StepStatus", "plan_mermaid"),
         "capgraph.planning.draft": ("Repair", "RepairedPlan"),
-        "capgraph.planning.order": ("by_depth",),
         "capgraph.planning.parameters": ("validated_parameters",),
         "capgraph.planning.plan": ("Plan",),
         "capgraph.planning.problems": ("PROBLEM_KINDS", "Problem"),
         "capgraph.planning.recipes": ("Recipe", "expand_recipes", "recipe_of"),
         "capgraph.planning.repair": ("repair_plan",),
         "capgraph.planning.replan": ("CarryOver", "PlanVersion", "carry_over", "fingerprints"),
-        "capgraph.planning.schedule": ("dependencies", "ready_steps"),
+        "capgraph.planning.schedule": ("by_depth", "dependencies", "ready_steps"),
     },
 )

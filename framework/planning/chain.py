@@ -84,12 +84,14 @@ def chain_plan(
     )
     parameters = {name: values.read(name) for name in suppliers.names}
     usable, chosen = suppliers.choose(stored)
-    if (missing := suppliers.missing(chosen, usable)) is not None:
+    if (missing := suppliers.find_missing(chosen, usable)) is not None:
         # Follow the chain of requirements to the one that nothing can satisfy.
-        assumed = usable | {need: [] for need in suppliers.unsatisfied() - usable.keys()}
-        extended = suppliers.include(assumed)
-        raise _unsupplied(*(suppliers.missing(extended, usable) or missing), catalog, values)
-    order = suppliers.ordered(suppliers.prune(chosen, usable), usable)
+        assumed = usable | {need: [] for need in suppliers.unsatisfied_needs() - usable.keys()}
+        extended = suppliers.include_producers(assumed)
+        raise _unsupplied_error(
+            *(suppliers.find_missing(extended, usable) or missing), catalog, values
+        )
+    order = suppliers.sort_by_inputs(suppliers.prune(chosen, usable), usable)
     parameters |= {name: values.read(name) for name in order}
     return _write_plan(task, order, catalog, stored, usable, previous, parameters)
 
@@ -145,34 +147,34 @@ def _check_registered(selected: Sequence[str], catalog: Catalog) -> list[str]:
     return names
 
 
-def _unsupplied(reader: str, need: str, catalog: Catalog, values: RequestValues) -> PlanError:
+def _unsupplied_error(reader: str, need: str, catalog: Catalog, values: RequestValues) -> PlanError:
     context_type = need.removesuffix(MANY_SUFFIX)
     if context_type in catalog.provided_types:
         return PlanError(
             f"{reader!r} requires {context_type}, which the caller did not provide.",
             fix=f"Pass {context_type} with the request.",
         )
-    makers = [
+    producers = [
         name for name, spec in catalog.capabilities.items() if need in needs_provided_by(spec)
     ]
-    effects = [name for name in makers if not values.can_auto_include(name)]
-    unread = [problem for name in makers if (problem := values.read_error(name)) is not None]
-    if unread and len(unread) == len(makers):
+    effects = [name for name in producers if not values.can_auto_include(name)]
+    unread = [problem for name in producers if (problem := values.read_error(name)) is not None]
+    if unread and len(unread) == len(producers):
         return unread[0]
-    if not makers:
+    if not producers:
         return PlanError(
             f"{reader!r} requires {context_type}: no capability provides it and no context of this"
             " type is stored.",
             fix=f"Register a capability that provides {context_type}, or pass it with the request.",
         )
-    if effects == makers:
+    if effects == producers:
         return PlanError(
-            f"{reader!r} requires {context_type}: only {join_names(makers)} provides it, has effects"
+            f"{reader!r} requires {context_type}: only {join_names(producers)} provides it, has effects"
             " or required parameters, and was not selected.",
             fix="Ask for it in the request, or set requires_approval so that a person decides.",
         )
     return PlanError(
-        f"{reader!r} requires {context_type}: {join_names(makers)} provides it, but has an input"
+        f"{reader!r} requires {context_type}: {join_names(producers)} provides it, but has an input"
         " that nothing supplies.",
         fix=f"Pass {context_type}, or the input of its producer, with the request.",
     )
@@ -202,15 +204,15 @@ class _Suppliers:
 
     def choose(self, stored: dict[str, list[str]]) -> tuple[dict[str, list[str]], list[str]]:
         """Return the usable stored contexts and the required capabilities."""
-        outdated = self.outdated() - self.given
-        fresh = {need: keys for need, keys in stored.items() if need not in outdated}
-        chosen = self.include(fresh)
-        if self.missing(chosen, fresh) is None or len(fresh) == len(stored):
+        outdated_needs = self.outdated_needs() - self.given
+        fresh = {need: keys for need, keys in stored.items() if need not in outdated_needs}
+        chosen = self.include_producers(fresh)
+        if self.find_missing(chosen, fresh) is None or len(fresh) == len(stored):
             return fresh, chosen
         # An outdated result is better than no plan.
-        return stored, self.include(stored)
+        return stored, self.include_producers(stored)
 
-    def outdated(self) -> set[str]:
+    def outdated_needs(self) -> set[str]:
         """Return the needs whose stored contexts would change if they were provided again.
 
         These are all results downstream of a selected capability, including through optional inputs, like
@@ -223,13 +225,13 @@ class _Suppliers:
                 readers.setdefault(required_need(need), []).extend(self.gives[name])
         return reachable_from(made, readers) - made
 
-    def unsatisfied(self) -> set[str]:
+    def unsatisfied_needs(self) -> set[str]:
         """Return the needs that no selected or automatically included capability satisfies."""
-        makers = {name for name in self.specs if self.values.can_auto_include(name)}
-        made = {need for name in makers | {*self.names} for need in self.gives[name]}
+        producers = {name for name in self.specs if self.values.can_auto_include(name)}
+        made = {need for name in producers | {*self.names} for need in self.gives[name]}
         return {need for name in self.specs for need in self.needs[name]} - (made - self.given)
 
-    def include(self, stored: Mapping[str, list[str]]) -> list[str]:
+    def include_producers(self, stored: Mapping[str, list[str]]) -> list[str]:
         """Return the selected capabilities with the cheapest producers of everything that they require."""
         # A capability that reads nothing from the request is the last resort.
         able = {
@@ -237,18 +239,18 @@ class _Suppliers:
             for name in self.specs
             if self.values.can_auto_include(name) and not self.values.defaults_hide_request(name)
         }
-        best = self.supply(able | dict.fromkeys(self.names, 0), stored)[0]
+        best = self.assign_producers(able | dict.fromkeys(self.names, 0), stored)[0]
         names = list(self.names)
         for name in names:  # grows during the loop
-            makers = (
+            producers = (
                 best.get(required_need(need))
                 for need in self.specs[name].requires
                 if need.cardinality != "optional"
             )
-            names += [m for m in dict.fromkeys(makers) if m is not None and m not in names]
+            names += [m for m in dict.fromkeys(producers) if m is not None and m not in names]
         return names
 
-    def supply(
+    def assign_producers(
         self, cost: Mapping[str, int], stored: Mapping[str, list[str]]
     ) -> tuple[dict[str, str], dict[str, set[str]]]:
         """Compute which capability supplies each need at the lowest cost (Knuth's algorithm).
@@ -289,32 +291,34 @@ class _Suppliers:
                         heapq.heappush(queue, (total_cost[reader], rank[reader], reader))
         return best, waiting
 
-    def missing(
+    def find_missing(
         self, names: Collection[str], stored: Mapping[str, list[str]]
     ) -> tuple[str, str] | None:
         """Return a capability and the need that prevents it from running, or ``None``."""
-        _, waiting = self.supply(dict.fromkeys(names, 0), stored)
-        unsatisfied = [(name, need) for name, needs in waiting.items() for need in sorted(needs)]
-        made = {need for name, _ in unsatisfied for need in self.gives[name]}
+        _, waiting = self.assign_producers(dict.fromkeys(names, 0), stored)
+        unsatisfied_needs = [
+            (name, need) for name, needs in waiting.items() for need in sorted(needs)
+        ]
+        made = {need for name, _ in unsatisfied_needs for need in self.gives[name]}
         # Return the root cause: a need that none of the blocked capabilities would satisfy.
         return next(
-            (pair for pair in unsatisfied if pair[1] not in made),
-            unsatisfied[0] if unsatisfied else None,
+            (pair for pair in unsatisfied_needs if pair[1] not in made),
+            unsatisfied_needs[0] if unsatisfied_needs else None,
         )
 
     def prune(self, names: list[str], stored: Mapping[str, list[str]]) -> list[str]:
         """Remove every automatically included capability that is not required."""
-        if self.missing(names, stored) is not None:
+        if self.find_missing(names, stored) is not None:
             return names
         for name in reversed(list(names)):
             rest = [other for other in names if other != name]
-            if name not in self.names and self.missing(rest, stored) is None:
+            if name not in self.names and self.find_missing(rest, stored) is None:
                 names = rest
         return names
 
     # Ordering: when each capability runs.
 
-    def ordered(self, names: list[str], stored: Collection[str]) -> list[str]:
+    def sort_by_inputs(self, names: list[str], stored: Collection[str]) -> list[str]:
         """Return capabilities in an order in which each finds its inputs.
 
         A capability that could read results of others runs after them. Capabilities that require and
@@ -356,39 +360,39 @@ def _write_plan(
     reused = {name: key for name in order if isinstance(key := old_keys.get(name), str)}
     used_keys = {key for keys in stored.values() for key in keys} | set(reused.values())
     steps: list[PlannedStep] = []
-    makers: dict[str, list[str]] = {}
-    filtered: set[str] = set()
+    producers: dict[str, list[str]] = {}
+    filtered_needs: set[str] = set()
     for name in order:
         spec = catalog.capabilities[name]
         inputs = [
             {need.label: key}
             for need in spec.requires
-            for key in _sources(need, spec, makers, filtered, usable, catalog)
+            for key in _source_keys(need, spec, producers, filtered_needs, usable, catalog)
         ]
         output = spec.provides[0] if spec.provides else None
         key = reused.get(name) or make_context_key(output or name, used_keys)
         used_keys.add(key)
         steps.append(build_step(key, name, output, task, inputs, parameters.get(name) or None))
         for need in needs_provided_by(spec):
-            makers.setdefault(need, []).append(key)
+            producers.setdefault(need, []).append(key)
             if any(required_need(read) == need for read in spec.requires):
-                filtered.add(need)
+                filtered_needs.add(need)
     view = PlanView(list(steps), catalog, {}, None)
     steps.append(build_respond_step(view, used_keys, task))
     return ExecutionPlan(steps=steps)
 
 
-def _sources(
+def _source_keys(
     need: Requirement,
     spec: CapabilitySpec,
-    makers: Mapping[str, list[str]],
-    filtered: Collection[str],
+    producers: Mapping[str, list[str]],
+    filtered_needs: Collection[str],
     stored: Mapping[str, list[str]],
     catalog: Catalog,
 ) -> list[str]:
     """Return the context keys that one requirement reads."""
     need_key = required_need(need)
-    provided = makers.get(need_key, [])
+    provided = producers.get(need_key, [])
     if need.role is not None and need.cardinality != "many":
         return _source_by_role(need, spec, [*stored.get(need_key, ()), *provided])
     if not provided:
@@ -400,7 +404,7 @@ def _sources(
     if need.cardinality == "many":
         return provided
     # A filter's result replaces its input. Of equal producers, the first selected is used.
-    return provided[-1:] if need_key in filtered else provided[:1]
+    return provided[-1:] if need_key in filtered_needs else provided[:1]
 
 
 def _source_by_role(

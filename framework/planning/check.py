@@ -51,9 +51,7 @@ DEFAULT_MAX_STEPS = 1000
 """Maximum number of steps when no limit is passed."""
 
 _REFERENCE = 'write {"$from": "context_key.field"} with an earlier step and a matching field'
-_MAX_COMPARED_NAMES = (
-    10  # maximum number of unknown names that are compared with known ones, which is slow
-)
+_MAX_COMPARED_NAMES = 10  # comparing unknown names with known ones is slow
 
 
 def check_plan(
@@ -284,7 +282,8 @@ class _PlanChecker:
         """Check an input that reads the current element of a ``for_each`` list."""
         if not self.view.accepts_element(index, str(path[-1])):
             cause = f"an element of the list is {self.view.element_shape(index)}, not {path[-1]}"
-            self.add(codes.TYPE_MISMATCH, index, alias, cause, path=path)
+            remedy = f"use a list of {path[-1]}, or another input"
+            self.add(codes.TYPE_MISMATCH, index, alias, cause, remedy, path)
 
     def _check_source(self, index: int, read: StepRead) -> None:
         """Report an input that no earlier step and no stored context supplies."""
@@ -304,7 +303,7 @@ class _PlanChecker:
             types = supplied.spec.provides if supplied is not None else ()
             cause = f"step {positions[0] + 1} supplies {join_names(types)}, not {kind}"
             if kind in types:
-                cause = f"step {positions[0] + 1} runs for each element and supplies several {kind}"
+                cause = f"step {positions[0] + 1} runs for each element and supplies several {kind}, not one"
         elif stored := view.stored_types(read.key):
             cause = f"the stored context with this key has type {join_names(stored)}, not {kind}"
         else:

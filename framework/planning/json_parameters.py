@@ -122,7 +122,7 @@ def json_parameters(name: str, schema: Mapping[str, Any]) -> type[JsonParameters
     jsonschema = require_extra("jsonschema", "tools")
     validators = require_extra("jsonschema.validators", "tools")
     _check_size(schema, name)
-    plain = {"properties": {}, **_plain(schema, name), "type": "object"}
+    plain = {"properties": {}, **_normalize_schema(schema, name), "type": "object"}
     kind = validators.validator_for(plain, default=jsonschema.Draft202012Validator)
     kind = validators.extend(
         kind, {"pattern": _match_pattern, "patternProperties": _match_pattern_properties}
@@ -194,7 +194,7 @@ def _check_size(schema: Mapping[str, Any], owner: str) -> None:
 
     def count(part: Any, depth: int) -> int:
         if depth > _MAX_LEVELS:
-            raise _too_large(owner, f"it is nested more than {_MAX_LEVELS} levels deep")
+            raise _too_large_error(owner, f"it is nested more than {_MAX_LEVELS} levels deep")
         inner = part.values() if isinstance(part, Mapping) else part
         total = 1 + sum(count(one, depth + 1) for one in inner if isinstance(one, (Mapping, list)))
         name = part.get("$ref") if isinstance(part, Mapping) else None
@@ -204,7 +204,9 @@ def _check_size(schema: Mapping[str, Any], owner: str) -> None:
                 known[name] = count(_referenced_schema(schema, name), depth + 1)
             total += known[name]
         if total > _MAX_PARTS:
-            raise _too_large(owner, f"it has more than {_MAX_PARTS:,} parts with its references")
+            raise _too_large_error(
+                owner, f"it has more than {_MAX_PARTS:,} parts with its references"
+            )
         return total
 
     count(schema, 0)
@@ -218,7 +220,7 @@ def _referenced_schema(schema: Mapping[str, Any], reference: str) -> Any:
     return found if isinstance(found, (Mapping, list)) else {}
 
 
-def _too_large(owner: str, cause: str) -> ValidationError:
+def _too_large_error(owner: str, cause: str) -> ValidationError:
     return ValidationError(
         f"The parameter schema of {owner!r} is too large: {cause}.",
         fix="Declare fewer parameters, or exclude this tool.",
@@ -292,10 +294,10 @@ def _undeclared_values(shape: Shape, value: Any, path: Path) -> Iterator[tuple[P
             yield from _undeclared_values(found, item, (*path, part))
 
 
-def _plain(schema: Any, owner: str) -> Any:
+def _normalize_schema(schema: Any, owner: str) -> Any:
     """Return a schema with only JSON schema keywords and type names."""
     if isinstance(schema, list):
-        return [_plain(part, owner) for part in schema]
+        return [_normalize_schema(part, owner) for part in schema]
     if not isinstance(schema, Mapping):
         return schema
     found = dict(_normalize_items(schema, owner))
@@ -317,7 +319,7 @@ def _normalize_items(schema: Mapping[str, Any], owner: str) -> Iterator[tuple[st
         if key in _VALUE_KEYWORDS:
             yield key, value
         elif key in _NAMED_SCHEMAS and isinstance(value, Mapping):
-            inner = {name: _plain(part, owner) for name, part in value.items()}
+            inner = {name: _normalize_schema(part, owner) for name, part in value.items()}
             yield "$defs" if key == "definitions" else key, inner
         elif key == "$ref" and isinstance(value, str):
             yield key, _local_reference(value, owner)
@@ -328,7 +330,7 @@ def _normalize_items(schema: Mapping[str, Any], owner: str) -> Iterator[tuple[st
             if "" not in kinds:
                 yield key, kinds if isinstance(value, list) else kinds[0]
         elif not (key in ("required", "optional") and isinstance(value, bool)):
-            yield key, _plain(value, owner)
+            yield key, _normalize_schema(value, owner)
 
 
 def _json_type(name: Any, owner: str) -> str:

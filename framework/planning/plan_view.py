@@ -128,7 +128,7 @@ class PlanView:
             # The answer accepts single results and lists of results.
             closing = label != FROM and step_capability(self.steps[index]) in TERMINAL_STEPS
             return label + MANY_SUFFIX if closing else label
-        # So does an input that the capability does not declare.
+        # An undeclared input accepts both as well.
         return contract.need_by_label.get(label, label if label == FROM else label + MANY_SUFFIX)
 
     def step_provides(self, position: int, need: str) -> bool:

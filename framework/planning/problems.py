@@ -42,7 +42,7 @@ def preview(value: object) -> str:
         return f"<{type(value).__name__}>"
 
 
-def _plain(value: object) -> Any:
+def _plain_value(value: object) -> Any:
     """Return a small JSON scalar unchanged, and a preview of any other value."""
     if value is None or isinstance(value, bool):
         return value
@@ -243,7 +243,14 @@ def make_problem(
     place = (kind.field,) if path is None else path
     remedy = remedy or kind.remedy
     return Problem(
-        code, step, preview_key(context_key), place, _plain(value), cause, remedy, corrected_value
+        code,
+        step,
+        preview_key(context_key),
+        place,
+        _plain_value(value),
+        cause,
+        remedy,
+        corrected_value,
     )
 
 

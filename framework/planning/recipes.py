@@ -210,7 +210,7 @@ class Recipe(_Part):
             if view.request_text
             else [],
             uses={
-                step["capability"]: _declared(catalog.capabilities[step["capability"]])
+                step["capability"]: _declaration_summary(catalog.capabilities[step["capability"]])
                 for step in steps
             },
         )
@@ -252,7 +252,7 @@ class Recipe(_Part):
             if spec is None:
                 problems.append(f"the capability {name!r} is unknown")
                 fix = suggest_fix(name, candidates=catalog.capabilities)
-            elif name in self.uses and (now := _declared(spec)) != self.uses[name]:
+            elif name in self.uses and (now := _declaration_summary(spec)) != self.uses[name]:
                 then = self.uses[name]
                 parts = [p for p in {**now, **then} if now.get(p) != then.get(p)]
                 problems.append(f"{name!r} has changed since it was saved: {', '.join(parts)}")
@@ -311,9 +311,9 @@ class Recipe(_Part):
             "description": self.description,
             "recipe": self,
             "__annotations__": {"recipe": ClassVar[Recipe]},
-            "provides": [classes.get(kind, kind) for kind in _outputs(self.steps, catalog)],
+            "provides": [classes.get(kind, kind) for kind in _unread_outputs(self.steps, catalog)],
             "requires": [
-                Requirement(kind, "one", self._role(key)) for key, kind in self.inputs.items()
+                Requirement(kind, "one", self._input_role(key)) for key, kind in self.inputs.items()
             ],
             "Parameters": model,
             "effect": max((s.effect for s in specs), key=("none", "idempotent", "once").index),
@@ -321,7 +321,7 @@ class Recipe(_Part):
             "labels": tuple(label for s in specs for label in s.labels),
             "sends_externally": any(s.sends_externally for s in specs),
             "requires_approval": any(s.requires_approval for s in specs),
-            "execute": staticmethod(_never),
+            "execute": staticmethod(_refuse_to_run),
             "matches_task": staticmethod(lambda task: self.match_request(task) is not None or None),
             "parameters_from": staticmethod(parameters_from),
             "_create_orchestrator_guide": lambda _: None,
@@ -332,7 +332,7 @@ class Recipe(_Part):
         }
         return capability_node(type(f"Recipe_{self.name}", (BaseCapability,), body))
 
-    def _role(self, key: str) -> str | None:
+    def _input_role(self, key: str) -> str | None:
         """Return the key of an input as its role if several inputs have the same type."""
         return key if list(self.inputs.values()).count(self.inputs[key]) > 1 else None
 
@@ -395,7 +395,7 @@ class Recipe(_Part):
 
         def rename(_: str, key: str) -> Sequence[str]:
             if key in self.inputs:
-                return input_keys.get(self._role(key) or self.inputs[key], [])
+                return input_keys.get(self._input_role(key) or self.inputs[key], [])
             return [f"{prefix}.{key}"] if key in own else [key]
 
         found = []
@@ -464,9 +464,12 @@ def expand_recipes(
             steps.append(renamed)
             continue
         if depth > _MAX_DEPTH:
-            raise PlanError(f"The recipe {recipe.name!r} is nested in {depth} others.")
+            raise PlanError(
+                f"The recipe {recipe.name!r} is nested in {depth} others.",
+                fix="Use fewer levels of recipes.",
+            )
         inner = recipe.expand_step(renamed, catalog, depth)
-        outputs = _outputs(inner, catalog)
+        outputs = _unread_outputs(inner, catalog)
         kind = step.get("expected_output")
         every = outputs.get(kind, []) if kind else [k for keys in outputs.values() for k in keys]
         outputs_by_key[step["context_key"]] = {**outputs, FROM: every}
@@ -527,7 +530,7 @@ def order_by_use(recipes: Iterable[Recipe]) -> list[Recipe]:
         ) from None
 
 
-async def _never(state: Any, **_: Any) -> None:
+async def _refuse_to_run(state: Any, **_: Any) -> None:
     """Refuse to run: a plan runs the steps of a recipe instead."""
     raise CapabilityError(
         "A recipe cannot run as a step.", fix="Plan it; its steps replace it before the plan runs."
@@ -633,7 +636,7 @@ def _referenced_parameters(step: Mapping[str, Any]) -> set[str]:
     return {name for key, _, name in refers if key == PARAMETERS}
 
 
-def _outputs(steps: Sequence[Mapping[str, Any]], catalog: Catalog) -> dict[str, list[str]]:
+def _unread_outputs(steps: Sequence[Mapping[str, Any]], catalog: Catalog) -> dict[str, list[str]]:
     """Return the results that no step reads: context type to keys."""
     keys = {step["context_key"] for step in steps}
     read = {one.key for step in steps for one in step_reads(step, keys)}
@@ -646,7 +649,7 @@ def _outputs(steps: Sequence[Mapping[str, Any]], catalog: Catalog) -> dict[str, 
     return found
 
 
-def _declared(spec: CapabilitySpec) -> dict[str, Any]:
+def _declaration_summary(spec: CapabilitySpec) -> dict[str, Any]:
     """Return the parts of a capability's declaration that a recipe depends on, as plain data."""
     schema = spec.parameters.model_json_schema() if spec.parameters is not None else None
     text = json.dumps(_without_texts(schema), sort_keys=True, default=str)
@@ -674,14 +677,14 @@ def _without_texts(schema: Any) -> Any:
     return [_without_texts(one) for one in schema] if isinstance(schema, list) else schema
 
 
-def _annotation(model: type[BaseModel] | None, path: Sequence[int | str], otherwise: Any) -> Any:
+def _annotation(model: type[BaseModel] | None, path: Sequence[int | str], default: Any) -> Any:
     """Return the declared type of a step's parameter."""
     kind: Any = model
     for part in path:
         fields = getattr(kind, "model_fields", {})
         info = next((f for n, f in fields.items() if part in (n, f.alias)), None)
         if info is None:
-            return otherwise
+            return default
         kind = Annotated[info.annotation, *info.metadata] if info.metadata else info.annotation
     return kind
 

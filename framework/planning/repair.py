@@ -105,7 +105,7 @@ def repair_plan(
     return RepairedPlan(result, tuple(draft.repairs), problems, tuple(draft.inserted))
 
 
-def _steps(problems: list[Problem], *kinds: str) -> list[int]:
+def _steps_with(problems: list[Problem], *kinds: str) -> list[int]:
     """Return the steps that have a problem of the given kinds, each once, in order."""
     return sorted({p.step for p in problems if p.code in kinds and p.step is not None})
 
@@ -114,7 +114,7 @@ def _repair_inputs(draft: PlanDraft, view: PlanView, problems: list[Problem]) ->
     """Rewrite inputs that have another form, or name only a step or a stored result."""
     code, reason = codes.MALFORMED_INPUT, "the same inputs in the expected form"
     changed = False
-    for index in _steps(problems, code):
+    for index in _steps_with(problems, code):
         inputs = draft.steps[index].get("inputs")
         entries = inputs if isinstance(inputs, list) else [inputs]
         written: list[Any] = []
@@ -124,10 +124,12 @@ def _repair_inputs(draft: PlanDraft, view: PlanView, problems: list[Problem]) ->
     return changed
 
 
-def _normalize_entry(view: PlanView, index: int, entry: object, before: list[Any]) -> Iterator[Any]:
+def _normalize_entry(
+    view: PlanView, index: int, entry: object, earlier_inputs: list[Any]
+) -> Iterator[Any]:
     """Yield the normalized inputs of one entry, without duplicates of earlier entries."""
     if entry is not None and not isinstance(entry, dict):
-        entry = _label_input(view, index, scalar_text(entry), before) or entry
+        entry = _label_input(view, index, scalar_text(entry), earlier_inputs) or entry
     if not isinstance(entry, dict):
         yield from () if entry is None else (entry,)
         return
@@ -136,12 +138,12 @@ def _normalize_entry(view: PlanView, index: int, entry: object, before: list[Any
         for key in value if isinstance(value, list) else [value]:
             name = scalar_text(key)
             link = {label: key if name is None or not isinstance(label, str) else name}
-            if link not in before and link not in seen:
+            if link not in earlier_inputs and link not in seen:
                 seen.append(link)
                 yield link
 
 
-def _label_input(view: PlanView, index: int, name: str | None, before: list[Any]) -> Any:
+def _label_input(view: PlanView, index: int, name: str | None, earlier_inputs: list[Any]) -> Any:
     """Return an input for a bare context key or step number, or ``None`` if its label is ambiguous.
 
     Of several inputs of one type, which differ by role, the first open one is used.
@@ -154,7 +156,7 @@ def _label_input(view: PlanView, index: int, name: str | None, before: list[Any]
     if not places and not stored and name.isdecimal() and 1 <= int(name) <= index:
         places = [int(name) - 1]
     key = view.keys[places[0]] if places else name
-    taken = {label for entry in before if isinstance(entry, dict) for label in entry}
+    taken = {label for entry in earlier_inputs if isinstance(entry, dict) for label in entry}
     fitting = [
         label
         for label, need in contract.need_by_label.items()
@@ -191,7 +193,7 @@ def _remove_duplicates(draft: PlanDraft, view: PlanView, problems: list[Problem]
     if draft.additions_only:
         return False
     dropped = []
-    for index in _steps(problems, code):
+    for index in _steps_with(problems, code):
         step = draft.steps[index]
         before = [place for place in view.positions[step["context_key"]] if place < index]
         if not is_too_deep(step) and any(step == draft.steps[place] for place in before):
@@ -205,7 +207,7 @@ def _remove_duplicates(draft: PlanDraft, view: PlanView, problems: list[Problem]
 def _repair_keys(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
     """Name steps without a valid key, and rename steps that share one."""
     changed = False
-    for index in _steps(problems, codes.MISSING_KEY, codes.MALFORMED_KEY, codes.DUPLICATE_KEY):
+    for index in _steps_with(problems, codes.MISSING_KEY, codes.MALFORMED_KEY, codes.DUPLICATE_KEY):
         if changed:
             view = PlanView(draft.steps, view.catalog, view.available, view.active)
         old = draft.steps[index].get("context_key")
@@ -215,7 +217,7 @@ def _repair_keys(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> b
         shared = len(places) > 1
         if (shared and places[0] == index) or (not shared and is_context_key(old)):
             continue
-        meant = _map_readers(view, old) if isinstance(old, str) else {}
+        meant = _readers_by_step(view, old) if isinstance(old, str) else {}
         if meant is None:
             continue
         name = _natural_name(draft, index)
@@ -230,7 +232,7 @@ def _repair_keys(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> b
     return changed
 
 
-def _map_readers(view: PlanView, key: str) -> dict[tuple[int, StepRead], int] | None:
+def _readers_by_step(view: PlanView, key: str) -> dict[tuple[int, StepRead], int] | None:
     """Return the step that each reader of a key means, or ``None`` if any reader is ambiguous."""
     meant: dict[tuple[int, StepRead], int] = {}
     places = view.positions.get(key, [])
@@ -253,7 +255,7 @@ def _natural_name(draft: PlanDraft, index: int) -> str:
     name = step_capability(step)
     if name == RESPOND:
         return "user_response"
-    if name and any(read.key == name for read in _by_path(draft)):
+    if name and any(read.key == name for read in _path_reads(draft)):
         return name  # other steps use this name
     spec = draft.catalog.capabilities.get(name) if name else None
     if spec is not None and len(spec.provides) == 1:
@@ -264,7 +266,7 @@ def _natural_name(draft: PlanDraft, index: int) -> str:
     return name or "step"
 
 
-def _by_path(draft: PlanDraft) -> Iterator[StepRead]:
+def _path_reads(draft: PlanDraft) -> Iterator[StepRead]:
     """Yield the reads by path. The first part of an unknown path counts as its key."""
     return (read for step in draft.steps for read in step_reads(step) if read.label == FROM)
 
@@ -272,7 +274,7 @@ def _by_path(draft: PlanDraft) -> Iterator[StepRead]:
 def _repair_outputs(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
     """Set the expected output if other steps read only one of several."""
     code, changed = codes.UNDECLARED_OUTPUT, False
-    for index in _steps(problems, code):
+    for index in _steps_with(problems, code):
         asked = {
             view.need_of(reader, read.label).removesuffix(MANY_SUFFIX)
             for reader, reads in enumerate(view.reads)
@@ -289,7 +291,7 @@ def _repair_outputs(draft: PlanDraft, view: PlanView, problems: list[Problem]) -
 
 def _move_terminal_step(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> bool:
     """Move the terminal step to the end."""
-    misplaced = _steps(problems, codes.TERMINAL_STEP_NOT_LAST)
+    misplaced = _steps_with(problems, codes.TERMINAL_STEP_NOT_LAST)
     names = [step_capability(step) for step in draft.steps]
     if not misplaced or names.count(RESPOND) != 1 or CLARIFY in names:
         return False

@@ -63,7 +63,7 @@ def repair_links(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> b
             if place is not None:
                 view.readers.setdefault(place, []).append(index)
             view.reads[index].append(read)
-        path = _put_input(draft, problem, index, label, {new_label: new_key} if new_key else {})
+        path = _replace_input(draft, problem, index, label, {new_label: new_key} if new_key else {})
         draft.record(
             problem.code,
             index,
@@ -79,14 +79,14 @@ def repair_links(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> b
     return bool(changed)
 
 
-def _put_input(
-    draft: PlanDraft, problem: Problem, index: int, label: str, new: dict[str, str]
+def _replace_input(
+    draft: PlanDraft, problem: Problem, index: int, label: str, new_entry: dict[str, str]
 ) -> Path:
     """Replace the input of a problem, or add one. Return its path."""
     inputs = list(draft.steps[index].get("inputs") or ())
     number = int(problem.path[1]) if len(problem.path) > 1 else len(inputs)
     entry = inputs[number] if number < len(inputs) else {}
-    inputs[number : number + 1] = [{k: v for k, v in entry.items() if k != label} | new]
+    inputs[number : number + 1] = [{k: v for k, v in entry.items() if k != label} | new_entry]
     draft.steps[index] = {**draft.steps[index], "inputs": inputs}
     return ("inputs", number, label)
 
@@ -105,7 +105,7 @@ def _resolve_input(view: PlanView, index: int, label: str, key: str) -> tuple[st
         return label, key, ""  # the inputs of an unknown capability are unknown
     is_declared = contract is not None and label in contract.requirements
     if not is_declared:
-        labels = _labels_of(view, index, key)
+        labels = _possible_labels(view, index, key)
         if len(labels) == 1:
             return labels.pop(), key, "the only matching type of this context"
     need = view.need_of(index, label)
@@ -127,7 +127,7 @@ def _resolve_input(view: PlanView, index: int, label: str, key: str) -> tuple[st
     return label, key, ""
 
 
-def _labels_of(view: PlanView, index: int, key: str) -> set[str]:
+def _possible_labels(view: PlanView, index: int, key: str) -> set[str]:
     """Return the labels under which a step can read a key."""
     contract, places = view.contracts[index], [p for p in view.positions.get(key, ()) if p != index]
     if contract is None:
@@ -171,19 +171,19 @@ def insert_producer(draft: PlanDraft, view: PlanView, problems: list[Problem]) -
         used_keys = draft.used_keys()
         has_key = problem.code == codes.NO_SUPPLIER and is_context_key(problem.value)
         key = str(problem.value) if has_key and problem.value not in used_keys else None
-        new: dict[str, dict[str, Any]] = {}
-        allowed = is_harmless if draft.open_suppliers else may_auto_include
-        if not _supply(view, index, need, key, used_keys, new, (), allowed):
+        new_steps: dict[str, dict[str, Any]] = {}
+        is_allowed = is_harmless if draft.open_suppliers else may_auto_include
+        if not _supply(view, index, need, key, used_keys, new_steps, (), is_allowed):
             continue
-        if len(draft.steps) + len(new) > draft.max_steps:
+        if len(draft.steps) + len(new_steps) > draft.max_steps:
             continue
-        key = new[need]["context_key"]
-        _put_input(draft, problem, index, label, {label: key})
-        names = ", ".join(step["capability"] for step in new.values())
+        key = new_steps[need]["context_key"]
+        _replace_input(draft, problem, index, label, {label: key})
+        names = ", ".join(step["capability"] for step in new_steps.values())
         after, reason = f"{label}: {key}, from {names}", "the only capability that supplies it"
         draft.record(problem.code, index, ("inputs",), f"no {label}", after, reason)
-        draft.steps[index:index] = new.values()
-        draft.inserted += [step["context_key"] for step in new.values()]
+        draft.steps[index:index] = new_steps.values()
+        draft.inserted += [step["context_key"] for step in new_steps.values()]
         return True
     return False
 
@@ -194,17 +194,17 @@ def _supply(
     need: str,
     key: str | None,
     used_keys: set[str],
-    new: dict[str, dict[str, Any]],
-    above: tuple[str, ...],
-    allowed: Callable[[CapabilitySpec], bool],
+    new_steps: dict[str, dict[str, Any]],
+    ancestors: tuple[str, ...],
+    is_allowed: Callable[[CapabilitySpec], bool],
 ) -> bool:
     """Add the steps that satisfy a need to ``new``. Return False if there is not exactly one solution."""
     reader_name = step_capability(view.steps[index])
     producers = [name for name in view.capabilities_by_need.get(need, ()) if name != reader_name]
-    if len(producers) != 1 or producers[0] in above or len(above) > _MAX_DEPTH:
+    if len(producers) != 1 or producers[0] in ancestors or len(ancestors) > _MAX_DEPTH:
         return False
     spec = view.catalog.capabilities[producers[0]]
-    if not allowed(spec) or len({n.type for n in spec.requires}) < len(spec.requires):
+    if not is_allowed(spec) or len({n.type for n in spec.requires}) < len(spec.requires):
         return False
     items = list_item_types(spec.context_types)
     output = next(kind for kind in spec.provides if need in provided_needs([kind], items))
@@ -214,17 +214,24 @@ def _supply(
     for other in spec.requires:
         need_key = required_need(other)
         optional = other.cardinality == "optional"
-        source = new[need_key]["context_key"] if need_key in new else None
+        source = new_steps[need_key]["context_key"] if need_key in new_steps else None
         if source is None and (
             view.steps_by_need.get(need_key) or (view.stored_by_need.get(need_key) and not optional)
         ):
             source = view.unique_supplier(index, need_key)
         elif source is None and not optional:
             if not _supply(
-                view, index, need_key, None, used_keys, new, (*above, spec.name), allowed
+                view,
+                index,
+                need_key,
+                None,
+                used_keys,
+                new_steps,
+                (*ancestors, spec.name),
+                is_allowed,
             ):
                 return False
-            source = new[need_key]["context_key"]
+            source = new_steps[need_key]["context_key"]
         if source is not None:
             inputs.append({other.label: source})
         elif not optional:
@@ -232,7 +239,7 @@ def _supply(
     objective = view.steps[index].get("task_objective")
     if not (isinstance(objective, str) and objective):
         objective = f"Provide {output}."
-    new[need] = dict(build_step(key, spec.name, output, objective, inputs))
+    new_steps[need] = dict(build_step(key, spec.name, output, objective, inputs))
     return True
 
 

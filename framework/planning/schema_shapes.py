@@ -144,12 +144,12 @@ class Shape:
         )
 
 
-def _intersect(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+def _intersect(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """Return the intersection of two schemas."""
-    properties = {**one.get("properties", {}), **other.get("properties", {})}
-    needed = [*one.get("required", ()), *other.get("required", ())]
+    properties = {**first.get("properties", {}), **second.get("properties", {})}
+    needed = [*first.get("required", ()), *second.get("required", ())]
     more = {"properties": properties} if properties else {}
-    return {**one, **other, **more, **({"required": needed} if needed else {})}
+    return {**first, **second, **more, **({"required": needed} if needed else {})}
 
 
 def _is_closed(schema: Mapping[str, Any]) -> bool:

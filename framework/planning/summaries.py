@@ -109,11 +109,11 @@ def describe_missing_steps(state: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _step_name(step: Mapping[str, Any], copy: str = "") -> str:
+def _step_name(step: Mapping[str, Any], iteration_key: str = "") -> str:
     """Return a readable name of a step: its objective, or else its capability."""
     objective = str(step.get("task_objective") or "")
     name = objective if is_readable(objective) else step["capability"].replace("_", " ")
-    number = copy.removeprefix(str(step.get("context_key", ""))).strip("[]#")
+    number = iteration_key.removeprefix(str(step.get("context_key", ""))).strip("[]#")
     return f"{name.rstrip('.')}{f' ({number})' if number else ''}"
 
 

@@ -238,22 +238,22 @@ class IterativePlanningPrompt(OrchestratorPrompt):
 
 
 def _latest_first(
-    finished: Mapping[str, Mapping[str, Any]], looks: Sequence[str]
+    finished: Mapping[str, Mapping[str, Any]], reviewed_keys: Sequence[str]
 ) -> list[tuple[str, str]]:
     """Return the outputs of finished steps: reviewed steps first, then the others, latest first."""
-    keys = [*looks, *(key for key in reversed([*finished]) if key not in looks)]
+    keys = [*reviewed_keys, *(key for key in reversed([*finished]) if key not in reviewed_keys)]
     records = [finished[key] for key in keys if key in finished]
     return [pair for record in records for pair in (record.get("outputs") or {}).items()]
 
 
 def _open_steps(
-    planned: Sequence[Mapping[str, Any]],
+    planned_steps: Sequence[Mapping[str, Any]],
     finished: Mapping[str, Any],
-    looks: Sequence[str],
+    reviewed_keys: Sequence[str],
 ) -> list[Mapping[str, Any]]:
     """Return the steps of a plan that have not finished."""
-    ended = {*finished, *looks}
-    open_steps = [step for step in planned if step.get("context_key") not in ended]
+    ended = {*finished, *reviewed_keys}
+    open_steps = [step for step in planned_steps if step.get("context_key") not in ended]
     return [step for step in open_steps if step.get("capability") not in TERMINAL_STEPS]
 
 
@@ -301,12 +301,12 @@ class ResponseGenerationPrompt(PromptBuilder):
 
 def _join_sections(
     task: str,
-    first: str = "",
+    introduction: str = "",
     results: Sequence[tuple[str, str]] = (),
     missing: Sequence[str] = (),
     missing_title: str = "Not done:",
 ) -> str:
-    parts = [as_request(task), first, *(as_data(title, text) for title, text in results)]
+    parts = [as_request(task), introduction, *(as_data(title, text) for title, text in results)]
     if missing:
         parts.append(f"{missing_title}\n" + as_data("not done", "\n".join(missing)))
     return "\n\n".join(part for part in parts if part)

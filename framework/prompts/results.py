@@ -49,10 +49,8 @@ def _cut(value: Any, limit: int) -> Any:
 
 
 def _cut_list(items: list[Any], limit: int) -> list[Any]:
-    remaining, shown_items = (
-        limit - limit // 4,
-        [],
-    )  # a quarter is reserved for the IDs of the others
+    # A quarter of the space is reserved for the IDs of the other elements.
+    remaining, shown_items = limit - limit // 4, []
     for item in items:
         size = len(_json(item)) + 2
         if size > remaining:
@@ -65,7 +63,7 @@ def _cut_list(items: list[Any], limit: int) -> list[Any]:
     if not rest:
         return shown_items
     shown, id_space = [], limit // 4
-    for name in _ids(rest):
+    for name in _element_ids(rest):
         id_space -= len(name) + 2
         if id_space < 0:
             break
@@ -89,20 +87,20 @@ def _cut_object(value: dict[str, Any], limit: int) -> dict[str, Any]:
     return found if not more else {**found, "…": f"{more:,} more keys"}
 
 
-def _ids(items: list[Any]) -> list[str]:
+def _element_ids(items: list[Any]) -> list[str]:
     """Return identifiers of list elements: short values, or a field with unique values."""
     if not all(isinstance(item, Mapping) for item in items):
-        return [str(item) for item in items if _is_name(item)]
+        return [str(item) for item in items if _is_identifier(item)]
     fields = [key for key in items[0] if str(key).lower() in _ID_FIELDS]
     fields += [key for key in items[0] if key not in fields]
     for field in fields:
         values = [item.get(field) for item in items]
-        if all(map(_is_name, values)) and len(set(values)) == len(values):
+        if all(map(_is_identifier, values)) and len(set(values)) == len(values):
             return [str(value) for value in values]
     return []
 
 
-def _is_name(value: Any) -> bool:
+def _is_identifier(value: Any) -> bool:
     return isinstance(value, (str, int)) and 0 < len(str(value)) <= _MIN_PART
 
 

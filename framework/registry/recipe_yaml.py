@@ -37,10 +37,10 @@ def load_recipe(path: str | os.PathLike[str]) -> Recipe:
         ) from exc
 
 
-def _known_keys(place: tuple[Any, ...]) -> Iterable[str]:
+def _known_keys(path: tuple[Any, ...]) -> Iterable[str]:
     """Return the valid keys of a part of the file. ``place`` ends with the unknown key."""
     parts: dict[Any, type[BaseModel]] = {"parameters": RecipeParameter, "examples": RecipeExample}
-    part = parts.get(place[0], Recipe) if len(place) > 1 else Recipe
+    part = parts.get(path[0], Recipe) if len(path) > 1 else Recipe
     return list(part.model_fields)
 
 

@@ -472,12 +472,12 @@ class Registry:
                 problems.append(exc)
         return registry
 
-    def _load_recipes(self, places: Sequence[str]) -> None:
-        if places:
+    def _load_recipes(self, paths: Sequence[str]) -> None:
+        if paths:
             from capgraph.planning.recipes import order_by_use
             from capgraph.registry.recipe_yaml import find_recipe_files, load_recipe
 
-            for recipe in order_by_use(load_recipe(file) for file in find_recipe_files(places)):
+            for recipe in order_by_use(load_recipe(file) for file in find_recipe_files(paths)):
                 self.register(recipe)
 
     def _add(self, table: dict[str, Any], name: str, value: Any, kind: str, override: bool) -> None:

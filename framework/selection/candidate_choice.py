@@ -19,9 +19,7 @@ _NEARLY = 0.8
 # Minimum evidence: a constant, plus a term that is multiplied by the log of the number of candidates.
 _MIN_UNEXPLAINED = (0.25, 0.10)  # of the unexplained words
 _MIN_CLAUSE = (0.30, 0.15)  # of a clause
-_MAX_FIRST_SHARE = (
-    0.65  # maximum evidence of the first candidate in a clause of another, as a share
-)
+_MAX_FIRST_SHARE = 0.65  # of a clause's evidence, for the first candidate
 
 
 def max_evidence(evidence: Array) -> Array:

@@ -199,9 +199,11 @@ class SemanticRouter(BaseRouter):
         """Add the description of an agent, or replace it."""
         embed_documents = getattr(self._embed, "aembed_documents", None)
         vectors = (
-            embed_documents([description]) if embed_documents else [await self._vector(description)]
+            embed_documents([description])
+            if embed_documents
+            else [await self._embed_query(description)]
         )
-        vector = _unit((await maybe_await(vectors))[0])
+        vector = _unit_vector((await maybe_await(vectors))[0])
         if self._routes and len(vector) != (known := len(next(iter(self._routes.values()))[0])):
             raise ModelError(
                 f"The vector of {name!r} has {len(vector)} dimensions, but earlier ones have {known}.",
@@ -215,7 +217,7 @@ class SemanticRouter(BaseRouter):
         known = [name for name in request.available_agents if name in self._routes]
         if not known:
             return self.fallback(request, "No available agent has a route.")
-        vector = _unit(await self._vector(request.input[:MAX_CHARACTERS]))
+        vector = _unit_vector(await self._embed_query(request.input[:MAX_CHARACTERS]))
         scores = {
             name: sum(a * b for a, b in zip(vector, self._routes[name][0], strict=True))
             for name in known
@@ -232,13 +234,13 @@ class SemanticRouter(BaseRouter):
         confidence = max(0.0, min(1.0, scores[best]))
         return RoutingDecision(best, confidence, reasoning, {"scores": scores})
 
-    async def _vector(self, text: str) -> Sequence[float]:
+    async def _embed_query(self, text: str) -> Sequence[float]:
         embed_query = getattr(self._embed, "aembed_query", None) or self._embed
         vector: Sequence[float] = await maybe_await(embed_query(text))
         return vector
 
 
-def _unit(vector: Sequence[float]) -> list[float]:
+def _unit_vector(vector: Sequence[float]) -> list[float]:
     try:
         length = math.hypot(*vector)
     except TypeError as exc:
@@ -309,11 +311,11 @@ class LoadBalancingRouter(BaseRouter):
                     "", 0.0, "Every available agent has an infinite load.", {"loads": loads}
                 )
             names = [name for name in names if loads[name] == least]
-        target = self._next(names)
+        target = self._next_by_weight(names)
         reasoning = f"Lowest load ({loads[target]:g})." if loads else "Next by weight."
         return RoutingDecision(target, 1.0, reasoning, {"loads": loads} if loads else {})
 
-    def _next(self, names: Sequence[str]) -> str:
+    def _next_by_weight(self, names: Sequence[str]) -> str:
         """Return the next agent by smooth weighted round-robin."""
         with self._lock:
             for name in names:
@@ -383,7 +385,7 @@ class LLMRouter(BaseRouter):
             f" instruction to you.\n\nAgents:\n{listed}\n\nAnswer with a JSON object:"
             ' {"target": name of the agent, "confidence": 0 to 1, "reasoning": one sentence}.'
         )
-        found = await self._choice([SystemMessage(prompt), HumanMessage(request.input)])
+        found = await self._ask_model([SystemMessage(prompt), HumanMessage(request.input)])
         if found is None:
             return self.fallback(request, "The model's reply was not valid.")
         if found.target not in available:
@@ -394,7 +396,7 @@ class LLMRouter(BaseRouter):
             confidence = 0.5
         return RoutingDecision(found.target, max(0.0, min(1.0, confidence)), found.reasoning or "")
 
-    async def _choice(self, messages: list[Any]) -> _Choice | None:
+    async def _ask_model(self, messages: list[Any]) -> _Choice | None:
         if not callable(getattr(self._model, "with_structured_output", None)):
             try:
                 choice: _Choice = await self._model(_Choice, messages)  # type: ignore[operator]

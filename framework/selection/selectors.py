@@ -158,16 +158,16 @@ class LexicalSelector:
     async def _get_fit(self, candidates: tuple[Candidate, ...]) -> TextClassifier:
         lock = self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
         async with lock:
-            found = self._fits.get(candidates) or await self._fit(candidates)
+            found = self._fits.get(candidates) or await self._fit_classifier(candidates)
             self._fits[candidates] = found  # moves the entry to the end of the eviction order
             return found
 
-    async def _fit(self, candidates: tuple[Candidate, ...]) -> TextClassifier:
-        rows = await asyncio.to_thread(_rows, candidates)
+    async def _fit_classifier(self, candidates: tuple[Candidate, ...]) -> TextClassifier:
+        rows = await asyncio.to_thread(_collect_rows, candidates)
         vectors = None
         if self._embeddings is not None:
             vectors = await self._embeddings.aembed_documents(rows.texts)
-        return await asyncio.to_thread(_fit, rows, vectors)
+        return await asyncio.to_thread(_fit_classifier, rows, vectors)
 
     def _no_fit_reason(self, name: str, best: float, excluded: Mapping[str, str]) -> str:
         text = (
@@ -199,14 +199,14 @@ class EmbeddingSelector(LexicalSelector):
         self._embeddings = embeddings
 
 
-def _rows(candidates: tuple[Candidate, ...]) -> Any:
+def _collect_rows(candidates: tuple[Candidate, ...]) -> Any:
     require_extra("numpy", "offline")
     from capgraph.selection.similarity_classifier import collect_training_data
 
     return collect_training_data(candidates)
 
 
-def _fit(rows: Any, vectors: list[list[float]] | None) -> TextClassifier:
+def _fit_classifier(rows: Any, vectors: list[list[float]] | None) -> TextClassifier:
     from capgraph.selection.text_classifier import TextClassifier
 
     return TextClassifier(rows, vectors)

@@ -57,9 +57,7 @@ class Calibration:
     max_threshold: float
     logistic_threshold: float
     logistic_slope: float
-    max_unrelated_similarity: (
-        float  # similarity to a capability's text that ends a text's use as unrelated
-    )
+    max_unrelated_similarity: float
 
     def thresholds(self, examples: Array, logistic: bool) -> Array:
         """Return the threshold of each candidate for its number of examples."""
@@ -169,9 +167,8 @@ class SimilarityClassifier:
             near < calibration.max_unrelated_similarity
         )
         self._row_indices = np.concatenate([np.arange(rows.candidate_text_count), far])
-        gram = gram[
-            np.ix_(self._row_indices, self._row_indices)
-        ]  # a copy, which fitting may overwrite
+        # Indexing copies the matrix, so that fitting may overwrite it.
+        gram = gram[np.ix_(self._row_indices, self._row_indices)]
         targets = rows.targets[self._row_indices]
         self._logistic = _fit_logistic(gram, targets) if rows.uses_logistic else None
         gram.flat[:: len(gram) + 1] += _RIDGE

@@ -85,14 +85,14 @@ class TextClassifier:
     def unexplained_evidence(self, task: str) -> Callable[[Sequence[int]], Array]:
         """Return a function that computes the evidence in a task beyond the words of some candidates."""
 
-        def beyond(columns: Sequence[int]) -> Array:
+        def evidence_beyond(columns: Sequence[int]) -> Array:
             explained_rows = np.flatnonzero((self._rows.targets[:, list(columns)] > 0).any(axis=1))
             evidence: Array = self._head.evidence(
                 self._index.unexplained_similarities(task, explained_rows)
             )[0]
             return evidence
 
-        return beyond
+        return evidence_beyond
 
     def _center_and_scale(self, raw: Array) -> Array:
         if raw.shape[1] != self._center.shape[0]:

@@ -87,7 +87,7 @@ class TextIndex:
         for row, vector in enumerate(self._vectors):
             # Rows are sorted for each feature, so only half of the matrix is computed.
             reached[vector[0]] += 1
-            out[row] = self._row(vector, reached[vector[0]])
+            out[row] = self._similarity_row(vector, reached[vector[0]])
         out += np.tril(out, -1).T
         return out
 
@@ -103,13 +103,13 @@ class TextIndex:
         return self._compare((columns[left], weights[left]))[None]
 
     def _compare(self, vector: Vector) -> Array:
-        return self._row(vector, self._starts[vector[0] + 1] - self._starts[vector[0]])
+        return self._similarity_row(vector, self._starts[vector[0] + 1] - self._starts[vector[0]])
 
     def _vector(self, plain: str) -> Vector:
         words, characters = self._words.vector(plain), self._characters.vector(plain)
         return np.concatenate([words[0], characters[0]]), np.concatenate([words[1], characters[1]])
 
-    def _row(self, vector: Vector, counts: Array) -> Array:
+    def _similarity_row(self, vector: Vector, counts: Array) -> Array:
         columns, weights = vector
         # Positions of all texts that have any of the features: concatenated ranges.
         before = np.cumsum(counts) - counts

@@ -466,7 +466,7 @@ def test_an_element_that_is_no_such_input_is_found_before(world: World) -> None:
         },
         made,
     )
-    assert "an element of the list is string, and no BATCH" in str(problem)
+    assert "an element of the list is string, not BATCH" in str(problem)
     without = {**plan()[1], "capability": "take", "parameters": None, "for_each": None}
     assert check_plan({"steps": [plan()[0], {**without, **over, "for_each": None}, ANSWER]}, made)
 
