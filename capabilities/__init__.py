@@ -1,8 +1,8 @@
-"""Capabilities that come with the project; each uses only public names of the framework."""
+"""Capabilities that ship with capgraph. They use only public names of the framework."""
 
 import importlib
 
-if __name__ == "capabilities":  # this folder itself is on the path, as in a checkout
+if __name__ == "capabilities":  # a checkout has this folder's parent on sys.path
     importlib.import_module("capgraph.compat.framework_alias").install_framework_alias(
         "capabilities"
     )

@@ -1,6 +1,6 @@
-"""Context types of the data capabilities: what they hand to each other.
+"""Context types that the data capabilities exchange.
 
-All of them are plain data, and small: rows of a file never enter the state, only answers do.
+All types are small, plain data. Rows of a file never enter the state; only answers do.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class _StrictModel(BaseModel):
 
 
 class DataSource(CapabilityContext):
-    """The files that a question is about; given by the caller.
+    """Data files that a question is about, supplied by the caller.
 
-    ``vega:NAME`` means a file of the pip package ``vega_datasets``.
+    ``vega:NAME`` refers to a file of the ``vega_datasets`` package.
 
     >>> DataSource(files=["measurements.csv"]).get_summary()
     'Data: measurements.csv.'
@@ -35,24 +35,24 @@ class DataSource(CapabilityContext):
     files: list[str] = Field(min_length=1)
 
     def get_summary(self) -> str:
-        """Name the files."""
+        """Return the file names as a sentence."""
         return f"Data: {', '.join(Path(file).name for file in self.files)}."
 
 
 class TimeRange(CapabilityContext):
-    """The times that a question is about.
+    """Times that a question is about.
 
     Attributes:
-        label: All of it in words.
-        periods: The periods in the order of the question; empty means the whole data.
-        endpoints: For one range "from A to B": A and B as periods of their own.
-        months: Only these months of any year (1 to 12).
-        days: Only these days of any year, as ``MM-DD``.
-        weekdays: Only these days of the week; 0 is Monday.
-        hours: Only these hours of the day.
-        window: A part of the data's own coverage.
-        timezone: The zone that relative words were read in.
-        read_from: The text that it was read from; empty when the caller gave it.
+        label: Description of the whole range in words.
+        periods: Periods in the order of the question. An empty list means all data.
+        endpoints: For one range "from A to B", A and B as separate periods.
+        months: Months of any year to include (1 to 12).
+        days: Days of any year to include, as ``MM-DD``.
+        weekdays: Days of the week to include; 0 is Monday.
+        hours: Hours of the day to include.
+        window: First or last part of the time that the data covers.
+        timezone: Time zone in which relative expressions were resolved.
+        read_from: Text that the range was read from; empty if the caller supplied the range.
 
     >>> TimeRange().get_summary()
     'Time range: the whole data.'
@@ -74,37 +74,37 @@ class TimeRange(CapabilityContext):
 
     @property
     def is_unrestricted(self) -> bool:
-        """Whether the question leaves the time open."""
+        """True if the question names no time."""
         limits = (self.periods, self.months, self.days, self.weekdays, self.hours, self.window)
         return not any(limits)
 
     @property
     def start(self) -> datetime | None:
-        """Beginning of the earliest period; ``None`` when open."""
+        """Start of the earliest period, or ``None`` if a period has no start."""
         starts = [period.start for period in self.periods]
         return min((s for s in starts if s), default=None) if None not in starts else None
 
     @property
     def end(self) -> datetime | None:
-        """End (exclusive) of the latest period; ``None`` when open."""
+        """Exclusive end of the latest period, or ``None`` if a period has no end."""
         ends = [period.end for period in self.periods]
         return max((e for e in ends if e), default=None) if None not in ends else None
 
     def get_summary(self) -> str:
-        """Say which time is meant."""
+        """Return the label as a sentence."""
         return f"Time range: {self.label}."
 
 
 class ResultRow(_StrictModel):
-    """One row of an answer.
+    """Row of an answer.
 
     Attributes:
-        value: The value.
-        group: Its group, one name for each column of ``group_by``.
-        period: Its period, when the query has some.
-        time: When it was; beginning of a run or of a group of times.
-        until: End of a run.
-        shown: Columns that say which row it is.
+        value: Computed value.
+        group: Group of the row, one name for each column in ``group_by``.
+        period: Label of the row's period, if the query compares periods.
+        time: Time of the value, or start of a streak or of a group of times.
+        until: End of a streak.
+        shown: Columns that identify the row.
         change: Difference from the first period.
         percent: Share of the total, or change in percent.
     """
@@ -120,15 +120,15 @@ class ResultRow(_StrictModel):
 
 
 class QueryAnswer(_StrictModel):
-    """What one query gave.
+    """Answer to one query.
 
     Attributes:
-        query: The query.
-        table: The table that was asked.
+        query: Query that was computed.
+        table: Table that the query read.
         unit: Unit of the values.
-        frequency: Usual distance of two rows of the table.
-        rows: The rows, at most a hundred for each period.
-        text: The answer in words.
+        frequency: Usual interval between two rows of the table.
+        rows: Result rows, at most 100 for each period.
+        text: Answer in words.
     """
 
     query: Query
@@ -140,18 +140,18 @@ class QueryAnswer(_StrictModel):
 
 
 def _excluded_columns(row: ResultRow) -> set[str]:
-    """Return what a table shows in other columns: the time of a group is its name."""
+    """Return the fields to leave out of a table, since other columns already show them."""
     return {"group", "shown", *(["time"] if row.group else [])}
 
 
 class QueryResult(CapabilityContext):
-    """Answers to a question about data, and what they were computed from.
+    """Answers to a question about data files.
 
     Attributes:
-        answers: One for each part of the question.
-        notes: What the reader should know, such as values that could not be read.
-        files: The files that were asked.
-        question: The words that the query was made from; empty where it was given.
+        answers: One answer for each part of the question.
+        notes: Remarks for the reader, such as values that could not be read.
+        files: Files that were read.
+        question: Question that the queries were built from; empty if the query was supplied.
     """
 
     CONTEXT_TYPE: ClassVar[str] = "QUERY_RESULT"
@@ -163,12 +163,12 @@ class QueryResult(CapabilityContext):
     question: str = ""
 
     def get_summary(self) -> str:
-        """Answer the question."""
+        """Return the answers and notes as text."""
         notes = [f"{note}." for note in self.notes]
         return " ".join([*(answer.text for answer in self.answers), *notes])
 
     def get_tables(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the rows of each answer that has several."""
+        """Return the rows of each answer that has more than one."""
         return {
             f"answer {number}": [
                 dict(zip(answer.query.group_by, row.group, strict=False))
@@ -182,11 +182,14 @@ class QueryResult(CapabilityContext):
 
 
 class Plot(CapabilityContext):
-    """A picture that was written.
+    """Image file of a chart.
 
     Attributes:
-        path: Where it lies.
-        title: Its title.
+        path: Path of the file.
+        title: Title of the chart.
+        media_type: Media type of the file.
+        width: Width in pixels.
+        height: Height in pixels.
     """
 
     CONTEXT_TYPE: ClassVar[str] = "PLOT"
@@ -199,5 +202,5 @@ class Plot(CapabilityContext):
     height: int
 
     def get_summary(self) -> str:
-        """Say what the picture is called; where it lies concerns the machine that has it."""
+        """Return the file name only, since the path exists on one machine only."""
         return f"Plot: {Path(self.path).name}"

@@ -1,4 +1,4 @@
-"""What planner and classifier are told of the shipped capabilities: ``guides.yml``, beside this file."""
+"""Base class of the shipped capabilities, which loads their guides from ``guides.yml``."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from capgraph.base import (
 @functools.cache
 def _load_guides() -> dict[str, Any]:
     text = resources.files("capgraph.capabilities").joinpath("guides.yml").read_text("utf-8")
-    # Ten times faster than the loader in Python, where the wheel has it.
+    # The C loader is ten times faster but not part of every PyYAML wheel.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     found: dict[str, Any] = yaml.load(text, loader)  # noqa: S506 - both are safe
     return found
 
 
 class GuidedCapability(BaseCapability):
-    """A capability whose guides stand in ``guides.yml`` under its name.
+    """Capability whose planner and classifier guides are stored in ``guides.yml`` under its name.
 
     >>> from capgraph.capabilities.memory import MemoryCapability
     >>> MemoryCapability().orchestrator_guide.priority
@@ -50,7 +50,7 @@ class GuidedCapability(BaseCapability):
 
     def _guide_section(self, section: str) -> dict[str, Any]:
         known = _load_guides()
-        # One that is derived under another name has the guides of what it comes from.
+        # A subclass with another name uses the guides of its base class.
         kinds: list[Any] = [
             cls for cls in type(self).__mro__ if getattr(cls, "name", None) in known
         ]

@@ -1,4 +1,4 @@
-"""Remembers what a person says about themselves and recalls it in any later thread."""
+"""Capability that remembers facts about a user and recalls them in later threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from capgraph.base.spec import Effect
 from capgraph.capabilities.guided import GuidedCapability
 from capgraph.pipeline.run_config import caller_from_configurable, current_configurable
 
-MAX_FACTS = 200  # that one step shows
+MAX_FACTS = 200  # facts that one step shows
 _PAGE_SIZE = 200
 _REMEMBER_PHRASE = re.compile(
     r"^\W*(?:please\s+)?(?:can you\s+|could you\s+)?"
@@ -40,11 +40,11 @@ _STOP_WORDS = frozenset(_STOP_WORD_LIST.split())
 
 
 class Fact(BaseModel):
-    """One remembered statement.
+    """Remembered statement.
 
     Attributes:
-        text: What was said.
-        at: When it was said (UTC, ISO 8601).
+        text: Statement as the user made it.
+        at: Time of the statement (UTC, ISO 8601).
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -54,13 +54,13 @@ class Fact(BaseModel):
 
 
 class Memory(CapabilityContext):
-    """What was remembered, recalled or forgotten in one step.
+    """Facts that one step remembered, recalled, or forgot.
 
     Attributes:
-        action: What was done.
-        facts: The statements concerned, best match first, at most 200.
-        more: How many further ones were concerned.
-        thread_only: Whether this is known in this thread only, since nobody says who the user is.
+        action: Action that was performed.
+        facts: Affected facts, best match first, at most 200.
+        more: Number of affected facts that ``facts`` omits.
+        thread_only: True if the facts belong to this thread because no user is known.
 
     >>> Memory(action="recall", facts=[]).get_summary()
     'I remember nothing about that.'
@@ -75,7 +75,7 @@ class Memory(CapabilityContext):
     thread_only: bool = False
 
     def get_summary(self) -> str:
-        """Say what was done."""
+        """Return the outcome as a sentence to the user."""
         texts = "; ".join(fact.text for fact in self.facts)
         texts += f"; and {self.more:,} more" if self.more else ""
         here = " in this conversation" if self.thread_only else ""
@@ -89,12 +89,12 @@ class Memory(CapabilityContext):
 
 
 class MemoryParameters(BaseModel):
-    """What a plan may state explicitly; otherwise the task's wording decides.
+    """Explicit parameters of a memory step. Without them, the wording of the task decides.
 
     Attributes:
-        action: ``remember``, ``recall`` or ``forget``.
-        fact: The statement to keep or to forget.
-        query: What to recall.
+        action: ``remember``, ``recall``, or ``forget``.
+        fact: Statement to remember or forget.
+        query: Text to recall facts for.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -106,7 +106,7 @@ class MemoryParameters(BaseModel):
 
 @capability_node
 class MemoryCapability(GuidedCapability):
-    """Keeps a person's facts in LangGraph's Store, apart from everybody else's."""
+    """Stores each user's facts in a namespace of the LangGraph store."""
 
     name = "memory"
     description = "Remember facts that the user states about themselves, and recall them later"
@@ -115,18 +115,22 @@ class MemoryCapability(GuidedCapability):
     Parameters: ClassVar[type[BaseModel] | None] = MemoryParameters
 
     async def execute(self) -> Memory:
-        """Remember, recall or forget, as parameters or wording say."""
+        """Remember, recall, or forget facts, as the parameters or the task say.
+
+        Raises:
+            ValidationError: The graph has no store, or neither a user nor a thread is known.
+        """
         store = getattr(self.runtime, "store", None)
         if store is None:
             raise ValidationError(
-                "There is no store, so nothing can be remembered across threads.",
-                fix="Pass a LangGraph store: build_graph(..., store=InMemoryStore()).",
+                "The graph has no store: memory needs one to keep facts across threads.",
+                fix="Pass a LangGraph store, such as build_graph(..., store=InMemoryStore()).",
             )
         room, thread_only = _memory_namespace()
         action, text = parse_request(self.task, self.parameters)
         if action == "remember":
             fact = Fact(text=text, at=utc_now_text())
-            # The same statement said twice is one fact.
+            # The key depends on the normalized text, so a repeated statement is one fact.
             key = hashlib.sha256(" ".join(text.casefold().split()).encode()).hexdigest()[:32]
             await store.aput(room, key, fact.model_dump())
             found = {key: fact}
@@ -146,7 +150,7 @@ class MemoryCapability(GuidedCapability):
 def parse_request(
     task: str, parameters: MemoryParameters
 ) -> tuple[Literal["remember", "recall", "forget"], str]:
-    """Find out what is to be done, and with which text.
+    """Return the requested action and the text that it applies to.
 
     >>> parse_request("Remember that I live in Oslo.", MemoryParameters())
     ('remember', 'I live in Oslo')
@@ -164,7 +168,9 @@ def parse_request(
 
 
 def match_facts(query: str, facts: dict[str, Fact]) -> dict[str, Fact]:
-    """Return the facts that share words with a query, best first; all when it asks for all.
+    """Return the facts that share words with a query, best match first.
+
+    A query that asks for everything matches all facts.
 
     >>> facts = {"1": Fact(text="I live in Oslo", at=""), "2": Fact(text="My dog is Rex", at="")}
     >>> list(match_facts("what is my dog called?", facts))
@@ -180,12 +186,12 @@ def match_facts(query: str, facts: dict[str, Fact]) -> dict[str, Fact]:
 
 def _words(text: str) -> set[str]:
     found = re.findall(r"\w+", text.casefold())
-    # Cutting a plural's ending is enough for words that a person repeats about themselves.
+    # Removing a plural "s" suffices: people repeat their own words.
     return {word.removesuffix("s") for word in found if word not in _STOP_WORDS}
 
 
 async def _load_facts(store: BaseStore, namespace: tuple[str, ...]) -> dict[str, Fact]:
-    """Read all facts of a room, page by page."""
+    """Load all facts of a namespace, page by page."""
     known: dict[str, Fact] = {}
     while items := await store.asearch(namespace, limit=_PAGE_SIZE, offset=len(known)):
         known |= {item.key: Fact.model_validate(item.value) for item in items}
@@ -193,14 +199,14 @@ async def _load_facts(store: BaseStore, namespace: tuple[str, ...]) -> dict[str,
 
 
 def _memory_namespace() -> tuple[tuple[str, ...], bool]:
-    """Return the namespace of the run's user, else that of its thread.
+    """Return the namespace of the run's user or else of its thread, and whether it is the thread's.
 
-    Whom a server has authenticated goes before the ``user_id`` that a client sends.
+    An authenticated user takes precedence over the ``user_id`` that a client sends.
     """
     known = current_configurable()
     caller = caller_from_configurable(known)
     if user := caller.user_id:
-        if tenant := caller.tenant:  # of two with one name in two tenants, each has a room
+        if tenant := caller.tenant:  # user IDs are unique only within a tenant
             room = (
                 "capgraph",
                 "memory of a tenant",
@@ -212,14 +218,14 @@ def _memory_namespace() -> tuple[tuple[str, ...], bool]:
     thread = known.get("thread_id")
     if not thread:
         raise ValidationError(
-            "Nobody says whose memory this is, so nothing is kept or recalled.",
-            fix="Pass {'configurable': {'user_id': ...}}, or a thread_id to keep it in the thread.",
+            "The owner of the memory is unknown: the run has no user_id and no thread_id.",
+            fix="Pass {'configurable': {'user_id': ...}}, or a thread_id for memory of one thread.",
         )
     return ("capgraph", "memory of a thread", _escape_label(str(thread))), True
 
 
 def _escape_label(text: str) -> str:
-    r"""Write a name as a label of a namespace, where stores allow no dot.
+    r"""Return a name as a namespace label; stores allow no dots in labels.
 
     >>> _escape_label("ada@example.org")
     'ada@example%2Eorg'

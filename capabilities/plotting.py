@@ -1,4 +1,4 @@
-"""The capability that draws an answer."""
+"""Capability that draws a chart of an answer."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _CHART_PHRASE = re.compile(
 
 @capability_node
 class Plotting(GuidedCapability):
-    """Draws measurements as a PNG or SVG file, the extremes marked.
+    """Draws an answer as a PNG or SVG chart and marks its extremes.
 
-    Settings: ``output_dir`` (default ``capgraph-output`` in the working directory), ``dpi``,
-    ``width`` and ``height`` in inches. Every plot is a new file; none is overwritten.
+    Settings: ``output_dir`` (default ``capgraph-output`` in the working directory), ``dpi``, and
+    ``width`` and ``height`` in inches. Each chart is a new file.
     """
 
     name = "plotting"
@@ -52,14 +52,14 @@ class Plotting(GuidedCapability):
 
     @staticmethod
     def classify_error(exc: Exception, context: dict[str, Any]) -> ErrorClassification:
-        """Classify a failure of data work."""
+        """Classify an error of data work."""
         return classify_data_error(exc, context)
 
     thread_pool: ClassVar[DataThreadPool] = DataThreadPool()
     Parameters: ClassVar[type[BaseModel] | None] = PlottingParameters
 
     async def execute(self) -> Plot:
-        """Draw the answer and write the file."""
+        """Draw the chart and write it to a file."""
         result: QueryResult = self.inputs["QUERY_RESULT"]
         wanted: PlottingParameters = self.parameters.model_copy()
         if wanted.kind is None and _BARS_PHRASE.search(self.task):
@@ -73,5 +73,5 @@ class Plotting(GuidedCapability):
 
     @staticmethod
     def matches_task(task: str) -> bool | None:
-        """A request for a picture, whatever it is to show."""
+        """Return True for a request that asks for a chart."""
         return True if _CHART_PHRASE.search(task) else None

@@ -1,4 +1,4 @@
-"""Prompts for capabilities that ask a model: memory, time ranges, analysis code."""
+"""Prompts of the capabilities that call a model: memory, time ranges, and analysis code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from capgraph.prompts import DATA_RULE, PromptBuilder, as_data, as_request
 
 
 class MemoryExtractionPrompt(PromptBuilder):
-    """Finds facts about a person that are worth keeping. Context: ``conversation``."""
+    """Prompt that extracts facts worth remembering. Context: ``conversation``."""
 
     role = "You find what a person wants an agent to remember about them."
     instructions = (
@@ -22,12 +22,12 @@ class MemoryExtractionPrompt(PromptBuilder):
     )
 
     def get_dynamic_context(self, *, conversation: str = "", **_: Any) -> str:
-        """Show the conversation."""
+        """Return the conversation as data."""
         return as_data("conversation", conversation)
 
 
 class TimeRangeParsingPrompt(PromptBuilder):
-    """Reads time ranges. Context: ``text``, ``now`` (ISO 8601), ``timezone``."""
+    """Prompt that reads time ranges. Context: ``text``, ``now`` (ISO 8601), ``timezone``."""
 
     role = "You turn the times that a text speaks of into a start and an end."
     instructions = (
@@ -41,17 +41,17 @@ class TimeRangeParsingPrompt(PromptBuilder):
     def get_dynamic_context(
         self, *, text: str = "", now: str = "", timezone: str = "", **_: Any
     ) -> str:
-        """Show the present and the text."""
+        """Return the current time and the text as data."""
         zone = f" ({timezone})" if timezone else ""
         present = f"The present is {now}{zone}.\n\n" if now else ""
         return present + as_data("text", text)
 
 
 class PythonPrompt(PromptBuilder):
-    """Writes analysis code.
+    """Prompt that writes analysis code.
 
-    Context: ``task``, ``inputs`` (descriptions of the data at hand), ``failure`` (text of the
-    last run's error), ``previous`` (the code that failed).
+    Context: ``task``, ``inputs`` (descriptions of the available data), ``failure`` (error text of
+    the last run), and ``previous`` (the code that failed).
     """
 
     role = "You write Python that answers a question about data at hand."
@@ -79,7 +79,7 @@ class PythonPrompt(PromptBuilder):
         previous: str = "",
         **_: Any,
     ) -> str:
-        """Show the question, the inputs and the last failure."""
+        """Return the task, the inputs, and the last failure."""
         parts = [as_request(task)]
         if inputs:
             parts.append("Inputs:\n" + as_data("inputs", "\n".join(inputs)))

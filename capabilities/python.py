@@ -1,7 +1,7 @@
-"""Runs the agent's own analysis code in a sandbox, after a person has agreed to it.
+"""Capability that runs the agent's analysis code in a sandbox after a person has approved it.
 
-The code finds its data as ``inputs`` and leaves its answer in ``result``; pictures go to
-``figures/``. See ``docs/capabilities/python.md`` for the isolation and its limits.
+The code reads its data from ``inputs``, assigns its answer to ``result``, and saves figures below
+``figures/``. ``docs/capabilities/python.md`` describes the isolation and its limits.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from capgraph.capabilities.guided import GuidedCapability
 from capgraph.helpers.plain_data import validation_messages
 
 DATA_TYPES = ("QUERY_RESULT", "TIME_RANGE")
-"""Context types that code may be given."""
+"""Context types that the code can read."""
 _SHOWN_RESULT, _SHOWN_OUTPUT, _SHOWN_TRACEBACK = 2_000, 1_000, 8
 
 
 class Code(CapabilityContext):
-    """Analysis code that has not been run.
+    """Analysis code that has not run yet.
 
     >>> print(Code(code="result = 6 * 7").get_summary())
     Python code of 1 line:
@@ -54,7 +54,7 @@ class Code(CapabilityContext):
     purpose: str = ""
 
     def get_summary(self) -> str:
-        """Show the code whole: a person decides about it by this text."""
+        """Return the complete code, since a person approves it by this text."""
         lines = self.code.splitlines()
         shown = "\n".join(f"    {line}".rstrip() for line in lines)
         count = f"{len(lines)} line" + ("" if len(lines) == 1 else "s")
@@ -62,7 +62,7 @@ class Code(CapabilityContext):
 
 
 class CodeFigure(BaseModel):
-    """A picture that the code drew, checked and written to the output folder."""
+    """Figure that the code drew, after validation, in the output folder."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
@@ -73,20 +73,20 @@ class CodeFigure(BaseModel):
 
 
 class CodeResult(CapabilityContext):
-    """What came of the code.
+    """Result of running the code.
 
     Attributes:
-        result: The value the code left in ``result``.
-        figures: Pictures it drew.
-        rejected_figures: Files it left in ``figures/`` that were not taken, and why.
-        stdout: What it printed, perhaps truncated.
-        stderr: What it wrote to standard error, perhaps truncated.
-        code: The code that ran.
-        seconds: How long it ran.
-        isolation: How it was walled off.
+        result: Value of the code's ``result`` variable.
+        figures: Figures that the code drew.
+        rejected_figures: Rejected files of ``figures/`` and the reason for each.
+        stdout: Standard output, possibly truncated.
+        stderr: Standard error, possibly truncated.
+        code: Code that ran.
+        seconds: Duration of the run.
+        isolation: Isolation level of the run.
 
-    >>> CodeResult(result={"mean": 4.5}, code="...", seconds=0.2, isolation="bubblewrap").get_summary()
-    'The code gave {"mean": 4.5}.'
+    >>> CodeResult(result={"mean": 4.5}, code="...", seconds=0.2, isolation="limits").get_summary()
+    'The code returned {"mean": 4.5}.'
     """
 
     CONTEXT_TYPE: ClassVar[str] = "CODE_RESULT"
@@ -101,29 +101,31 @@ class CodeResult(CapabilityContext):
     isolation: str
 
     def get_summary(self) -> str:
-        """Give the result, what was printed and what the pictures are called."""
+        """Return the result, the printed output, and the names of the figures."""
         parts = []
         if self.result is not None:
-            parts.append(f"The code gave {_truncate(json.dumps(self.result, ensure_ascii=False))}.")
+            parts.append(
+                f"The code returned {_truncate(json.dumps(self.result, ensure_ascii=False))}."
+            )
         if self.stdout.strip():
             parts.append(f"It printed: {_truncate(self.stdout.strip(), _SHOWN_OUTPUT)}")
         parts += [f"Figure: {figure.name}" for figure in self.figures]
-        parts += [f"Not taken: {name} ({why})." for name, why in self.rejected_figures.items()]
-        return "\n".join(parts) or "The code ran and gave no result."
+        parts += [f"Rejected: {name} ({why})." for name, why in self.rejected_figures.items()]
+        return "\n".join(parts) or "The code ran and returned no result."
 
     def get_files(self) -> list[str]:
-        """Return the paths of the pictures."""
+        """Return the paths of the figures."""
         return [figure.path for figure in self.figures]
 
     def get_tables(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the result where it is a list of records."""
+        """Return the result as a table if it is a list of records."""
         rows = self.result if isinstance(self.result, list) else []
         whole = rows and all(isinstance(row, dict) for row in rows)
         return {"result": cast("list[dict[str, Any]]", rows)} if whole else {}
 
 
 class PythonSettings(SandboxSettings):
-    """The settings section of this capability: those of the sandbox and where figures go.
+    """Settings of the capability: those of the sandbox and the folder for figures.
 
     >>> PythonSettings().allow_weak_isolation
     False
@@ -135,7 +137,7 @@ class PythonSettings(SandboxSettings):
 
 
 class PythonParameters(BaseModel):
-    """What a planned step may say. A step can tighten the limits of the settings, never widen them.
+    """Parameters of a step. They can lower the limits of the settings but never raise them.
 
     >>> PythonParameters(code="result = 1", timeout_seconds=5).timeout_seconds
     5.0
@@ -149,11 +151,11 @@ class PythonParameters(BaseModel):
 
 
 class CodeFailedError(CapabilityError):
-    """The code itself raised an exception, crashed or left a result that cannot be kept.
+    """The code raised an exception, crashed, or produced a result that cannot be stored.
 
     Attributes:
-        line: Line of the code, when known.
-        traceback: Last lines of the traceback, of the code only.
+        line: Line of the code, if known.
+        traceback: Last lines of the traceback, restricted to the code.
     """
 
     line: int | None = None
@@ -161,10 +163,10 @@ class CodeFailedError(CapabilityError):
 
 
 def python_settings(config: Mapping[str, Any]) -> PythonSettings:
-    """Read the settings section of the capability.
+    """Validate the settings of the capability.
 
     Raises:
-        ConfigurationError: Names each setting that cannot be used.
+        ConfigurationError: Settings are invalid. The message lists each of them.
 
     >>> python_settings({"limits": {"wall_seconds": 5}}).limits.wall_seconds
     5.0
@@ -174,23 +176,23 @@ def python_settings(config: Mapping[str, Any]) -> PythonSettings:
     except PydanticValidationError as error:
         problems = "; ".join(validation_messages(error))
         raise ConfigurationError(
-            f"The settings of the capability 'python' cannot be used: {problems}.",
+            f"The settings of the capability 'python' are invalid: {problems}.",
             fix="Correct the section capabilities.python of the configuration.",
         ) from error
 
 
 async def isolation_report(config: Mapping[str, Any] | None = None) -> IsolationReport:
-    """Try out what isolation this host gives; ask at start, to tell what is missing.
+    """Probe the isolation that this host provides. Call it at startup to see what is missing.
 
     Args:
-        config: Settings section of the capability; defaults when not given.
+        config: Settings of the capability; the defaults if omitted.
     """
     return await sandbox_for(python_settings(config or {})).report()
 
 
 @capability_node
 class RunPython(GuidedCapability):
-    """Runs analysis code given by the user or written by the model, when a person agrees."""
+    """Runs analysis code that a user supplied or a model wrote, once a person approves it."""
 
     name = "python"
     description = (
@@ -208,7 +210,13 @@ class RunPython(GuidedCapability):
     Parameters: ClassVar[type[BaseModel] | None] = PythonParameters
 
     async def execute(self) -> CodeResult:
-        """Run the code and hand back checked data and figures."""
+        """Run the code and return its validated result and figures.
+
+        Raises:
+            CapabilityError: The host lacks isolation, or the run reached a limit.
+            ValidationError: The step has no code, or code and inputs are too large.
+            CodeFailedError: The code failed.
+        """
         settings = python_settings(self.config)
         code = self._resolve_code()
         inputs = collect_inputs(self.inputs)
@@ -216,18 +224,18 @@ class RunPython(GuidedCapability):
         report = await sandbox.report()
         if report.level is None or not (report.is_strong or settings.allow_weak_isolation):
             raise CapabilityError(
-                f"The code was not run, because this host does not isolate it. {report.summary()}",
-                fix="Install bubblewrap or allow user namespaces on this host, or accept the risk "
+                f"The code did not run: this host does not isolate it. {report.summary()}",
+                fix="Install bubblewrap, allow user namespaces on this host, or accept the risk "
                 "with capabilities.python.allow_weak_isolation: true.",
             )
         if not report.is_strong:
-            self.logger.warning("Weak isolation is allowed. %s", report.summary())
+            self.logger.warning("The settings allow weak isolation. %s", report.summary())
         self.progress(f"running {len(code.splitlines())} lines of code ({report.level})")
         try:
             outcome = await sandbox.run(code, inputs, self._step_limits(settings.limits))
         except InputTooLargeError as error:
             raise ValidationError(
-                f"The code and its inputs are too large: {error} bytes.",
+                f"The code and its inputs are too large: {error}.",
                 fix="Select less data, or raise capabilities.python.limits.input_bytes.",
                 severity=ErrorSeverity.REPLANNING,
             ) from error
@@ -238,21 +246,21 @@ class RunPython(GuidedCapability):
         return CodeResult(**told, figures=figures, code=code, isolation=str(outcome.level))
 
     def _resolve_code(self) -> str:
-        """Take the code from the parameters, else from a CODE context."""
+        """Return the code of the parameters, or else of a ``CODE`` input."""
         if self.parameters.code:
             return str(self.parameters.code)
         given = self.inputs.get("CODE")
         if given is not None:
             return str(given.code)
         raise ValidationError(
-            "The step 'python' was given no code.",
+            "The step 'python' has no code.",
             fix="Put the code into the step's parameters.code, or plan a step 'write_python' "
             "before it (needs a chat model) and connect its CODE.",
             severity=ErrorSeverity.REPLANNING,
         )
 
     def _step_limits(self, max_limits: SandboxLimits) -> SandboxLimits:
-        """Tighten the limits of the settings by what the step asks for."""
+        """Return the limits of the settings, lowered by those of the step."""
         tighter: dict[str, Any] = {}
         if self.parameters.timeout_seconds is not None:
             tighter["wall_seconds"] = min(self.parameters.timeout_seconds, max_limits.wall_seconds)
@@ -262,7 +270,7 @@ class RunPython(GuidedCapability):
 
     @staticmethod
     def classify_error(exc: Exception, context: dict[str, Any]) -> ErrorClassification | None:
-        """Add the place in the code to what the planner learns of a failure."""
+        """Add the line and traceback of the code to the error that the planner sees."""
         found = BaseCapability.classify_error(exc, context)
         if found is not None and isinstance(exc, CodeFailedError):
             found.metadata = {
@@ -274,7 +282,7 @@ class RunPython(GuidedCapability):
 
 
 def collect_inputs(contexts: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn the step's contexts into the plain data that code finds as ``inputs``.
+    """Return the step's inputs as the plain data that the code reads from ``inputs``.
 
     >>> collect_inputs({"CODE": Code(code="1"), "TIME_RANGE": None})
     {}
@@ -290,17 +298,17 @@ def collect_inputs(contexts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _raise_for_outcome(outcome: SandboxOutcome) -> None:
-    """Raise what the outcome means for the run."""
+    """Raise the error that corresponds to a failed sandbox run."""
     if outcome.sandbox_error is not None:
         raise CapabilityError(
-            f"The code was not run, because the sandbox failed: {outcome.sandbox_error}",
-            fix="See what isolation this host gives with capgraph.capabilities.python.isolation_report.",
+            f"The code did not run: the sandbox failed: {outcome.sandbox_error}",
+            fix="Check the host's isolation with capgraph.capabilities.python.isolation_report.",
         )
     if outcome.limit is not None:
         raise CapabilityError(
-            f"The code was ended after {outcome.seconds:.1f} s: it reached its limit of "
+            f"The code was stopped after {outcome.seconds:.1f} s: it reached its limit of "
             f"{outcome.limit}.",
-            fix="Let the code do less, or raise the limit in capabilities.python.limits.",
+            fix="Make the code do less, or raise the limit in capabilities.python.limits.",
         )
     if outcome.error is None:
         return
@@ -317,7 +325,7 @@ def _raise_for_outcome(outcome: SandboxOutcome) -> None:
 
 
 def _write_figure(folder: Path, figure: Figure) -> CodeFigure:
-    """Write a figure under a name that holds its content's hash: nothing is overwritten."""
+    """Write a figure under a name that contains its hash, so that no file is overwritten."""
     folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256(figure.data).hexdigest()[:12]
     path = folder / f"{figure.name.removesuffix('.png')}-{digest}.png"
@@ -326,5 +334,5 @@ def _write_figure(folder: Path, figure: Figure) -> CodeFigure:
 
 
 def _truncate(text: str, max_chars: int = _SHOWN_RESULT) -> str:
-    """Cut long text, saying so."""
+    """Return the text, shortened with a note if it is long."""
     return text if len(text) <= max_chars else f"{text[:max_chars]} … ({len(text)} characters)"

@@ -1,4 +1,4 @@
-"""The one question that data can be asked: what to compute, over which rows, grouped how."""
+"""Typed query over data files: what to compute, over which rows, and in which groups."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Order = Literal["highest", "lowest", "group"]
 Operator = Literal["=", "!=", "<", "<=", ">", ">=", "in", "not in", "missing", "present"]
 
 TIME_UNITS = ("hour", "day", "week", "month", "quarter", "year", "decade")
-"""Groups of times that follow each other."""
+"""Units of time that form consecutive groups."""
 TIME_PARTS = ("weekday", "weekend", "hour_of_day", "month_of_year", "iso_week")
-"""Groups of times that come again."""
+"""Parts of a time that recur."""
 _VALUELESS_AGGREGATES = ("rows", "streak", "gaps")
 _MAX_NAME_LENGTH = 500
 
 
 class Filter(BaseModel):
-    """A test that rows must pass."""
+    """Condition that rows must meet."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
@@ -41,18 +41,20 @@ class Filter(BaseModel):
     def _check_value(self) -> Filter:
         if self.op in ("missing", "present"):
             if self.value is not None:
-                raise ValueError(f"{self.op!r} takes no value")
+                raise ValueError(f"the operator {self.op!r} takes no value")
         elif self.value is None:
-            raise ValueError(f"{self.op!r} needs a value; for empty cells use 'missing'")
+            raise ValueError(
+                f"the operator {self.op!r} needs a value; for empty cells use 'missing'"
+            )
         return self
 
 
 class Query(BaseModel):
-    """What to compute.
+    """Query over one table, or over two joined tables.
 
-    A column is named as in the file; ``time`` is the time of a row, and ``hour`` to ``decade``,
-    ``weekday``, ``weekend``, ``hour_of_day``, ``month_of_year`` and ``iso_week`` are parts of it
-    (``time.month`` where a column is called month).
+    A column has the name that the file gives it. ``time`` is the time of a row. ``hour`` to
+    ``decade``, ``weekday``, ``weekend``, ``hour_of_day``, ``month_of_year``, and ``iso_week`` are
+    parts of it (``time.month`` if a column is named month).
 
     >>> Query(aggregate="mean", value="temp", group_by=["month"]).limit
     """
@@ -114,7 +116,7 @@ class Query(BaseModel):
     def _drop_timezones(
         cls, value: list[tuple[datetime | None, datetime | None]]
     ) -> list[tuple[datetime | None, datetime | None]]:
-        """Times of the data are local; a zone that is written beside one is left out."""
+        """Remove time zones, since times of the data are local."""
         return [
             (a.replace(tzinfo=None) if a else None, b.replace(tzinfo=None) if b else None)
             for a, b in value
@@ -129,27 +131,29 @@ class Query(BaseModel):
     def _check_consistency(self) -> Query:
         problem = None
         if self.aggregate not in _VALUELESS_AGGREGATES and self.value is None:
-            problem = f"{self.aggregate!r} needs a 'value'"
+            problem = f"the aggregate {self.aggregate!r} needs a 'value'"
         elif self.aggregate == "correlation" and self.by is None:
-            problem = "'correlation' needs a second column in 'by'"
+            problem = "the aggregate 'correlation' needs a second column in 'by'"
         elif self.by is not None and self.aggregate not in ("correlation", "sum"):
-            problem = "'by' goes with 'correlation' and 'sum' only"
+            problem = "'by' is allowed only with 'correlation' and 'sum'"
         elif (self.aggregate == "percentile") != (self.percentile is not None):
-            problem = "'percentile' as aggregate and as number go together"
+            problem = "the aggregate 'percentile' and the field 'percentile' require each other"
         elif self.having is not None and (
             self.having.op not in ("=", "!=", "<", "<=", ">", ">=")
             or isinstance(self.having.value, str | list)
         ):
-            problem = "'having' compares the result with a number"
+            problem = "'having' must compare the result with a number"
         elif self.aggregate == "streak" and not self.where:
-            problem = "'streak' needs the test of its rows in 'where'"
+            problem = "the aggregate 'streak' needs the condition of its rows in 'where'"
         elif self.aggregate in ("streak", "gaps", "values") and self.group_by:
-            problem = f"{self.aggregate!r} cannot be grouped; keep one group with a filter"
+            problem = (
+                f"the aggregate {self.aggregate!r} cannot be grouped; select one group with 'where'"
+            )
         if problem:
             raise ValueError(problem)
         return self
 
     def column_names(self) -> list[str]:
-        """Name all that may be a column, to find the table that has them."""
+        """Return all names that may be columns, to find the table that contains them."""
         found = [self.value, self.by, self.time, *self.group_by, *self.show]
         return [name for name in [*found, *(f.column for f in self.where)] if name]

@@ -1,4 +1,4 @@
-"""The capability that answers questions about the user's data files."""
+"""Capability that answers questions about the user's data files."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _QUESTION_PHRASE = re.compile(
 
 
 class QueryDataParameters(Query):
-    """A query; without any of it, one is filled from the task by plain rules."""
+    """Query to compute. If it is empty, rules derive a query from the task."""
 
     aggregate: Aggregate | None = Field(  # type: ignore[assignment]
         default=None, description=Query.model_fields["aggregate"].description
     )
-    # Without a default that counts as a value: the task is read as a whole, never this word alone.
+    # No default: a default value would count as a supplied query.
     order: Order | None = Field(  # type: ignore[assignment]
         default=None, description=Query.model_fields["order"].description
     )
@@ -46,17 +46,17 @@ class QueryDataParameters(Query):
 
     @property
     def query(self) -> Query | None:
-        """The query; ``None`` when nothing was given."""
+        """Query of the parameters, or ``None`` if they are empty."""
         given = self.model_dump(exclude_defaults=True)
         return Query.model_validate(given) if given else None
 
 
 @capability_node
 class QueryData(GuidedCapability):
-    """Computes one typed query with DuckDB over CSV, TSV, Parquet, JSON and SQLite files.
+    """Computes a typed query with DuckDB over CSV, TSV, Parquet, JSON, and SQLite files.
 
-    Settings: ``timezone``, ``now``, ``day_first``, ``hemisphere``, and the bounds ``max_seconds``,
-    ``max_rows``, ``max_columns``, ``max_file_bytes``, ``max_spill_bytes``, ``memory_limit``.
+    Settings: ``timezone``, ``now``, ``day_first``, ``hemisphere``, and the limits ``max_seconds``,
+    ``max_rows``, ``max_columns``, ``max_file_bytes``, ``max_spill_bytes``, and ``memory_limit``.
     """
 
     name = "query_data"
@@ -74,14 +74,14 @@ class QueryData(GuidedCapability):
 
     @staticmethod
     def classify_error(exc: Exception, context: dict[str, Any]) -> ErrorClassification:
-        """Classify a failure of data work."""
+        """Classify an error of data work."""
         return classify_data_error(exc, context)
 
     thread_pool: ClassVar[DataThreadPool] = DataThreadPool()
     Parameters: ClassVar[type[BaseModel] | None] = QueryDataParameters
 
     async def execute(self) -> QueryResult:
-        """Compute the query of the parameters, else the one that the task can be read as."""
+        """Compute the query of the parameters, or else the query derived from the task."""
         source: DataSource = self.inputs["DATA_SOURCE"]
         times: TimeRange | None = self.inputs.get("TIME_RANGE")
         if not is_from_current_plan(self.state, self.step, "TIME_RANGE"):
@@ -99,19 +99,19 @@ class QueryData(GuidedCapability):
 
     @staticmethod
     def matches_task(task: str) -> bool | None:
-        """A question for a figure, or one that follows another."""
+        """Return True for a question about a figure, or for a follow-up question."""
         return True if _QUESTION_PHRASE.search(task) else None
 
     @staticmethod
     async def planning_notes(state: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-        """Show the planner the tables of the files that are at hand."""
+        """Describe the tables of the available files to the planner."""
         stored = (state.get("capability_context_data") or {}).get("DATA_SOURCE") or {}
         parts = []
         for key, data in list(stored.items())[-3:]:
             try:
                 files = DataSource.model_validate(data).files
             except PydanticError:
-                continue  # the step that reads it says what is wrong
+                continue  # the step that reads the context reports the error
             task = str(state.get("task_current_task") or "")
             parts.append(
                 f"{key}:\n"

@@ -1,4 +1,4 @@
-"""The capability that reads which times a question is about."""
+"""Capability that reads the times of a question."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from capgraph.capabilities.periods.options import MAX_TEXT_CHARS, parse_times
 
 
 def time_range_of(text: str, settings: Mapping[str, Any]) -> TimeRange:
-    """Read the time range of a question.
+    """Return the time range of a question.
 
     >>> time_range_of("the first half of 2009", {}).label
     'the first half of 2009'
@@ -31,7 +31,7 @@ class TimeRangeParameters(BaseModel):
     """Parameters of ``time_range_parsing``.
 
     Attributes:
-        time_expression: Words about time to read instead of the whole task.
+        time_expression: Time expression to read instead of the whole task.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -43,11 +43,11 @@ class TimeRangeParameters(BaseModel):
 
 @capability_node
 class TimeRangeParsing(GuidedCapability):
-    """Reads dates, months, quarters, seasons and relative times from the task.
+    """Reads dates, months, quarters, seasons, and relative times from the task.
 
-    Settings: ``now`` (ISO time that relative words count from), ``timezone``, ``day_first``
-    (whether 03/04/2015 is in April) and ``hemisphere`` (``north`` or ``south``, for seasons).
-    A task without any time gives a range that means the whole data.
+    Settings: ``now`` (ISO time that relative expressions start from), ``timezone``, ``day_first``
+    (True if 03/04/2015 is in April), and ``hemisphere`` (``north`` or ``south``, for seasons).
+    A task without any time yields a range that covers all data.
     """
 
     name = "time_range_parsing"
@@ -68,8 +68,8 @@ class TimeRangeParsing(GuidedCapability):
 
     @staticmethod
     def matches_task(task: str) -> bool | None:
-        """A task that names a time, also one that cannot be; no other."""
+        """Return True if the task names a time, even an impossible one, and False otherwise."""
         try:
             return not time_range_of(task, {}).is_unrestricted
         except ValidationError:
-            return True  # the step then says what is wrong with it
+            return True  # the step reports the error

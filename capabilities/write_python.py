@@ -1,7 +1,6 @@
-"""Lets the chat model write analysis code, as a step of its own.
+"""Capability in which the chat model writes analysis code.
 
-Writing is apart from running so that a person sees the very code that will run: the approval
-of the step ``python`` shows what this step wrote.
+Writing and running are separate steps, so that a person approves the exact code that will run.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _SAMPLE_ITEMS, _SAMPLE_TEXT, _SAMPLE_DEPTH = 3, 200, 8
 
 @capability_node
 class WritePython(GuidedCapability):
-    """Asks the chat model for analysis code; what it wrote is not run here."""
+    """Asks the chat model for analysis code but does not run it."""
 
     name = "write_python"
     description = "Write Python analysis code for a task that no other capability can do"
@@ -38,12 +37,17 @@ class WritePython(GuidedCapability):
     effect: Effect = "none"
 
     async def execute(self) -> Code:
-        """Describe the data to the model and take the code from its answer."""
+        """Describe the data to the model and return the code of its answer.
+
+        Raises:
+            ValidationError: No chat model is configured.
+            ModelError: The answer contains no valid Python code.
+        """
         model = self.chat_model()
         if model is None:
             raise ValidationError(
-                "No chat model is configured, so no code can be written.",
-                fix="Configure a model, or give the code in parameters.code of the step 'python'.",
+                "No chat model is configured: the step 'write_python' needs one.",
+                fix="Configure a model, or put the code into parameters.code of the step 'python'.",
             )
         inputs = collect_inputs(self.inputs)
         builder = get_framework_prompts().get_python_prompt_builder()
@@ -57,10 +61,10 @@ class WritePython(GuidedCapability):
 
 
 def extract_code(answer: str) -> str:
-    r"""Take the longest fenced block of an answer, or the whole of it when it is plain code.
+    r"""Return the longest fenced block of an answer, or the whole answer if it is plain code.
 
     Raises:
-        ModelError: There is no code in it, or it is not Python.
+        ModelError: The answer contains no code, or the code is not valid Python.
 
     >>> extract_code("```py\nx = 1\n```")
     'x = 1\n'
@@ -69,10 +73,10 @@ def extract_code(answer: str) -> str:
     code: str = max(blocks, key=len) if blocks else answer
     try:
         if not ast.parse(code).body:
-            raise ValueError("nothing")
+            raise ValueError("no statements")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ModelError(
-            f"The model was asked for Python code and answered something else ({error}).",
+            f"The model's answer is not Python code: {error}.",
             fix="Ask again, or put the code into parameters.code of the step 'python'.",
             severity=ErrorSeverity.RETRIABLE,
         ) from error
@@ -80,7 +84,7 @@ def extract_code(answer: str) -> str:
 
 
 def describe_inputs(inputs: dict[str, Any]) -> str:
-    """Show the shape of the inputs: the same structure with long lists and texts cut short.
+    """Return the structure of the inputs as JSON, with long lists and texts shortened.
 
     >>> describe_inputs({"QUERY_RESULT": {"rows": [1, 2, 3, 4, 5]}})
     '{"QUERY_RESULT": {"rows": [1, 2, 3, "... 5 items in all"]}}'
@@ -89,7 +93,7 @@ def describe_inputs(inputs: dict[str, Any]) -> str:
 
 
 def _sample(value: Any, depth: int) -> Any:
-    """Cut one value short."""
+    """Return a value with long texts, long lists, and deep nesting shortened."""
     if isinstance(value, str):
         return value if len(value) <= _SAMPLE_TEXT else f"{value[:_SAMPLE_TEXT]}..."
     if isinstance(value, (dict, list)) and depth == 0:

@@ -1,8 +1,8 @@
-"""The nodes between a message and its answer, one file each, and the gateway for front ends."""
+"""Infrastructure nodes that turn a message into an answer, and the gateway for front ends."""
 
 import importlib
 
-if __name__ == "infrastructure":  # this folder itself is on the path, as in a checkout
+if __name__ == "infrastructure":  # a checkout has this folder's parent on sys.path
     importlib.import_module("capgraph.compat.framework_alias").install_framework_alias(
         "infrastructure"
     )

@@ -1,4 +1,7 @@
-"""Asks a person before risky steps run. Does nothing else, so resuming never repeats work."""
+"""Node that asks a person to approve risky steps or plans.
+
+It does nothing else, so resuming it never repeats work.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ from capgraph.telemetry.audit import record_later
 
 @infrastructure_node
 class ApprovalNode(BaseInfrastructureNode):
-    """One interrupt for the plan, or for every step of a wave that needs a decision."""
+    """Raises one interrupt for the plan, or one for all steps of a wave that need a decision."""
 
     name = "approval"
     description = "Approval by a person"
@@ -38,10 +41,10 @@ class ApprovalNode(BaseInfrastructureNode):
     async def execute(
         state: AgentState, services: Services, runtime: Any = None, **_: Any
     ) -> dict[str, Any]:
-        """Ask until the answer can be used, and write the decisions.
+        """Ask until the answer is valid, then record the decisions.
 
         Raises:
-            ConfigurationError: Nothing would keep the question until it is answered.
+            ConfigurationError: The graph has no checkpointer to store the question.
         """
         view = services.view(state)
         store = getattr(runtime, "store", None)
@@ -115,10 +118,10 @@ async def _decide_plan(
     return {**update, **over}
 
 
-def _require_saver(cause: str = "A person has to decide") -> None:
+def _require_saver(cause: str = "An approval is pending") -> None:
     if inherited_saver(get_config()) is None:
         raise ConfigurationError(
-            f"{cause}, and nothing would keep the turn until then.",
-            fix="Give build_graph a checkpointer; or set approvals.steps to 'none', and let no step"
-            " wait and no policy ask.",
+            f"{cause}, but the graph has no checkpointer to store the turn until it resumes.",
+            fix="Pass a checkpointer to build_graph, or set approvals.steps to 'none' and use no waiting"
+            " steps and no policies that ask.",
         )

@@ -1,4 +1,4 @@
-"""First node of every turn: resets what belongs to one turn and checks what came in."""
+"""First node of every turn: resets the state of the previous turn and validates the input."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from capgraph.telemetry.event_dispatcher import current_event_ids
 
 @infrastructure_node(quiet=True)
 class BeginTurnNode(BaseInfrastructureNode):
-    """Keeps context and messages, empties all else, and matches_task a plan of the caller."""
+    """Keeps contexts and messages, resets all other keys, and recognizes a plan of the caller."""
 
     name = "begin_turn"
     description = "Begin a turn"
 
     @staticmethod
     async def execute(state: AgentState, services: Services, **_: Any) -> dict[str, Any]:
-        """Return the reset, and an error entry when the request cannot be used."""
+        """Return the reset, with an error entry if the input is invalid."""
         view = services.view(state)
         plan = state.get("planning_execution_plan")
         brought = caller_plan_id(plan, view.turn)
@@ -52,13 +52,13 @@ class BeginTurnNode(BaseInfrastructureNode):
         begun = state.get("control_begun") or []
         opened_by = brought or (str(message.id or "") if message is not None else "")
         if not brought and any(known.startswith(f"{_hash(opened_by)}.") for known in begun):
-            opened_by = f"{opened_by}.{mark}"  # the message stands where another one stood
+            opened_by = f"{opened_by}.{mark}"  # the message replaces an earlier one with its ID
         update["control_turn"] = _new_turn(opened_by, number)
         update["control_turn"]["recent"] = _recent_outputs(view) or view.turn.get("recent") or []
         update["runtime_info"] = {"turn": number, "seconds_used": 0.0}
         update["execution_start_time"] = services.clock.now()
         if number == 1 and services.settings.context:
-            # What the caller brings goes before what the settings would give.
+            # Contexts of the caller take precedence over those of the settings.
             stored = state.get("capability_context_data") or {}
             update["capability_context_data"] = {
                 kind: entries
@@ -69,7 +69,7 @@ class BeginTurnNode(BaseInfrastructureNode):
             opened = services.view({**state, **update})
             await services.ledger(opened).approvals.record_requester(opened.caller)
         if pending_waits(view):
-            await clear_wait(services)  # a new message gives up a turn that waits
+            await clear_wait(services)  # a new message cancels a suspended turn
         problem: CapgraphError | None = _input_error(state, services, brought, mark)
         update["control_turn"]["messages"] = len(view.messages)
         marks = [] if mark is None or mark in begun else [mark]
@@ -81,7 +81,7 @@ class BeginTurnNode(BaseInfrastructureNode):
             update |= looked
             if data:
                 update["capability_context_data"] = data | looked.get("capability_context_data", {})
-            # In other words it is still the message that opened this turn.
+            # A reworded message is still the message that opened this turn.
             marks += [
                 _turn_fingerprint(m) or "" for m in looked.get("messages", ()) if m.type == "human"
             ]
@@ -101,7 +101,7 @@ class BeginTurnNode(BaseInfrastructureNode):
 
 
 def _new_turn(turn_id: str, number: int) -> dict[str, Any]:
-    """Name a turn, its caller and its trace, and report the questions that its message dropped."""
+    """Return the turn's ID, number, caller, and trace, and report a question that it dropped."""
     turn: dict[str, Any] = {"id": turn_id or str(number), "number": number}
     caller = asdict(billing_subject())
     turn["caller"] = {name: told for name, told in caller.items() if told}
@@ -114,7 +114,7 @@ def _new_turn(turn_id: str, number: int) -> dict[str, Any]:
 
 
 def _recent_outputs(view: TurnView) -> list[list[str]]:
-    """Return the type and key of each result of the turn that ended."""
+    """Return the type and key of each result of the previous turn."""
     records = view.results.values()
     return [[*pair] for record in records for pair in (record.get("outputs") or {}).items()]
 
@@ -122,7 +122,7 @@ def _recent_outputs(view: TurnView) -> list[list[str]]:
 def _expire_old_results(
     view: TurnView, update: Mapping[str, Any], services: Services
 ) -> dict[str, Any]:
-    """Return the updates that remove all but the latest results of each type, and their labels."""
+    """Return updates that delete all but the latest results of each type, with their labels."""
     if (keep := services.settings.persistence.keep_results) is None:
         return {}
     data = dict(update.get("capability_context_data") or {})
@@ -143,7 +143,10 @@ def _last_message(state: AgentState) -> HumanMessage | None:
 
 
 def _turn_fingerprint(message: HumanMessage | None) -> str | None:
-    """Name what opens a turn: a message with its content; inside an outer graph, its task too."""
+    """Return a fingerprint of the message that opens a turn, or ``None`` without a message.
+
+    Inside an outer graph the fingerprint includes the outer task.
+    """
     if message is None:
         return None
     content = f"{outer_task_namespace()}|{message.id}|{message.content!r}"
@@ -157,7 +160,7 @@ def _hash(text: str) -> str:
 def _unreadable_content_error(
     messages: Sequence[AnyMessage], services: Services
 ) -> ValidationError | None:
-    """Say what only a model could read, where none would see it."""
+    """Return an error for content that only a model can read, if no model would see it."""
     if services.chat_model("planning") or services.chat_model("answer"):
         return None
     kinds = {f"a block of the type {block.get('type')!r}" for block in attachments(messages)}
@@ -166,8 +169,8 @@ def _unreadable_content_error(
     if not kinds:
         return None
     return ValidationError(
-        f"The input holds {' and '.join(sorted(kinds))}, and no chat model is there to read it.",
-        fix="Give build_graph a model, or leave it out.",
+        f"The input contains {' and '.join(sorted(kinds))}, but no chat model is configured.",
+        fix="Pass a model to build_graph, or remove this content.",
     )
 
 
@@ -178,9 +181,9 @@ def _input_error(
     for kind, entries in stored.items():
         if not isinstance(entries, Mapping):
             return ValidationError(
-                f"The thread's checkpoint holds {type(entries).__name__} as its {kind}, not entries"
-                " by key.",
-                fix="Start a new thread, or mend the checkpoint.",
+                f"The entries of {kind} in the checkpoint are invalid: expected a mapping, got"
+                f" {type(entries).__name__}.",
+                fix="Start a new thread, or repair the checkpoint.",
             )
     messages = state.get("messages") or []
     if caller_plan_id and not messages:
@@ -195,12 +198,12 @@ def _input_error(
     limit = services.limits.max_message_chars
     if len(text) > limit:
         return ValidationError(
-            f"The message has {len(text):,} characters; at most {limit:,} are read.",
-            fix="Put long data into a file and name the file, or raise limits.max_message_chars.",
+            f"The message has {len(text):,} characters: the limit is {limit:,}.",
+            fix="Put long data into a file and refer to it, or raise limits.max_message_chars.",
         )
     if not caller_plan_id and fingerprint in (state.get("control_begun") or []):
         return ValidationError(
-            "There is nothing new: the last message has had its turn.",
-            fix="Send a new message, or None to go on with an unfinished turn.",
+            "The input has no new message: the last one already has a turn.",
+            fix="Send a new message, or None to resume an unfinished turn.",
         )
     return None

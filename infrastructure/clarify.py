@@ -1,4 +1,4 @@
-"""Ends a turn with a question to the person."""
+"""Node that ends a turn with a question to the user."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from capgraph.telemetry import AnswerToken, emit
 
 @infrastructure_node
 class ClarifyNode(BaseInfrastructureNode):
-    """Asks for what is missing to do the task."""
+    """Asks the user for information that the task lacks."""
 
     name = "clarify"
     description = "Question to the person"
 
     @staticmethod
     async def execute(state: AgentState, services: Services, **_: Any) -> dict[str, Any]:
-        """Write the question that the plan's last step names."""
+        """Write the question of the plan's ``clarify`` step."""
         steps = (state.get("planning_execution_plan") or {}).get("steps") or []
         asked = [step for step in steps if step["capability"] == CLARIFY]
         question = asked[-1].get("task_objective", "") if asked else ""
         if question and planner_traits(services.planner).reads_conversation:
-            # The planner saw the conversation, so that its question needs no other words.
+            # The planner saw the conversation, so its question is used unchanged.
             emit(AnswerToken(text=question))
             return final_update(question, without_answer_failure(state), services)
         text = await write_answer(state, services, "clarify", question=question)
@@ -35,5 +35,5 @@ class ClarifyNode(BaseInfrastructureNode):
 
     @staticmethod
     def get_retry_policy() -> dict[str, Any]:
-        """Allow for the passing faults of a model service."""
+        """Return a policy that covers transient errors of a model service."""
         return {"max_attempts": 3, "delay_seconds": 1.0, "backoff_factor": 2.0}

@@ -1,4 +1,4 @@
-"""Chooses the capabilities that a task needs."""
+"""Node that selects the capabilities for a task."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from capgraph.telemetry import CapabilitiesSelected, emit
 
 @infrastructure_node
 class ClassifierNode(BaseInfrastructureNode):
-    """Writes the active capabilities: chosen ones, always active ones, and what they require."""
+    """Activates the selected and always-active capabilities and their requirements."""
 
     name = "classifier"
     description = "Capability selection"
@@ -27,12 +27,12 @@ class ClassifierNode(BaseInfrastructureNode):
     async def execute(
         state: AgentState, services: Services, streamer: Any, **_: Any
     ) -> dict[str, Any]:
-        """Select capabilities; after a RECLASSIFICATION failure, knowing what did not work."""
-        streamer.status("Choosing capabilities")
+        """Select capabilities. After a RECLASSIFICATION failure, exclude those that did not fit."""
+        streamer.status("Selecting capabilities")
         view = services.view(state)
         registry = services.registry_for(view)
         selection = await _select_capabilities(view, registry, services)
-        # Who chooses was told nothing of how to answer.
+        # The selector knows neither the answer type nor the instructions.
         plain = services.answer_type is None and not await services.instructions(view)
         answer = selection.answer if plain else ""
         always = [name for name, spec in registry.capabilities.items() if spec.always_active]
@@ -40,10 +40,10 @@ class ClassifierNode(BaseInfrastructureNode):
         wanted = list(dict.fromkeys([*chosen, *always]))
         told = {"chosen": chosen, "reason": selection.reason, "deferred": selection.deferred}
         if selection.deferred:
-            # The planner chooses; what asked for another choice stays out of its reach.
+            # The planner selects; capabilities that failed with RECLASSIFICATION stay excluded.
             active = wanted
         else:
-            # Producers of what is stored already stay in reach: a plan may want fresh data.
+            # Producers of stored contexts stay active: a plan may need fresh data.
             closure = requires_closure(wanted, registry, task=view.task)
             active = list(dict.fromkeys([*wanted, *closure]))
             scores = {n: selection.scores[n] for n in active if n in selection.scores}
@@ -57,7 +57,7 @@ class ClassifierNode(BaseInfrastructureNode):
 
     @staticmethod
     def get_retry_policy() -> dict[str, Any]:
-        """Allow for the passing faults of a model service."""
+        """Return a policy that covers transient errors of a model service."""
         return {"max_attempts": 4, "delay_seconds": 1.0, "backoff_factor": 1.8}
 
 
@@ -65,9 +65,9 @@ async def _select_capabilities(view: TurnView, registry: Registry, services: Ser
     candidates = registry.candidates()
     if view.caller_switches.get("capability_selection_bypass_enabled"):
         names = tuple(c.name for c in candidates if c.name not in view.excluded_capabilities)
-        return Selection(names=names, scores={}, best=1.0, reason="Selection is switched off.")
+        return Selection(names=names, scores={}, best=1.0, reason="Selection is disabled.")
     if recipe := match_example(view.task, registry, view.excluded_capabilities):
-        return Selection((recipe,), best=1.0, reason=f"The recipe {recipe!r} knows this request.")
+        return Selection((recipe,), best=1.0, reason=f"The recipe {recipe!r} matches this request.")
     found = await services.selector.select(
         view.task, candidates, excluded=dict(view.excluded_capabilities)
     )

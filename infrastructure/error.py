@@ -1,4 +1,4 @@
-"""Ends a turn that failed: says what failed, what was tried and what is done."""
+"""Node that ends a failed turn with a report of the failure and of the completed work."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from capgraph.telemetry import AnswerToken, emit
 
 @infrastructure_node
 class ErrorNode(BaseInfrastructureNode):
-    """Writes the report of a failure from the state alone; it asks no model, so it cannot fail."""
+    """Writes a failure report from the state alone. It calls no model, so it cannot fail."""
 
     name = "error"
     description = "Error report"
 
     @staticmethod
     async def execute(state: AgentState, services: Services, **_: Any) -> dict[str, Any]:
-        """Write the report and keep the error for the outcome."""
+        """Write the report and record the failure in the outcome."""
         text = failure_report(state, services)
         emit(AnswerToken(text=text))
         return final_update(text, state, services)
 
 
 def failure_report(state: AgentState, services: Services) -> str:
-    """Tell a person why a turn failed, and what was done.
+    """Return a report for the user: why the turn failed, and what was done.
 
-    Codes, keys of steps, names of models, and fixes stay in the outcome, in events, and in the logs.
+    Codes, step keys, model names, and fixes appear only in the outcome, in events, and in logs.
     """
     info = state.get("control_error_info") or {}
     objectives = _step_names(state)
@@ -68,7 +68,7 @@ def _failure_reason(
 
 
 def _step_names(state: AgentState) -> dict[str | None, str]:
-    """Return the name of each step for a person: its objective, else its capability in words."""
+    """Return a readable name for each step: its objective, or else its capability."""
     return {
         key: str(step.get("task_objective") or step["capability"].replace("_", " "))
         for key, step in TurnView(state).steps_by_key.items()
@@ -76,7 +76,7 @@ def _step_names(state: AgentState) -> dict[str | None, str]:
 
 
 def _undo_lines(state: AgentState, step_names: Mapping[str | None, str]) -> list[str]:
-    """Say which effects were taken back, and which were not."""
+    """Return lines that say which effects were undone and which were not."""
     undo = state.get("control_undo") or {}
     effects = undo.get("effects") or []
     undone = describe_outcome(state).get("undone") or []

@@ -1,4 +1,4 @@
-"""What front ends need beside the graph: new message or answer, and ``/`` commands."""
+"""Input handling for front ends: messages, answers to questions, and ``/`` commands."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ SWITCHES = {
     "/approval": ("approval_disabled", True),
     "/planning": ("planning_mode_enabled", False),
 }
-"""Command to the key of ``agent_control`` it sets, and whether ``off`` sets it to true."""
+"""Command to its key in ``agent_control`` and whether ``off`` sets that key to True."""
 
 HELP = {
     "/help": "show the commands",
-    "/clear": "begin a new thread",
+    "/clear": "start a new thread",
     "/exit": "leave",
-    "/status": "show the switches and what the thread holds",
-    "/capabilities": "list what the agent can do",
-    "/task:off": "take messages as they are (':on' to understand them with the history)",
-    "/caps:off": "use every capability (':on' to choose)",
+    "/status": "show the switches and the contents of the thread",
+    "/capabilities": "list the capabilities",
+    "/task:off": "use messages unchanged (':on' to interpret them with the history)",
+    "/caps:off": "use every capability (':on' to select)",
     "/approval:off": "do not ask before risky steps (':on' to ask)",
     "/planning:on": "show every plan before it runs (':off' to run it)",
 }
@@ -38,14 +38,14 @@ HELP = {
 
 @dataclass(frozen=True, slots=True)
 class PreparedInput:
-    """What to do with a line that a person typed.
+    """Input of a user, ready for the graph.
 
     Attributes:
-        input: Input for the graph, or ``None`` when nothing is to run.
-        commands: Commands for the front end itself (``help``, ``clear``, ``exit``, ``status``,
+        input: Input for the graph, or ``None`` if nothing must run.
+        commands: Commands for the front end (``help``, ``clear``, ``exit``, ``status``,
             ``capabilities``).
-        is_resume: Whether the input answers a pending question.
-        switches: Keys of ``agent_control`` that were set.
+        is_resume: True if the input answers a pending question.
+        switches: Keys of ``agent_control`` that the input sets.
     """
 
     input: Any = None
@@ -55,10 +55,10 @@ class PreparedInput:
 
 
 def parse_commands(text: str) -> tuple[str, tuple[str, ...], dict[str, bool]]:
-    """Split a line into message, commands for the front end, and switches.
+    """Split a line into its message, the commands for the front end, and the switches.
 
     Raises:
-        ValidationError: A command is unknown; names the known ones.
+        ValidationError: A command is unknown. The message lists the known ones.
 
     >>> parse_commands("/caps:off what is the mean?")
     ('what is the mean?', (), {'capability_selection_bypass_enabled': True})
@@ -85,16 +85,16 @@ def parse_commands(text: str) -> tuple[str, tuple[str, ...], dict[str, bool]]:
 async def prepare_input(
     graph: CompiledStateGraph[Any, Any, Any, Any], text: str, config: RunnableConfig
 ) -> PreparedInput:
-    """Turn a line that a person typed into input for the graph.
+    """Convert a line that a user typed into input for the graph.
 
     Args:
-        graph: A graph of ``build_graph``.
-        text: The line.
-        config: Names the thread.
+        graph: Graph returned by ``build_graph``.
+        text: Line that the user typed.
+        config: Config with the thread ID.
 
     Raises:
-        ValidationError: A command is unknown, a switch is not a caller's to set, or it would
-            disturb an unfinished turn.
+        ValidationError: A command is unknown, callers may not set a switch, or the turn is
+            unfinished.
     """
     message, commands, switches = parse_commands(text)
     services = getattr(graph, "services", None)
@@ -103,7 +103,7 @@ async def prepare_input(
     pending = await pending_questions(graph, config)
     if switches and (pending or (not message and (await graph.aget_state(config)).tasks)):
         raise ValidationError(
-            "A switch cannot be set while a turn is unfinished: the turn would be lost.",
+            "The switch cannot be set: the thread has an unfinished turn, which would be lost.",
             fix="Finish the turn or answer its question first.",
         )
     if pending and message:
@@ -117,7 +117,7 @@ async def prepare_input(
     if message:
         given["messages"] = [HumanMessage(content=message)]
         return PreparedInput(given, commands, switches=switches)
-    # Written as a node that ends a turn; after any other the thread would look unfinished.
+    # Update as a node that ends a turn; after any other node the thread looks unfinished.
     await graph.aupdate_state(config, given, as_node="error")
     return PreparedInput(None, commands, switches=switches)
 
@@ -125,7 +125,7 @@ async def prepare_input(
 async def pending_questions(
     graph: CompiledStateGraph[Any, Any, Any, Any], config: RunnableConfig
 ) -> dict[str, Any]:
-    """Return the open questions of a thread: interrupt id to what was asked."""
+    """Return the open questions of a thread by interrupt ID."""
     if graph.checkpointer is None:
         return {}
     snapshot = await graph.aget_state(config)

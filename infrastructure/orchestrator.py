@@ -1,4 +1,4 @@
-"""Writes the plan, and lets nothing wrong start."""
+"""Node that writes the plan and rejects invalid plans before they run."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ from capgraph.telemetry import CapabilitiesSelected, emit
 
 @infrastructure_node
 class OrchestratorNode(BaseInfrastructureNode):
-    """Writes a plan that has been checked, or raises with the list of what is wrong."""
+    """Writes a checked plan, or raises an error that lists the problems."""
 
     name = "orchestrator"
     description = "Execution planning"
@@ -69,7 +69,7 @@ class OrchestratorNode(BaseInfrastructureNode):
     async def execute(
         state: AgentState, services: Services, streamer: Any, **_: Any
     ) -> dict[str, Any]:
-        """Plan the task."""
+        """Plan the task, or review the plan after a step that asks for it."""
         streamer.status("Planning")
         view = services.view(state)
         looks = () if view.last_failure else due_reviews(view.steps, view.results)
@@ -85,13 +85,13 @@ class OrchestratorNode(BaseInfrastructureNode):
             return await accept_plan(empty, view, services)
         drafts = _PlanDrafter(view, services, _PlanScope(active, deferred))
         found = await drafts.draft_plan()
-        assert found is not None, "only a plan that exists can be kept"
-        assert found.checked is not None, "only the turn of a plan that exists can be ended"
+        assert found is not None, "only an existing plan can be left unchanged"
+        assert found.checked is not None, "only a turn with a plan can end with an answer alone"
         previous = view.plan if view.has_plan else None
         update = await accept_plan(
             found.checked, view, services, previous=previous, plans_made=drafts.plans_made
         )
-        # Corrections of a plan are plans too.
+        # Corrections count as plans.
         update["control_budget"]["plans"] = view.budget.get("plans", 0) + drafts.plans_made
         if found.answer:
             update["task_custom_message"] = found.answer
@@ -103,23 +103,23 @@ class OrchestratorNode(BaseInfrastructureNode):
 
     @staticmethod
     def get_retry_policy() -> dict[str, Any]:
-        """Allow for the passing faults of a model service."""
+        """Return a policy that covers transient errors of a model service."""
         return {"max_attempts": 4, "delay_seconds": 2.0, "backoff_factor": 2.0}
 
 
 def _usable_capabilities(
     names: Iterable[str], view: TurnView, services: Services
 ) -> tuple[str, ...]:
-    """Return the capabilities without those that the caller may not use.
+    """Return the capabilities that the caller may use.
 
-    A turn may be resumed by another caller than the one who began it.
+    The caller who resumes a turn may differ from the one who started it.
     """
     hidden = services.registry.capabilities.keys() - services.registry_for(view).capabilities
     return tuple(name for name in names if name not in hidden)
 
 
 def _plan_capabilities(plan: ExecutionPlan) -> list[str]:
-    """Return the capabilities that a plan uses, each once."""
+    """Return the capabilities of a plan without duplicates."""
     names = dict.fromkeys(step["capability"] for step in plan["steps"])
     return [name for name in names if name not in TERMINAL_STEPS]
 
@@ -127,10 +127,10 @@ def _plan_capabilities(plan: ExecutionPlan) -> list[str]:
 async def _review_plan(
     view: TurnView, services: Services, reviewed_steps: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Show the planner the results, and put in force what it writes next.
+    """Show the planner the results and activate the plan that it writes next.
 
-    Without a change the plan in force goes on. A change that is refused leaves it in force too, and
-    the turn's outcome says what was not done.
+    Without a change, or if the change is rejected, the current plan stays active. The outcome of
+    the turn records rejected changes.
     """
     used, limit = view.budget.get("looks", 0), services.limits.max_looks
     seen: dict[str, Any] = {
@@ -141,17 +141,17 @@ async def _review_plan(
     }
     after = ", ".join(reviewed_steps)
     if used >= limit:
-        note = f"The plan was not reconsidered after {after}: limits.max_looks is {limit}."
+        note = f"The plan was not reviewed after {after}: limits.max_looks is {limit}."
         wanted = [f"after {after}"] if ends_with_review(view.steps) else []
         return {
             **seen,
-            **_missing_work_update(note, wanted, "the turn reached its limit of looks."),
+            **_missing_work_update(note, wanted, "the turn reached its limit of plan reviews."),
         }
     drafts = _PlanDrafter(view, services, await _review_scope(view, services), reviewed_steps)
     try:
         found = await drafts.draft_plan()
     except (PlanError, PolicyError, LimitError) as exc:
-        note = f"The plan was kept after {after}: {exc}"
+        note = f"The plan stays unchanged after {after}: {exc}"
         wanted = drafts.rejected_steps() or [f"after {after}"]
         told = "" if isinstance(exc, PlanError) else readable_text(exc.person_message)
         reason = told or "the plan for it was refused."
@@ -167,11 +167,11 @@ async def _review_plan(
             update["planning_active_capabilities"] = list(dict.fromkeys(names))
     if found.answer:
         update["task_custom_message"] = found.answer
-    return {**update, "planning_missing": {}}  # what was refused before is decided anew
+    return {**update, "planning_missing": {}}  # an earlier rejection no longer applies
 
 
 def _is_plan_finished(view: TurnView) -> bool:
-    """Return True if no step of the plan in force is left to run."""
+    """Return True if no step of the active plan is left to run."""
     work = (
         key for key, step in view.steps_by_key.items() if step["capability"] not in TERMINAL_STEPS
     )
@@ -179,18 +179,18 @@ def _is_plan_finished(view: TurnView) -> bool:
 
 
 def _missing_work_update(note: str, steps: Iterable[str], reason: str) -> dict[str, Any]:
-    """Return the update that records work that a look wanted and that no plan in force does."""
+    """Return the update that records work that a review requested and no active plan does."""
     get_streamer("framework", "orchestrator").warning(note)
     return {"planning_notes": [note], "planning_missing": dict.fromkeys(steps, reason)}
 
 
 class _PlanScope(NamedTuple):
-    """Capabilities of a plan.
+    """Capabilities that a plan may use.
 
     Attributes:
-        shown: Those that the planner is shown.
-        is_unrestricted: True if they are all that may be used, so that the planner chooses among them.
-        allowed: Those that the plan may use; ``None`` for the shown ones.
+        shown: Capabilities that the planner sees.
+        is_unrestricted: True if the planner sees all usable capabilities and selects among them.
+        allowed: Capabilities that the plan may use; ``None`` for the shown ones.
     """
 
     shown: tuple[str, ...]
@@ -199,9 +199,10 @@ class _PlanScope(NamedTuple):
 
 
 async def _review_scope(view: TurnView, services: Services) -> _PlanScope:
-    """Return the capabilities of a look: all, or past the budget the chosen and the nearest ones.
+    """Return the capabilities for a review.
 
-    A result may call for any capability, so that the plan may use each that the caller may use.
+    The planner sees all of them if they fit the token budget, and otherwise the selected and most
+    similar ones. The plan may use any capability that the caller may use.
     """
     registry = services.registry_for(view)
     selection = view.state.get("planning_selection") or {}
@@ -210,7 +211,9 @@ async def _review_scope(view: TurnView, services: Services) -> _PlanScope:
             _usable_capabilities(selection["chosen"], view, services), is_unrestricted=True
         )
     fits = getattr(getattr(services.planner, "catalog", None), "remaining_tokens", 0) >= 0
-    if view.selected_capabilities is None and fits:  # the plan is a caller's: nothing was chosen
+    if (
+        view.selected_capabilities is None and fits
+    ):  # a plan of the caller: no capability was selected
         return _PlanScope(tuple(registry.capabilities), is_unrestricted=True)
     candidates, excluded = registry.candidates(), dict(view.excluded_capabilities)
     accepted = tuple(c.name for c in candidates if c.name not in excluded)
@@ -223,11 +226,11 @@ async def _review_scope(view: TurnView, services: Services) -> _PlanScope:
 
 
 class _PlanDraft(NamedTuple):
-    """A reply of the planner that was accepted.
+    """Accepted reply of the planner.
 
     Attributes:
-        checked: The plan; ``None`` where only the answer is new.
-        answer: The reply to the person that came with it.
+        checked: Checked plan; ``None`` if the reply only contains an answer.
+        answer: Answer to the user that came with the plan.
     """
 
     checked: CheckedPlan | None
@@ -236,15 +239,15 @@ class _PlanDraft(NamedTuple):
 
 @dataclass
 class _PlanDrafter:
-    """Plans that the planner writes on one visit, until one can run.
+    """Asks the planner for plans until one can run.
 
     Attributes:
-        view: The turn.
+        view: Current turn.
         services: Shared dependencies.
-        scope: Capabilities of the plan.
-        reviewed_steps: Steps whose results the planner looks at.
-        plans_made: How many plans were written.
-        rejected_plan: The last plan that had problems.
+        scope: Capabilities that the plan may use.
+        reviewed_steps: Steps whose results the planner reviews.
+        plans_made: Number of plans written.
+        rejected_plan: Last plan that had problems.
     """
 
     view: TurnView
@@ -255,11 +258,11 @@ class _PlanDrafter:
     rejected_plan: Any = None
 
     async def draft_plan(self) -> _PlanDraft | None:
-        """Return a plan that can run; ``None`` for keeping the plan that is looked at.
+        """Return a plan that can run, or ``None`` to keep the reviewed plan.
 
         Raises:
-            PlanError: No plan without problems was written.
-            PolicyError: A policy refuses the plan.
+            PlanError: The planner wrote no valid plan.
+            PolicyError: A policy denies the plan.
         """
         view, services = self.view, self.services
         request, active = await self._build_request()
@@ -281,7 +284,7 @@ class _PlanDrafter:
             if self.plans_made < allowed and not self.reviewed_steps:
                 doubt = await find_doubt(reply, asked, services)
                 if doubt is not None:
-                    # One step is shown of a doubtful plan: small models copy the plans they see.
+                    # Show only the doubtful step: small models copy the plans they see.
                     steps = reply["steps"]
                     shown = steps if doubt.step is None else steps[doubt.step : doubt.step + 1]
                     request |= {"problems": (doubt,), "refused": {"steps": shown}}
@@ -309,7 +312,7 @@ class _PlanDrafter:
         capabilities: tuple[str, ...],
         labels: Mapping[str, str],
     ) -> _PlanDraft | None:
-        """Return what a reply says, checked; ``None`` if it keeps the plan in force."""
+        """Return the checked content of a reply, or ``None`` if it keeps the active plan."""
         plan, answer, wants_look = split_reply(reply, self.services)
         if self.reviewed_steps and isinstance(plan, dict) and isinstance(plan.get("steps"), list):
             new = new_steps(plan["steps"], self.view, request.catalog)
@@ -329,13 +332,13 @@ class _PlanDrafter:
         )
 
     def _can_answer_directly(self) -> bool:
-        """Return True if a planner's own words can be the answer: text that nobody has to judge."""
+        """Return True if the planner's text can be the answer of the turn."""
         return self.services.answer_type is None and self.services.answer_gate is None
 
     def _direct_answer(self, answer: str, checked: CheckedPlan) -> str:
-        """Return the reply that came with a plan without work, where nothing was done before.
+        """Return the answer that came with a plan without work, if no earlier step did any work.
 
-        A planner that does not read the conversation cannot reply to a request that refers to it.
+        A planner that does not read the conversation cannot answer a request that refers to it.
         """
         view = self.view
         works = any(step["capability"] != RESPOND for step in checked.plan["steps"])
@@ -348,14 +351,14 @@ class _PlanDrafter:
         return _refusal_text(view, self.services)
 
     def rejected_steps(self) -> list[str]:
-        """Return the keys, or else the capabilities, of the steps of the plan that was refused."""
+        """Return the keys, or else the capabilities, of the rejected plan's steps."""
         steps = self.rejected_plan.get("steps") if isinstance(self.rejected_plan, dict) else None
         named = [step for step in steps or () if isinstance(step, dict)]
         keys = (str(step.get("context_key") or step.get("capability")) for step in named)
         return [key for key in dict.fromkeys(keys) if key not in self.view.succeeded_keys]
 
     async def _build_request(self) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Return what the planner is asked, and the capabilities that its plan may use."""
+        """Return the planner's request and the capabilities that its plan may use."""
         view, services, (shown, is_all, accepted) = self.view, self.services, self.scope
         failure = view.last_failure
         away = await services.runner.unavailable_capabilities()
@@ -398,7 +401,7 @@ class _PlanDrafter:
 
 
 def _add_model_remedy(error: PlanError, reply: Any, services: Services) -> PlanError:
-    """Return the error of a refused plan; of a model's it names the model and the remedy."""
+    """Return the error of a rejected plan, naming the model and a remedy if a model wrote it."""
     role = getattr(services.planner, "role", None)
     if not isinstance(role, RoleModel) or error.person_message:
         return error
@@ -406,7 +409,7 @@ def _add_model_remedy(error: PlanError, reply: Any, services: Services) -> PlanE
     if is_empty or isinstance(reply, str):
         read, fix = "cannot be read", malformed_reply_fix("" if is_empty else reply)
     else:
-        read, fix = "was refused", "Use a model that plans better, or ask in other words."
+        read, fix = "was rejected", "Use a model that plans better, or rephrase the request."
     return PlanProblemsError(
         f"The plan of the model {role.name!r} ({role.role}) {read}. {error.message}",
         fix=fix,
@@ -417,23 +420,23 @@ def _add_model_remedy(error: PlanError, reply: Any, services: Services) -> PlanE
 
 
 def _refusal_text(view: TurnView, services: Services) -> str:
-    """Return the answer to what no capability does, in the agent's words in place of the model's."""
+    """Return the answer to a request that no capability covers, in the agent's own words."""
     abilities = list_capabilities(services, view)
     task = view.task or last_request(view.messages)
     return SummaryAnswerer().compose(AnswerRequest(task, "conversation", abilities=abilities))
 
 
 def _raise_if_unchosen(error: PlanProblemsError, could_choose_all: bool) -> None:
-    """Have the capabilities chosen again when a plan needs one that is there but was not chosen.
+    """Raise a RECLASSIFICATION error if a plan needs capabilities that were not selected.
 
     Raises:
-        PlanError: It does.
+        PlanError: All problems of the plan are capabilities that were not selected.
     """
     if could_choose_all:
-        return  # whoever could choose among all was told; choosing again changes nothing
+        return  # the planner saw all capabilities; selecting again changes nothing
     unchosen = [p for p in error.problems if p.code == INACTIVE_CAPABILITY]
     if unchosen and len(unchosen) == len(error.problems):
         raise PlanError(
-            f"The plan needs capabilities that were not chosen: {error.message}",
+            f"The plan needs capabilities that were not selected: {error.message}",
             severity=ErrorSeverity.RECLASSIFICATION,
         )

@@ -1,4 +1,4 @@
-"""Ends a turn with the answer."""
+"""Node that ends a turn with the answer."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class RespondNode(BaseInfrastructureNode):
     async def execute(
         state: AgentState, services: Services, streamer: Any, **_: Any
     ) -> dict[str, Any]:
-        """Write the final message and say how the turn ended."""
+        """Write the final message and record the outcome of the turn."""
         custom = state.get("task_custom_message")
         if custom:
             emit(AnswerToken(text=custom))
             return final_update(custom, without_answer_failure(state), services)
-        # A plan that the caller brought has steps, though nothing was selected.
+        # A plan of the caller has steps although no capability was selected.
         worked = state.get("planning_active_capabilities") or state.get("execution_step_results")
         streamer.status("Writing the answer")
         text = await write_answer(state, services, "results" if worked else "conversation")
         if not worked and services.chat_model("answer") is None:
-            # Saying what one can do instead is not doing what was asked.
+            # A list of capabilities does not answer the request.
             reason = (state.get("planning_selection") or {}).get("reason")
             return final_update(
                 text,
@@ -56,12 +56,12 @@ class RespondNode(BaseInfrastructureNode):
 
     @staticmethod
     def get_retry_policy() -> dict[str, Any]:
-        """Allow for the passing faults of a model service."""
+        """Return a policy that covers transient errors of a model service."""
         return {"max_attempts": 3, "delay_seconds": 1.0, "backoff_factor": 2.0}
 
 
 def list_capabilities(services: Services, view: TurnView) -> str:
-    """Return the capabilities that the caller may use, as a list for people."""
+    """Return the capabilities that the caller may use, as a list for the user."""
     usable = services.registry_for(view).describe()
     if usable or not services.registry.capabilities:
         return usable
@@ -77,8 +77,8 @@ async def write_answer(
     """Have the answerer write the message that ends a turn.
 
     Raises:
-        InfrastructureError: The answer is not of the form that the application asked for.
-        CapgraphError: It is not good enough for the gate on answers.
+        InfrastructureError: The answer is not an instance of ``answer_type``.
+        CapgraphError: The answer gate rejects the answer.
     """
     form = None if purpose == "clarify" else services.answer_type
     view = services.view(state)
@@ -110,18 +110,21 @@ async def write_answer(
         try:
             await gate.evaluate_result(said, "the answer")
         except CapgraphError:
-            emit(AnswerToken(text="", resets=True))  # every word of it was streamed
+            emit(AnswerToken(text="", resets=True))  # the answer was already streamed
             raise
     if form is not None and not isinstance(found, form):
         raise InfrastructureError(
-            f"The answerer gave {type(found).__name__}, and answer_type is {form.__name__}.",
+            f"The answerer returned {type(found).__name__}: answer_type is {form.__name__}.",
             fix="Return an instance of the request's form.",
         )
     return found
 
 
 def _rejection_reason(view: TurnView) -> str:
-    """Say what was wrong with the last try of this answer; nothing of a service that failed."""
+    """Return why the previous answer was rejected, or an empty string.
+
+    Failures of a model service are not reasons.
+    """
     own = view.failure or {}
     details = (own.get("classification") or {}).get("metadata") or {}
     wrong = own.get("node_name") == "respond" and details.get("category") == "declared"
@@ -129,7 +132,7 @@ def _rejection_reason(view: TurnView) -> str:
 
 
 def without_answer_failure(state: AgentState) -> AgentState:
-    """Return the state as it counts when an answer succeeds after its own failure."""
+    """Return the state without the failure of an earlier attempt to answer."""
     info = state.get("control_error_info") or {}
     if info.get("node_name") in {"respond", "clarify"}:
         return {**state, "control_has_error": False}
@@ -145,10 +148,10 @@ def final_update(
     """Return the update that ends a turn with a message.
 
     Args:
-        text: The message.
-        state: The state at the end of the turn.
+        text: Message of the turn.
+        state: State at the end of the turn.
         services: Shared dependencies.
-        outcome_fields: What the node knows of the outcome beyond the records.
+        outcome_fields: Outcome fields that replace those derived from the state.
     """
     outcome = {**describe_outcome(state), **(outcome_fields or {})}
     started = state.get("execution_start_time")

@@ -1,4 +1,4 @@
-"""Does what the routing decision says: runs what is ready, or sends the turn elsewhere."""
+"""Node that carries out routing decisions: it runs ready steps or hands over to another node."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ from capgraph.telemetry import Reclassify, Replan, emit
 
 @infrastructure_node(quiet=True)
 class RouterNode(BaseInfrastructureNode):
-    """The only node that branches. Decides with ``route`` and writes what it decided."""
+    """The only node that branches. It applies ``route`` and records the decision."""
 
     name = "router"
     description = "Routing"
 
     @staticmethod
     async def execute(state: AgentState, services: Services, **_: Any) -> Command[Any]:
-        """Run steps until another node has to act.
+        """Run steps until another node must act.
 
         Raises:
-            FatalExecutionError: A failure was classified FATAL.
+            FatalExecutionError: A failure was classified as FATAL.
         """
         work = _RouterRun(services, dict(state))
         routed = int(state.get("control_routing_count") or 0)
@@ -85,13 +85,13 @@ class RouterNode(BaseInfrastructureNode):
             if decision.target != RUN:
                 break
             if await work.is_review_open():
-                decision = Route("approval", "A person looks at the plan first.")
+                decision = Route("approval", "A person must review the plan first.")
                 work.write({"control_is_awaiting_validation": True})
                 break
             if decision.failures:
                 await _wait_before_retry(work.view, decision, services)
             if await work.run_steps():
-                # LangGraph stops between supersteps; whoever resumes comes back here.
+                # LangGraph stops between supersteps; a resumed run continues here.
                 decision = Route("router", "The superstep is over.")
                 break
         if decision.failures:
@@ -105,7 +105,7 @@ class RouterNode(BaseInfrastructureNode):
 
 
 class _RouterRun:
-    """The state as it is while the router goes on, and what it has to write."""
+    """State of one visit to the router, with the updates that it writes."""
 
     def __init__(self, services: Services, state: dict[str, Any]) -> None:
         self.services = services
@@ -123,11 +123,11 @@ class _RouterRun:
         )
 
     async def apply_policies(self, decision: Route) -> bool:
-        """Have the rules of policy engines act; tell whether that calls for another decision."""
+        """Apply the rules of policy engines and return True if routing must decide again."""
         engines, killed = self.services.policy_engines, self.state.get("control_is_killed")
         if not engines or killed or decision.target == "approval":
             return False
-        from capgraph.engine.policy_actions import consult_policies  # of no use without rules
+        from capgraph.engine.policy_actions import consult_policies  # only needed with rules
 
         view = self.view
         failed = decision.target == "error" and view.failure is not None
@@ -140,11 +140,11 @@ class _RouterRun:
 
     @property
     def pending_waits(self) -> dict[str, Any]:
-        """What steps wait for, by context key."""
+        """Pending waits by context key."""
         return pending_waits(self.view)
 
     async def record_waits(self, decision: Route) -> None:
-        """Say what the turn waits for, or that it waits no more."""
+        """Record that the turn is suspended, or clear the record when it ends."""
         if decision.target == "approval" and not decision.steps and self.pending_waits:
             info = {"waits_since": self.services.clock.now()}
             told = {"execution_outcome": waiting_outcome(self.state, self.pending_waits)}
@@ -153,7 +153,7 @@ class _RouterRun:
             await clear_wait(self.services)
 
     async def run_steps(self) -> bool:
-        """Run what is ready; tell whether the superstep is over."""
+        """Run the ready steps and return True if the superstep is over."""
         try:
             async with reserve_plan_budget(self.view, self.services):
                 done = await run_ready_steps(self.view, self.services)
@@ -171,13 +171,13 @@ class _RouterRun:
         info = self.view.failure
         failure = Failure.from_state(info) if info is not None else None
         if failure is not None and failure.severity is not ErrorSeverity.RETRIABLE:
-            text = f"The plan of {authors} is put aside: {failure.message}"
+            text = f"Ignored the plan of {authors}: {failure.message}"
             get_streamer("framework", "router").warning(text)
         elif len(proposed) > 1:
             self._refuse(
                 PlanError(
-                    f"Several steps that ran side by side proposed a plan each: {authors}.",
-                    fix="Let one capability of a plan propose what comes next.",
+                    f"Several concurrent steps proposed a plan: {authors}.",
+                    fix="Let only one capability of a plan propose the next plan.",
                     severity=ErrorSeverity.REPLANNING,
                 ),
                 self.view,
@@ -186,11 +186,11 @@ class _RouterRun:
             await self.accept_plan(*proposed[0])
 
     async def accept_plan(self, plan: Any = None, author: str = "") -> None:
-        """Check a plan that nobody has checked, and put it in force or fail.
+        """Check a plan, then activate it or raise a failure in the state.
 
         Args:
-            plan: The plan; the one in the state when not given.
-            author: Who wrote it.
+            plan: Plan to check; the plan in the state if omitted.
+            author: Author of the plan.
         """
         view = self.view
         brought = "brought" in (view.plan.get("stamp") or {})
@@ -199,16 +199,16 @@ class _RouterRun:
         previous = view.plan if plan is not None else None
         accepted = view.state.get("control_plans_created_count", 0)
         counted = view.budget.get("plans", 0)
-        # An orchestrator's plan is counted when it is made; what others write is counted here.
+        # The orchestrator counts its own plans; plans of other authors are counted here.
         if plan is not None or counted <= accepted:
             counted += 1
             self.write({"control_budget": {"plans": counted}})
         try:
             if counted > max(self.services.limits.max_planning_attempts, 1):
                 raise PlanError(
-                    f"The plan of {author!r} is number {counted} of this turn, and"
-                    f" {self.services.limits.max_planning_attempts} are allowed.",
-                    fix="Raise limits.max_planning_attempts, or plan less.",
+                    f"The plan of {author!r} is number {counted} of this turn: the limit is"
+                    f" {self.services.limits.max_planning_attempts}.",
+                    fix="Raise limits.max_planning_attempts, or propose fewer plans.",
                     severity=ErrorSeverity.CRITICAL,
                 )
             labels = plan_labels(author, view, self.services)
@@ -228,7 +228,7 @@ class _RouterRun:
         self.write({**failure_update([failure]), "planning_execution_plan": None})
 
     async def offer_undo(self) -> bool:
-        """Offer to undo what was done before a turn ends with a failure; tell whether it goes on."""
+        """Offer to undo effects before a failed turn ends. Return True if the turn continues."""
         undo = self.state.get("control_undo") or {}
         if undo.get("open"):
             self.write(finish_undo(self.view))
@@ -246,10 +246,9 @@ class _RouterRun:
 
 
 def _hand_over_failure(decision: Route, view: TurnView) -> dict[str, Any]:
-    """Hand a failure to the node that answers it, and say so.
+    """Return the update that hands a failure to the node that handles it.
 
-    The failure leaves the error entry here, so that a failure of that node's own does not
-    overwrite the reason for which it was asked.
+    The update clears the error entry, so that a failure of that node does not overwrite its reason.
     """
     info = view.failure
     if info is None and decision.target == "orchestrator" and decision.steps:
@@ -295,7 +294,7 @@ async def _wait_before_retry(view: TurnView, decision: Route, services: Services
 
 
 def _seconds_since(timestamp: str | None, services: Services) -> float:
-    """Return how long ago a failure was; a run that was killed while it waited resumes the wait."""
+    """Return the seconds since a failure. A restarted run waits only for the remaining time."""
     try:
         failed = datetime.fromisoformat(timestamp or "").timestamp()
     except ValueError:

@@ -1,4 +1,4 @@
-"""Reduces the conversation to one task."""
+"""Node that reduces the conversation to one task."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from capgraph.state import AgentState
 
 @infrastructure_node
 class TaskExtractionNode(BaseInfrastructureNode):
-    """Writes the current task."""
+    """Extracts the current task."""
 
     name = "task_extraction"
     description = "Task extraction"
@@ -23,7 +23,7 @@ class TaskExtractionNode(BaseInfrastructureNode):
     async def execute(
         state: AgentState, services: Services, streamer: Any, **_: Any
     ) -> dict[str, Any]:
-        """Extract the task of the last message in the light of the earlier ones."""
+        """Extract the task of the last message in the context of the earlier ones."""
         streamer.status("Reading the request")
         view = services.view(state)
         plain = (
@@ -41,5 +41,5 @@ class TaskExtractionNode(BaseInfrastructureNode):
 
     @staticmethod
     def get_retry_policy() -> dict[str, Any]:
-        """Allow for the passing faults of a model service."""
+        """Return a policy that covers transient errors of a model service."""
         return {"max_attempts": 3, "delay_seconds": 1.0, "backoff_factor": 1.5}

@@ -1,1 +1,1 @@
-"""The sandbox behind the code capability: private to `capabilities`."""
+"""Sandbox of the ``python`` capability, private to ``capabilities``."""

@@ -1,4 +1,4 @@
-"""Checks on what comes out of the sandbox. All of it is hostile until it passed here."""
+"""Validation of sandbox output, which is untrusted until it passes these checks."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 from capgraph.configs.logger import escape_control_characters
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-# Everything a picture needs; text, profiles and unknown chunks are left behind.
+# Chunks that an image needs; text, profiles, and unknown chunks are dropped.
 _ALLOWED_CHUNKS = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"pHYs", b"gAMA", b"sRGB"}
 _CHANNELS_BY_COLOR_TYPE = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 _MAX_SIDE_PIXELS, _MAX_PIXELS = 10_000, 40_000_000
 
 
 class HostileOutputError(ValueError):
-    """Something came out of the sandbox that cannot be accepted."""
+    """Output of the sandbox that cannot be accepted."""
 
 
 def decode_output(data: bytes, max_bytes: int, total_bytes: int) -> str:
-    r"""Decode captured output, make control characters harmless and mark what was cut.
+    r"""Decode captured output, escape control characters, and mark truncation.
 
     Example:
         >>> decode_output(b"a\x1b[31mb", 100, 7)
@@ -37,15 +37,18 @@ def decode_output(data: bytes, max_bytes: int, total_bytes: int) -> str:
 
 
 def parse_message(line: bytes) -> dict[str, Any]:
-    """Parse one message of the sandbox process, refusing what is not strict JSON.
+    """Parse a message of the sandbox process as strict JSON.
 
     Example:
         >>> parse_message(b'{"event": "ready"}')
         {'event': 'ready'}
+
+    Raises:
+        HostileOutputError: The message is not a JSON object.
     """
 
     def refuse(constant: str) -> None:
-        raise HostileOutputError(f"{constant} is not JSON")
+        raise HostileOutputError(f"{constant} is not valid JSON")
 
     try:
         message = json.loads(line, parse_constant=refuse)
@@ -59,10 +62,14 @@ def parse_message(line: bytes) -> dict[str, Any]:
 
 
 def check_json(value: Any, max_depth: int) -> None:
-    """Refuse parsed JSON that a checkpoint could not hold: too deep, huge integers, bad text.
+    """Raise an error for JSON data that a checkpoint cannot store.
 
     Example:
         >>> check_json({"a": [1, 2.5, None]}, max_depth=4)
+
+    Raises:
+        HostileOutputError: The data is nested too deeply, has huge integers or non-finite numbers,
+            or contains invalid Unicode.
     """
     pending = [(value, 0)]
     while pending:
@@ -75,24 +82,24 @@ def check_json(value: Any, max_depth: int) -> None:
             pending.extend((part, level + 1) for part in item)
         elif isinstance(item, str):
             if not item.isascii() and any("\ud800" <= character <= "\udfff" for character in item):
-                raise HostileOutputError("result holds text that is not valid Unicode")
+                raise HostileOutputError("result contains text that is not valid Unicode")
         elif isinstance(item, float):
             if item != item or abs(item) == float("inf"):
-                raise HostileOutputError("result holds a number that JSON cannot hold")
+                raise HostileOutputError("result contains a number that JSON cannot represent")
         elif isinstance(item, int) and not -(2**63) <= item < 2**63:
             raise HostileOutputError(
-                "result holds an integer of more than 64 bits; use str or float"
+                "result contains an integer of more than 64 bits; use str or float"
             )
 
 
 def sanitize_png(data: bytes) -> tuple[bytes, int, int]:
-    """Check a PNG image down to its pixel data and rewrite it with only the needed chunks.
+    """Validate a PNG image, including its pixel data, and rewrite it with only the allowed chunks.
 
     Returns:
-        The rewritten file, its width and its height.
+        The rewritten file, its width, and its height.
 
     Raises:
-        HostileOutputError: For anything that is not exactly one sound image of sane size.
+        HostileOutputError: The data is not exactly one valid image of acceptable size.
     """
     if not data.startswith(_PNG_SIGNATURE):
         raise HostileOutputError("not a PNG file")
@@ -101,11 +108,11 @@ def sanitize_png(data: bytes) -> tuple[bytes, int, int]:
     position, kind = len(_PNG_SIGNATURE), b""
     while kind != b"IEND":
         if position + 12 > len(data):
-            raise HostileOutputError("the PNG file is cut off")
+            raise HostileOutputError("the PNG file is truncated")
         length, kind = struct.unpack_from(">I4s", data, position)
         end = position + 12 + length
         if end > len(data):
-            raise HostileOutputError("the PNG file is cut off")
+            raise HostileOutputError("the PNG file is truncated")
         body = data[position + 8 : end - 4]
         if zlib.crc32(kind + body) != int.from_bytes(data[end - 4 : end]):
             raise HostileOutputError("the PNG file is damaged")
@@ -124,7 +131,7 @@ def sanitize_png(data: bytes) -> tuple[bytes, int, int]:
 
 
 def _check_header(body: bytes) -> tuple[int, ...]:
-    """Check size, depth and colour of the image."""
+    """Check the size, depth, and color type of an image."""
     if len(body) != 13:
         raise HostileOutputError("the PNG header is damaged")
     width, height, depth, colour, packing, filtering, interlace = struct.unpack(">IIBBBBB", body)
@@ -142,12 +149,12 @@ def _check_header(body: bytes) -> tuple[int, ...]:
     ):
         raise HostileOutputError("the PNG header is damaged")
     if interlace:
-        raise HostileOutputError("interlaced PNG files are not taken")
+        raise HostileOutputError("interlaced PNG files are not supported")
     return width, height, depth, colour
 
 
 def _check_pixels(packed: bytes, header: tuple[int, ...]) -> None:
-    """Unpack the pixel data piece by piece and see that it is as long as the header says."""
+    """Decompress the pixel data in pieces and check that its length matches the header."""
     width, height, depth, colour = header
     expected = height * (1 + (width * depth * _CHANNELS_BY_COLOR_TYPE[colour] + 7) // 8)
     unpacker, found = zlib.decompressobj(), 0
@@ -161,4 +168,4 @@ def _check_pixels(packed: bytes, header: tuple[int, ...]) -> None:
     except zlib.error:
         raise HostileOutputError("the pixel data is damaged") from None
     if found != expected or not unpacker.eof:
-        raise HostileOutputError("the pixel data does not fit the header")
+        raise HostileOutputError("the pixel data does not match the header")

@@ -1,4 +1,4 @@
-"""Finds the strongest isolation this host really gives, by trying to break out of it."""
+"""Selection of the strongest isolation on this host, by trying to escape from each level."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from .limits import ISOLATION_LEVELS, MIB, IsolationLevel, SandboxLimits, Sandbo
 from .process import run_once
 
 PROTECTIONS = {
-    "files": "files of the host can be neither read nor written",
-    "network": "no network, not even to this machine",
-    "other_processes": "other processes can be neither seen nor signalled",
-    "single_process": "no process can be started, so none can be left behind",
+    "files": "files of the host cannot be read or written",
+    "network": "no network access, not even to this machine",
+    "other_processes": "other processes cannot be seen or signaled",
+    "single_process": "no process can be started, so none can outlive the run",
     "threads": "the number of threads is limited",
     "memory": "memory is limited",
-    "environment": "nothing of the agent's environment is visible",
-    "own_folder": "its own folder is limited in size",
+    "environment": "the agent's environment is not visible",
+    "own_folder": "the size of the working folder is limited",
 }
 
-# Runs inside the sandbox and tries what the walls should prevent.
+# Runs inside the sandbox and attempts what each protection must prevent.
 _ESCAPE_PROBE = """
 import os, socket, threading, time
 
@@ -50,7 +50,7 @@ def fork():
 
 def threads():
     stop = threading.Event()
-    threading.stack_size(1 << 16)  # so that memory is not what stops it
+    threading.stack_size(1 << 16)  # so that the memory limit is not reached first
     try:
         for _ in range(inputs["threads"] + 8):
             threading.Thread(target=stop.wait, daemon=True).start()
@@ -82,10 +82,12 @@ _DISK_PROBE = _ESCAPE_PROBE.split("canary = ", maxsplit=1)[0] + "result = fails(
 
 
 class IsolationReport(BaseModel):
-    """What stands between the code and the host, as tried out on this host.
+    """Protections that an isolation level provides on this host, determined by a probe.
 
     Example:
-        >>> report = IsolationReport(level="limits", protections={"memory": True, "network": False})
+        >>> report = IsolationReport(
+        ...     level="limits", protections={"memory": True, "network": False}
+        ... )
         >>> report.is_strong, report.missing_protections[0]
         (False, 'files')
     """
@@ -97,17 +99,17 @@ class IsolationReport(BaseModel):
 
     @property
     def missing_protections(self) -> list[str]:
-        """Names of the walls that do not stand; see `WALLS` for what each means."""
+        """Names of the missing protections; `PROTECTIONS` describes each of them."""
         return [name for name in PROTECTIONS if not self.protections.get(name)]
 
     @property
     def is_strong(self) -> bool:
-        """True when every wall stands."""
+        """True if no protection is missing."""
         return self.level is not None and not self.missing_protections
 
     def summary(self) -> str:
-        """Say in plain sentences what holds and what is missing."""
-        lines = [f"Code runs isolated by: {self.level or 'nothing that works here'}."]
+        """Return the level, its missing protections, and the rejected levels as text."""
+        lines = [f"Isolation level: {self.level or 'none available on this host'}."]
         if self.missing_protections and self.level is not None:
             lines.append(
                 "Missing: "
@@ -129,18 +131,18 @@ class SandboxSettings(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     isolation: IsolationLevel | Literal["auto"] = Field(
-        "auto", description="A level, or the strongest."
+        "auto", description="Isolation level; auto selects the strongest."
     )
-    allow_weak_isolation: bool = Field(False, description="Run even where a wall is missing.")
-    readable: tuple[str, ...] = Field((), description="More paths to show, read-only.")
+    allow_weak_isolation: bool = Field(False, description="Run without some protections.")
+    readable: tuple[str, ...] = Field((), description="Additional read-only paths.")
     limits: SandboxLimits = SandboxLimits()
 
 
 class Sandbox:
-    """Runs code at the strongest isolation of this host, which it tries out once.
+    """Runs code at the strongest isolation level of this host, which it probes once.
 
     Args:
-        settings: What to allow.
+        settings: Settings of the sandbox.
     """
 
     def __init__(self, settings: SandboxSettings) -> None:
@@ -149,7 +151,7 @@ class Sandbox:
         self._layout: HostLayout | None = None
 
     async def report(self) -> IsolationReport:
-        """Return what isolation this host gives; tried out on the first call, in about a second."""
+        """Return the isolation of this host. The first call takes about a second."""
         if self._report is None:
             layout = await self._find_layout()
             self._report = await _probe_host(self.settings, layout)
@@ -158,12 +160,12 @@ class Sandbox:
     async def run(
         self, code: str, inputs: Any = None, limits: SandboxLimits | None = None
     ) -> SandboxOutcome:
-        """Run code behind the walls that the report promises, or not at all.
+        """Run code with the reported protections, or refuse to run it.
 
         Args:
-            code: Python source text; it leaves its answer in `result`.
-            inputs: JSON data the code finds as `inputs`.
-            limits: Limits of this run; the settings' limits when not given.
+            code: Python source that assigns its answer to `result`.
+            inputs: JSON data that the code reads from `inputs`.
+            limits: Limits of this run; those of the settings if omitted.
         """
         report = await self.report()
         if report.level is None or not (report.is_strong or self.settings.allow_weak_isolation):
@@ -181,12 +183,12 @@ class Sandbox:
 
 @functools.lru_cache(maxsize=8)
 def sandbox_for(settings: SandboxSettings) -> Sandbox:
-    """Return the sandbox for these settings; equal settings share one, and so its trial."""
+    """Return the sandbox for these settings. Equal settings share one sandbox and its probe."""
     return Sandbox(settings)
 
 
 async def _probe_host(settings: SandboxSettings, layout: HostLayout) -> IsolationReport:
-    """Try the allowed levels from strong to weak and keep the first without a missing wall."""
+    """Probe the allowed levels, strongest first, and return the first one without gaps."""
     if sys.platform != "linux":
         why = f"needs Linux, this is {sys.platform}"
         return IsolationReport(rejected_levels=dict.fromkeys(ISOLATION_LEVELS, why))
@@ -210,7 +212,7 @@ async def _probe_host(settings: SandboxSettings, layout: HostLayout) -> Isolatio
 
 
 async def _probe_level(level: IsolationLevel, layout: HostLayout) -> IsolationReport:
-    """Run the break-in attempts at one level."""
+    """Run the escape attempts at one level."""
     limits = SandboxLimits(
         wall_seconds=10, cpu_seconds=5, memory_bytes=512 * MIB, threads=8, folder_bytes=2 * MIB
     )
@@ -246,7 +248,7 @@ async def _probe_level(level: IsolationLevel, layout: HostLayout) -> IsolationRe
 
 
 def _create_canary_folder() -> Path:
-    """Write a file that ordinary permissions let everybody read: only walls keep it closed."""
+    """Create a world-readable file that only the sandbox can hide."""
     house = Path(tempfile.mkdtemp(prefix="capgraph-probe-"))
     house.chmod(0o755)
     (house / "canary").write_text("canary", encoding="ascii")

@@ -1,4 +1,4 @@
-"""Which parts of the host one run gets to see, and how its process is started."""
+"""Parts of the host that a run can see, and the command that starts its process."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _LIBRARIES = ("/lib", "/lib32", "/lib64", "/libx32", "/usr/lib", "/usr/lib64", "
 _DATA = ("/etc/ld.so.cache", "/usr/share/zoneinfo", "/nix/store")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _BOOTSTRAP = "import sys; sys.path.insert(0, {root!r}); from inside.main import main; main({fd})"
-# Kept inside bubblewrap until the process has finished its own confinement.
+# Needed inside bubblewrap until the process has confined itself.
 _CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
 
 
 @dataclass(frozen=True)
 class HostLayout:
-    """What is visible inside: all of it read-only, none of it the user's own files."""
+    """Paths of the host that are visible in the sandbox, all of them read-only."""
 
     executable: str
     readable: tuple[str, ...]
@@ -35,7 +35,7 @@ class HostLayout:
 
 
 def find_layout(extra_readable: Sequence[str] = ()) -> HostLayout:
-    """Find the interpreter, its libraries and the installed packages on this host."""
+    """Find the interpreter, its libraries, and the installed packages of this host."""
     executable = os.path.realpath(sys.executable)
     inside = str(Path(__file__).resolve().parent / "inside")
     standard = [sysconfig.get_path("stdlib"), sysconfig.get_config_var("DESTSHARED")]
@@ -52,7 +52,7 @@ def find_layout(extra_readable: Sequence[str] = ()) -> HostLayout:
     for path in sorted(
         {os.path.realpath(path) for path in wanted if path and os.path.exists(path)}
     ):
-        # A folder brings what is below it.
+        # A folder includes everything below it.
         if not any(path == seen or path.startswith(seen + "/") for seen in readable):
             readable.append(path)
     return HostLayout(
@@ -67,7 +67,7 @@ def find_layout(extra_readable: Sequence[str] = ()) -> HostLayout:
 def build_command(
     level: IsolationLevel, layout: HostLayout, limits: SandboxLimits, descriptor: int
 ) -> list[str]:
-    """Build the command line that starts the sandbox process at this level."""
+    """Return the command line that starts the sandbox process at this level."""
     root = str(Path(__file__).resolve().parent)
     start = _BOOTSTRAP.format(root=root, fd=descriptor)
     python = [layout.executable, "-I", "-S", "-B", "-X", "utf8", "-c", start]
@@ -86,7 +86,7 @@ def build_command(
         options += ["--cap-add", capability]
     visible = (*layout.readable, *layout.devices)
     for folder in sorted({str(above) for path in visible for above in Path(path).parents}):
-        # Otherwise readable by the user who starts bubblewrap only, not by the one who runs code.
+        # By default only the user who starts bubblewrap could read the folder.
         options += ["--perms", "0755", "--dir", folder]
     for link, target in layout.symlinks:
         options += ["--symlink", target, link]
@@ -99,7 +99,7 @@ def build_command(
 
 
 def build_environment(work: str) -> dict[str, str]:
-    """Return the whole environment of the code: nothing of the agent's own."""
+    """Return the complete environment of the code, without any variable of the agent."""
     pools = ("OMP_NUM", "OPENBLAS_NUM", "MKL_NUM", "NUMEXPR_NUM", "POLARS_MAX")
     return {
         "HOME": work,
@@ -110,7 +110,7 @@ def build_environment(work: str) -> dict[str, str]:
         "MPLBACKEND": "Agg",
         "MPLCONFIGDIR": f"{work}/.matplotlib",
         "JOBLIB_MULTIPROCESSING": "0",
-        # One thread: their pools reserve memory for each, and count against the limits.
+        # Each pool thread reserves memory, which counts against the limits.
         **{f"{pool}_THREADS": "1" for pool in pools},
     }
 
@@ -125,7 +125,7 @@ def build_request(
     code: str,
     inputs: Any,
 ) -> dict[str, Any]:
-    """Build the message that tells the sandbox process what to wall off and what to run."""
+    """Return the message that tells the sandbox process how to isolate itself and what to run."""
     contained = level in ("bubblewrap", "namespaces")
     work = WORK_FOLDER if contained else scaffold
     return {
@@ -142,7 +142,7 @@ def build_request(
         "environment": build_environment(work),
         "limits": {
             **limits.model_dump(exclude={"wall_seconds", "input_bytes", "output_bytes"}),
-            # Output and report are files too.
+            # Output and messages are files too.
             "file_bytes": max(
                 limits.folder_bytes, limits.max_outcome_bytes, 2 * limits.max_output_file_bytes
             ),
@@ -154,11 +154,11 @@ def build_request(
 
 
 def unprivileged_uid() -> int | None:
-    """Pick a user number no account has, one per run: runs must not share limits or signals."""
+    """Return a random unused user ID, so that runs do not share limits or signals."""
     top = 0
     for line in Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines():
         first, _, count = (int(part) for part in line.split())
         top = max(top, min(first + count, 2**31))
     if top < 65536:
-        return None  # a container that maps too few users to have spare ones
+        return None  # the container maps too few user IDs
     return random.SystemRandom().randrange(top - 8192, top - 4096)

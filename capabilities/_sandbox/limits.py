@@ -1,4 +1,4 @@
-"""How much one run may use, and what the sandbox reports about it."""
+"""Limits of a run and its outcome."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MIB = 1 << 20
 
 
 class SandboxLimits(BaseModel):
-    """What one run of code may use. Reaching a limit ends the run and names the limit.
+    """Limits of one run. A run that reaches a limit is stopped, and the outcome names the limit.
 
     Example:
         >>> SandboxLimits(wall_seconds=5).memory_bytes // 2**20
@@ -21,31 +21,33 @@ class SandboxLimits(BaseModel):
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
-    wall_seconds: float = Field(60.0, gt=0, le=3600, description="Time on the clock.")
-    cpu_seconds: int = Field(60, ge=1, le=3600, description="Processor time over all threads.")
+    wall_seconds: float = Field(60.0, gt=0, le=3600, description="Wall time.")
+    cpu_seconds: int = Field(60, ge=1, le=3600, description="CPU time of all threads.")
     memory_bytes: int = Field(2048 * MIB, ge=128 * MIB, description="Address space.")
     threads: int = Field(64, ge=1, le=1024, description="Threads; processes are never allowed.")
-    folder_bytes: int = Field(64 * MIB, ge=MIB, description="Everything in the own folder.")
+    folder_bytes: int = Field(64 * MIB, ge=MIB, description="All files in the working folder.")
     input_bytes: int = Field(16 * MIB, ge=1024, description="Code and inputs, as JSON.")
-    output_bytes: int = Field(64 * 1024, ge=1024, description="Kept of stdout and of stderr each.")
+    output_bytes: int = Field(
+        64 * 1024, ge=1024, description="Captured bytes of stdout and of stderr."
+    )
     result_bytes: int = Field(MIB, ge=64, description="`result`, as JSON.")
-    result_depth: int = Field(32, ge=1, le=100, description="Nesting of `result`.")
-    figures: int = Field(10, ge=0, le=100, description="Number of figures kept.")
-    figure_bytes: int = Field(10 * MIB, ge=1024, description="All figures together.")
+    result_depth: int = Field(32, ge=1, le=100, description="Maximum nesting of `result`.")
+    figures: int = Field(10, ge=0, le=100, description="Number of figures.")
+    figure_bytes: int = Field(10 * MIB, ge=1024, description="Total size of the figures.")
 
     @property
     def max_outcome_bytes(self) -> int:
-        """The most the run may send back: result, figures in base64, and the error text."""
+        """Maximum size of the messages: result, figures in base64, and error text."""
         return 2 * self.result_bytes + 2 * self.figure_bytes + 256 * 1024
 
     @property
     def max_output_file_bytes(self) -> int:
-        """Output past which the run is ended instead of read on and thrown away."""
+        """Size of an output file at which the run is stopped."""
         return 64 * self.output_bytes
 
 
 class Figure(BaseModel):
-    """A checked PNG image, still in memory."""
+    """Validated PNG image in memory."""
 
     name: str
     width: int
@@ -54,7 +56,7 @@ class Figure(BaseModel):
 
 
 class CodeError(BaseModel):
-    """An exception that the user's code raised."""
+    """Exception that the user's code raised."""
 
     type: str
     message: str
@@ -63,7 +65,7 @@ class CodeError(BaseModel):
 
 
 class SandboxOutcome(BaseModel):
-    """What came of one run: exactly one of a result, an error, a limit or a broken sandbox."""
+    """Outcome of one run: exactly one of a result, an error, a limit, or a sandbox error."""
 
     result: Any = None
     figures: list[Figure] = []
@@ -79,5 +81,5 @@ class SandboxOutcome(BaseModel):
 
     @property
     def succeeded(self) -> bool:
-        """True when the code ran to its end and its result could be taken."""
+        """True if the code finished and its result was accepted."""
         return self.error is None and self.limit is None and self.sandbox_error is None

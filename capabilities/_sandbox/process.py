@@ -1,7 +1,7 @@
-"""Starts one sandbox process, watches it, ends it, and reads what it left behind.
+"""Lifecycle of one sandbox process: start, supervision, termination, and outcome.
 
-Request, output and report are files without a name: nothing has to be pumped while the code runs,
-and the kernel bounds them as it bounds every file of the process.
+Request, output, and messages are unnamed files, so nothing must be pumped while the code runs, and
+the kernel limits their size.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_MESSAGES = 8
 
 
 class InputTooLargeError(ValueError):
-    """Code and inputs together are more than `input_bytes`."""
+    """Code and inputs together exceed `input_bytes`."""
 
 
 async def run_once(
@@ -40,22 +40,22 @@ async def run_once(
     inputs: Any,
     required_layers: Sequence[str] = (),
 ) -> SandboxOutcome:
-    """Run `code` once at this isolation level. Cancelling ends the whole process tree.
+    """Run `code` once at an isolation level. Cancellation kills the whole process tree.
 
     Args:
-        level: How to wall the process off.
-        layout: What it may see of the host.
-        limits: What it may use.
-        code: Python source text.
-        inputs: JSON data the code finds as `inputs`.
-        required_layers: Walls that must stand; the run is refused when one cannot be built.
+        level: Isolation level.
+        layout: Visible parts of the host.
+        limits: Limits of the run.
+        code: Python source.
+        inputs: JSON data that the code reads from `inputs`.
+        required_layers: Isolation layers without which the run is refused.
 
     Raises:
         InputTooLargeError: The code and its inputs exceed `limits.input_bytes`.
     """
     size = len(code) + len(await asyncio.to_thread(json.dumps, inputs))
     if size > limits.input_bytes:
-        raise InputTooLargeError(f"{size} bytes, the limit is {limits.input_bytes}")
+        raise InputTooLargeError(f"{size} bytes, but the limit is {limits.input_bytes} bytes")
     run = await asyncio.to_thread(_SandboxProcess, level, limits)
     try:
         message = await asyncio.to_thread(
@@ -81,7 +81,7 @@ async def run_once(
 
 
 class _SandboxProcess:
-    """One sandbox process from start to end."""
+    """One sandbox process."""
 
     def __init__(self, level: IsolationLevel, limits: SandboxLimits) -> None:
         self.level = level
@@ -98,7 +98,7 @@ class _SandboxProcess:
         self.seconds = 0.0
 
     async def start(self, layout: HostLayout, message: dict[str, Any]) -> None:
-        """Write the request down and start the process on it."""
+        """Write the request and start the process."""
         sink = self.messages.fileno()
         arguments = await asyncio.to_thread(build_command, self.level, layout, self.limits, sink)
         await asyncio.to_thread(self._write, message)
@@ -118,8 +118,8 @@ class _SandboxProcess:
         self.stdin.seek(0)
 
     async def watch(self) -> None:
-        """Wait until the process ends or reaches a limit that the kernel does not keep."""
-        assert self.process is not None  # start() comes first
+        """Wait until the process exits or reaches a limit that the kernel does not enforce."""
+        assert self.process is not None  # start() was called before
         ended = asyncio.create_task(self.process.wait())
         try:
             async with asyncio.timeout(self.limits.wall_seconds):
@@ -132,7 +132,7 @@ class _SandboxProcess:
             ended.cancel()
 
     def _exceeded_limit(self) -> str | None:
-        """Return what is larger than allowed, if anything is."""
+        """Return the name of an exceeded limit, or ``None``."""
         if (
             max(_file_size(self.stdout), _file_size(self.stderr))
             > self.limits.max_output_file_bytes
@@ -140,17 +140,17 @@ class _SandboxProcess:
             return "output"
         if _file_size(self.messages) > self.limits.max_outcome_bytes:
             return "result size"
-        # Elsewhere the own folder is on the disk, without a limit of the kernel's.
+        # Without containment the working folder is on disk, and the kernel does not limit it.
         full = not self.is_contained and _folder_size(self.scaffold) > self.limits.folder_bytes
         return "folder size" if full else None
 
     async def stop(self) -> None:
-        """End the process tree, whatever state it is in."""
+        """Kill the process tree in any state."""
         process = self.process
         if process is None:
             return
         if not self.is_contained and process.returncode is None:
-            # The supervisor ends what the code may have started; only then is it ended itself.
+            # Let the supervisor kill the processes of the code before it is killed itself.
             process.terminate()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), _EXIT_TIMEOUT_SECONDS)
@@ -164,13 +164,13 @@ class _SandboxProcess:
             await asyncio.wait_for(process.wait(), _EXIT_TIMEOUT_SECONDS)
 
     def close(self) -> None:
-        """Take away all that the run had on the disk."""
+        """Delete all files of the run."""
         for file in (self.stdin, self.stdout, self.stderr, self.messages):
             file.close()
         shutil.rmtree(self.scaffold, ignore_errors=True)
 
     def outcome(self) -> SandboxOutcome:
-        """Judge what came back. Nothing of it is trusted, least of all its own account."""
+        """Return the outcome. The reports of the process are untrusted."""
         keep = self.limits.output_bytes
         outcome = SandboxOutcome(
             stdout=decode_output(_read_head(self.stdout, keep), keep, _file_size(self.stdout)),
@@ -201,32 +201,32 @@ class _SandboxProcess:
         return outcome
 
     def _messages(self) -> list[dict[str, Any]]:
-        """Read the messages of the process; a forged one must not cost more than a true one.
+        """Return the messages of the process. Reject forged ones that would be expensive to parse.
 
         Raises:
-            HostileOutputError: They are too many, or hold more values than a result can.
+            HostileOutputError: There are too many messages or values.
         """
         said = _read_head(self.messages, self.limits.max_outcome_bytes)
         if said.count(b"\n") > _MAX_MESSAGES:
-            raise HostileOutputError("made of too many messages")
-        # A value of a few bytes takes a hundred times as many when it is read.
+            raise HostileOutputError("too long: it has too many messages")
+        # A value of a few bytes can take a hundred times as much memory when parsed.
         if sum(map(said.count, (b",", b"[", b"{"))) > self.limits.result_bytes:
-            raise HostileOutputError("made of too many values")
+            raise HostileOutputError("too large: it has too many values")
         return [parse_message(line) for line in said.split(b"\n") if line]
 
     def _startup_error(self, message: dict[str, Any] | None, stderr: str) -> str:
-        """Say why the walls could not be built."""
+        """Return why the isolation could not be set up."""
         if message is not None:
             return f"{message.get('stage')}: {message.get('message')}"
         code = self.process.returncode if self.process else None
-        return f"it ended with status {code} before it was ready: {stderr.strip()[-500:]}"
+        return f"it exited with status {code} before it was ready: {stderr.strip()[-500:]}"
 
     def _accept_result(self, message: dict[str, Any], outcome: SandboxOutcome) -> None:
-        """Check result and figures and put what passes into the outcome."""
+        """Add the result and the figures that pass validation to the outcome."""
         try:
             check_json(message.get("result"), self.limits.result_depth)
             if len(json.dumps(message.get("result"))) > self.limits.result_bytes:
-                raise HostileOutputError("result is larger than allowed")
+                raise HostileOutputError("result exceeds its size limit")
         except HostileOutputError as error:
             outcome.error = CodeError(type="ResultError", message=str(error))
             return
@@ -243,7 +243,7 @@ class _SandboxProcess:
                 data = base64.b64decode(str(item.get("data")), validate=True)
                 left -= len(data)
                 if left < 0:
-                    raise HostileOutputError("over the size limit for figures")
+                    raise HostileOutputError("figures exceed their size limit")
                 clean, width, height = sanitize_png(data)
             except ValueError as error:
                 outcome.rejected_figures[name] = str(error)
@@ -251,26 +251,26 @@ class _SandboxProcess:
             outcome.figures.append(Figure(name=name, width=width, height=height, data=clean))
 
     def _classify_exit(self, outcome: SandboxOutcome) -> None:
-        """Tell a limit from a crash when the process ended without a word."""
+        """Distinguish a limit from a crash if the process ended without a message."""
         code = self.process.returncode if self.process else None
         number = -code if code is not None and code < 0 else (code or 0) - 128
         if number == signal.SIGXCPU:
             outcome.limit = "processor time"
         elif number == signal.SIGKILL:
-            # Unasked for: the kernel, out of memory or past the hard limit on processor time.
+            # Killed by the kernel: out of memory, or past the hard limit on CPU time.
             spent = self.seconds >= self.limits.cpu_seconds
             outcome.limit = "processor time" if spent else "memory"
         elif number > 0:
             name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
-            outcome.error = CodeError(type="Crash", message=f"the code was ended by {name}")
+            outcome.error = CodeError(type="Crash", message=f"the code was killed by {name}")
         else:
             outcome.error = CodeError(
-                type="Exit", message=f"the code ended its process with status {code}"
+                type="Exit", message=f"the code exited its process with status {code}"
             )
 
 
 def _accept_failure(message: dict[str, Any], outcome: SandboxOutcome) -> None:
-    """Put the code's exception, or the limit it ran into, into the outcome."""
+    """Add the code's exception, or the limit that it reached, to the outcome."""
     line = message.get("line")
     outcome.error = CodeError(
         type=_safe_text(message.get("type"), 100),
@@ -283,18 +283,18 @@ def _accept_failure(message: dict[str, Any], outcome: SandboxOutcome) -> None:
 
 
 def _dict_items(value: Any) -> list[dict[str, Any]]:
-    """Return the objects of a list, dropping everything else."""
+    """Return the dictionaries of a list and drop everything else."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def _safe_text(value: Any, max_bytes: int) -> str:
-    """Return `value` as short harmless text."""
+    """Return a value as short text without control characters."""
     data = str(value).encode("utf-8", errors="replace")
     return decode_output(data[-max_bytes:], max_bytes, 0)
 
 
 def safe_file_name(requested_name: Any, used_names: set[str] | None = None) -> str:
-    """Turn what the code calls a figure into a plain file name not in `taken`.
+    """Return a safe file name for a figure that is not among `used_names`.
 
     Example:
         >>> safe_file_name("../../etc/pass wd")
@@ -318,12 +318,12 @@ def _file_size(file: IO[bytes]) -> int:
 
 
 def _read_head(file: IO[bytes], limit: int) -> bytes:
-    """Read a file from its start, wherever the process left off."""
+    """Return the start of a file, regardless of its position."""
     return os.pread(file.fileno(), limit, 0)
 
 
 def _folder_size(folder: str) -> int:
-    """Add up the space below `folder`, without following links, counting each entry as a block."""
+    """Return the disk usage of a folder: at least a block per entry, links not followed."""
     total = 0
     for parent, _, names in os.walk(folder):
         total += 4096

@@ -1,1 +1,1 @@
-"""What the data capabilities share: files, columns, words, relations, numbers in words."""
+"""Query engine of the data capabilities: files, columns, units, questions, and answers in words."""

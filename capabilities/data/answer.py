@@ -1,4 +1,4 @@
-"""From files and a query, or a question, to a result."""
+"""Answers to queries and questions over data files."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def answer_query(
     times: TimeRange | None,
     settings: Mapping[str, Any],
 ) -> QueryResult:
-    """Compute a query that was given.
+    """Compute a query that the caller supplied.
 
     Args:
-        files: The files.
-        query: The query; it is obeyed to the letter.
-        times: Periods for a query that names none.
+        files: Data files.
+        query: Query to compute, exactly as it is.
+        times: Time range for a query without periods.
         settings: Settings of the capability.
 
     Raises:
-        ValidationError: The query does not fit the data; says what there is.
+        ValidationError: The query does not match the data. The message lists what exists.
     """
     if times is not None and not query.periods:
         query = query.model_copy(update=_time_constraints(times, query))
@@ -45,17 +45,17 @@ def answer_question(
     previous: Sequence[Query],
     settings: Mapping[str, Any],
 ) -> QueryResult:
-    """Fill a query from a question and compute it.
+    """Build queries from a question and compute them.
 
     Args:
-        files: The files.
-        question: The question.
-        times: Its times, where they were read before.
-        previous: Queries of the question before.
+        files: Data files.
+        question: Question in words.
+        times: Times of the question, if an earlier step read them.
+        previous: Queries of the previous question.
         settings: Settings of the capability.
 
     Raises:
-        ValidationError: Words of the question cannot be placed, or the data has no such rows.
+        ValidationError: Words of the question are not understood, or no rows match.
     """
     question = question[:MAX_TEXT_CHARS]
     parsed = None
@@ -70,7 +70,7 @@ def answer_question(
             question,
         )
     except ValidationError as exc:
-        # Without a model nobody can ask in another way.
+        # Without a model, planning again cannot rephrase the question.
         exc.severity = ErrorSeverity.CRITICAL
         raise
 

@@ -27,11 +27,13 @@ _OPERATOR_WORDS = {"=": "is", "in": "is", "!=": "is not", "not in": "is not"}
 
 
 def describe_result(computed: ComputedQuery) -> str:
-    """Say what a query gave, in one or two sentences."""
+    """Return the result of a query in one or two sentences."""
     return _AnswerWriter(computed).text()
 
 
 class _AnswerWriter:
+    """Writer of the sentences for one result."""
+
     def __init__(self, computed: ComputedQuery) -> None:
         self.computed = computed
         self.query: Query = computed.query
@@ -44,7 +46,7 @@ class _AnswerWriter:
         if query.aggregate == "streak":
             return self._streak()
         if not rows:
-            return f"There is none{self._conditions()}."
+            return f"There are no rows{self._conditions()}."
         if query.aggregate == "gaps":
             row = rows[0]
             return (
@@ -60,7 +62,7 @@ class _AnswerWriter:
             return " ".join(listing) + self._tie_note()
         return self._listed_values()
 
-    # --- forms ---------------------------------------------------------------------------------
+    # --- sentences -----------------------------------------------------------------------------
 
     def _single_value(self, row: ResultRow) -> str:
         when = _period_phrase(row.period)
@@ -120,7 +122,7 @@ class _AnswerWriter:
 
     def _streak(self) -> str:
         if not self.computed.rows:
-            return f"There is no row{self._conditions()}."
+            return f"There are no rows{self._conditions()}."
         row = self.computed.rows[0]
         text = (
             f"The longest run of rows{self._conditions()} has {count_text(int(row.value or 0), 'row')},"
@@ -146,7 +148,7 @@ class _AnswerWriter:
         if query.aggregate == "rows":
             return _AGGREGATE_WORDS["rows"]
         if query.limit == 1 and query.aggregate in ("max", "min"):
-            return name  # "has the highest" stands before it
+            return name  # follows "has the highest"
         return f"{_AGGREGATE_WORDS[query.aggregate]} {name}"
 
     def _extreme(self, name: str) -> str:
@@ -198,7 +200,7 @@ class _AnswerWriter:
         if whole and (not self.is_raw_value or self.decimals == 0):
             return 0
         size = abs(value)
-        # Small numbers keep four digits that count.
+        # Small numbers keep four significant digits.
         small = 2 if size >= 10 else 3 if size >= 1 else 4
         return (
             self.decimals
@@ -213,7 +215,7 @@ class _AnswerWriter:
 
 
 def _period_phrase(period: str | None) -> str:
-    """Put a period behind what was so then.
+    """Return the prepositional phrase for a period.
 
     >>> _period_phrase("July 2015"), _period_phrase("1 June 2015 to 31 August 2015")
     (' in July 2015', ' from 1 June 2015 to 31 August 2015')

@@ -1,4 +1,4 @@
-"""Arithmetic of columns, from text to SQL: the only expressions that a query may hold."""
+"""Translation of column arithmetic, the only expressions in a query, to SQL."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 
 
 def arithmetic_sql(text: str, column_sql: Callable[[str], str]) -> str:
-    """Turn arithmetic of columns and numbers into SQL.
+    """Translate arithmetic of columns and numbers to SQL.
 
     Args:
-        text: Such as ``"tip / (total_bill - tip)"``; other names in backticks.
-        column_sql: Returns the SQL of a column as a number.
+        text: Expression such as ``"tip / (total_bill - tip)"``, with other names in backticks.
+        column_sql: Function that returns a column as a numeric SQL expression.
 
     Raises:
-        SyntaxError: It is something else.
+        SyntaxError: The text is not such an expression.
 
     >>> arithmetic_sql("tip / `total bill`", lambda name: f'"{name}"')
     '("tip" / nullif("total bill", 0))'

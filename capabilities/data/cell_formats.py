@@ -1,4 +1,4 @@
-"""How the text of a cell becomes a number or a moment: detection, and the SQL that does it."""
+"""Number and time formats of cells: detection, and SQL that parses them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ MISSING_MARKS = (
     "-999.0",
 )
 MISSING_MARKS_SQL = ", ".join(quote_literal(mark) for mark in MISSING_MARKS)
-"""What stands for no value, as SQL."""
+"""``MISSING_MARKS`` as a list of SQL literals."""
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
-# What may stand around a number: a sign, a currency, a percent sign, brackets for a minus.
+# Affixes of a number: signs, currencies, a percent sign; brackets mean a minus sign.
 _NUMBER_PREFIX = r"^[-+]?\s*(?:[$€£¥]|USD|EUR|GBP|CHF)?\s*[-+]?\s*"
 _NUMBER_SUFFIX = r"\s*(?:[%$€£¥]|USD|EUR|GBP|CHF)?$"
 _GROUP_SEPARATORS = "\u00a0\u202f' "
@@ -54,13 +54,13 @@ _DATE_FORMATS = (
     "%d-%b-%y", "%d.%m.%Y", "%d.%m.%y", "%m/%d/%Y", "%d/%m/%Y", "%m/%d/%y", "%d/%m/%y",
     "%d-%m-%Y", "%m-%d-%Y", "%a %b %d %Y", "%a, %d %b %Y", "%Y.%m.%d",
 )  # fmt: skip
-# A clock without a mark before it stands only behind a date of fixed width: else the century of
-# 05/14/2021 would pass for the year 20.
+# A time without a separator may only follow a date of fixed width. Otherwise 05/14/2021 would
+# parse as the year 20 and a time.
 _FORMATS = [date + clock for date in _DATE_FORMATS for clock in _CLOCK_FORMATS]
 _FORMATS += ["%Y%m%d" + clock for clock in ("", " %H:%M", " %H:%M:%S", "T%H%M%S", "%H", "%H%M")]
 _FORMATS += ["%Y-%m", "%Y/%m", "%b %Y", "%B %Y", "%b-%Y", "%b-%y", "%Y %b", "%Y %B", "%m/%Y"]
 _FORMATS += ["%Y-%m-%d %H"]
-# Forms that mean one day whatever stands around them; read beside the usual form of a column.
+# Unambiguous formats, accepted in addition to the main format of a column.
 _UNAMBIGUOUS_FORMATS = [
     date + clock
     for date in ("%d %b %Y", "%d %B %Y", "%b %d %Y", "%B %d %Y", "%b %d, %Y", "%B %d, %Y",
@@ -74,7 +74,7 @@ _TIME_NAMES = word_set(
 )
 _MAX_SCANNED_COLUMNS = 200
 _EPOCHS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
-# Months by the names that no format knows: their first letters, in the languages around.
+# Prefixes of month names in several European languages, which no strptime format covers.
 _MONTHS = (
     "jan|ene|gen", "feb|fev|fév", "mar|mär|maer|mrz", "apr|avr|abr", "may|mai|mag", "jun|jui?n|giu",
     "jul|juil|lug", "aug|ago|aoû|aou", "sep|set", "oct|okt|ott|out", "nov", "dec|dez|dic|déc",
@@ -84,12 +84,12 @@ _NAMED_MONTH = re.compile(rf"(?:{'|'.join(_MONTHS)})[^\W\d]*\.?[ -]\d{{4}}", re.
 
 @dataclass(frozen=True)
 class TimeColumns:
-    """The column or columns that hold the time.
+    """Column or columns that contain the time.
 
     Attributes:
-        columns: Their names.
-        format: How their text becomes a moment.
-        timezone: Zone that moments with a zone of their own are shown in.
+        columns: Names of the columns.
+        format: Format of the text.
+        timezone: Time zone for times that have a zone of their own.
     """
 
     columns: tuple[str, ...]
@@ -98,7 +98,7 @@ class TimeColumns:
 
 
 def number_sql(number_format: str, name: str) -> str:
-    """Return SQL for the number in a column; ``NULL`` where there is none.
+    """Return SQL for a column as a number, or ``NULL`` if it contains none.
 
     >>> number_sql("native", "x")
     '(CASE WHEN isfinite(TRY_CAST(x AS DOUBLE)) THEN TRY_CAST(x AS DOUBLE) END)'
@@ -109,13 +109,13 @@ def number_sql(number_format: str, name: str) -> str:
     value = f"TRY_CAST({name if number_format == 'native' else text} AS DOUBLE)"
     if number_format in _WRITTEN_NUMBERS:
         written = _written_number_sql(text, number_format)
-        # 1.250 is a thousand and more where commas are decimal.
+        # With decimal commas, 1.250 means 1250.
         value = written if number_format == "comma" else f"coalesce({value}, {written})"
     return f"(CASE WHEN isfinite({value}) THEN {value} END)"
 
 
 def _written_number_sql(text: str, number_format: str) -> str:
-    """Return SQL for a number as people write it."""
+    """Return SQL for a number with separators, currencies, or brackets."""
     bare = f"regexp_replace({text}, '[^0-9,.+-]', '', 'g')"
     if number_format == "comma":
         bare = f"replace(replace({bare}, '.', ''), ',', '.')"
@@ -129,13 +129,13 @@ def _written_number_sql(text: str, number_format: str) -> str:
 
 
 def unreadable_sql(name: str, value: str) -> str:
-    """Return SQL that is true where a text stands that gives no value and is no mark for none."""
+    """Return SQL that is true for text that is neither a value nor a mark for a missing value."""
     text = f"lower(trim(CAST({name} AS VARCHAR)))"
     return f"({value} IS NULL AND {text} IS NOT NULL AND {text} NOT IN ({MISSING_MARKS_SQL}))"
 
 
 def has_time_name(name: str) -> bool:
-    """Say whether a column name speaks of time.
+    """Return True if a column name refers to time.
 
     >>> has_time_name("Death_Date"), has_time_name("price")
     (True, False)
@@ -144,7 +144,7 @@ def has_time_name(name: str) -> bool:
 
 
 def detect_time_format(name: str, values: Sequence[str], day_first: bool = False) -> str | None:
-    """Say how texts become moments, or ``None`` when they are none.
+    """Return the format in which texts contain times, or ``None`` if they contain none.
 
     >>> detect_time_format("d", ["Jan 1 2000"]), detect_time_format("year", ["1931", "1932"])
     ('format:%b %d %Y', 'year')
@@ -169,7 +169,7 @@ def detect_time_format(name: str, values: Sequence[str], day_first: bool = False
         ]
         return "iso" if len(clear) >= min(needed, 180) else None
     if len(fitting) > 1:
-        # 03/04/2015: the order of the rows tells which number is the month.
+        # For 03/04/2015, the order of the rows shows which number is the month.
         fitting.sort(
             key=lambda fmt: (_count_descents(fmt, present[:200]), _order_penalty(fmt, day_first))
         )
@@ -219,7 +219,7 @@ def _detect_numeric_format(name: str, values: list[str]) -> str | None:
     if not named:
         return None
     for unit, factor in _EPOCHS.items():
-        # Between 1980 and 2100, counted in this unit since 1970.
+        # Unix times between 1980 and 2100 in this unit.
         if 3.1e8 * factor <= low and high <= 4.2e9 * factor:
             return f"epoch_{unit}"
     return None
@@ -234,13 +234,13 @@ def _month_number_sql(text: str) -> str:
 
 
 def _date_sql(text: str) -> str:
-    """Return SQL for a date in ISO form or another one that can mean one day only."""
+    """Return SQL for a date in ISO format or another unambiguous format."""
     forms = ", ".join(quote_literal(fmt) for fmt in _UNAMBIGUOUS_FORMATS)
     return f"coalesce(TRY_CAST({text} AS TIMESTAMP), try_strptime({text}, [{forms}]))"
 
 
 def time_sql(time: TimeColumns, alias: str = "") -> str:
-    """Return SQL for the moment of a row, as a local ``TIMESTAMP``."""
+    """Return SQL for the time of a row, as a local ``TIMESTAMP``."""
     names = [alias + quote_identifier(column) for column in time.columns]
     text = f"trim(CAST({names[0]} AS VARCHAR))"
     reading, _, extra = time.format.partition("+")
@@ -295,18 +295,18 @@ def find_time_columns(
     timezone: str,
     day_first: bool,
 ) -> list[TimeColumns]:
-    """Return what may be the time of a row, that which most probably is before the others.
+    """Return the columns that may contain the time of a row, the most likely one first.
 
     Args:
         column_types: Names and DuckDB types of the columns.
-        samples: Some values of each.
-        timezone: Zone that moments with a zone of their own are shown in.
-        day_first: Whether 03/04/2015 is the third of April when the rows do not tell.
+        samples: Sample values of each column.
+        timezone: Time zone for times that have a zone of their own.
+        day_first: True if ambiguous dates such as 03/04/2015 have the day first.
     """
     found = []
     for place, (name, kind) in enumerate(column_types):
         if place >= _MAX_SCANNED_COLUMNS and not has_time_name(name):
-            continue  # trying every form on thousands of columns takes minutes
+            continue  # trying every format on thousands of columns takes minutes
         if kind == "DATE" or kind.startswith("TIMESTAMP"):
             reading: str | None = "nativetz" if "ZONE" in kind else "native"
         else:
@@ -316,12 +316,12 @@ def find_time_columns(
     parts = _find_date_parts(samples, timezone)
     if parts is not None and all(time.format == "year" for time in found):
         return [parts]
-    if parts is not None and len(parts.columns) > 2:  # a moment beside them may be of another zone
+    if parts is not None and len(parts.columns) > 2:  # a separate timestamp may be in another zone
         return [parts, *(time for time in found if _has_day_precision(time))]
     rows = max(map(len, samples.values()), default=0)
 
     def rank(time: TimeColumns) -> tuple[bool, bool, bool, bool]:
-        """Of several equal ones the first column counts, unless rows lack it."""
+        """Return a sort key. Among equal columns the first one without missing values wins."""
         values = samples[time.columns[0]]
         named, filled = has_time_name(time.columns[0]), len(values) >= 0.98 * rows
         return not _has_day_precision(time), not named, not filled, len(set(values)) == 1
@@ -336,7 +336,7 @@ def _has_day_precision(time: TimeColumns) -> bool:
 
 
 def _find_date_parts(samples: Mapping[str, Sequence[str]], timezone: str) -> TimeColumns | None:
-    """Recognise dates that are spread over columns named year, month, day, hour."""
+    """Find dates that are spread over columns named year, month, day, and hour."""
     found: list[str] = []
     for names, low, high in (
         ("year yr yyyy jahr", 1000, 2200), ("month mon mo mm monat", 1, 12),
@@ -363,7 +363,7 @@ def _all_between(values: Sequence[str], low: int, high: int) -> bool:
 def _add_clock_column(
     time: TimeColumns, column_types: Sequence[tuple[str, str]], samples: Mapping[str, Sequence[str]]
 ) -> TimeColumns:
-    """Add the column of quarters, hours or clock times that stands beside one of years or dates."""
+    """Add the column of quarters, hours, or times that completes a column of years or dates."""
     coarse = time.format in ("year", "yearmonth", "quarter", "named month")
     clocks = [value for value in samples[time.columns[0]][:200] if ":" in value]
     if any(not value.endswith("00:00:00") for value in clocks):

@@ -1,4 +1,4 @@
-"""Pictures of answers: bars of groups, lines over time with the extremes marked."""
+"""Charts of answers: bars for groups, and lines over time with the extremes marked."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Colours that stay apart for people with colour blindness (Okabe and Ito).
+# Okabe-Ito palette: distinguishable for people with color blindness.
 _COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#444444"]
 _ACCENT, _GRID, _TEXT = "#C0392B", "#E3E6EA", "#2B2F36"
 _MAX_POINTS, _MAX_SERIES, _MAX_BARS = 2000, 8, 40
-_MAX_TITLE_CHARS, _MAX_NAME_CHARS = 110, 40  # characters; the layout takes ever longer with more
+_MAX_TITLE_CHARS, _MAX_NAME_CHARS = 110, 40  # longer texts slow the layout down
 _UNIT_SECONDS = (("hour", 3600.0), ("day", 86400.0), ("week", 604800.0), ("month", 2629800.0))
 
 
@@ -38,9 +38,9 @@ class PlottingParameters(BaseModel):
     """Parameters of ``plotting``.
 
     Attributes:
-        title: Title of the picture.
+        title: Title of the chart.
         kind: Lines over time, or bars of groups.
-        file_format: File format.
+        file_format: Format of the file.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -52,7 +52,7 @@ class PlottingParameters(BaseModel):
 
 @dataclass
 class Curve:
-    """The points of one line."""
+    """Points of one line."""
 
     name: str
     times: list[datetime]
@@ -62,16 +62,16 @@ class Curve:
 def draw_chart(
     result: QueryResult, parameters: PlottingParameters, settings: Mapping[str, Any]
 ) -> Plot:
-    """Draw an answer and write the picture to a new file.
+    """Draw an answer and write the chart to a new file.
 
     Args:
-        result: The answers; the last one with groups is drawn, else the values behind the first.
-        parameters: Title, kind and format; made from the answer where they are not given.
-        settings: As for the query, and of ``plotting``.
+        result: Answers. The last one with groups is drawn, or else the values behind the first.
+        parameters: Title, kind, and format; derived from the answer if omitted.
+        settings: Settings of ``query_data`` and of ``plotting``.
 
     Raises:
-        ValidationError: There is nothing that can be drawn.
-        CapabilityError: The folder cannot be written.
+        ValidationError: The answer contains nothing to draw.
+        CapabilityError: The folder is not writable.
     """
     require_extra("matplotlib", "data")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -108,7 +108,7 @@ def draw_chart(
 
 
 def readable_name(name: str) -> str:
-    """Write a column name for people.
+    """Return a column name in readable form.
 
     >>> readable_name("net_generation")
     'Net generation'
@@ -118,7 +118,7 @@ def readable_name(name: str) -> str:
 
 
 def chart_title(answer: QueryAnswer) -> str:
-    """Make a title from what is drawn and when."""
+    """Return a title that names the value, the groups, and the periods."""
     query = answer.query
     title = readable_name(query.value or "Number of rows")
     if query.group_by:
@@ -136,7 +136,7 @@ def _truncate(text: str, max_chars: int) -> str:
 
 
 def _escape_mathtext(text: str) -> str:
-    """Escape what matplotlib would read as a formula."""
+    """Escape the characters that matplotlib would interpret as a formula."""
     return text.replace("$", r"\$")
 
 
@@ -151,7 +151,7 @@ def _style_axes(axes: Axes) -> None:
 
 
 def _bar_values(answer: QueryAnswer) -> list[tuple[str, float]]:
-    """Return what can stand side by side: groups, or periods."""
+    """Return the label and value of each bar: groups, or else periods."""
     return [
         (
             ", ".join([*row.group, *([row.period] if row.period and not row.group else [])]),
@@ -183,7 +183,7 @@ def _draw_bars(axes: Any, answer: QueryAnswer) -> None:
     axes.set_ylabel(_axis_label(answer))
     low, high = min(values), max(values)
     if low > 0.6 * high > 0:
-        # Bars of nearly the same height would hide the difference that was asked for.
+        # With a zero baseline, nearly equal bars would hide their difference.
         room = high - low or high
         axes.set_ylim(bottom=low - 0.35 * room, top=high + 0.12 * room)
         axes.set_ylabel(axes.get_ylabel() + ", axis cut")
@@ -196,7 +196,7 @@ def _draw_values(
     result: QueryResult,
     settings: Mapping[str, Any],
 ) -> None:
-    """Draw the values that an answer was computed from."""
+    """Draw the values from which an answer was computed."""
     query = answer.query
     profiles = read_tables(session, result.files, settings)
     profile = choose_table(profiles, query.model_copy(update={"table": answer.table}))
@@ -204,7 +204,7 @@ def _draw_values(
         raise _nothing_to_plot_error(answer)
     filtered = {given.column for given in query.where}
     series = [name for name in profile.series if name not in filtered][:1]
-    unit = "time"  # where the points are too many to see, the mean of an hour, day …
+    unit = "time"  # with too many points, the mean of each hour, day, and so on
     if profile.rows > _MAX_POINTS * (_MAX_SERIES if series else 1):
         seconds = (profile.last - profile.first).total_seconds() / _MAX_POINTS
         unit = next((unit for unit, length in _UNIT_SECONDS if length >= seconds), "year")
@@ -214,7 +214,7 @@ def _draw_values(
         asked = Query(
             aggregate="mean",
             value=query.value,
-            # What passes a limit is marked by the answer; the picture shows all.
+            # The chart shows all values, including those that the answer filters out.
             where=[given for given in query.where if given.column != query.value],
             periods=[(start, end)] if start or end else [],
             group_by=[unit, *series],
@@ -223,7 +223,7 @@ def _draw_values(
             join=query.join,
         )
         rows = compute_query(session, profiles, asked, max_groups=_MAX_SERIES * profile.rows).rows
-        # Periods lie over each other.
+        # Shift all periods to the first one, so that their lines overlap.
         shift = start - spans[0][0] if start and spans[0][0] else timedelta(0)
         for name, _ in Counter(row.group[-1] if series else "" for row in rows).most_common(8):
             kept = [r for r in rows if r.time and (not series or r.group[-1] == name)]
@@ -246,13 +246,13 @@ def _draw_values(
 
 def _nothing_to_plot_error(answer: QueryAnswer) -> ValidationError:
     return ValidationError(
-        f"There is nothing to plot in this answer about {answer.table}.",
+        f"The answer about {answer.table} contains nothing to plot.",
         fix="Ask for values over time, or for groups.",
     )
 
 
 def _annotate_extremes(axes: Any, answer: QueryAnswer) -> None:
-    """Mark the moments that the answer names."""
+    """Mark the points that the answer mentions."""
     if answer.query.group_by or len(answer.query.periods) > 1:
         return
     for row in answer.rows[:6]:
@@ -285,7 +285,7 @@ def _save_figure(figure: Figure, folder: Path, kind: str, title: str) -> Path:
             name = slug if number == 1 else f"{slug}-{number}"
             path = folder / f"{name}.{kind}"
             try:
-                # Exclusive creation: two runs at once never take the same name.
+                # Exclusive creation: concurrent runs never use the same name.
                 file = path.open("xb")
             except FileExistsError:
                 continue
@@ -299,8 +299,8 @@ def _save_figure(figure: Figure, folder: Path, kind: str, title: str) -> Path:
     except OSError as exc:
         raise CapabilityError(
             f"The plot cannot be written to {str(folder)!r}: {exc.strerror or exc}.",
-            fix="Set 'output_dir' of plotting to a folder that can be written.",
+            fix="Set 'output_dir' of plotting to a writable folder.",
         ) from exc
     raise CapabilityError(
-        f"{str(folder)!r} holds too many plots of this name.", fix="Move old plots away."
+        f"The folder {str(folder)!r} has too many plots of this name.", fix="Move old plots away."
     )

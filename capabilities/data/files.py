@@ -1,4 +1,4 @@
-"""The files that a question is about: where they are, what kind they are, what tables they hold."""
+"""Data files: access checks, file formats, and the tables in them."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _C1_CONTROLS = re.compile(rb"[\x80-\x9f]")
 
 
 def find_file(name: str, settings: Mapping[str, Any]) -> Path:
-    """Turn what the user wrote into a path that may be read.
+    """Return the path of a data file that may be read.
 
-    What is said about a file outside of the folders does not depend on whether it exists.
+    The error about a file outside the allowed folders does not reveal whether the file exists.
 
     Args:
-        name: Path of the file, from the working folder or one of the folders that may be read; or
-            ``vega:NAME`` for one of the package ``vega_datasets``.
-        settings: ``data_folders`` lists folders and single files; none allows nothing. It is
-            compared with the path after all links have been followed.
+        name: Path relative to the working folder or to an allowed folder, or ``vega:NAME`` for a
+            file of the ``vega_datasets`` package.
+        settings: ``data_folders`` lists the allowed folders and files; an empty list allows none.
+            It is compared with the path after all symbolic links are resolved.
 
     Raises:
-        ValidationError: There is no such file, or it may not be read.
+        ValidationError: The file does not exist or may not be read.
     """
     if name.startswith("vega:"):
         return _packaged_file(name.removeprefix("vega:"))
@@ -54,7 +54,7 @@ def find_file(name: str, settings: Mapping[str, Any]) -> Path:
         places = [path, *((item / name).resolve() for item in allowed)]
     except (OSError, RuntimeError, ValueError) as exc:
         raise ValidationError(
-            f"{name[:200]!r} is no path.", fix="Give the path of a data file."
+            f"{name[:200]!r} is not a valid path.", fix="Pass the path of a data file."
         ) from exc
     packaged = (
         path.parent.parts[-2:] == ("vega_datasets", "_data") and path.parent == _package_folder()
@@ -62,8 +62,8 @@ def find_file(name: str, settings: Mapping[str, Any]) -> Path:
     inside = [one for one in places if any(one == item or item in one.parents for item in allowed)]
     if not packaged and not inside:
         raise ValidationError(
-            f"The data file {Path(name).name!r} lies outside of the folders that may be read.",
-            fix="Add its folder to 'data_folders' in the settings, or move the file there.",
+            f"The data file {Path(name).name!r} is outside the folders in 'data_folders'.",
+            fix="Add its folder to 'data_folders' in the settings, or move the file.",
         )
     if not packaged:
         path = next((one for one in inside if one.is_file()), inside[0])
@@ -71,7 +71,7 @@ def find_file(name: str, settings: Mapping[str, Any]) -> Path:
         problem = "is not a file" if path.exists() else "does not exist"
         raise ValidationError(
             f"The data file {name!r} {problem}.",
-            fix="Give the path of an existing CSV, Parquet, JSON or SQLite file.",
+            fix="Pass the path of an existing CSV, Parquet, JSON, or SQLite file.",
         )
     return path
 
@@ -93,10 +93,10 @@ def _packaged_file(name: str) -> Path:
 
 
 def list_tables(session: DataSession, path: Path) -> list[DataTable]:
-    """Find the tables that a file holds.
+    """Return the tables that a file contains.
 
     Raises:
-        ValidationError: The file is unreadable, empty, too large or of no known kind.
+        ValidationError: The file is unreadable, empty, too large, or has an unknown format.
     """
     try:
         size = path.stat().st_size
@@ -105,17 +105,17 @@ def list_tables(session: DataSession, path: Path) -> list[DataTable]:
     except OSError as exc:
         raise ValidationError(
             f"The data file {path.name!r} cannot be read: {exc.strerror or exc}.",
-            fix="Check that the file is there and that you may read it.",
+            fix="Check that the file exists and is readable.",
         ) from exc
     if not head.strip():
         raise ValidationError(
-            f"The data file {path.name!r} is empty.", fix="Give a file with rows."
+            f"The data file {path.name!r} is empty.", fix="Pass a file with rows."
         )
     kind = _detect_kind(path, head)
     limit = session.operation.limits.max_file_bytes * (10 if kind == "parquet" else 1)
     if size > limit:
         raise ValidationError(
-            f"The data file {path.name!r} has {size:,} bytes; the limit is {limit:,}.",
+            f"The data file {path.name!r} has {size:,} bytes: the limit is {limit:,}.",
             fix="Convert it to Parquet, or raise 'max_file_bytes' in the settings.",
         )
     if kind == "sqlite":
@@ -138,9 +138,9 @@ def _detect_kind(path: Path, head: bytes) -> Literal["csv", "parquet", "json", "
     kind = _SUFFIXES.get(path.suffix.lower())
     if kind in ("sqlite", "parquet") or (b"\x00" in head and _detect_utf16(head) is None):
         raise ValidationError(
-            f"{path.name!r} is not a readable {kind or 'data'} file: its content is something"
-            " else.",
-            fix="Give a CSV, TSV, Parquet, JSON or SQLite file; export spreadsheets as CSV.",
+            f"The data file {path.name!r} is not a readable {kind or 'data'} file: its content has"
+            " another format.",
+            fix="Pass a CSV, TSV, Parquet, JSON, or SQLite file; export spreadsheets as CSV.",
         )
     return "json" if kind == "json" or (not kind and head.lstrip()[:1] in b"[{") else "csv"
 
@@ -165,13 +165,14 @@ def _sqlite_tables(path: Path, work: DataOperation) -> list[str]:
     if not 0 < len(rows) <= _MAX_TABLES:
         problem = f"more than {_MAX_TABLES}" if rows else "no"
         raise ValidationError(
-            f"{path.name!r} has {problem} tables.", fix="Give a database with the needed tables."
+            f"The SQLite file {path.name!r} has {problem} tables.",
+            fix="Pass a database with only the required tables.",
         )
     return [row[0] for row in rows]
 
 
 def _detect_utf16(head: bytes) -> str | None:
-    """Recognise UTF-16, with its mark or by the zeros between ASCII letters."""
+    """Return the UTF-16 encoding of a text, detected by its byte order mark or by zero bytes."""
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     even, odd = head[:4096:2], head[1:4096:2]
@@ -182,7 +183,7 @@ def _detect_utf16(head: bytes) -> str | None:
 
 
 def find_encoding(path: Path, head: bytes, work: DataOperation) -> str:
-    """Find the encoding of a text file; all of it is looked at, for one letter decides."""
+    """Detect the encoding of a text file. Reads all of it, since a single character decides."""
     if wide := _detect_utf16(head):
         return wide
     decoder = codecs.getincrementaldecoder("utf-8")()
@@ -190,7 +191,7 @@ def find_encoding(path: Path, head: bytes, work: DataOperation) -> str:
     with path.open("rb") as file:
         while chunk := file.read(_HEAD_BYTES):
             work.raise_if_stopped()
-            # Latin-1 has control characters where Windows has quotes and the euro.
+            # Windows-1252 has quotes and the euro sign where Latin-1 has control characters.
             controls |= bool(_C1_CONTROLS.search(chunk))
             with contextlib.suppress(UnicodeDecodeError):
                 if found == "utf-8":
@@ -201,7 +202,7 @@ def find_encoding(path: Path, head: bytes, work: DataOperation) -> str:
 
 
 def _has_year_headers(cells: list[str]) -> bool:
-    """Recognise a first line of names, some of which are years that follow each other."""
+    """Return True for a first line of names that include consecutive years."""
     years = [int(cell) for cell in cells if re.fullmatch(r"(?:19|20)\d\d", cell.strip())]
     texts = len(cells) - len(years)
     run = [*range(min(years), min(years) + len(years))] if len(years) > 1 else []
@@ -209,7 +210,7 @@ def _has_year_headers(cells: list[str]) -> bool:
 
 
 def _detect_dialect(session: DataSession, table: DataTable, head: bytes) -> DataTable:
-    """Find how the columns of a text file are told apart, and whether they have names."""
+    """Detect the delimiter, quotes, and header of a text file."""
     path = session.readable_path(table)
     ((delimiter, quote, escape, header, skip),) = session.query(
         f"SELECT Delimiter, Quote, Escape, HasHeader, SkipRows FROM sniff_csv({quote_path(path)})",  # noqa: S608

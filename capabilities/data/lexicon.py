@@ -1,4 +1,4 @@
-"""What words and phrases of a question mean for data, whatever the file."""
+"""Meaning of the words and phrases of a question, independent of the data."""
 
 from __future__ import annotations
 
@@ -47,23 +47,23 @@ _SYNONYMS = (
     "sunday sun",
 )
 CONCEPTS = {word: line.split()[0] for line in _SYNONYMS for word in line.split()}
-"""Words that mean the same, in a question as in the name of a column."""
+"""Synonyms in questions and column names, mapped to their concept."""
 
 ADDITIVE_QUANTITIES = word_set(
     "revenue precipitation snow profit quantity amount unit consumption customer visitor "
     "death birth disease wound energy volume downtime production generation expense "
     "spending cost sold order marriage divorce count number"
 )
-"""What is added up over rows; a total of it is what one asks for."""
+"""Quantities whose values are added up over rows."""
 ADDITIVE_UNITS = frozenset({"kWh", "MWh", "GWh", "EUR", "USD", "GBP"})
 AVERAGED_QUANTITIES = word_set(
     "temperature humidity wind speed pressure price rate ratio percent score index age "
     "weight height length expectancy per percap capita mean average co2 concentration level power load "
     "flow return yield unemployment inflation discount"
 )
-"""What is averaged over rows."""
+"""Quantities whose values are averaged over rows."""
 
-# Of each quantity: its highest, its lowest, more of it, less of it.
+# For each quantity: highest, lowest, more, and less.
 _DEGREES = {
     None: (
         "highest largest biggest greatest maximum max maximal peak höchste größte most record"
@@ -125,7 +125,7 @@ FREQUENCY_ADJECTIVES = {
 ROW_NOUNS = word_set(
     "row record entry entries observation reading measurement item time sample case"
 )
-"""Words for the rows of any table; the name of the file is one, too."""
+"""Words for the rows of any table, in addition to the name of the file."""
 FILLER_WORDS = word_set(
     "a an the of in on at for to is was were are be been being there it its what whats "
     "what's show me give tell please find get did do does has have had having this that "
@@ -138,7 +138,7 @@ FILLER_WORDS = word_set(
     "die das den und bring brought earn earned achieve achieved handle handled"
     " see saw seen run ran"
 )
-"""Words that carry nothing once all the others are placed."""
+"""Words without meaning once all other words are parsed."""
 TIME_PREPOSITIONS = word_set(
     "since between over during from until till before after through throughout by in on "
     "at for within of am im seit vor nach bis zwischen the and"
@@ -214,7 +214,7 @@ QUESTION_KINDS = [
     ("list", _phrase(r"^\W*(?:list|name|show|what are|which are)\s+(?:all\s+)?(?:the\s+)?")),
     ("", _phrase(r"\b(?P<std>standard deviation)\b")),
 ]
-"""Sorts of questions by the phrase that shows them; the first that is there decides."""
+"""Kinds of questions with their phrases; the first match decides."""
 HOW_DID_PHRASE = _phrase(r"^\W*(?:show )?how\s+(?:did|do|does|have|has)\b")
 DEVELOPMENT_VERB = _phrase(
     r"\b(?:move[ds]?|develop(?:ed)?|vary|varied|change[ds]?|evolve[ds]?)\b"
@@ -236,7 +236,7 @@ HOW_EXTREME_VERB = _phrase(
 LOW_ADJECTIVES = word_set("cold low")
 ADJECTIVE_QUANTITIES = {"cold": "temperature", "hot": "temperature", "warm": "temperature", "windy": "wind",
          "humid": "humidity", "deep": "depth", "fast": "speed"}  # fmt: skip
-"""What is asked for by "how cold did it get": of which quantity, where the word tells."""
+"""Quantities of the adjectives in questions such as "how cold did it get"."""
 EXTREME_REACHED_PHRASE = _phrase(
     r"\b(?:drop(?:ped)?|fall|fell|sink|sank|go|went|climb(?:ed)?|rise|rose|reach(?:ed)?|hit|come|came"
     r"|get|got|be)\s+(?:down\s+|up\s+)?(?:to\s+|at\s+)?(?:(?:its|their|the)\s+)?"
@@ -246,7 +246,7 @@ HOW_CLAUSE = _phrase(
     r"(?<!\s)(?:\s*+,\s++|\s++)and\s++how\s++(?:low|high|cold|hot|warm|strong|windy|fast|big|large|heavy|much|deep)"
     r"(?:\s+(?:was|did)\s+it(?:\s+(?:get|go))?)?(?=\s*+[?.!]*+\s*+$)"
 )
-"""Asks for the value of an extreme, which is always said."""
+"""Question for the value of an extreme, which every answer states anyway."""
 POSSESSION_VERB = _phrase(r"\b(?:had|has|have|saw|show(?:s|ed)?|record(?:s|ed)?|with|see)\b")
 STATE_VERB = _phrase(r"\b(?:is|are)\b")
 TREND_VERB = _phrase(

@@ -1,4 +1,4 @@
-"""Which columns and values of a table the words of a question name."""
+"""Search for the columns and values that the words of a question mention."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from capgraph.capabilities.data.words import Word, fold, split_name, split_words
 
 _MAX_RUN_LENGTH = 6
 _LITERAL_BONUS = 16
-"""So much more a literal part of a name counts than a synonym of a whole one."""
+"""Score bonus of a literal match, which outweighs a synonym of a whole name."""
 
 
 @dataclass(frozen=True)
 class Mention:
-    """A column, or a value of one, that words name.
+    """Mention of a column, or of one of its values, in a question.
 
     Attributes:
-        column: The column.
-        positions: The words.
-        value: The value, when it is one.
-        score: How well the words fit the name; from 100 on they spell it.
-        is_literal: Whether the name has these very words; that counts more than a synonym.
+        column: Column that is mentioned.
+        positions: Positions of the words.
+        value: Value that is mentioned, if any.
+        score: Quality of the match; from 100 on, the words spell the name.
+        is_literal: True if the name contains these exact words, which outweighs a synonym.
     """
 
     column: TableColumn
@@ -36,7 +36,7 @@ class Mention:
 
 
 def concept_of(word: str) -> str:
-    """Return what a word means, in one form for all its synonyms.
+    """Return the concept that a word and its synonyms share.
 
     >>> concept_of("rainfall"), concept_of("sugar")
     ('precipitation', 'sugar')
@@ -47,7 +47,7 @@ def concept_of(word: str) -> str:
 
 
 def quantity_words(column: TableColumn) -> list[str]:
-    """Return the words of a column's name that say what it holds: no unit, no high or low."""
+    """Return the words of a column's name without its unit and without "high" or "low"."""
     words = split_name(column.name)
     if unit := unit_in_name(column.name):
         units = {*split_name(unit), fold(unit), "celsius", "fahrenheit", "degf", "degc", "pct"}
@@ -56,14 +56,14 @@ def quantity_words(column: TableColumn) -> list[str]:
 
 
 def direction_of(column: TableColumn) -> str | None:
-    """Say whether a column holds highs or lows."""
+    """Return ``max`` or ``min`` if a column contains highs or lows, and otherwise ``None``."""
     words = set(split_name(column.name))
     return "max" if words & MAXIMUM_WORDS else "min" if words & MINIMUM_WORDS else None
 
 
 @functools.lru_cache(maxsize=10_000)
 def _similarity(word: str, part: str, is_whole_name: bool) -> int:
-    """Rate a word of the question against one of a name: 3 same, 2 same meaning, 1 shortened."""
+    """Return 3 for equal words, 2 for a shared concept, 1 for an abbreviation, and otherwise 0."""
     if word == part:
         return 3
     if concept_of(word) == concept_of(part):
@@ -74,7 +74,7 @@ def _similarity(word: str, part: str, is_whole_name: bool) -> int:
 
 
 def _word_runs(words: Sequence[Word], positions: Iterable[int]) -> Iterator[list[int]]:
-    """Return all runs of free words that stand side by side."""
+    """Yield all runs of adjacent positions."""
     places = set(positions)
     for start in sorted(places):
         for length in range(1, _MAX_RUN_LENGTH + 1):
@@ -87,9 +87,9 @@ def _word_runs(words: Sequence[Word], positions: Iterable[int]) -> Iterator[list
 def find_columns(
     words: Sequence[Word], positions: Iterable[int], profile: TableProfile
 ) -> list[list[Mention]]:
-    """Find the columns that words name.
+    """Find the columns that words mention.
 
-    Each entry holds the mentions of the same words: one where it is clear which column is meant.
+    Each entry contains the mentions by the same words. It has one mention if the column is clear.
     """
     timed = [TableColumn(name, "text") for name in (profile.time.columns if profile.time else [])]
     runs = [(run, [words[place] for place in run]) for run in _word_runs(words, positions)]
@@ -104,11 +104,11 @@ def find_columns(
 
 
 def _match_score(words: list[Word], name: str, names: list[str], parts: list[str]) -> float:
-    """Rate how well words in a row name a column."""
+    """Rate how well adjacent words match the name of a column."""
     text, whole = "".join(word.stem for word in words), "".join(names)
     plain = "".join(fold(word.text) for word in words)
     initials = "".join(part[0] for part in names)
-    # "GDP per capita" is gdpPercap: the last word goes on where the name ends.
+    # "GDP per capita" matches gdpPercap: the name may cut off the last word.
     cut = len(words) > 2 and text.startswith(whole) and len(whole) > len(text) - len(words[-1].stem)
     nothing = [word.stem in FILLER_WORDS for word in words]
     if (
@@ -134,7 +134,7 @@ def _match_score(words: list[Word], name: str, names: list[str], parts: list[str
 def find_values(
     words: Sequence[Word], positions: Iterable[int], profile: TableProfile
 ) -> list[list[Mention]]:
-    """Find the values of categories that words name; several columns may hold one."""
+    """Find the category values that words mention. Several columns may contain the same value."""
     said: dict[tuple[str, ...], list[int]] = {}
     for run in _word_runs(words, positions):
         for form in _comparison_forms([words[place] for place in run]):
@@ -159,7 +159,7 @@ def _comparison_forms(words: Sequence[Word]) -> list[tuple[str, ...]]:
 
 
 def _group_mentions(mentions: list[Mention]) -> list[list[Mention]]:
-    """Keep the best mentions that share no word, those of the same words together."""
+    """Return the best mentions that share no word, grouped by their words."""
     groups: list[list[Mention]] = []
     for mention in sorted(mentions, key=lambda m: -(m.score + _LITERAL_BONUS * m.is_literal)):
         same = next((g for g in groups if g[0].positions & mention.positions), None)

@@ -1,4 +1,4 @@
-"""Inputs left over from an earlier turn, told from those of the plan at hand."""
+"""Check whether an input comes from the current plan or from an earlier turn."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 def is_from_current_plan(
     state: Mapping[str, Any], step: Mapping[str, Any], context_type: str
 ) -> bool:
-    """Say whether an input of a step comes from another step of the same plan.
+    """Return True if a step's input comes from another step of the same plan.
 
-    Context outlives a turn: a time that the last question spoke of is not the time of this one.
-    Without a plan (a step run by itself) every input counts as meant.
+    Contexts outlive a turn, but the time range of an earlier question does not apply to this one.
+    Without a plan, as when a step runs by itself, every input counts.
     """
     plan = state.get("planning_execution_plan") or {}
     keys = {planned.get("context_key") for planned in plan.get("steps") or []}

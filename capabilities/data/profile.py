@@ -1,4 +1,4 @@
-"""What a table holds: which column is the time, which are numbers, which tell series apart."""
+"""Profiles of tables: their columns, times, ranges, and series."""
 
 from __future__ import annotations
 
@@ -36,15 +36,18 @@ _NUMERIC_TYPES = ("INT", "DOUBLE", "FLOAT", "DECIMAL", "REAL", "HUGEINT")
 
 @dataclass(frozen=True)
 class TableColumn:
-    """A column as the question may mean it.
+    """Column of a table.
 
     Attributes:
-        name: Its name in the file.
-        kind: What it holds.
-        number_format: How its text becomes a number.
-        values: Its distinct values, for a category.
-        unreadable_values: How many values cannot be read, and some of them.
-        has_all_values: Whether ``values`` are all of them.
+        name: Name in the file.
+        kind: Kind of its values.
+        number_format: Format in which its text contains numbers.
+        values: Distinct values of a category.
+        decimals: Number of decimals.
+        low: Lowest number.
+        high: Highest number.
+        unreadable_values: Number of unreadable values, and examples.
+        has_all_values: True if ``values`` is complete.
     """
 
     name: str
@@ -59,12 +62,12 @@ class TableColumn:
 
     @property
     def unit(self) -> str | None:
-        """Its unit: from the name, or for temperatures from the range; see ``inferred_unit``."""
+        """Unit from the name or, for temperatures, inferred from the values."""
         return unit_in_name(self.name) or self.inferred_unit
 
     @property
     def inferred_unit(self) -> str | None:
-        """The unit that only the range of temperatures tells."""
+        """Unit of temperatures inferred from their range, if the name contains none."""
         if self.low is None or self.high is None or unit_in_name(self.name):
             return None
         if not _TEMPERATURES.intersection(split_name(self.name)):
@@ -74,22 +77,22 @@ class TableColumn:
 
 @dataclass
 class TableProfile:
-    """What is known of a table.
+    """Profile of a table.
 
     Attributes:
-        table: Where it is.
-        columns: All columns but those of the time.
-        time: The time, if the table has one.
+        table: Table that the profile describes.
+        columns: All columns except those of the time.
+        time: Columns that contain the time, if any.
         rows: Number of rows.
         first: Earliest time.
         last: Latest time.
-        frequency: Usual distance between two times.
-        precision: The coarsest unit that all times are whole in.
-        series: Columns that tell rows of the same time apart (long layout).
-        unique_times: Whether no two rows have the same time.
-        unreadable_times: How many times cannot be read, and some of them.
-        alternate_profiles: The same table by each further column of dates.
-        date_columns: All columns of dates.
+        frequency: Usual interval between two times.
+        precision: Coarsest unit in which all times are whole.
+        series: Columns that distinguish rows of the same time (long format).
+        unique_times: True if no two rows have the same time.
+        unreadable_times: Number of unreadable times, and examples.
+        alternate_profiles: Profiles of the same table with another date column as its time.
+        date_columns: Names of all date columns.
     """
 
     table: DataTable
@@ -108,7 +111,7 @@ class TableProfile:
 
     @property
     def label_column(self) -> str | None:
-        """The column that names a row, where rows are things and not moments."""
+        """Column that names a row, if rows are items rather than times."""
         if self.series:
             return None
         texts = [c for c in self.columns if c.kind in ("text", "category")]
@@ -120,7 +123,7 @@ class TableProfile:
 
     @property
     def item_nouns(self) -> set[str]:
-        """What a row is, by the name of a first column that tells all of them apart."""
+        """Words for a row, taken from the name of a first column with unique values."""
         first = (
             self.columns[0]
             if self.columns and self.columns[0].name not in self.date_columns
@@ -137,16 +140,16 @@ class TableProfile:
 
     @property
     def numeric_columns(self) -> list[TableColumn]:
-        """Columns that can be measured."""
+        """Columns of numbers."""
         return [column for column in self.columns if column.kind == "number"]
 
     @property
     def category_columns(self) -> list[TableColumn]:
-        """Columns that sort rows into groups."""
+        """Columns of categories and flags."""
         return [column for column in self.columns if column.kind in ("category", "flag")]
 
     def column_list(self) -> str:
-        """The column names, for messages; of very many only the first."""
+        """Return the column names for messages, shortened if there are very many."""
         timed = [] if self.time is None else self.time.columns
         names = [*timed, *(c.name for c in self.columns if c.name not in timed)]
         more = len(names) - _MAX_LISTED_NAMES
@@ -154,34 +157,37 @@ class TableProfile:
         return f"{shown} and {more:,} more" if more > 0 else shown
 
     def unreadable_notes(self, columns: Iterable[str], *, include_time: bool = True) -> list[str]:
-        """Say what cannot be read of some columns, and of the time, a sentence for each."""
+        """Return one note for each of the columns, and for the time, that has unreadable values."""
         label, wanted = self.table.label, set(columns)
         found = []
         if include_time and self.unreadable_times[0] and self.time is not None:
-            found.append((self.unreadable_times, self.time.columns[0], "no date that can be read"))
+            found.append((self.unreadable_times, self.time.columns[0], "cannot be read as a date"))
         found += [
-            (column.unreadable_values, column.name, "no number that can be read")
+            (column.unreadable_values, column.name, "cannot be read as a number")
             for column in self.columns
             if column.unreadable_values[0] and column.name in wanted
         ]
         return [
             f"{count:,} value{'s' if count > 1 else ''} of {name} in {label}"
-            f" ({', '.join(map(repr, examples))}) {'are' if count > 1 else 'is'} {why} and"
+            f" ({', '.join(map(repr, examples))}) {problem} and"
             f" {'are' if count > 1 else 'is'} not counted"
-            for (count, examples), name, why in found
+            for (count, examples), name, problem in found
         ]
 
 
 def profile_table(
     session: DataSession, table: DataTable, timezone: str = "UTC", day_first: bool = False
 ) -> TableProfile:
-    """Look at a table.
+    """Return the profile of a table.
 
     Args:
-        session: Where to read.
-        table: What to read.
-        timezone: Zone that moments with a zone of their own are shown in.
-        day_first: Whether 03/04/2015 is the third of April when the rows do not tell.
+        session: Session to read with.
+        table: Table to read.
+        timezone: Time zone for times that have a zone of their own.
+        day_first: True if ambiguous dates such as 03/04/2015 have the day first.
+
+    Raises:
+        ValidationError: The table has too many rows or columns, or cannot be read.
     """
     relation, label = session.relation(table), table.label
     typed = [row[:2] for row in session.query(f"DESCRIBE FROM {relation}", label=label)]
@@ -192,9 +198,8 @@ def profile_table(
     ):  # fmt: skip
         if number > limit:
             raise ValidationError(
-                f"{label} has {number:,} {what}; the limit is {limit:,}.",
-                fix=f"Give a file with the {what} that are needed, or raise 'max_{what}' in the"
-                " settings.",
+                f"The table {label} has {number:,} {what}: the limit is {limit:,}.",
+                fix=f"Pass a file with only the required {what}, or raise 'max_{what}' in the settings.",
             )
     names = ", ".join(f"CAST({quote_identifier(name)} AS VARCHAR)" for name, _ in typed)
     size = min(_SAMPLE_ROWS, max(20, _MAX_SAMPLE_CELLS // max(1, len(typed))))
@@ -226,7 +231,7 @@ def _profile_columns(
     samples: dict[str, list[str]],
     time_columns: tuple[str, ...],
 ) -> list[TableColumn]:
-    """Tell numbers from categories and texts."""
+    """Classify the columns as numbers, categories, flags, or text."""
     native = {name for name, kind in column_types if kind.lstrip("U").startswith(_NUMERIC_TYPES)}
     texts = [name for name, kind in column_types if name not in native and kind != "BOOLEAN"]
     written = _text_number_formats(
@@ -247,13 +252,13 @@ def _profile_columns(
             reading, decimals = written.get(name) or ("native", _max_decimals(sample))
             columns.append(TableColumn(name, "number", reading, decimals=min(decimals, 4)))
         elif place >= _MAX_SCANNED_COLUMNS:
-            # Past so many columns the sample must do: a query for each would take for ever.
+            # A query for each of thousands of columns is too slow; use the sample.
             values = tuple(sorted({v for v in sample if v.strip()}))
             columns.append(TableColumn(name, "category", values=values, has_all_values=False))
         else:
             column = quote_identifier(name)
             rows = session.query(
-                # In a query of its own, since a column called "v" would be meant otherwise.
+                # The subquery prevents a clash with a column named "v".
                 f"SELECT v FROM (SELECT DISTINCT CAST({column} AS VARCHAR) AS v"  # noqa: S608
                 f" FROM {session.relation(table)})"
                 f" WHERE v IS NOT NULL AND trim(v) <> '' LIMIT {MAX_CATEGORY_VALUES + 1}",
@@ -270,7 +275,7 @@ def _profile_columns(
 def _text_number_formats(
     session: DataSession, samples: dict[str, list[str]], semicolons: bool
 ) -> dict[str, tuple[str, int]]:
-    """Return the columns of text that hold numbers: how they are read, and their decimals."""
+    """Return the number format and the decimals of each text column that contains numbers."""
     order = ("comma", "plain") if semicolons else ("plain", "comma")
     cells = [(name, value) for name, values in samples.items() for value in values]
     readings = ("simple", *order)
@@ -297,7 +302,7 @@ def _max_decimals(sample: list[str], mark: str = ".") -> int:
 
 
 def _is_code(name: str, sample: list[str]) -> bool:
-    """Recognise numbers that only name things: identifiers, postal codes, coordinates' keys."""
+    """Return True for numbers that identify items: IDs, postal codes, or phone numbers."""
     words = set(split_name(name))
     if words & {"id", "zip", "zipcode", "postcode", "postal", "fip", "uuid", "phone", "isbn"}:
         return True
@@ -305,13 +310,13 @@ def _is_code(name: str, sample: list[str]) -> bool:
 
 
 def _is_row_counter(sample: list[str]) -> bool:
-    """Recognise a first column that counts the rows: 1, 2, 3 and so on."""
+    """Return True for a first column that counts the rows: 1, 2, 3, and so on."""
     start = sample[0] if sample[0] in ("0", "1") else "1"
     return len(sample) > 9 and sample == [str(int(start) + n) for n in range(len(sample))]
 
 
 def _measure_time(session: DataSession, profile: TableProfile) -> None:
-    """Find what the times cover, how far they lie apart, and which columns tell series apart."""
+    """Find the time range, the frequency, and the columns that distinguish series."""
     if profile.time is None:
         return
     relation, label = session.relation(profile.table), profile.table.label
@@ -344,9 +349,9 @@ def _measure_time(session: DataSession, profile: TableProfile) -> None:
 
 
 def _measure_numbers(session: DataSession, profile: TableProfile) -> None:
-    """Find ranges and what is no number, over all rows.
+    """Find the ranges of numeric columns and their unreadable values, over all rows.
 
-    Most columns hold plain numbers only, which a quick pass shows; the others are read again.
+    A fast pass suffices for plain numbers; the remaining columns are read again.
     """
     places = [i for i, c in enumerate(profile.columns) if c.kind == "number"][:_MAX_SCANNED_COLUMNS]
     _measure_pass(session, profile, places)
@@ -387,7 +392,7 @@ def _unreadable_examples(count: int, example: str | None) -> tuple[int, tuple[st
 
 
 def frequency_of(seconds: float | None) -> Frequency | None:
-    """Name the usual distance of two rows.
+    """Return the name of the usual interval between two rows.
 
     >>> frequency_of(3600), frequency_of(86400), frequency_of(31 * 86400)
     ('hour', 'day', 'month')
@@ -403,7 +408,7 @@ def frequency_of(seconds: float | None) -> Frequency | None:
 
 
 def _series_columns(session: DataSession, profile: TableProfile, moment: str) -> list[str]:
-    """Find the fewest columns that, with the time, make every row unique."""
+    """Return the smallest set of columns that, with the time, makes every row unique."""
     candidates = [
         column
         for column in profile.category_columns

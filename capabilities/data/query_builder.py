@@ -1,8 +1,8 @@
-"""Fills a query from a question without a model.
+"""Construction of queries from questions, without a model.
 
-Every word of the question is placed in the query or is known to carry nothing. Where a word is
-left over, or two readings are possible, there is no query but an error that names the words: an
-answer to another question is worse than none.
+Every word of a question must become part of the query or be a known filler word. If a word is left
+over or several readings are possible, an error names the words: an answer to another question is
+worse than none.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ def build_queries(
     previous_queries: Sequence[Query] = (),
     parsed_time: ParsedTime | None = None,
 ) -> list[Query]:
-    """Fill a query for each part of a question.
+    """Build a query for each part of a question.
 
     Args:
-        question: The question.
-        profiles: The tables at hand.
+        question: Question in words.
+        profiles: Available tables.
         settings: ``now``, ``timezone``, ``day_first``, ``hemisphere``.
-        previous_queries: Queries of the question before, for one that follows it ("and in 1985?").
-        parsed_time: The times of the question, where they were read before.
+        previous_queries: Queries of the previous question, for a follow-up ("and in 1985?").
+        parsed_time: Times of the question, if an earlier step read them.
 
     Raises:
-        ValidationError: A word cannot be placed, or may mean several things.
+        ValidationError: A word is not understood or is ambiguous.
     """
     clauses = _split_clauses(question, settings)
     base = previous_queries[-1] if previous_queries and FOLLOW_UP_PHRASE.search(question) else None
@@ -64,7 +64,7 @@ def build_queries(
             if parsed_time is not None and len(clauses) == 1
             else parse_times(clause, settings)
         )
-        # Only a month or season without a year can have a part that was not read.
+        # A part of a month or season can only be read with a year.
         if times.months and not times.periods and (year := _only_year(profiles)):
             dated = parse_times(clause, {**settings, "year": year})
             times = dated if dated.periods else times
@@ -76,7 +76,7 @@ def build_queries(
                 for aspect in ("max", "min")
             ]
         if queries and found == [queries[-1].model_copy(update={"order": found[0].order})]:
-            queries.pop()  # the second part only sorts what the first one asks
+            queries.pop()  # the second part only adds a sort order
         queries += found
         base = queries[-1]
     if not queries:
@@ -85,14 +85,14 @@ def build_queries(
 
 
 def _only_year(profiles: Sequence[TableProfile]) -> int | None:
-    """Return the year in which all times of the tables lie, if there is one."""
+    """Return the year that contains all times of the tables, or ``None``."""
     moments = [(p.first, p.last) for p in profiles if p.first and p.last]
     years = {moment.year for pair in moments for moment in pair}
     return years.pop() if len(years) == 1 else None
 
 
 def _split_clauses(text: str, settings: Mapping[str, Any]) -> list[str]:
-    """Split a question that asks twice; "In 2007, how many …" asks once."""
+    """Split a question into parts that ask something. "In 2007, how many …" is one part."""
     parts = [
         part
         for part in CLAUSE_BREAK.split(HOW_CLAUSE.sub("", text))
@@ -113,7 +113,7 @@ def _build_clause_query(
     is_same_question: bool,
     direction: str | None = None,
 ) -> Query:
-    """Fill one query from the only table that places every word."""
+    """Build a query over the only table that explains every word."""
     found: list[tuple[int, Query]] = []
     problems: list[UnparsedWordsError] = []
     for profile, main in [(known, p) for p in profiles for known in (p, *p.alternate_profiles)]:
@@ -125,7 +125,7 @@ def _build_clause_query(
             continue
         if profile is not main:
             if form.parsed.time_column is None:
-                continue  # nothing says that this one of its dates is meant
+                continue  # the question does not refer to this date column
             query = query.model_copy(update={"time": form.parsed.time_column})
         if len(profiles) > 1:
             query = query.model_copy(update={"table": profile.table.label})
@@ -137,33 +137,34 @@ def _build_clause_query(
     if len(fitting) > 1:
         labels = ", ".join(str(query.table) for query in fitting)
         raise ValidationError(
-            f"The question may be about several tables: {labels}.", fix="Name the table."
+            f"The question is ambiguous: it matches several tables: {labels}.",
+            fix="Name the table.",
         )
     return fitting[0]
 
 
 class _QueryBuilder(QuestionParser):
-    """Makes the query of a question whose words are placed."""
+    """Builder of a query from the parsed words of a question."""
 
     def build(self, previous_query: Query | None, is_same_question: bool) -> Query:
-        """Place all words and return the query.
+        """Parse all words and return the query.
 
         Args:
-            previous_query: The query before, whose times go on.
-            is_same_question: Whether it stands in the same question.
+            previous_query: Query of the previous question, which supplies missing times.
+            is_same_question: True if that query belongs to another part of the same question.
 
         Raises:
-            Unplaced: There is a word left, or more than one reading.
+            UnparsedWordsError: A word is left over, or several readings are possible.
         """
         placed = self.parse()
         numbers = [m.column.name for m in placed.columns]
         if placed.unit and any(m.column.unit is None for m in placed.columns):
-            raise self.unparsed_error(placed.unit)  # nothing tells what it is converted from
+            raise self.unparsed_error(placed.unit)  # the source unit is unknown
         if any(m.column.kind not in ("number", "flag") for m in placed.columns):
             raise self.unparsed_error(*numbers)
         partly = [m.column.name for m in placed.columns if m.score < 100]
         if placed.aggregate == "sum" and any(self.is_additive(name) is False for name in partly):
-            raise self.unparsed_error("total")  # "total gdp" is no total of what each one has
+            raise self.unparsed_error("total")  # averages per item do not add up: "total gdp"
         self.fields: dict[str, Any] = {
             "where": placed.where, "group_by": placed.groups, "limit": placed.limit,
             "unit": placed.unit,
@@ -180,7 +181,10 @@ class _QueryBuilder(QuestionParser):
         self._add_time_constraints(previous_query)
         timed = self.profile.time.columns if self.profile.time else ()
         own = {name.casefold() for name in (*timed, *(c.name for c in self.profile.columns))}
-        for key in ("group_by", "show"):  # a part of the time, where a column has its name
+        for key in (
+            "group_by",
+            "show",
+        ):  # disambiguate parts of the time from columns of the same name
             self.fields[key] = [
                 f"time.{name}"
                 if name.casefold() in own and name in (*UNIT_ORDER, *TIME_PARTS) and self.has_time
@@ -193,7 +197,7 @@ class _QueryBuilder(QuestionParser):
     def _follow_up_fields(
         self, previous_query: Query, is_same_question: bool, numbers: list[str]
     ) -> dict[str, Any] | None:
-        """Change the query before by what this question names."""
+        """Return the fields of the previous query with the changes that this question names."""
         placed, form = self.parsed, previous_query.model_dump()
         if is_same_question:
             parts = {"hour": "hour_of_day", "day": "weekday", "month": "month_of_year"}
@@ -213,15 +217,15 @@ class _QueryBuilder(QuestionParser):
         return form | ({"aggregate": placed.aggregate} if placed.aggregate else {})
 
     def _add_time_constraints(self, previous_query: Query | None) -> None:
-        """Add what the times of the question limit."""
+        """Add the constraints of the question's times."""
         times, profile = self.times, self.profile
         if not self.has_time:
             if times.periods or times.window:
                 raise self.unparsed_error(
                     times.label,
-                    message=f"{profile.table.label} has no column with dates, so {times.label!r}"
+                    message=f"The table {profile.table.label} has no column with dates: {times.label!r}"
                     " cannot be selected.",
-                    fix=f"Ask without a time; columns: {profile.column_list()}.",
+                    fix=f"Ask without a time. Columns: {profile.column_list()}.",
                 )
             return
         if times.days:
@@ -242,10 +246,10 @@ class _QueryBuilder(QuestionParser):
             "change": len(periods) > 1 and not single,
         }
 
-    # --- sorts of questions --------------------------------------------------------------------
+    # --- kinds of questions --------------------------------------------------------------------
 
     def _question_fields(self, numbers: list[str]) -> dict[str, Any]:
-        """Return aggregate, value and what else the sort of the question decides."""
+        """Return the fields that the kind of question determines."""
         placed = self.parsed
         kind, rank = placed.kind, placed.rank
         tested = {given.column for given in placed.where}
@@ -258,7 +262,9 @@ class _QueryBuilder(QuestionParser):
         if kind == "share":
             free = [name for name in numbers if name not in tested]
             if rank or placed.groups or placed.subject or len(placed.where) != 1:
-                raise self.unparsed_error("share")  # of all rows, or of those that pass one test?
+                raise self.unparsed_error(
+                    "share"
+                )  # ambiguous: share of all rows, or of the rows that match?
             if not free:
                 return {"aggregate": "rows", "share": True}
             if self.is_additive(self._single_column(free)) is False or self._is_boolean(free[0]):
@@ -301,7 +307,7 @@ class _QueryBuilder(QuestionParser):
         raise self.unparsed_error(kind)
 
     def _development_fields(self, name: str) -> dict[str, Any]:
-        """Answer how something developed: its groups over time."""
+        """Return the fields for a question about a development: groups over time."""
         placed = self.parsed
         unit = placed.subject or next(iter(placed.groups), "month")
         if placed.rank or not self.has_time or unit not in UNIT_ORDER:
@@ -312,7 +318,7 @@ class _QueryBuilder(QuestionParser):
         return {"aggregate": aggregate, "value": name, "group_by": [unit]}
 
     def _count_fields(self, numbers: list[str]) -> dict[str, Any]:
-        """Answer "how many": rows, different things, or the sum of a column of counts."""
+        """Return the fields for "how many": rows, distinct items, or a sum of counts."""
         placed = self.parsed
         if placed.rank is not None:
             if placed.rank.word == "top" or placed.subject:
@@ -334,21 +340,21 @@ class _QueryBuilder(QuestionParser):
         return {"aggregate": "rows"}
 
     def _most_rows_fields(self, numbers: list[str]) -> dict[str, Any]:
-        """Answer "which X has the most rows"."""
+        """Return the fields for "which X has the most rows"."""
         placed = self.parsed
         assert placed.rank is not None
         if placed.subject is None or numbers:
             raise self.unparsed_error(placed.rank.word)
         self._check_granularity(placed.subject)
         if placed.subject == self.profile.frequency and self.profile.unique_times:
-            raise self.unparsed_error(placed.rank.word)  # each has one
+            raise self.unparsed_error(placed.rank.word)  # each time has one row
         return {
             "aggregate": "rows", "group_by": [*placed.groups, placed.subject],
             "order": _sort_order(placed.rank.direction), "limit": placed.limit or 1,
         }  # fmt: skip
 
     def _extreme_fields(self, numbers: list[str]) -> dict[str, Any]:
-        """Answer "which X had the highest V", "highest V", "heaviest X"."""
+        """Return the fields for "which X had the highest V", "highest V", or "heaviest X"."""
         placed, rank = self.parsed, self.parsed.rank
         assert rank is not None
         vague = rank.word in ("most", "fewest", "least")
@@ -385,12 +391,12 @@ class _QueryBuilder(QuestionParser):
         if rank.quantity and not once:
             if not STATE_VERB.search(self.text) or POSSESSION_VERB.search(self.text):
                 raise self._ambiguous_aggregate_error(rank.word, subject)
-            # What a kind of thing is like in general.
+            # A general statement about a kind of item.
             return {**ranked, "aggregate": "mean", "group_by": [subject]}
         return {**ranked, "aggregate": "values", "show": [subject]}
 
     def _value_fields(self, numbers: list[str]) -> dict[str, Any]:
-        """Answer "mean of V", "V by group", "V in 1932"."""
+        """Return the fields for "mean of V", "V by group", or "V in 1932"."""
         placed, subject = self.parsed, self.parsed.subject
         tested = {given.column for given in placed.where}
         if not numbers and not (placed.aggregate and len(self.profile.numeric_columns) == 1):
@@ -423,7 +429,7 @@ class _QueryBuilder(QuestionParser):
         return {"aggregate": aggregate, "value": name}
 
     def _row_count_fields(self, subject: str | None) -> dict[str, Any]:
-        """Answer "events per month", "which years are missing X": no column is measured."""
+        """Return the fields for questions without a value column, such as "events per month"."""
         placed = self.parsed
         if placed.aggregate is None and placed.kind == "":
             named = placed.table_mentions or any(f.op in ("=", "in") for f in placed.where)
@@ -433,7 +439,7 @@ class _QueryBuilder(QuestionParser):
                 return {"aggregate": "rows", "group_by": [subject]}
         raise self.unparsed_error("which column")
 
-    # --- what a question leaves open -----------------------------------------------------------
+    # --- ambiguities ---------------------------------------------------------------------------
 
     def _single_column(self, numbers: list[str]) -> str:
         known = numbers or [column.name for column in self.profile.numeric_columns]
@@ -441,22 +447,21 @@ class _QueryBuilder(QuestionParser):
             return known[0]
         raise self.unparsed_error(
             *(numbers or ["which column"]),
-            message=f"The question does not tell which column of {self.profile.table.label} is"
-            f" meant{': ' + ', '.join(numbers) if numbers else ''}.",
+            message="The question is ambiguous: it does not say which column of"
+            f" {self.profile.table.label} it means"
+            f"{': ' + ', '.join(numbers) if numbers else ''}.",
             fix=f"Name one of: {self.profile.column_list()}.",
         )
 
     def _default_aggregate(self, name: str) -> str:
         adds = self.is_additive(name)
         if self._has_quantity(name, "population"):
-            adds = (
-                True if self._is_single_time_step() else None
-            )  # heads are the same heads next year
+            adds = True if self._is_single_time_step() else None  # people are counted once per time
         if adds is None:
             raise self.unparsed_error(
                 name,
-                message=f"The question does not tell whether the mean or the total of {name!r} is"
-                " meant.",
+                message="The question is ambiguous: it does not say whether it means the mean or the"
+                f" total of {name!r}.",
                 fix="Say 'mean' or 'total'.",
             )
         return "sum" if adds else "mean"
@@ -468,8 +473,8 @@ class _QueryBuilder(QuestionParser):
     def _ambiguous_aggregate_error(self, word: str, unit: str) -> UnparsedWordsError:
         return self.unparsed_error(
             word,
-            message="The question does not tell whether single values or those of each"
-            f" {unit} are meant.",
+            message="The question is ambiguous: it does not say whether it means single values or"
+            f" values of each {unit}.",
             fix=f"Say 'highest mean by {unit}', or ask without the {unit}.",
         )
 
@@ -487,7 +492,7 @@ class _QueryBuilder(QuestionParser):
         return not set(self.profile.series) <= filtered
 
     def _is_single_time_step(self) -> bool:
-        """Say whether the asked time is one time of the table."""
+        """Return True if the question selects a single time of the table."""
         frequency, intervals = self.profile.frequency, self.times.periods
         if len(intervals) != 1 or frequency in (None, "minute"):
             return False
@@ -495,7 +500,7 @@ class _QueryBuilder(QuestionParser):
         return bool(start and end and end <= shift(floor(start, frequency), 1, frequency))
 
     def _has_one_row_per_item(self, subject: str) -> bool:
-        """Say whether each thing has one row at a time, and one time is asked."""
+        """Return True if each item has one row, or one row in the selected time."""
         profile = self.profile
         if profile.time is None:
             column = next(c for c in profile.columns if c.name == subject)
@@ -514,7 +519,7 @@ def _sort_order(direction: str) -> str:
 def _window_bounds(
     window: DataWindow, first: datetime, last: datetime
 ) -> tuple[datetime, datetime]:
-    """Return the first or last part of whatever the data covers."""
+    """Return the first or last part of the time that the data covers."""
     amount, unit = window.amount, window.unit
     if window.edge == "last":
         end = shift(floor(last, unit), 1, unit)
@@ -524,7 +529,7 @@ def _window_bounds(
 
 
 def recurring_filters(times: Any) -> list[Filter]:
-    """Return the tests of times that come again: months, weekdays, hours."""
+    """Return filters for recurring times: months, weekdays, and hours."""
     return [
         Filter(column=column, op="in", value=list(numbers))
         for column, numbers in (

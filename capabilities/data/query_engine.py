@@ -1,4 +1,4 @@
-"""Computes a query: DuckDB SQL of bound values and quoted names, and rows of answers."""
+"""Computation of queries: DuckDB SQL with quoted names and bound values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _AGGREGATES = {
     "median": "median(v)", "min": "min(v)", "max": "max(v)", "std": "stddev_samp(v)",
     "percentile": "quantile_cont(v, $percentile)", "distinct": "count(DISTINCT v)",
     "missing": "count(*) - count(v)", "correlation": "corr(v, w)",
-    # Seconds of a mean year, so that the slope is the change in a year.
+    # Seconds of a mean year: the slope is the change per year.
     "slope": "regr_slope(v, epoch(t) / 31557600)", "first": "arg_min(v, t)",
     "last": "arg_max(v, t)",
 }  # fmt: skip
@@ -38,18 +38,18 @@ _COMPARISONS = {
 
 @dataclass
 class ComputedQuery:
-    """What a query gave.
+    """Result of a query.
 
     Attributes:
-        query: The query.
-        rows: The rows of the answer.
+        query: Query that was computed.
+        rows: Result rows.
         unit: Unit of the values.
-        decimals: Decimals that the data has.
-        profile: The table that was asked.
-        omitted_count: How many rows are not among ``rows``.
-        tie_count: How many rows share the extreme.
-        tied_groups: The other groups that share it.
-        notes: What the reader should know.
+        decimals: Number of decimals in the data.
+        profile: Table that the query read.
+        omitted_count: Number of result rows that ``rows`` omits.
+        tie_count: Number of rows that share the extreme.
+        tied_groups: Other groups that share the extreme.
+        notes: Remarks for the reader.
     """
 
     query: Query
@@ -72,18 +72,21 @@ def compute_query(
     """Compute a query.
 
     Args:
-        session: Where the tables are open.
-        profiles: The tables at hand.
-        query: What to compute.
-        max_groups: How many groups are listed where the query sets no limit.
+        session: Session in which the tables are open.
+        profiles: Available tables.
+        query: Query to compute.
+        max_groups: Maximum number of groups for a query without a limit.
 
     Raises:
-        ValidationError: A name, a value or a period is not in the data; says what is.
+        ValidationError: A name, value, or period does not exist in the data. The message lists
+            what exists.
     """
     return _QueryRun(session, profiles, query, max_groups).compute()
 
 
 class _QueryRun:
+    """Computation of one query."""
+
     def __init__(
         self, session: DataSession, profiles: Sequence[TableProfile], query: Query, max_groups: int
     ) -> None:
@@ -125,7 +128,7 @@ class _QueryRun:
         return scope.value_sql(query.value)
 
     def _find_label_columns(self) -> list[str]:
-        """Return the columns that say which row it is."""
+        """Return the columns that identify a row."""
         if not (self.is_extreme or self.query.aggregate == "values"):
             return []
         profile, names = self.scope.profile, list(self.query.show)
@@ -136,14 +139,14 @@ class _QueryRun:
         return [n for n in dict.fromkeys(names) if n not in {self.query.value, *filtered}]
 
     def compute(self) -> ComputedQuery:
-        """Compute every period and put the rows together."""
+        """Compute all periods and combine their rows."""
         query = self.query
         rows: list[ResultRow] = []
         profile = self.scope.profile
         for start, end in query.periods or [(None, None)]:
             late = start is not None and profile.last is not None and start > profile.last
             early = end is not None and profile.first is not None and end <= profile.first
-            if late or early:  # a count of 0 would say that nothing happened
+            if late or early:  # a count of 0 would be misleading
                 self._raise_no_rows(start, end)
             inside = self._period_tests(start, end)
             found = self._compute_period(inside)
@@ -192,7 +195,7 @@ class _QueryRun:
         return self._group_rows(period_tests)
 
     def _rows_sql(self, tests: list[str], period_tests: list[str]) -> str:
-        """Return the query of the rows that count."""
+        """Return the SQL of the rows to aggregate."""
         moment = self.scope.moment_sql or "CAST(NULL AS TIMESTAMP)"
         groups = "".join(f", {sql} AS g{n}" for n, (sql, _) in enumerate(self.groups))
         shown = "".join(
@@ -201,7 +204,7 @@ class _QueryRun:
         value = self.value
         within = period_tests
         if self.query.rolling:
-            # The mean reaches back before the period, so the period is cut out afterwards.
+            # The window extends before the period, so the period is applied afterwards.
             window = (
                 f"OVER ({self._partition_sql()}ORDER BY {moment} ROWS BETWEEN"
                 f" {self.query.rolling - 1} PRECEDING AND CURRENT ROW)"
@@ -225,8 +228,8 @@ class _QueryRun:
         listed = ", ".join(sql for sql, _ in self.groups)
         if not listed and not self.scope.profile.unique_times and not self.query.where:
             raise query_error(
-                f"{self.scope.profile.table.label} has several rows for each time.",
-                "Keep one series with a filter, or group by"
+                f"The table {self.scope.profile.table.label} has several rows for each time.",
+                "Select one series with a filter, or group by"
                 f" {' or '.join(self.scope.profile.series) or 'a column'}.",
             )
         return f"PARTITION BY {listed} " if listed else ""
@@ -250,7 +253,9 @@ class _QueryRun:
             for value, count, *keys in self._execute(sql + grouped)
             if value is not None
             and (names or count or query.aggregate in _COUNTING_AGGREGATES)
-            and (query.order == "group" or None not in keys)  # what has no name is not ranked
+            and (
+                query.order == "group" or None not in keys
+            )  # rows without a group name are not ranked
         ]
         if query.share:
             total = self._execute(
@@ -314,7 +319,7 @@ class _QueryRun:
         ]
 
     def _find_streak(self, period_tests: list[str]) -> list[ResultRow]:
-        """Find the longest run of rows in a row that pass the tests."""
+        """Find the longest streak of rows that meet the conditions."""
         partition = self._partition_sql() if self.query.group_by else ""
         if not self.scope.profile.unique_times and not partition:
             self._partition_sql()
@@ -331,7 +336,7 @@ class _QueryRun:
         return [ResultRow(value=n, time=start, until=end) for start, end, n in rows[:1]]
 
     def _count_gaps(self, period_tests: list[str]) -> list[ResultRow]:
-        """Count the times that are missing between the first and the last one."""
+        """Count the missing times between the first and the last one."""
         base = self._rows_sql(self.tests, period_tests)
         count, first, last, gap = self._execute(
             "SELECT count(*), min(t), max(t), median(gap) FROM (SELECT t, epoch(t) - lag(epoch(t))"
@@ -342,7 +347,7 @@ class _QueryRun:
         steps = round((last - first).total_seconds() / gap) + 1
         return [ResultRow(value=steps - count, time=first, until=last)]
 
-    # --- around it -----------------------------------------------------------------------------
+    # --- comparison and notes ------------------------------------------------------------------
 
     def _compare_periods(self, rows: list[ResultRow]) -> None:
         if not self.query.change or len(self.query.periods) < 2:
@@ -357,7 +362,7 @@ class _QueryRun:
             row.percent = 100 * row.change / abs(before) if before else None
 
     def _raise_no_rows(self, start: datetime | None, end: datetime | None) -> None:
-        """Say that there are no rows, and what there is.
+        """Raise an error for an empty result that names the time that the data covers.
 
         Raises:
             ValidationError: Always.
@@ -367,11 +372,13 @@ class _QueryRun:
         if start or end:
             label += f" for {_period_label(start, end)}"
         if self.query.where:
-            label += " that pass the filters"
+            label += " that match the filters"
         if profile.first and profile.last:
             covered = date_range_text(profile.first, profile.last, profile.frequency)
-            raise query_error(f"{label}; the data covers {covered}.", "Ask about a time inside it.")
-        raise query_error(f"{label}.", "Ask with other filters.")
+            raise query_error(
+                f"{label}: the data covers {covered}.", "Ask about a time in this range."
+            )
+        raise query_error(f"{label}.", "Use other filters.")
 
     def _notes(self) -> list[str]:
         query, profile = self.query, self.scope.profile
@@ -385,7 +392,7 @@ class _QueryRun:
             others = join_list(
                 [p.time.columns[0] for p in profile.alternate_profiles if p.time], "or"
             )
-            notes.append(f"Times are those of {profile.time.columns[0]}, not of {others}")
+            notes.append(f"Times refer to {profile.time.columns[0]}, not to {others}")
         for table in tables.values():
             notes += table.unreadable_notes(self.scope.used_columns, include_time=bool(timed))
         guessed = [
@@ -397,7 +404,7 @@ class _QueryRun:
             unit = self.scope.unit_of(guessed[0])
             notes.append(f"The unit {unit} of {', '.join(guessed)} is inferred from the values")
         assumed = [f for f in query.where if f.unit and self.scope.unit_of(f.column) is None]
-        notes += [f"{f.column} names no unit; {f.unit} is taken for it" for f in assumed]
+        notes += [f"{f.column} has no unit; {f.unit} is assumed" for f in assumed]
         for start, end in query.periods:
             if profile.last and end and profile.last < end and start and start <= profile.last:
                 step = {"year": 366, "quarter": 92, "month": 31, "week": 7}
@@ -415,7 +422,7 @@ def _convert_units(row: ResultRow, factor: float, offset: float) -> None:
 
 
 def _differences(rows: list[ResultRow]) -> list[ResultRow]:
-    """Turn values of groups that follow each other into their differences."""
+    """Return the difference of each group from the previous one."""
     found = []
     for before, row in pairwise(rows):
         difference = _to_float(row.value) - _to_float(before.value)
@@ -446,7 +453,7 @@ def _group_name(key: Any, part: str | None, name: str) -> str:
 
 
 def _period_label(start: datetime | None, end: datetime | None) -> str:
-    """Name a period as people do.
+    """Return the name of a period.
 
     >>> _period_label(datetime(2015, 7, 1), datetime(2015, 8, 1)), _period_label(None, None)
     ('July 2015', 'all times')

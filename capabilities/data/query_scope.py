@@ -1,4 +1,4 @@
-"""The names of a query: which columns they are, and the SQL that stands for them."""
+"""Resolution of the names in a query to columns and their SQL."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _MAX_LISTED_NAMES = 20
 
 
 def query_error(message: str, fix: str) -> ValidationError:
-    """Return the error of a query that can be asked better: what is wrong, and what there is."""
+    """Return an error that lets the planner correct the query."""
     return ValidationError(message, fix=fix, severity=ErrorSeverity.REPLANNING)
 
 
 def list_names(names: Iterable[str], similar_to: str = "") -> str:
-    """List names; of very many those that are nearest to a word.
+    """Return names as a list. If there are very many, return those most similar to a word.
 
     >>> list_names(["wind", "rain"])
     'wind, rain'
@@ -53,12 +53,12 @@ def list_names(names: Iterable[str], similar_to: str = "") -> str:
 
 @dataclass(frozen=True)
 class KnownColumn:
-    """A column that a query may name.
+    """Column that a query may use.
 
     Attributes:
-        column: What is known of it; ``None`` for a column of the time.
-        sql: The column itself.
-        profile: Its table.
+        column: Column; ``None`` for a column of the time.
+        sql: SQL of the column.
+        profile: Table of the column.
     """
 
     column: TableColumn | None
@@ -67,17 +67,17 @@ class KnownColumn:
 
 
 class QueryScope:
-    """What the names of one query mean.
+    """Names that one query may use.
 
     Args:
-        session: Where the tables are open.
-        profiles: The tables at hand.
-        query: The query.
+        session: Session in which the tables are open.
+        profiles: Available tables.
+        query: Query to resolve.
 
     Attributes:
-        profile: The table that is asked.
-        source: What stands after FROM.
-        moment_sql: SQL of a row's time, if there is one.
+        profile: Table that the query reads.
+        source: SQL after FROM.
+        moment_sql: SQL of a row's time, if the table has one.
         parameters: Values of the query, bound by name.
         used_columns: Columns that the query reads.
     """
@@ -104,7 +104,7 @@ class QueryScope:
         )
 
     def _join(self, session: DataSession, other: TableProfile) -> None:
-        """Join the table whose key the first one holds, so that no row of it is counted twice."""
+        """Join a table by a key, so that no row is counted twice."""
         theirs = _table_columns(other, "b")
         shared = [name for name in theirs if name in self.known_columns]
         relation = session.relation(other.table)
@@ -119,10 +119,10 @@ class QueryScope:
                 break
         if key is None:
             raise query_error(
-                f"{other.table.label} cannot be joined with {self.profile.table.label}: it has no"
+                f"The table {other.table.label} cannot be joined with {self.profile.table.label}: it has no"
                 " key among their common columns"
-                + (f" ({list_names(shared)})." if shared else ", for there are none."),
-                "Swap 'table' and 'join', or ask one table only.",
+                + (f" ({list_names(shared)})." if shared else " because they have none."),
+                "Swap 'table' and 'join', or query one table only.",
             )
         on = " AND ".join(
             f"a.{quote_identifier(name)} = b.{quote_identifier(name)}" for name in key
@@ -133,10 +133,10 @@ class QueryScope:
     # --- names ---------------------------------------------------------------------------------
 
     def find_column(self, name: str) -> KnownColumn | None:
-        """Find a column by its name; the literal one comes before any other spelling.
+        """Find a column by name. An exact match takes precedence over other spellings.
 
         Raises:
-            ValidationError: Several columns may be meant.
+            ValidationError: Several columns match.
         """
         if name in self.known_columns:
             found = [name]
@@ -149,7 +149,7 @@ class QueryScope:
             found = found or [n for n in self.known_columns if words and split_name(n) == words]
         if len(found) > 1:
             raise query_error(
-                f"{name!r} may mean {len(found)} columns of {self.profile.table.label}.",
+                f"{name!r} is ambiguous: it matches {len(found)} columns of {self.profile.table.label}.",
                 f"Name one of: {list_names(found)}.",
             )
         if not found:
@@ -158,15 +158,15 @@ class QueryScope:
         return self.known_columns[found[0]]
 
     def require_column(self, name: str) -> KnownColumn:
-        """Find a column that must be there.
+        """Find a column that must exist.
 
         Raises:
-            ValidationError: It is not; lists what there is.
+            ValidationError: The column does not exist. The message lists the columns.
         """
         found = self.find_column(name)
         if found is None:
             raise query_error(
-                f"{self.profile.table.label} has no column {name[:80]!r}.",
+                f"The table {self.profile.table.label} has no column {name[:80]!r}.",
                 f"Use one of: {list_names(self.known_columns, name)}.",
             )
         return found
@@ -175,23 +175,23 @@ class QueryScope:
         """Return the SQL of a row's time.
 
         Raises:
-            ValidationError: The table has none.
+            ValidationError: The table has no time.
         """
         if self.moment_sql is None:
             raise query_error(
-                f"{self.profile.table.label} has no column with dates.",
-                f"Ask without a time; columns: {list_names(self.known_columns)}.",
+                f"The table {self.profile.table.label} has no column with dates.",
+                f"Query without a time. Columns: {list_names(self.known_columns)}.",
             )
         return self.moment_sql
 
     def bind_value(self, value: Any) -> str:
-        """Bind a value and return its place."""
+        """Bind a value and return its placeholder."""
         name = f"v{len(self.parameters)}_"
         self.parameters[name] = value
         return f"${name}"
 
     def unit_of(self, text: str | None) -> str | None:
-        """Return the unit of a column; arithmetic has none, but that of two dates."""
+        """Return the unit of a column, days for a difference of dates, or ``None``."""
         found = self.find_column(text) if text else None
         dates = [name.strip("` ") for name in (text or "").split(" - ")]
         if found is None and len(dates) == 2 and self.profile.date_columns.issuperset(dates):
@@ -204,7 +204,7 @@ class QueryScope:
         """Return SQL for a column as a number.
 
         Raises:
-            ValidationError: It holds none.
+            ValidationError: The column contains no numbers.
         """
         found = self.require_column(name)
         if found.column is None:
@@ -213,18 +213,18 @@ class QueryScope:
             return number_sql(found.column.number_format, found.sql)
         codes = [c.name for c in found.profile.numeric_columns]
         raise query_error(
-            f"The column {found.column.name!r} of {found.profile.table.label} holds no numbers.",
+            f"The column {found.column.name!r} of {found.profile.table.label} contains no numbers.",
             f"Use one of: {list_names(codes, name)}.",
         )
 
     def text_sql(self, name: str) -> str:
-        """Return SQL for a column, or a part of the time, as text; ``NULL`` where it is empty."""
+        """Return SQL for a column or a part of the time as text, or ``NULL`` if it is empty."""
         if self.find_column(name) is None and name in (*TIME_UNITS, *TIME_PARTS, "time"):
             return f"CAST({self.group_sql(name)[0]} AS VARCHAR)"
         return f"nullif(trim(CAST({self.require_column(name).sql} AS VARCHAR)), '')"
 
     def group_sql(self, name: str) -> tuple[str, str | None]:
-        """Return SQL to group by, and the part of the time that it is."""
+        """Return SQL to group by, and the part of the time that it represents, if any."""
         found = None if name.startswith("time.") else self.find_column(name)
         if found is not None:
             if found.column is not None and found.column.kind == "number":
@@ -242,14 +242,14 @@ class QueryScope:
         raise AssertionError(name)
 
     def _check_precision(self, part: str) -> None:
-        """Refuse the weekdays of years: each would be that of its first day."""
+        """Raise an error for a part that is finer than the times, such as the weekday of a year."""
         needed = {"hour_of_day": "hour", "month_of_year": "month"}.get(part, "day")
         known = ("hour", "day", "month", "quarter", "year")
         if self.profile.precision in known[known.index(needed) + 1 :] and self.require_time_sql():
             raise query_error(
-                f"The times of {self.profile.table.label} are whole {self.profile.precision}s, which"
-                f" have no {part.replace('_', ' ')}.",
-                f"Ask without it; columns: {list_names(self.known_columns)}.",
+                f"The times of {self.profile.table.label} have no {part.replace('_', ' ')}: they are"
+                f" whole {self.profile.precision}s.",
+                f"Query without it. Columns: {list_names(self.known_columns)}.",
             )
 
     def value_sql(self, text: str) -> str:
@@ -258,7 +258,7 @@ class QueryScope:
             return self.number_sql(text)
         if text in TIME_UNITS or text == "weekend":
             raise query_error(
-                f"{text!r} is no number.", "Group by it, or count its different values."
+                f"{text!r} is not a number.", "Group by it, or count its distinct values."
             )
         if text in TIME_PARTS:
             return f"CAST({self.group_sql(text)[0]} AS DOUBLE)"
@@ -268,13 +268,14 @@ class QueryScope:
             return arithmetic_sql(text, self._term_sql)
         except SyntaxError:
             raise query_error(
-                f"{self.profile.table.label} has no column {text!r}, and it is no arithmetic of its"
-                " columns.",
-                f"Use + - * / and ( ), other names in backticks; columns: {list_names(self.known_columns)}.",
+                f"The table {self.profile.table.label} has no column {text!r}, and the text is not"
+                " arithmetic of its columns.",
+                "Use + - * / and ( ), with other names in backticks. Columns:"
+                f" {list_names(self.known_columns)}.",
             ) from None
 
     def _term_sql(self, name: str) -> str:
-        """Return SQL for a column inside of arithmetic; dates count in days."""
+        """Return SQL for a column in arithmetic, with dates as days."""
         found, own = self.find_column(name), self.profile.time
         time = own if own and found and found.column is None else self.date_columns.get(name)
         return f"(epoch({time_sql(time, 'a.')}) / 86400)" if time else self.number_sql(name)
@@ -285,7 +286,7 @@ class QueryScope:
         """Return SQL for a filter.
 
         Raises:
-            ValidationError: No row can have its value; says which there are.
+            ValidationError: No row can have the value. The message lists the possible values.
         """
         if row_filter.op in ("missing", "present"):
             found = self.require_column(row_filter.column)
@@ -326,7 +327,8 @@ class QueryScope:
                 return True
             if kind == "number":
                 raise query_error(
-                    f"{name!r} holds numbers, and {values[0]!r} is none.", "Compare with a number."
+                    f"The column {name!r} contains numbers: {values[0]!r} is not a number.",
+                    "Compare with a number.",
                 )
         return False
 
@@ -338,7 +340,7 @@ class QueryScope:
         )
 
     def _comparison_sql(self, row_filter: Filter, value: Any) -> str:
-        """Compare with a number, a moment, or another column."""
+        """Return SQL that compares with a number, a time, or another column."""
         found = self.find_column(row_filter.column)
         timed = row_filter.column == "time" and found is None
         timed = timed or (found is not None and found.column is None and not _is_number(value))
@@ -348,7 +350,7 @@ class QueryScope:
                 moment = datetime.fromisoformat(str(value))
             except ValueError:
                 raise query_error(
-                    f"{value!r} is no time.", "Write it as 2024-05-31T12:00."
+                    f"{value!r} is not a time.", "Write it as 2024-05-31T12:00."
                 ) from None
             known = time_sql(other, "a.") if other else self.require_time_sql()
             return f"({known} {row_filter.op} {self.bind_value(moment)})"
@@ -383,7 +385,7 @@ def _name_index(value: Any, names: list[str], offset: int) -> Any:
         return value
     found = [i for i, n in enumerate(names) if n.startswith(str(value).strip().lower())]
     if len(found) != 1:
-        raise query_error(f"{value!r} is none of {', '.join(names)}.", "Use one of these.")
+        raise query_error(f"{value!r} is not one of {', '.join(names)}.", "Use one of these.")
     return found[0] + offset
 
 
@@ -419,16 +421,18 @@ def _table_named(profiles: Sequence[TableProfile], name: str) -> TableProfile:
         if found:
             break
     raise query_error(
-        f"There is no table {name[:80]!r}." if not found else f"{name!r} may mean several tables.",
+        f"The table {name[:80]!r} does not exist."
+        if not found
+        else f"{name!r} is ambiguous: it matches several tables.",
         f"Use one of: {list_names((p.table.label for p in profiles), name)}.",
     )
 
 
 def choose_table(profiles: Sequence[TableProfile], query: Query) -> TableProfile:
-    """Choose the table that a query asks: the named one, or the only one with its columns.
+    """Return the table of a query: the named one, or the only one with its columns.
 
     Raises:
-        ValidationError: There is none, or more than one; or its rows have no such time.
+        ValidationError: No table or several tables match, or the table lacks the time column.
     """
     profile = _find_table(profiles, query)
     if query.time is None:
@@ -437,8 +441,8 @@ def choose_table(profiles: Sequence[TableProfile], query: Query) -> TableProfile
     found = next((known[name] for name in known if fold(name) == fold(query.time)), None)
     if found is None:
         raise query_error(
-            f"{profile.table.label} has no column of dates {query.time[:80]!r}.",
-            f"Use one of: {list_names(known)}." if known else "Ask without a time.",
+            f"The table {profile.table.label} has no date column {query.time[:80]!r}.",
+            f"Use one of: {list_names(known)}." if known else "Query without a time.",
         )
     return replace(
         found,
@@ -462,6 +466,6 @@ def _find_table(profiles: Sequence[TableProfile], query: Query) -> TableProfile:
     labels = list_names(p.table.label for p in fitting or profiles)
     what = "Several tables have" if fitting else "No table has all of"
     raise query_error(
-        f"{what} the columns of the query: {list_names(sorted(wanted)) or 'none is named'}.",
-        f"Name one in 'table': {labels}.",
+        f"{what} the columns of the query: {list_names(sorted(wanted)) or 'no column is named'}.",
+        f"Name one of these in 'table': {labels}.",
     )

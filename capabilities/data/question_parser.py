@@ -1,4 +1,4 @@
-"""Gives every word of a question its place: columns, values, groups, limits, superlatives."""
+"""Parser that maps the words of a question to columns, values, groups, and limits."""
 
 from __future__ import annotations
 
@@ -24,11 +24,16 @@ from capgraph.capabilities.query import Filter
 
 
 class BothDirectionsError(Exception):
-    """Highs and lows may be meant; both are answered."""
+    """The question may mean highs or lows; both are answered."""
 
 
 class UnparsedWordsError(Exception):
-    """A reading that leaves words over, or cannot tell two meanings apart."""
+    """A reading of the question leaves words over or is ambiguous.
+
+    Attributes:
+        words: Words that are not understood.
+        error: Error for the user.
+    """
 
     def __init__(self, words: Sequence[str], error: ValidationError) -> None:
         super().__init__(words, error)
@@ -41,7 +46,15 @@ class UnparsedWordsError(Exception):
 
 @dataclass
 class NumericLimit:
-    """A number to compare with: where it stands, what it speaks of."""
+    """Number in the question to compare a column with.
+
+    Attributes:
+        position: Position of the word that introduces the limit.
+        quantity: Quantity that the word implies, such as ``temperature`` for "warmer".
+        operator: Comparison operator.
+        value: Number to compare with.
+        unit: Unit of the number.
+    """
 
     position: int
     quantity: str | None
@@ -52,7 +65,13 @@ class NumericLimit:
 
 @dataclass
 class Rank:
-    """Which way, of what, by which word: "hottest", "most"."""
+    """Superlative in the question, such as "hottest" or "most".
+
+    Attributes:
+        quantity: Quantity that the word implies, if any.
+        direction: ``max`` or ``min``.
+        word: Word in the question.
+    """
 
     quantity: str | None
     direction: str
@@ -60,7 +79,7 @@ class Rank:
 
 
 def _sales_rank(match: re.Match[str]) -> Rank:
-    """Return the rank of "best-selling", "loses the most", "most profitable"."""
+    """Return the rank for "best-selling", "loses the most", or "most profitable"."""
     said = {name: (text or "").lower() for name, text in match.groupdict().items()}
     if said["best"]:
         lowest = said["best"] in ("worst", "least")
@@ -72,7 +91,7 @@ def _sales_rank(match: re.Match[str]) -> Rank:
 
 @dataclass
 class ParsedQuestion:
-    """Where the words of a question went."""
+    """Parts of a question after parsing."""
 
     kind: str = ""
     number: float = 0.0
@@ -94,13 +113,13 @@ class ParsedQuestion:
 
 
 class QuestionParser:
-    """One question over one table; every word is free until something takes it.
+    """Parser of one question for one table. Each rule consumes the words that it understands.
 
     Args:
-        text: The question.
-        profile: The table.
-        times: The times of the question.
-        direction: Whether highs or lows are meant, where that was asked.
+        text: Question in words.
+        profile: Table that the question may refer to.
+        times: Times of the question.
+        direction: ``max`` or ``min`` if the question may mean highs or lows.
     """
 
     def __init__(
@@ -119,7 +138,7 @@ class QuestionParser:
             for place, word in enumerate(self.words)
             if not any(begin < word.end and word.begin < end for begin, end in spans)
         }
-        for begin, _ in spans:  # what "since" and "before" say is in the period already
+        for begin, _ in spans:  # the period already contains "since" and "before"
             for place in range(len(self.words) - 1, -1, -1):
                 word = self.words[place]
                 if word.end > begin:
@@ -142,7 +161,7 @@ class QuestionParser:
     # --- helpers -------------------------------------------------------------------------------
 
     def unused_between(self, begin: int, end: int) -> set[int]:
-        """Return the free words of a part of the text."""
+        """Return the positions of unused words in a part of the text."""
         return {
             p
             for p in self.unused_positions
@@ -150,7 +169,7 @@ class QuestionParser:
         }
 
     def consume(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """Place the words of a pattern, if they are there and free."""
+        """Consume the words of a pattern. Return the match, or ``None`` without unused words."""
         for match in pattern.finditer(self.text):
             if places := self.unused_between(*match.span()):
                 self.unused_positions -= places
@@ -158,7 +177,7 @@ class QuestionParser:
         return None
 
     def consume_word(self, words: dict[str, str] | frozenset[str]) -> str | None:
-        """Place the first free word that is among some."""
+        """Consume the first unused word of a set and return it."""
         for place in sorted(self.unused_positions):
             if self.words[place].stem in words:
                 self.unused_positions.discard(place)
@@ -168,34 +187,34 @@ class QuestionParser:
     def unparsed_error(
         self, *words: object, message: str = "", fix: str = ""
     ) -> UnparsedWordsError:
-        """Return the error that names the words which have no place."""
+        """Return an error that names the words that are not understood."""
         listed = ", ".join(repr(str(word)[:60]) for word in words[:8])
         return UnparsedWordsError(
             list(map(str, words)),
             ValidationError(
-                message or f"These words of the question could not be placed: {listed}.",
+                message or f"These words of the question are not understood: {listed}.",
                 fix=fix
-                or "Ask for the mean, total, count, highest or lowest of a column, by a group, with"
-                f" a limit or for a time; {self.profile.table.label} has the columns"
+                or "Ask for the mean, total, count, highest, or lowest of a column, by a group, with"
+                f" a limit, or for a time; {self.profile.table.label} has the columns"
                 f" {self.profile.column_list()}.",
             ),
         )
 
     def compares_periods(self) -> bool:
-        """Say whether several times are compared."""
+        """Return True if the question compares several times."""
         return len(self.times.periods) > 1 or len(self.times.endpoints) == 2
 
     def columns_for_quantity(self, quantity: str, direction: str | None) -> list[TableColumn]:
-        """Return the columns that hold a quantity; of highs and lows those that are meant."""
+        """Return the columns of a quantity, restricted to highs or lows if both exist."""
         numbers = self.profile.numeric_columns
         found = [c for c in numbers if quantity in {concept_of(word) for word in quantity_words(c)}]
-        if quantity == "price":  # of a unit, not of what a row is
+        if quantity == "price":  # prefer the price of an item to its unit price
             found = [c for c in found if "unit" not in split_name(c.name)]
         fitting = [c for c in found if direction_of(c) == direction] if direction else []
         return fitting if len(found) > 1 and fitting else found
 
     def is_additive(self, name: str) -> bool | None:
-        """Say whether a column is added up or averaged, where its name or unit tells."""
+        """Return True for a column that adds up, False for one to average, or ``None``."""
         column = next(
             (c for c in self.profile.columns if c.name == name), TableColumn(name, "text")
         )
@@ -206,13 +225,13 @@ class QuestionParser:
             return True
         return False if column.unit and column.unit not in DURATION_UNITS else None
 
-    # --- the words, one sort after the other ---------------------------------------------------
+    # --- rules ---------------------------------------------------------------------------------
 
     def parse(self) -> ParsedQuestion:
-        """Place all words.
+        """Parse all words.
 
         Raises:
-            Unplaced: There is a word left, or more than one reading.
+            UnparsedWordsError: A word is left over, or several readings are possible.
         """
         self._parse_kind()
         self._parse_limits()
@@ -254,7 +273,7 @@ class QuestionParser:
             if match is None:
                 continue
             if "amount" in held and "amount" in match[0].lower():
-                self.unused_positions = before  # a column is meant, where there is one of that name
+                self.unused_positions = before  # the word refers to a column of that name
                 continue
             said = match.groupdict()
             unit = {"h": "hour"}.get(said.get("unit") or "", said.get("unit"))
@@ -268,20 +287,20 @@ class QuestionParser:
             break
         if placed.kind == "crossing":
             self.consume(lex.COUNT_PHRASE)
-        asked = self.consume(lex.WHEN_CLAUSE)  # the time of an extreme is always said
+        asked = self.consume(lex.WHEN_CLAUSE)  # answers always state the time of an extreme
         if asked and asked["unit"] and lex.TIME_UNIT_WORDS.get(asked["unit"].lower()) != frequency:
             raise self.unparsed_error(asked["unit"])
         self._parse_development()
 
     def _parse_development(self) -> None:
-        """Read comparisons, "how did … develop", and which aggregate is asked for."""
+        """Parse comparisons, "how did … develop", and the aggregate."""
         placed = self.parsed
         if self.compares_periods():
             self.consume(lex.COMPARISON_PHRASE)
             if not any(
                 self.words[place].stem in lex.SUPERLATIVES for place in self.unused_positions
             ):
-                self.consume(lex.TREND_VERB)  # what grew the most is one of several changes
+                self.consume(lex.TREND_VERB)  # "grew the most" ranks several changes instead
         elif lex.HOW_DID_PHRASE.match(self.text) and self.consume(lex.DEVELOPMENT_VERB):
             placed.kind = "moved"
             self.consume(lex.HOW_DID_PHRASE)
@@ -291,7 +310,7 @@ class QuestionParser:
             placed.aggregate = lex.AGGREGATES[word]
 
     def _parse_limits(self) -> None:
-        """Find "above 30 degrees", "negative", "of 0"; their columns come later."""
+        """Parse limits such as "above 30 degrees"; ``_assign_limits`` finds their columns."""
         limits = self.parsed.limits
         for place in sorted(self.unused_positions):
             word = self.words[place]
@@ -322,7 +341,7 @@ class QuestionParser:
             limits.append(NumericLimit(min(places), None, "=", float(equal[1])))
 
     def _parse_comparative(self, position: int, quantity: str) -> None:
-        """Read "warmer" in a comparison of two times."""
+        """Parse "warmer" in a comparison of two times."""
         columns = self.columns_for_quantity(quantity, self.direction)
         if sorted(direction_of(column) or "" for column in columns) == ["max", "min"]:
             raise BothDirectionsError
@@ -332,7 +351,7 @@ class QuestionParser:
         self.unused_positions.discard(position)
 
     def _parse_number(self, position: int) -> tuple[float, str | None, int] | None:
-        """Read the number at a word, with its unit: value, unit, first word after it."""
+        """Parse the number at a position. Return its value, its unit, and the position after it."""
         word, until, unit = self.words[position], position + 1, None
         sign = self.text[word.begin - 1 : word.begin] in ("-", "\u2212")
         if match := lex.NUMBER_PATTERN.match(self.text, word.begin - sign):
@@ -362,7 +381,7 @@ class QuestionParser:
         return value, unit, until
 
     def _has_durations(self) -> bool:
-        """Say whether a column holds how long something took."""
+        """Return True if a column contains durations."""
         return any(column.unit in DURATION_UNITS for column in self.profile.numeric_columns)
 
     def _parse_columns(self) -> None:
@@ -370,7 +389,7 @@ class QuestionParser:
         match = lex.HIGH_LOW_NOUN.search(self.text)
         if match and self.unused_between(
             *match.span()
-        ):  # only of temperatures one says "the highs"
+        ):  # "the highs" always refers to temperatures
             word = (match[1] or match[2]).lower()
             wanted = "max" if word.startswith("h") else "min"
             columns = self.columns_for_quantity("temperature", wanted)
@@ -397,22 +416,20 @@ class QuestionParser:
                 stems = {self.words[p].stem for p in mention.positions}
                 if (
                     placed.kind == "count" and stems <= lex.NONZERO_ADJECTIVES
-                ):  # a rainy day is one with some
+                ):  # a rainy day has rain above zero
                     placed.where.append(Filter(column=mention.column.name, op=">", value=0))
                 else:
                     placed.columns.append(mention)
         for mention in list(placed.columns):
             after = max(mention.positions) + 1
             if after in self.unused_positions and self.words[after].stem in lex.MEASURE_NOUNS:
-                self.unused_positions.discard(
-                    after
-                )  # "wind speed", where the column is just called wind
+                self.unused_positions.discard(after)  # "wind speed" for a column named wind
             stems = {self.words[p].stem for p in mention.positions}
             counted = placed.kind in ("count", "share") or any(
                 m.column.kind == "number" and not self._follows_grouping_word(m)
                 for m in placed.columns if m is not mention
             )  # fmt: skip
-            # A word that names the file means its rows, where a column has the same name.
+            # A word that names both the file and a column refers to the rows.
             counted = (
                 counted
                 and not self._follows_grouping_word(mention)
@@ -426,24 +443,24 @@ class QuestionParser:
                 m for m in placed.columns if self.words[min(m.positions)].begin >= missing.end()
             ]
             if not later and missing[0].lower().endswith(("no", "without")):
-                raise self.unparsed_error(missing[0])  # what it is without is a value
+                raise self.unparsed_error(missing[0])  # the word after it is a value
             target = later[0] if later else placed.columns[-1]
             self.unused_positions -= self.unused_between(*missing.span())
             placed.columns.remove(target)
             placed.where.append(Filter(column=target.column.name, op="missing"))
 
     def _follows_grouping_word(self, mention: Mention) -> bool:
-        """Say whether a column is named behind a word such as "by"."""
+        """Return True if a word such as "by" precedes the column."""
         begin = min(mention.positions, default=0)
         return bool(begin and self.words[begin - 1].stem in ("by", "per", "each", "which"))
 
     def _choose_column(self, mentions: list[Mention]) -> Mention | None:
-        """Choose among columns that the same words may mean."""
+        """Choose one of the columns that the same words may mention."""
         stems = {self.words[p].stem for p in mentions[0].positions}
         whole = mentions[0].score >= 20 + 10 * len(mentions[0].positions)
         counted = stems <= self.profile.item_nouns and self.parsed.kind != "distinct"
         if counted or (not whole and stems <= {*self.row_nouns, *lex.TIME_UNIT_WORDS}):
-            return None  # the rows of the table, or a part of its time
+            return None  # rows of the table, or a part of its time
         if len(mentions) > 1:
             wanted = self._parse_direction()
             fitting = [m for m in mentions if wanted and direction_of(m.column) == wanted]
@@ -457,15 +474,16 @@ class QuestionParser:
             names = ", ".join(m.column.name for m in mentions[:8])
             raise self.unparsed_error(
                 said,
-                message=f"{said!r} may mean several columns of {self.profile.table.label}: {names}.",
+                message=f"{said!r} is ambiguous: it may mean several columns of"
+                f" {self.profile.table.label}: {names}.",
                 fix="Name one of them.",
             )
         return None if self.has_time and stems <= set(lex.TIME_UNIT_WORDS) else mentions[0]
 
     def _is_ranked(self, column: TableColumn) -> bool:
-        """Say whether a column holds what a superlative of the question speaks of.
+        """Return True if a superlative of the question refers to the column's quantity.
 
-        Of the wind that is its speed: nobody asks for the strongest direction.
+        For wind, the quantity is the speed, not the direction.
         """
         words = {concept_of(word) for word in quantity_words(column)}
         ranked = {lex.SUPERLATIVES.get(word.stem, (None, ""))[0] for word in self.words}
@@ -474,7 +492,7 @@ class QuestionParser:
         return bool(words & ranked)
 
     def _parse_direction(self) -> str | None:
-        """Say whether highs or lows are meant, where a table has both."""
+        """Return ``max`` or ``min`` if the question refers to highs or lows."""
         if self.direction is not None:
             return self.direction
         for place in sorted(self.unused_positions):
@@ -506,7 +524,9 @@ class QuestionParser:
             if len(chosen) != 1:
                 names = ", ".join(f"{m.column.name} = {m.value}" for m in group[:6])
                 raise self.unparsed_error(
-                    said, message=f"{said!r} may mean {names}.", fix="Name the column, too."
+                    said,
+                    message=f"{said!r} is ambiguous: it may mean {names}.",
+                    fix="Name the column.",
                 )
             mention, begin = chosen[0], min(chosen[0].positions)
             before = self.words[begin - 1].stem if begin else ""
@@ -514,7 +534,7 @@ class QuestionParser:
                 raise self.unparsed_error(self.words[begin - 1].text)
             self.unused_positions -= mention.positions
             values.setdefault(mention.column.name, []).append(str(mention.value))
-            # "In the Consumer segment": the column's own name only says what the value is.
+            # In "the Consumer segment", the column's name only explains the value.
             placed.columns = [
                 m for m in placed.columns
                 if m.column.name != mention.column.name
@@ -525,7 +545,7 @@ class QuestionParser:
                 raise self.unparsed_error(column)
             if len(found) == 1:
                 placed.where.append(Filter(column=column, value=found[0]))
-            else:  # two values of one column are compared
+            else:  # two values of one column form a comparison
                 placed.where.append(Filter(column=column, op="in", value=list(found)))
                 placed.groups.append(column)
                 self.consume(lex.COMPARISON_PHRASE)
@@ -543,7 +563,7 @@ class QuestionParser:
             top = re.search(r"\btop\s+\w+", self.text[: match.start()], re.IGNORECASE)
             if top and (numbers or placed.kind == "count"):
                 self.unused_positions -= (
-                    keyword  # "top 5 products by sales" ranks and groups nothing
+                    keyword  # "top 5 products by sales" ranks but does not group
                 )
                 continue
             names: list[str] = []
@@ -572,7 +592,7 @@ class QuestionParser:
                 placed.groups.append(placed.frequency_group)
 
     def _group_columns(self, mention: Mention, position: int) -> list[str]:
-        """Place a column that rows are grouped by; "hire year" only says whose years."""
+        """Return the group columns of a mention; "hire year" only selects the date column."""
         self.parsed.columns.remove(mention)
         name, part = (
             mention.column.name,
@@ -584,7 +604,7 @@ class QuestionParser:
         return [name]
 
     def _parse_ratio(self, names: list[str]) -> bool:
-        """Read "revenue per unit": one total over the other."""
+        """Parse "revenue per unit": one total divided by another."""
         if len(names) > 1 or not self.is_additive(names[0]):
             return False
         if self.parsed.kind:
@@ -593,7 +613,7 @@ class QuestionParser:
         return True
 
     def _time_part_at(self, position: int) -> tuple[str, set[int]] | None:
-        """Read a unit or part of the time at a word."""
+        """Parse a unit or part of the time at a position."""
         if not self.has_time or position not in self.unused_positions:
             return None
         for name, pattern in lex.TIME_PART_PHRASES:
@@ -609,7 +629,7 @@ class QuestionParser:
             found = self._superlative_at(place)
             if found is None:
                 continue
-            # "The hottest summer" is one of several times, not a value in one of them.
+            # "The hottest summer" selects one of several times, not a value.
             before_time = any(begin == self.words[place].end + 1 for begin, _ in self.time_spans)
             if placed.rank is not None or before_time:
                 raise self.unparsed_error(self.words[place].text)
@@ -631,7 +651,7 @@ class QuestionParser:
             if not any(
                 self._is_measure_of(m.column, str(rank.quantity)) for m in self._numeric_mentions()
             ):
-                raise self.unparsed_error(rank.word)  # "the rainiest" of a temperature
+                raise self.unparsed_error(rank.word)  # "rainiest" does not rank temperatures
             return
         columns = self.columns_for_quantity(str(rank.quantity), rank.direction)
         if len(columns) > 1:
@@ -641,7 +661,7 @@ class QuestionParser:
         placed.columns.append(Mention(columns[0], frozenset()))
 
     def _superlative_at(self, position: int) -> Rank | None:
-        """Read a superlative at a word."""
+        """Parse a superlative at a position."""
         word = self.words[position].stem
         named = {concept_of(w) for m in self.parsed.columns for w in quantity_words(m.column)}
         following = self.words[position + 1].stem if position + 1 < len(self.words) else ""
@@ -649,13 +669,13 @@ class QuestionParser:
             return Rank(lex.CONCEPTS[following], "max" if word == "most" else "min", word)
         if (
             word in ("best", "worst") and named & lex.HIGHER_IS_BETTER
-        ):  # where more is known to be better
+        ):  # quantities where more is better
             return Rank(None, "max" if word == "best" else "min", word)
         return Rank(*lex.SUPERLATIVES[word], word) if word in lex.SUPERLATIVES else None
 
     @staticmethod
     def _is_measure_of(column: TableColumn, quantity: str) -> bool:
-        """Say whether a column holds a quantity, by its name or its unit."""
+        """Return True if a column contains a quantity, by its name or unit."""
         said = {concept_of(word) for word in quantity_words(column)}
         if quantity == "length" and column.unit in DURATION_UNITS:
             return True
@@ -665,9 +685,9 @@ class QuestionParser:
         return [m for m in self.parsed.columns if m.column.kind == "number"]
 
     def _parse_date_columns(self) -> None:
-        """Let a word for a column of dates say by which of them the question goes.
+        """Let a word for a date column select the times that the question refers to.
 
-        Without a time of its own, a question for what "was shipped" counts rows with that date.
+        If the question names no time, "was shipped" counts the rows with that date.
         """
         placed, own = self.parsed, self.profile.time.columns[0] if self.profile.time else None
         parts = {*lex.UNIT_ORDER, *(name for name, _ in lex.TIME_PART_PHRASES)}
@@ -693,13 +713,13 @@ class QuestionParser:
             raise self.unparsed_error(placed.time_column)
 
     def _parse_subject(self) -> None:
-        """Find what "which X" and "X with the highest" ask for."""
+        """Find the item that "which X" or "X with the highest" refers to."""
         placed = self.parsed
         for mention in list(placed.columns):
             column = mention.column
             yes = self._boolean_value(mention) if placed.kind in ("count", "share") else None
             if yes is not None:
-                # "How many smokers": those where the column says yes.
+                # "How many smokers" counts the rows in which the column is true.
                 placed.where.append(Filter(column=column.name, value=yes))
             elif column.kind in ("category", "text", "flag") and column.name not in placed.groups:
                 if placed.subject not in (None, column.name):
@@ -716,7 +736,7 @@ class QuestionParser:
                 self.unused_positions -= part[1]
 
     def _boolean_value(self, mention: Mention) -> str | float | None:
-        """Return the value that rows have for which a column is true, or is not, as is said."""
+        """Return the value that stands for true in a column, or for false after a negation."""
         column, place = mention.column, min(mention.positions, default=0)
         if not mention.positions:
             return None
@@ -743,14 +763,14 @@ class QuestionParser:
         return known[not denied]
 
     def _is_counted(self, mention: Mention) -> bool:
-        """Say whether "how many" asks for the different values of a column, or only names it."""
+        """Return True if "how many" counts the distinct values of a column."""
         begin, after = self.words[min(mention.positions)].begin, max(mention.positions) + 1
         between = split_words(self.text[self.parsed.count_phrase_end : begin])
         rows = after < len(self.words) and self.words[after].stem in self.row_nouns
         return not rows and all(word.stem in lex.FILLER_WORDS for word in between)
 
     def _parse_unit(self) -> None:
-        """Find "in MWh"."""
+        """Parse the unit of the answer, as in "in MWh"."""
         for match in re.finditer(r"\bin\s++(?=(°?)\s*+([^\W\d]\w*(?:/\w+)?))", self.text):
             places, word = self.unused_between(*match.span(2)), match[2]
             lasts = any(m.column.unit in DURATION_UNITS for m in self.parsed.columns)
@@ -759,14 +779,14 @@ class QuestionParser:
                 self.parsed.unit = {"C": "°C", "F": "°F"}.get(word, word)
                 self.unused_positions -= places
                 if word == "percent" and self.compares_periods():
-                    self.parsed.unit = None  # a change is said in percent anyway
+                    self.parsed.unit = None  # changes always include a percentage
                 break
 
     def _parse_row_nouns(self) -> None:
-        """Place words for the rows; the name of the file speaks for its table."""
+        """Parse words for the rows, including the name of the file."""
         for place in sorted(self.unused_positions):
             word = self.words[place]
-            # What is counted is said in the plural: "electricity" is no row.
+            # Counted nouns are plural: "electricity" does not mean rows.
             counted = self.parsed.kind in ("count", "share", "distinct")
             if word.stem in self.row_nouns and not (
                 counted and word.stem not in lex.ROW_NOUNS and word.text.lower() == word.stem
@@ -775,7 +795,7 @@ class QuestionParser:
                 self.parsed.table_mentions += word.stem not in lex.ROW_NOUNS
 
     def _assign_limits(self) -> None:
-        """Give each limit its column: the one it means, or the nearest that was named."""
+        """Assign each limit to its column: the one it implies, or else the nearest mention."""
         placed = self.parsed
         numbers = [m for m in placed.columns if m.positions]
         for limit in placed.limits:

@@ -1,4 +1,4 @@
-"""The tables as a planner must see them to fill a query, in as few words as fit."""
+"""Descriptions of tables for a planner, in limited space."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _MAX_VALUE_CHARS = 40
 def read_tables(
     session: DataSession, files: Sequence[str], settings: Mapping[str, Any]
 ) -> list[TableProfile]:
-    """Look at every table of some files; a file that has not changed is looked at once.
+    """Return the profiles of all tables in the files. Unchanged files are profiled only once.
 
     Raises:
-        ValidationError: A file cannot be read, or may not be.
+        ValidationError: A file cannot be read or may not be read.
     """
     zone, day_first = settings.get("timezone") or "UTC", bool(settings.get("day_first", False))
     found: list[TableProfile] = []
@@ -45,12 +45,12 @@ def read_tables(
 def describe_tables(
     profiles: Sequence[TableProfile], task: str, max_chars: int = MAX_DESCRIPTION_CHARS
 ) -> str:
-    """Write down tables and columns, those first that the task speaks of.
+    """Describe tables and columns, starting with the columns that the task mentions.
 
     Args:
-        profiles: The tables.
-        task: What is asked; decides what is left out where not everything fits.
-        max_chars: Characters.
+        profiles: Tables to describe.
+        task: Task in words. It decides which columns are omitted if space is short.
+        max_chars: Maximum length of the description.
     """
     asked = {concept_of(word.stem) for word in split_words(task)}
     share = max_chars // max(1, len(profiles[:20]))
@@ -100,7 +100,7 @@ def _describe_column(column: TableColumn, time_profile: TableProfile | None) -> 
 
 
 def describe_files(files: Sequence[str], task: str, settings: Mapping[str, Any]) -> str:
-    """Describe the tables of files; what cannot be read is said instead."""
+    """Describe the tables of files. If a file cannot be read, return the error message."""
     with open_session(settings) as session:
         try:
             return describe_tables(read_tables(session, files, settings), task)

@@ -1,4 +1,4 @@
-"""A private DuckDB over the user's files: what is open, how it is read, how it is stopped."""
+"""In-memory DuckDB session over the user's files."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _DEFAULT_CSV_OPTIONS = "delim=',', quote='\"', header=true"
 
 @dataclass(frozen=True)
 class DataTable:
-    """One table of one file, and how to read it.
+    """Table of a file, with the options to read it.
 
     Attributes:
-        path: The file.
-        kind: What it is.
-        label: How it is called in answers.
-        size: Size of the file.
-        name: The table of a database.
-        encoding: Of a text file.
-        options: Delimiter, quotes, header and names of a text file, as DuckDB takes them.
-        has_semicolons: Whether its columns are told apart by semicolons, as where commas are decimal.
+        path: Path of the file.
+        kind: Format of the file.
+        label: Name of the table in answers.
+        size: Size of the file in bytes.
+        name: Name of the table in a database.
+        encoding: Encoding of a text file.
+        options: DuckDB options for the delimiter, quotes, header, and names of a text file.
+        has_semicolons: True if semicolons separate the columns, which suggests decimal commas.
     """
 
     path: Path
@@ -70,7 +70,7 @@ def quote_literal(text: str) -> str:
 
 
 def quote_path(path: str | Path) -> str:
-    """Quote a path for DuckDB, which takes brackets and stars for a pattern.
+    """Quote a path for DuckDB, escaping brackets and stars, which DuckDB treats as a pattern.
 
     >>> quote_path("sales[1].csv")
     "'sales[[]1].csv'"
@@ -79,7 +79,7 @@ def quote_path(path: str | Path) -> str:
 
 
 def unreadable_file_error(file_name: str, exc: object) -> ValidationError:
-    """Return the error of a file that is no readable table."""
+    """Return the error for a file that is not a readable table."""
     first_line = (str(exc).strip().splitlines() or ["unknown reason"])[0]
     return ValidationError(
         f"The data file {file_name!r} cannot be read: {first_line[:300]}",
@@ -88,13 +88,13 @@ def unreadable_file_error(file_name: str, exc: object) -> ValidationError:
 
 
 class DataSession:
-    """A DuckDB connection and the tables that were opened in it.
+    """DuckDB connection with the tables that were opened in it.
 
     Args:
-        connection: The connection.
-        folder: For copies that DuckDB can read: of databases (its reader for them is an extension
-            that would have to be downloaded) and of text in other encodings.
-        operation: What stops it.
+        connection: DuckDB connection.
+        folder: Folder for copies of SQLite tables, since DuckDB would have to download an
+            extension, and of text that is not UTF-8.
+        operation: Operation whose end interrupts the queries.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class DataSession:
         self._relations: dict[DataTable, str] = {}
 
     def relation(self, table: DataTable) -> str:
-        """Return SQL that stands for the table after FROM.
+        """Return SQL for the table, to use after FROM.
 
         Raises:
             ValidationError: The file cannot be read.
@@ -124,13 +124,13 @@ class DataSession:
             )
             if table.kind == "parquet" or table.size > _MAX_IN_MEMORY_BYTES:
                 name = source
-            else:  # text is parsed once; every later query is then a matter of milliseconds
+            else:  # parse text only once; later queries take milliseconds
                 self.query(f"CREATE TEMP TABLE {name} AS FROM {source}", label=table.label)
             self._relations[table] = name
         return self._relations[table]
 
     def readable_path(self, table: DataTable) -> Path:
-        """Return a file that DuckDB can read: the table's own, or a copy of it."""
+        """Return the path of the table's file, or of a copy that DuckDB can read."""
         target = self.folder / f"copy{len(self._relations)}.csv"
         if table.kind == "sqlite":
             self._export_sqlite(table, target)
@@ -152,7 +152,7 @@ class DataSession:
             sys.executable, "-I", "-S", sqlite_export.__file__, f"{table.path.as_uri()}?mode=ro",
             str(table.name), str(target), str(bounds.max_rows), str(limit),
         ]  # fmt: skip
-        with subprocess.Popen(  # noqa: S603 - our own file, its arguments as a list
+        with subprocess.Popen(  # noqa: S603 - a file of this package, without a shell
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         ) as child:
             try:
@@ -161,7 +161,7 @@ class DataSession:
             finally:
                 child.kill()
         self.operation.raise_if_stopped()
-        # A process that did not live to say anything had no memory left.
+        # A process that was killed without a message ran out of memory.
         result = json.loads(said or '{"bound": "memory"}')
         if "error" in result:
             raise unreadable_file_error(table.label, result["error"])
@@ -172,20 +172,20 @@ class DataSession:
                 "memory": f"{sqlite_export.MAX_MEMORY_BYTES:,} bytes of memory",
             }[result["bound"]]
             raise CapabilityError(
-                f"{table.label!r} needs more than {reached}; that is the limit for a file of"
+                f"The table {table.label!r} needs more than {reached}: this is the limit for a file of"
                 f" {table.size:,} bytes.",
-                fix="Check the view, or export what is needed as Parquet.",
+                fix="Check the view, or export the required rows as Parquet.",
                 severity=ErrorSeverity.CRITICAL,
             )
 
     def query(
         self, sql: str, parameters: Mapping[str, Any] | None = None, label: str = "the data"
     ) -> list[tuple[Any, ...]]:
-        """Run a query.
+        """Run a query and return all rows.
 
         Raises:
-            ValidationError: The file under it cannot be read.
-            CapabilityError: The query fails for another reason, or was stopped.
+            ValidationError: The file cannot be read.
+            CapabilityError: The query failed for another reason or was stopped.
         """
         import duckdb
 
@@ -202,16 +202,16 @@ class DataSession:
         except duckdb.Error as exc:
             first_line = str(exc).strip().splitlines()[0]
             raise CapabilityError(
-                f"DuckDB could not compute over {label}: {first_line[:300]}",
+                f"The DuckDB query over {label} failed: {first_line[:300]}",
                 fix="Ask for fewer rows or columns, or raise 'memory_limit' in the settings.",
             ) from exc
 
 
 @contextlib.contextmanager
 def open_session(settings: Mapping[str, Any] | None = None) -> Iterator[DataSession]:
-    """Open an in-memory DuckDB that downloads nothing and stays within its bounds.
+    """Open an in-memory DuckDB session that downloads nothing and has resource limits.
 
-    It is closed, and its temporary files are removed, at the end.
+    On exit, the session is closed and its temporary files are deleted.
     """
     duckdb_module = require_extra("duckdb", "data")
     work = current_operation(settings or {})
@@ -228,6 +228,6 @@ def open_session(settings: Mapping[str, Any] | None = None) -> Iterator[DataSess
             contextlib.closing(duckdb_module.connect(":memory:", config=options)) as connection,
             work.on_stop(connection.interrupt),
         ):
-            # The bar would stand between the messages of a protocol over standard output.
+            # A progress bar would corrupt protocols that use standard output.
             connection.execute("SET enable_progress_bar = false")
             yield DataSession(connection, Path(folder), work)

@@ -1,9 +1,9 @@
-"""Writes the rows of one SQLite table as CSV; run as a process of its own.
+"""Export of a SQLite table to CSV, run in a separate process.
 
-A view can compute without end, and its sorting can fill memory or disk. In a process all three
-have bounds, and it can be killed. Only the standard library is used, so that it starts quickly.
+A view can compute forever, and sorting it can fill memory or disk. A process has limits and can be
+killed. The module imports only the standard library, so that the process starts quickly.
 
-    python -I -S sqlite_rows.py DATABASE TABLE TARGET MAX_ROWS MAX_BYTES
+    python -I -S sqlite_export.py DATABASE TABLE TARGET MAX_ROWS MAX_BYTES
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_VALUE_BYTES = 16 * 1024**2
 
 
 def distinct_names(names: list[str]) -> list[str]:
-    """Tell equal names of columns apart by their places, so that none passes for the other.
+    """Add the position to equal column names, so that they can be distinguished.
 
     >>> distinct_names(["day", "price", "Price"])
     ['day', 'price (column 2)', 'Price (column 3)']
@@ -34,11 +34,11 @@ def distinct_names(names: list[str]) -> list[str]:
 
 
 class _LimitReachedError(Exception):
-    """A bound was reached; the argument names it."""
+    """A limit was reached. The argument names it."""
 
 
 class _SizeLimitedFile:
-    """A text file that counts what is written."""
+    """Text file that raises an error when its size exceeds a limit."""
 
     def __init__(self, file: Any, max_chars: int) -> None:
         self._file = file
@@ -60,14 +60,14 @@ def _limit_memory() -> None:
 
 
 def main(database: str, table: str, target: str, max_rows: int, max_bytes: int) -> dict[str, str]:
-    """Write the rows; return what went wrong, or nothing.
+    """Export the rows. Return the error or the limit that was reached, or an empty dictionary.
 
     Args:
         database: URI of the database.
-        table: Table or view.
-        target: The file to write.
-        max_rows: How many rows there may be.
-        max_bytes: How long the file may become.
+        table: Table or view to export.
+        target: Path of the CSV file.
+        max_rows: Maximum number of rows.
+        max_bytes: Maximum size of the CSV file.
     """
     _limit_memory()
     name = '"' + table.replace('"', '""') + '"'
@@ -77,7 +77,7 @@ def main(database: str, table: str, target: str, max_rows: int, max_bytes: int) 
             open(target, "w", newline="", encoding="utf-8") as file,
         ):
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
-            # What SQLite sorts stays in memory, which is bounded, and off the disk.
+            # Sort in memory, which is limited, instead of on disk.
             connection.execute("PRAGMA temp_store = MEMORY")
             connection.execute("PRAGMA trusted_schema = OFF")
             connection.text_factory = lambda data: data.decode("utf-8", "replace")

@@ -1,8 +1,7 @@
-"""Where files are read and computed over: threads of their own, that can be stopped.
+"""Threads for data work that can be stopped.
 
-The event loop's default threads serve the whole process (savers, leases, name look-ups). A file
-that takes for ever must not occupy them, so data work has its own few threads, and each piece of
-work ends when its step is cancelled or its time is over.
+Data work does not use the event loop's default threads, because they serve the whole process
+(savers, leases, DNS). Each operation ends when its step is canceled or its time limit is reached.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ _INTERRUPT_INTERVAL_SECONDS = 0.05
 
 
 class DataLimits(BaseModel):
-    """How much one piece of data work may take; the aliases are settings of the capability.
+    """Resource limits of one operation. The fields are settings of the capability.
 
     Attributes:
-        max_seconds: Time.
+        max_seconds: Time limit.
         max_rows: Rows of one table.
-        max_file_bytes: Size of one file; Parquet, which is read by columns, may have ten times that.
+        max_file_bytes: Size of one file. Parquet files may be ten times larger.
         max_columns: Columns of one table.
-        memory_limit: Memory of DuckDB, in its own words.
-        max_spill_bytes: What DuckDB may lay down on the disk meanwhile.
+        memory_limit: Memory of DuckDB, in DuckDB's notation.
+        max_spill_bytes: Disk space that DuckDB may use temporarily.
 
     >>> DataLimits.from_settings({"max_rows": 10}).max_rows
     10
@@ -61,30 +60,30 @@ class DataLimits(BaseModel):
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> DataLimits:
-        """Read the bounds from the settings of a capability.
+        """Return the limits in the settings of a capability.
 
         Raises:
-            ValidationError: One of them is no number above 0.
+            ValidationError: A limit is not a positive number.
         """
         try:
             return cls.model_validate({k: v for k, v in settings.items() if v is not None})
         except PydanticError as exc:
             problem = exc.errors()[0]
             raise ValidationError(
-                f"The setting {problem['loc'][0]!r} is {problem['input']!r}.",
-                fix="Give a number above 0.",
+                f"The setting {problem['loc'][0]!r} is {problem['input']!r}: expected a positive number.",
+                fix="Set it to a number above 0.",
             ) from exc
 
     def max_export_bytes(self, file_bytes: int) -> int:
-        """Return how many bytes the rows of a file of this size may become.
+        """Return the maximum size of the rows exported from a file of this size.
 
-        A view of a small database can yield rows without end.
+        A view of a small database can yield rows forever.
         """
         return min(self.max_file_bytes, max(64 * 1024**2, 20 * file_bytes))
 
 
 class ResultCache:
-    """Results by key, the latest used of them.
+    """Thread-safe cache of the most recently used results.
 
     >>> ResultCache(2).get_or_compute("a", lambda: [1])
     [1]
@@ -95,7 +94,7 @@ class ResultCache:
         self._lock = threading.Lock()
 
     def get_or_compute(self, key: Any, compute: Callable[[], Result]) -> Result:
-        """Return the result of a key; made now where it is not kept."""
+        """Return the cached result of a key, or compute and cache it."""
         with self._lock:
             found = self._results.get(key)
         if found is None:
@@ -106,11 +105,11 @@ class ResultCache:
 
 
 class DataOperation:
-    """One piece of work: its bounds, and what must be interrupted to end it.
+    """Data operation with its limits and the callbacks that interrupt it.
 
     Args:
-        limits: What it may take.
-        cache: What earlier work left for it.
+        limits: Resource limits.
+        cache: Cache shared with other operations.
     """
 
     def __init__(self, limits: DataLimits, cache: ResultCache | None = None) -> None:
@@ -122,21 +121,21 @@ class DataOperation:
         self._timed_out = False
 
     def stop(self) -> None:
-        """End the work soon, from any thread."""
+        """Stop the operation soon, from any thread."""
         self._stopping.set()
 
     def raise_if_stopped(self) -> None:
-        """Go on, or not.
+        """Raise an error if the operation must end.
 
         Raises:
-            CapabilityError: The work was stopped, or its time is over.
+            CapabilityError: The operation was stopped or reached its time limit.
         """
         if not self._stopping.is_set():
             return
         if self._timed_out:
             raise CapabilityError(
                 f"Reading the data took longer than {self.limits.max_seconds:g} s and was stopped.",
-                fix="Ask for less, check the file, or raise 'max_seconds' in the settings.",
+                fix="Request less data, check the file, or raise 'max_seconds' in the settings.",
                 severity=ErrorSeverity.CRITICAL,
             )
         raise CapabilityError(
@@ -145,7 +144,7 @@ class DataOperation:
 
     @contextlib.contextmanager
     def on_stop(self, callback: Callable[[], None]) -> Iterator[None]:
-        """Have something interrupted, over and over, once the work is to end."""
+        """Context manager: call `callback` repeatedly once the operation must end."""
         self.raise_if_stopped()
         self._stop_callbacks.append(callback)
         try:
@@ -154,7 +153,7 @@ class DataOperation:
             self._stop_callbacks.remove(callback)
 
     def run(self, function: Callable[P, Result], *args: P.args, **kwargs: P.kwargs) -> Result:
-        """Call a function in this thread; sessions that it opens belong to this work."""
+        """Call a function in this thread. Sessions that it opens belong to this operation."""
         watcher = threading.Thread(target=self._watch, name="capgraph-data-watch", daemon=True)
         watcher.start()
         token = _current.set(self)
@@ -170,7 +169,7 @@ class DataOperation:
         if not self._stopping.wait(self.limits.max_seconds):
             self._timed_out = True
             self._stopping.set()
-        # An interrupt that comes between two queries is lost, so it is repeated.
+        # An interrupt between two queries has no effect, so it is repeated.
         while not self._done.is_set():
             for interrupt in list(self._stop_callbacks):
                 interrupt()
@@ -183,15 +182,15 @@ _current: contextvars.ContextVar[DataOperation | None] = contextvars.ContextVar(
 
 
 def current_operation(settings: Mapping[str, Any]) -> DataOperation:
-    """Return the work that this thread does, or one without a watch for a direct call."""
+    """Return the operation of this thread, or one without a time limit for a direct call."""
     return _current.get() or DataOperation(DataLimits.from_settings(settings))
 
 
 class DataThreadPool:
-    """The few threads of data work, and what they keep; the capability that asks owns them.
+    """Thread pool of a capability, with a cache of results.
 
     Args:
-        threads: How many pieces of work run side by side.
+        threads: Maximum number of concurrent operations.
     """
 
     def __init__(self, threads: int = 4) -> None:
@@ -205,19 +204,19 @@ class DataThreadPool:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Result:
-        """Run a function in these threads; it ends when the caller is cancelled.
+        """Run a function in the pool. The function is stopped when the caller is canceled.
 
         Args:
-            settings: Settings of the capability, with the bounds.
-            function: What to run.
-            *args: Its arguments.
-            **kwargs: Its keyword arguments.
+            settings: Settings of the capability, including the limits.
+            function: Function to run.
+            *args: Positional arguments of the function.
+            **kwargs: Keyword arguments of the function.
 
         Raises:
-            CapabilityError: Its time is over.
+            CapabilityError: The operation reached its time limit.
         """
         work = DataOperation(DataLimits.from_settings(settings), self._cache)
-        # What tells of progress finds its way by context variables.
+        # Progress events need the context variables of the caller.
         context = contextvars.copy_context()
         call = functools.partial(work.run, function, *args, **kwargs)
         try:
@@ -227,7 +226,7 @@ class DataThreadPool:
 
 
 def classify_data_error(exc: Exception, context: dict[str, Any]) -> ErrorClassification:
-    """Classify a failure of data work: what took too long once is not tried again."""
+    """Classify an error of data work. Timeouts are not retried."""
     found = classify_exception(
         exc,
         f"Unhandled error in {context.get('capability', 'unknown_capability')}",

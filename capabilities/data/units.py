@@ -1,4 +1,4 @@
-"""Units: read from column names, guessed for temperatures, converted by pint."""
+"""Units: read from column names, inferred for temperatures, and converted with pint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from capgraph.capabilities.data.words import fold, split_name, word_set
 
 _BRACKETED_TEXT = re.compile(r"[(\[]([^()\[\]]{1,40})[)\]]")
 _MAX_BRACKETED_CHARS, _MAX_UNIT_CHARS = 16, 30
-# What people write, where pint does not know it or takes it for something else.
+# Common spellings that pint does not know or misinterprets.
 _UNIT_SPELLINGS = {
     "°c": "degC", "ºc": "degC", "deg c": "degC", "celsius": "degC", "centigrade": "degC",
     "degree celsius": "degC", "°f": "degF", "ºf": "degF", "deg f": "degF", "fahrenheit": "degF",
@@ -38,13 +38,13 @@ _SPLIT = re.compile(r"[\W_]+")
 _UNIT_SUFFIXES = {"c": "°C", "f": "°F", "g": "g", "m": "m", "s": "s", "h": "h", "l": "L", "w": "W"}
 _UNIT_SYMBOLS = {"c": "°C", "f": "°F", "k": "K", "$": "USD", "€": "EUR", "£": "GBP"}
 _DIMENSIONLESS_UNITS = {"%", "USD", "EUR", "GBP", "ppm", "ppb"}
-# pint computes with what it reads: "3**3333333333" would never end.
+# pint evaluates its input: "3**3333333333" would never finish.
 _UNIT_FACTOR = r"°?[^\W\d_]+(?:_[^\W\d_]+)*(?:(?:\*\*|\^)?-?[1-4])?"
 _UNIT_PATTERN = re.compile(rf"{_UNIT_FACTOR}(?:(?:\s*[/*·⋅]\s*|\s+){_UNIT_FACTOR}){{0,3}}")
 
 
 def unit_in_name(name: str) -> str | None:
-    """Read the unit that a column name carries.
+    """Return the unit that a column name contains.
 
     >>> unit_in_name("Temp (°C)"), unit_in_name("body_mass_g"), unit_in_name("speed_m_s")
     ('°C', 'g', 'm/s')
@@ -61,12 +61,12 @@ def unit_in_name(name: str) -> str | None:
     if "°" in name:
         return _UNIT_SYMBOLS.get(name[name.index("°") + 1 : name.index("°") + 2].lower())
     words, tokens = split_name(name), [token for token in _SPLIT.split(name) if token]
-    whole = [fold(token) for token in tokens]  # "kW" is no "W" behind a "k"
+    whole = [fold(token) for token in tokens]  # keeps "kW" together
     percent = "%" if name.strip().endswith("%") else None
-    if len(words) < 2 or "per" in words[:-1]:  # what is measured in it, or what it is divided by
+    if len(words) < 2 or "per" in words[:-1]:  # the last word is the quantity or a divisor
         return percent
     if whole[-1] == "min" and _DURATION_WORDS.intersection(words):
-        return "min"  # elsewhere it may be the lowest
+        return "min"  # in other names it may mean the minimum
     if whole[-1] in _DIVISOR_UNITS and {*whole[:-1][-1:]} & {*_UNIT_WORDS, *_UNIT_SUFFIXES}:
         ratio = "/".join(tokens[-2:])  # speed_m_s, emission_g_km
         return _UNIT_WORDS.get(fold(ratio)) or (ratio if _parse(ratio) else None)
@@ -74,7 +74,7 @@ def unit_in_name(name: str) -> str | None:
         _UNIT_WORDS[word] for word in [*reversed(whole), *reversed(words)] if word in _UNIT_WORDS
     )
     if unit := next(known, None):
-        # Thousands of euros are not said in euros, nor areas in lengths.
+        # Scaled amounts and areas have other units: "thousand EUR", "m2".
         scaled = unit in _DIMENSIONLESS_UNITS and _SCALE_WORDS.intersection(words)
         if scaled or words[-1].isdigit() or whole[-1][0].isdigit():
             return None
@@ -86,10 +86,10 @@ def unit_in_name(name: str) -> str | None:
 
 
 def guess_temperature_unit(lowest: float, highest: float) -> str | None:
-    """Guess the unit of temperatures from their range, where the range leaves no doubt.
+    """Return the unit of temperatures if their range allows only one.
 
-    Air and water temperatures of places where people measure: above 60 is too hot for Celsius,
-    and a year that never passes 45 would be polar in Fahrenheit.
+    The rules cover air and water temperatures where people live: above 60 is too hot for Celsius,
+    and a year that never exceeds 45 would be polar in Fahrenheit.
 
     >>> guess_temperature_unit(-1.6, 35.6), guess_temperature_unit(30.1, 74.9)
     ('°C', '°F')
@@ -111,7 +111,7 @@ def _registry() -> Any:
 
 @functools.lru_cache(maxsize=512)
 def _parse(unit: str) -> Any:
-    """Return what pint makes of a unit, or ``None``."""
+    """Return the pint unit of a text, or ``None``."""
     if len(unit) > _MAX_UNIT_CHARS:
         return None
     text = _UNIT_SPELLINGS.get(fold(unit)) or _UNIT_SPELLINGS.get(unit.lower()) or unit
@@ -119,12 +119,12 @@ def _parse(unit: str) -> Any:
         return None
     try:
         return _registry().Unit(text)
-    except Exception:  # pint raises a dozen types for what is no unit
+    except Exception:  # pint raises a dozen types for invalid units
         return None
 
 
 def is_unit(text: str) -> bool:
-    """Say whether a word is a unit.
+    """Return True if a word is a unit.
 
     >>> is_unit("kg"), is_unit("banana")
     (True, False)
@@ -133,12 +133,12 @@ def is_unit(text: str) -> bool:
 
 
 def unit_conversion(unit: str | None, target: str | None) -> tuple[float, float]:
-    """Return factor and offset that turn a value in one unit into another.
+    """Return the factor and offset that convert a value between units.
 
-    A value without a unit is taken as it stands.
+    A value without a unit is not converted.
 
     Raises:
-        ValidationError: One of them is no unit, or they measure different things.
+        ValidationError: A unit is invalid, or the units measure different quantities.
 
     >>> unit_conversion("kg", "g"), unit_conversion("USD", None)
     ((1000.0, 0.0), (1.0, 0.0))
@@ -152,7 +152,7 @@ def unit_conversion(unit: str | None, target: str | None) -> tuple[float, float]
         one = float(quantity(1.0, source).to(goal).magnitude)
         return round(one - zero, 12) if abs(one - zero) > 1e-6 else one - zero, round(zero, 9)
     raise ValidationError(
-        f"{unit} cannot be converted to {target}.",
-        fix="Use a unit of the same kind, or none.",
+        f"The unit {unit} cannot be converted to {target}.",
+        fix="Use a unit of the same quantity, or none.",
         severity=ErrorSeverity.REPLANNING,
     )

@@ -1,4 +1,4 @@
-"""Words of a text and of a column name, brought to one form."""
+"""Words of texts and column names in a normalized form."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _UNINFLECTED_WORDS = {
 
 @dataclass(frozen=True)
 class Word:
-    """A word of a text.
+    """Word of a text.
 
     Attributes:
-        text: As written.
-        stem: Its form for comparing.
-        begin: Where it begins.
-        end: Where it ends.
+        text: Word as written.
+        stem: Normalized form for comparisons.
+        begin: Start index in the text.
+        end: End index in the text.
     """
 
     text: str
@@ -36,7 +36,7 @@ class Word:
 
 
 def word_set(text: str) -> frozenset[str]:
-    """Return the words of a list that is written as one text.
+    """Return the words of a text as a set.
 
     >>> sorted(word_set("low high"))
     ['high', 'low']
@@ -45,7 +45,7 @@ def word_set(text: str) -> frozenset[str]:
 
 
 def fold(text: str) -> str:
-    """Remove case and accents.
+    """Return a text without case and accents.
 
     >>> fold("Größe Été")
     'grosse ete'
@@ -57,7 +57,7 @@ def fold(text: str) -> str:
 
 
 def stem(word: str) -> str:
-    """Bring a word to its singular, simple form.
+    """Return the singular, normalized form of a word.
 
     >>> [stem(word) for word in ("Temperatures", "cities", "boxes", "glass", "news")]
     ['temperature', 'city', 'box', 'glass', 'news']
@@ -90,7 +90,7 @@ def split_words(text: str) -> list[Word]:
 
 
 def split_name(name: str) -> list[str]:
-    """Split a column or file name into comparable words.
+    """Split a column or file name into normalized words.
 
     >>> split_name("Temp_Max (°C)"), split_name("netGeneration2")
     (['temp', 'max', 'c'], ['net', 'generation', '2'])
@@ -102,7 +102,7 @@ def split_name(name: str) -> list[str]:
 
 
 def blank_spans(text: str, spans: list[tuple[int, int]]) -> str:
-    """Replace parts of a text by spaces, so that places stay the same.
+    """Replace parts of a text with spaces, so that indexes stay the same.
 
     >>> blank_spans("in 2015 or so", [(0, 7)])
     '        or so'

@@ -1,5 +1,5 @@
-"""From words about time to periods: what ``time_range_parsing`` is made of.
+"""Parser for time expressions, used by ``time_range_parsing``.
 
-``scan`` finds the expressions in a text, ``connect`` reads how they hang together ("between",
-"since", "and"), ``parse`` puts both into one result.
+``scanner`` finds the expressions in a text. ``parser`` combines them into periods, with words such
+as "between", "since", and "and".
 """

@@ -1,4 +1,4 @@
-"""One expression of time, and the calendar arithmetic that turns it into an interval."""
+"""Time expressions and the calendar arithmetic that resolves them to periods."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass as checked
 from capgraph.base import ValidationError
 from capgraph.capabilities.formatting import date_text
 
-# Not those of ``calendar``: they follow the locale that the application has set.
+# The names in ``calendar`` depend on the locale of the application.
 _MONTHS = "january february march april may june july august september october november december"
 MONTH_NAMES = _MONTHS.split()
 DAY_NAMES = ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
@@ -28,20 +28,19 @@ _DAYS_OF_YEAR = 365
 ORDINALS = {"first": 1, "second": 2, "third": 3, "fourth": 4, "1st": 1, "2nd": 2, "3rd": 3}
 ORDINALS["4th"] = 4
 
-# First month of each season in the northern hemisphere; the southern one is half a year off.
+# First month of each season in the northern hemisphere. In the southern one it is 6 months later.
 _SEASON_START = {"spring": 3, "summer": 6, "autumn": 9, "winter": 12}
 
 
 @dataclass(frozen=True)
 class TimeOptions:
-    """What the reader of a text assumes.
+    """Options of the time parser.
 
     Attributes:
-        now: The moment that "yesterday" counts from, without zone.
-        day_first: Whether 03/04/2015 is the third of April.
-        southern: Whether summer is December to February.
-        year: Year of a part of a month or season that is said without one; such a part is not read
-            when this is not given.
+        now: Time that relative expressions start from, without a time zone.
+        day_first: True if ambiguous dates such as 03/04/2015 have the day first.
+        southern: True if summer is December to February.
+        year: Year for parts of a month or season without one. If omitted, such parts are ignored.
     """
 
     now: datetime
@@ -52,7 +51,7 @@ class TimeOptions:
 
 @checked(frozen=True, config=ConfigDict(extra="forbid"))
 class Period:
-    """Local time from ``start`` up to, but without, ``end_index``; ``None`` leaves a side open."""
+    """Local time from ``start`` to the exclusive ``end``. ``None`` leaves a side open."""
 
     start: datetime | None = None
     end: datetime | None = None
@@ -61,7 +60,7 @@ class Period:
 
 @checked(frozen=True, config=ConfigDict(extra="forbid"))
 class DataWindow:
-    """The first or last part of whatever the data covers, such as its last five years."""
+    """First or last part of the time that the data covers, such as its last five years."""
 
     edge: Literal["first", "last"]
     amount: Annotated[int, Field(ge=1)]
@@ -70,18 +69,18 @@ class DataWindow:
 
 @dataclass
 class ParsedTime:
-    """What a text says about time.
+    """Times that a text names.
 
     Attributes:
-        periods: The periods, in the order of the text; none means the whole data.
-        endpoints: For one range "from A to B": A and B as periods of their own.
+        periods: Periods in the order of the text. An empty list means all data.
+        endpoints: For one range "from A to B", A and B as separate periods.
         months: Months of any year ("in March").
-        days: ``MM-DD`` of any year ("on 4 July").
-        weekdays: 0 is Monday.
+        days: Days of any year ("on 4 July"), as ``MM-DD``.
+        weekdays: Days of the week; 0 is Monday.
         hours: Hours of the day.
-        window: A part of the data's own coverage.
-        spans: Parts of the text that spoke of time.
-        label: The whole in words.
+        window: First or last part of the time that the data covers.
+        spans: Parts of the text that refer to time.
+        label: Description of all times in words.
     """
 
     periods: list[Period] = field(default_factory=list)
@@ -97,16 +96,18 @@ class ParsedTime:
 
 @dataclass(frozen=True)
 class TimeExpression:
-    """An expression of time found in a text.
+    """Time expression in a text.
 
     Attributes:
-        start_index: Where it begins in the text.
-        end_index: Where it ends.
-        unit: ``day``, ``month``, ``quarter``, ``half``, ``season``, ``year`` or ``fixed``.
-        year: The year, when the text gives one.
-        part: Number of the month, quarter or half, or ``(month, day)``; name of the season.
-        portion: Which part of it is meant, such as ``("first", 2, "week")`` or ``("early",)``.
-        period: The result, for expressions that need no more context.
+        start_index: Start index in the text.
+        end_index: End index in the text.
+        unit: ``day``, ``month``, ``quarter``, ``half``, ``season``, ``year``, ``decade``, or
+            ``fixed``.
+        year: Year, if the text states one.
+        part: Number of the month, quarter, or half; ``(month, day)``; or name of the season.
+        portion: Part of the period, such as ``("first", 2, "week")`` or ``("early", 1, "")``.
+        period: Period of a ``fixed`` expression.
+        text: Text of the expression.
     """
 
     start_index: int
@@ -120,12 +121,12 @@ class TimeExpression:
 
     @property
     def lacks_year(self) -> bool:
-        """Whether the year must come from elsewhere."""
+        """True if the year must come from another expression."""
         return self.unit != "fixed" and self.year is None
 
 
 def add_months(moment: datetime, months: int) -> datetime:
-    """Move by whole months, keeping the day where the month has it.
+    """Add whole months. Keep the day if the month has it, and otherwise use the month's last day.
 
     >>> add_months(datetime(2012, 1, 31), 1)
     datetime.datetime(2012, 2, 29, 0, 0)
@@ -137,7 +138,7 @@ def add_months(moment: datetime, months: int) -> datetime:
 
 
 def shift(moment: datetime, amount: int, unit: str) -> datetime:
-    """Move by a number of hours, days, weeks, months, quarters or years."""
+    """Add a number of units, from minutes to decades."""
     if unit in ("minute", "hour", "day", "week"):
         return moment + timedelta(**{f"{unit}s": amount})
     return add_months(
@@ -146,7 +147,7 @@ def shift(moment: datetime, amount: int, unit: str) -> datetime:
 
 
 def floor(moment: datetime, unit: str) -> datetime:
-    """Return the beginning of the unit that holds a moment.
+    """Return the start of the unit that contains a time.
 
     >>> floor(datetime(2015, 8, 19, 7), "quarter")
     datetime.datetime(2015, 7, 1, 0, 0)
@@ -167,10 +168,14 @@ def floor(moment: datetime, unit: str) -> datetime:
 
 
 def parse_day(year: int, month: int, day: int, text: str) -> datetime:
-    """Build a date, or say which part of it is impossible."""
+    """Return a date, or raise an error that says why it does not exist.
+
+    Raises:
+        ValidationError: The month or the day does not exist.
+    """
     if not 1 <= month <= 12:
         raise ValidationError(
-            f"{text.strip()!r} is not a date: there is no month {month}.",
+            f"{text.strip()!r} is not a date: month {month} does not exist.",
             fix="Write it as 2015-07-19 or 19 July 2015.",
         )
     last = calendar.monthrange(year, month)[1] if year else 29
@@ -194,13 +199,17 @@ def season_months(season: str, southern: bool) -> list[int]:
 
 
 def resolve_period(expression: TimeExpression, southern: bool = False) -> Period:
-    """Turn an item whose year is known into an interval."""
+    """Return the period of an expression whose year is known.
+
+    Raises:
+        ValidationError: The expression has no year or does not denote an existing period.
+    """
     if expression.period is not None:
         whole = expression.period
     else:
         year = expression.year
         if year is None:
-            raise ValidationError(f"{expression.text!r} has no year.", fix="Add the year.")
+            raise ValidationError(f"The time {expression.text!r} has no year.", fix="Add the year.")
         whole = _whole_period(expression, year, southern)
     return _select_portion(whole, expression.portion) if expression.portion else whole
 
@@ -216,13 +225,15 @@ def _whole_period(expression: TimeExpression, year: int, southern: bool) -> Peri
         return Period(start, start + timedelta(days=1), date_text(start))
     if expression.unit == "season" and isinstance(part, str):
         months = season_months(part, southern)
-        # A season over the turn of the year carries the year of its January.
+        # A season that spans two years belongs to the year of its January.
         start = datetime(year - 1 if months[0] == 12 else year, months[0], 1)
         end = add_months(start, 3)
         days = f"{date_text(start)} to {date_text(end - timedelta(days=1))}"
         return Period(start, end, f"{part} {year} ({days})")
     if not isinstance(part, int):
-        raise ValidationError(f"{expression.text!r} is not a period.", fix="Write dates instead.")
+        raise ValidationError(
+            f"The time {expression.text!r} is not a period.", fix="Write dates instead."
+        )
     length = {"month": 1, "quarter": 3, "half": 6}[expression.unit]
     start = datetime(year, (part - 1) * length + 1, 1)
     name = {
@@ -251,7 +262,7 @@ def _select_portion(period: Period, portion: tuple[str, int, str]) -> Period:
     plural = f"{amount} {unit}s" if amount > 1 else unit
     parts = {"half": 2, "quarter": 4}.get(unit, 0)
     if parts and (end - start).days < _DAYS_OF_YEAR:
-        # Half of a month is no half of a year.
+        # Halves and quarters of shorter periods are not calendar units.
         days = (end - start).days
         first = parts - amount if which == "last" else ORDINALS.get(which, 1) - 1
         begin = start + timedelta(days=days * first // parts)
@@ -259,12 +270,12 @@ def _select_portion(period: Period, portion: tuple[str, int, str]) -> Period:
     elif which == "last":
         begin, finish = shift(end, -amount, unit), end
     else:
-        # "The second week" is one unit after the first; "the first two weeks" are two.
+        # "The second week" is one unit after the first; "the first two weeks" are two units.
         skip = ORDINALS.get(which, 1) - 1
         begin = shift(start, skip, unit)
         finish = shift(begin, amount, unit)
     if begin >= end or finish <= start:
         raise ValidationError(
-            f"{period.label} has no {which} {unit}.", fix="Name a part that there is."
+            f"The period {period.label} has no {which} {unit}.", fix="Name an existing part."
         )
     return Period(max(begin, start), min(finish, end), f"the {which} {plural} of {period.label}")

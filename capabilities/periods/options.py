@@ -1,4 +1,4 @@
-"""From a text and settings to what the text says about time."""
+"""Settings of the time parser, and the function that parses a text with them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from capgraph.capabilities.periods.expressions import ParsedTime, TimeOptions
 from capgraph.capabilities.periods.parser import parse_expressions
 
 MAX_TEXT_CHARS = 4000
-"""Characters of a task that are read: what a longer one asks is said within these."""
+"""Maximum number of characters read from a task."""
 
 
 def options_from_settings(settings: Mapping[str, Any]) -> TimeOptions:
-    """Read ``now``, ``timezone``, ``day_first`` and ``hemisphere`` from settings.
+    """Return the options from ``now``, ``timezone``, ``day_first``, and ``hemisphere``.
 
     Raises:
-        ValidationError: A setting cannot be used.
+        ValidationError: A setting is invalid.
     """
     zone_name = settings.get("timezone") or "UTC"
     try:
         zone = ZoneInfo(zone_name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
         raise ValidationError(
-            f"The time zone {zone_name!r} is not known.",
-            fix="Use a name such as 'Europe/Berlin' or 'UTC'; on Windows install 'tzdata'.",
+            f"The time zone {zone_name!r} is unknown.",
+            fix="Use a name such as 'Europe/Berlin' or 'UTC'; on Windows, install 'tzdata'.",
         ) from exc
     now = settings.get("now")
     if isinstance(now, str):
@@ -50,5 +50,5 @@ def options_from_settings(settings: Mapping[str, Any]) -> TimeOptions:
 
 
 def parse_times(text: str, settings: Mapping[str, Any]) -> ParsedTime:
-    """Parse a text with the options of the settings."""
+    """Return the times that a text names, read with the options of the settings."""
     return parse_expressions(text, options_from_settings(settings))

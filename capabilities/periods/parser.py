@@ -1,4 +1,4 @@
-"""How the expressions of a text hang together: ranges, lists, "since", a year said once."""
+"""Combination of time expressions: ranges, lists, "since", and years that are stated once."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ _UNTIL = re.compile(r"\b(?:until|till|through|thru|up to|up until|by)(?:\s+the)?
 
 
 def parse_expressions(text: str, options: TimeOptions) -> ParsedTime:
-    """Read every period that a text names.
+    """Return the periods that a text names.
 
     >>> from datetime import datetime
-    >>> parsed = parse_expressions("between June and August 2015", TimeOptions(datetime(2020, 1, 1)))
-    >>> parsed.periods[0].label
+    >>> options = TimeOptions(datetime(2020, 1, 1))
+    >>> parse_expressions("between June and August 2015", options).periods[0].label
     '1 June 2015 to 31 August 2015'
     """
     items = find_expressions(text, options)
-    # What stands inside a date ("5 January 2010 at 13:00") is no rule of its own.
+    # A part of a date ("5 January 2010 at 13:00") is not a recurring time.
     masked = text
     for item in items:
         masked = (
@@ -79,7 +79,7 @@ def _is_range(text: str, left: TimeExpression, right: TimeExpression) -> bool:
     before, gap = text[: left.start_index], _text_between(text, left, right)
     comparing = bool(_COMPARE.search(before))
     if _BETWEEN.search(before):
-        # "The difference between June 2014 and June 2015" compares the two.
+        # "The difference between June 2014 and June 2015" is a comparison, not a range.
         return bool(_AND.match(gap)) and not comparing
     if not _RANGE.match(gap):
         return False
@@ -87,7 +87,7 @@ def _is_range(text: str, left: TimeExpression, right: TimeExpression) -> bool:
 
 
 def _fill_missing_years(text: str, items: list[TimeExpression]) -> list[TimeExpression]:
-    """Give each item that lacks a year the one that its neighbours have."""
+    """Add the year of a neighboring expression to expressions without one."""
     items = list(items)
     for index in range(len(items) - 2, -1, -1):
         left, right = items[index], items[index + 1]
@@ -114,13 +114,13 @@ def _fill_missing_years(text: str, items: list[TimeExpression]) -> list[TimeExpr
             and not ranged
             and _LIST.match(gap)
         ):
-            # "June 2014 and 2015": the second year has the first one's month.
+            # "June 2014 and 2015" means June of both years.
             items[index] = replace(right, unit=left.unit, part=left.part, portion=left.portion)
     return _spread_single_year(items)
 
 
 def _apply_assumed_year(item: TimeExpression, year: int | None) -> TimeExpression:
-    """Give the second half of March a year, or leave it to whoever reads the rest of the words."""
+    """Add the assumed year to a part of a month or season, or else ignore the part."""
     if not item.lacks_year or item.portion is None:
         return item
     if year is not None:
@@ -129,7 +129,7 @@ def _apply_assumed_year(item: TimeExpression, year: int | None) -> TimeExpressio
 
 
 def _spread_single_year(items: list[TimeExpression]) -> list[TimeExpression]:
-    """Give a year that stands apart ("In 2015, … June … July") to all that lack one."""
+    """Add a year that is stated once ("In 2015, … June … July") to all expressions without one."""
     years = [item for item in items if item.unit == "year" and item.portion is None]
     lacking = [item for item in items if item.lacks_year]
     if len(years) != 1 or not lacking:
@@ -145,7 +145,7 @@ def _position_in_year(item: TimeExpression) -> tuple[int, int]:
     if isinstance(item.part, tuple):
         return item.part
     if isinstance(item.part, str):
-        # The winter of a year begins before its spring.
+        # The winter of a year starts before its spring.
         return {"winter": 0, "spring": 3, "summer": 6, "autumn": 9}[item.part], 0
     return (item.part or 0), 0
 
@@ -158,7 +158,10 @@ def _consume_expression(
     result: ParsedTime,
     names: list[str],
 ) -> int:
-    """Handle the item at a position, with the next one if both make a range."""
+    """Add the expression at a position, or the range that it forms with the next one.
+
+    Return the number of expressions used.
+    """
     item = items[position]
     following = items[position + 1] if position + 1 < len(items) else None
     before = text[: item.start_index]
@@ -251,7 +254,7 @@ def _add_recurring_range(
 
 
 def _remove_enclosing_periods(text: str, result: ParsedTime) -> None:
-    """Leave out a period that only says where another one lies, and doubles."""
+    """Remove duplicates and periods that only say where another period lies."""
     if _COMPARE.search(text):
         unique: list[Period] = []
         for interval in result.periods:
@@ -272,7 +275,7 @@ def _remove_enclosing_periods(text: str, result: ParsedTime) -> None:
         ]
         if not inside and interval not in kept:
             kept.append(interval)
-    # "Since 2010 until 2012" or "after May, before August": two open ends make one range.
+    # "Since 2010 until 2012" or "after May, before August": two open periods form one range.
     if len(kept) == 2:
         starts = [i for i in kept if i.start and i.end is None]
         ends = [i for i in kept if i.end and i.start is None]

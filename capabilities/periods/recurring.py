@@ -1,4 +1,4 @@
-"""Times that come again: Mondays, weekends, noon, mornings; and stretches of the data itself."""
+"""Recurring times, such as Mondays, weekends, and mornings, and parts of the data's time range."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _WINDOW = re.compile(
 
 
 def find_recurring(text: str) -> ParsedTime:
-    """Find weekdays, times of day and stretches of the data.
+    """Find weekdays, times of day, and parts of the data's time range.
 
     >>> find_recurring("average load on Mondays at 3 pm").hours
     [15]
@@ -78,7 +78,7 @@ def find_recurring(text: str) -> ParsedTime:
 
 def _find_weekdays(text: str, result: ParsedTime) -> None:
     for match in _WEEKDAY.finditer(text):
-        # "On Monday 4 July 2011" is a date and no rule.
+        # "On Monday 4 July 2011" is a date, not a recurring day.
         if match["single"] and re.match(r",?\s++(?:the\s++)?\d", text[match.end() :]):
             continue
         result.weekdays.append(WEEKDAYS[(match["plural"] or match["single"]).lower()])

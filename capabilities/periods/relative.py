@@ -1,4 +1,4 @@
-"""Expressions that count from now: "yesterday", "last week", "past 30 days"."""
+"""Time expressions relative to now, such as "yesterday", "last week", and "past 30 days"."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ TimeRule = tuple[re.Pattern[str], Callable[[TextMatch, TimeOptions], TimeExpress
 
 _COUNT = r"(?P<count>\d+|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|a|an)"
 _UNIT = r"(?P<unit>minute|hour|day|week|month|quarter|year|decade)"
-# "The last 5 years of the data" counts from the data and not from now.
+# "The last 5 years of the data" is relative to the data, not to now.
 _NOT_OF_DATA = r"(?!\s+(?:of|in|on)\s+(?:the\s+)?(?:data|record|file|series|measurements|dataset))"
 
 
 def parse_count(text: str) -> int:
-    """Read a number in digits or words; "a" is 1."""
+    """Return a number written in digits or words; "a" is 1."""
     return int(text) if text.isdigit() else NUMBERS.get(text.lower(), 1)
 
 
 def fixed_expression(
     match: TextMatch, start: datetime, end: datetime, label: str
 ) -> TimeExpression:
-    """Return an expression that stands for one stretch of time."""
+    """Return an expression for one period."""
     return TimeExpression(*match.span(), "fixed", period=Period(start, end, label), text=match[0])
 
 
@@ -71,7 +71,7 @@ def _rolling_window(match: TextMatch, options: TimeOptions) -> TimeExpression:
         return _relative_expression(match, start, shift(start, count, unit))
     if unit in ("minute", "hour"):
         return _relative_expression(match, shift(options.now, -count, unit), options.now)
-    # Whole days, the current one included, so that daily data gives as many rows as days.
+    # Whole days including today, so that daily data has one row per requested day.
     end = floor(options.now, "day") + timedelta(days=1)
     return _relative_expression(match, shift(end, -count, unit), end)
 
@@ -88,7 +88,7 @@ def _to_date(match: TextMatch, options: TimeOptions) -> TimeExpression:
 
 
 def _named_month_or_day(match: TextMatch, options: TimeOptions) -> TimeExpression | None:
-    """Read "last June", "this summer", "last Monday"."""
+    """Return the period of "last June", "this summer", or "last Monday"."""
     name, which = match["name"].lower(), match["which"].lower()
     if name in WEEKDAYS:
         today = floor(options.now, "day")
@@ -125,7 +125,7 @@ _NAMES = "|".join(
 def time_rule(
     pattern: str, build: Callable[[TextMatch, TimeOptions], TimeExpression | None]
 ) -> TimeRule:
-    """Pair what an expression of time looks like, as whole words, with what it means."""
+    """Return a rule: a pattern for whole words and the function that builds the expression."""
     return re.compile(rf"(?<![\w.]){pattern}(?!\w)", re.IGNORECASE), build
 
 
@@ -139,7 +139,7 @@ RELATIVE_RULES = [
     ),
     time_rule(rf"{_COUNT}\s+{_UNIT}s?\s+ago", _units_ago),
     time_rule(r"(?P<unit>year|month|week|quarter)[\s-]to[\s-]date", _to_date),
-    # "The last month of 2012" and "last week in June" are parts of something else.
+    # "The last month of 2012" and "last week in June" are parts of other expressions.
     time_rule(
         rf"(?P<which>this|last|past|previous|current|next)\s+{_UNIT}(?!s|\s+(?:of|in)\b)"
         rf"{_NOT_OF_DATA}",

@@ -1,4 +1,4 @@
-"""Find the expressions of time in a text."""
+"""Search for time expressions in a text."""
 
 from __future__ import annotations
 
@@ -110,12 +110,12 @@ def _season(match: TextMatch, _options: TimeOptions) -> TimeExpression | None:
     name = match["season"].lower().replace("fall", "autumn")
     verb = match["season"].lower() in ("fall", "spring") and match.start() > 0
     if verb and not _BEFORE_BARE.search(_text_before(match.string, match.start())):
-        # "How much did the price fall in 2008" speaks of no season.
+        # In "How much did the price fall in 2008", "fall" is not a season.
         return None
     year = _year_of(match)
     second = match.groupdict().get("year2")
     if year is not None and second:
-        # "Winter 2012/13" names both years; the season carries the second one.
+        # "Winter 2012/13" names both years; the season belongs to the second one.
         year = int(str(year)[: 4 - len(second)] + second)
     return TimeExpression(*match.span(), "season", year, name, text=match[0])
 
@@ -148,7 +148,8 @@ def _week(match: TextMatch, _options: TimeOptions) -> TimeExpression:
         start = datetime.fromisocalendar(year, week, 1)
     except ValueError:
         raise ValidationError(
-            f"There is no {match[0]!r}.", fix="A year has 52 or 53 weeks."
+            f"The week {match[0]!r} does not exist.",
+            fix="Name a week from 1 to 52, or 53 in a long year.",
         ) from None
     return fixed_expression(match, start, start + timedelta(days=7), f"week {week} of {year}")
 
@@ -183,7 +184,7 @@ def _bare_year(match: TextMatch, _options: TimeOptions) -> TimeExpression | None
     return TimeExpression(*match.span(), "year", int(match["year"]), text=match[0])
 
 
-# A four-digit number after these words, or before those, is a quantity and no year.
+# A four-digit number after or before these words is a quantity, not a year.
 _QUANTITY_BEFORE = re.compile(
     r"(?:above|below|over|under|exceed(?:s|ed|ing)?|reach(?:es|ed|ing)?|at least|at most|top \d*"
     r"|(?:more|less|fewer|greater|higher|lower|larger|smaller) than|[$€£><=]"
@@ -195,7 +196,7 @@ _QUANTITY_AFTER = re.compile(
 )
 
 
-# Longer expressions stand before those that are part of them.
+# Longer expressions precede the expressions that they contain.
 _RULES: list[TimeRule] = [
     time_rule(rf"{_YEAR}(?P<s>[-/.])(?P<m>\d\d?)(?P=s)(?P<d>\d\d?){_CLOCK}", _iso_day),
     time_rule(rf"(?P<a>\d\d?)(?P<sep>[/.])(?P<b>\d\d?)(?P=sep){_YEAR}{_CLOCK}", _numeric_day),
@@ -225,7 +226,7 @@ _RULES: list[TimeRule] = [
     time_rule(rf"{_ORDINAL}\s+quarter", _quarter),
     time_rule(rf"{_YEAR}", _bare_year),
 ]
-_CONTEXT_CHARS = 60  # characters; longer than every expression that ends before a month or season
+_CONTEXT_CHARS = 60  # longer than any expression that can precede a month or season
 
 
 def _text_before(text: str, end: int) -> str:
@@ -234,7 +235,7 @@ def _text_before(text: str, end: int) -> str:
 
 _BARE_MONTH = re.compile(rf"(?<![\w.]){_MONTH}", re.IGNORECASE)
 _BARE_SEASON = re.compile(rf"(?<!\w){_SEASON}\b", re.IGNORECASE)
-# Words before a month or season that show it is one, where it could be a verb.
+# Words that identify a following "May" or "fall" as a month or season rather than a verb.
 _BEFORE_BARE = re.compile(
     r"(?:(?:\b(?:in|of|during|since|until|till|before|after|by|from|to|and|or|between|vs\.?|versus"
     r"|than|for|the|every|each|through|with|this|next|last|early|late|mid|per|over|an?|average"
@@ -252,9 +253,10 @@ _PORTION = re.compile(
 
 
 def find_expressions(text: str, options: TimeOptions) -> list[TimeExpression]:
-    """Return the expressions of time in a text, in order, none overlapping.
+    """Return the time expressions of a text in order. They never overlap.
 
-    >>> [item.text for item in find_expressions("June 2014 or 3 May 2015", TimeOptions(datetime(2020, 1, 1)))]
+    >>> options = TimeOptions(datetime(2020, 1, 1))
+    >>> [item.text for item in find_expressions("June 2014 or 3 May 2015", options)]
     ['June 2014', '3 May 2015']
     """
     taken = [False] * len(text)
@@ -289,7 +291,7 @@ def _find_bare_names(text: str, used: list[bool]) -> list[TimeExpression]:
             before = _text_before(text, match.start())
             joined = word == "fall" and re.search(r"(?:and|or|to|the)\s+$", before, re.IGNORECASE)
             if joined and not re.search(r"\bin\s+the\s+$", before, re.IGNORECASE):
-                # "Rise and fall" and "the fall in price" are no season.
+                # In "rise and fall" and "the fall in price", "fall" is not a season.
                 continue
             if pattern is _BARE_MONTH:
                 number = MONTHS[word.rstrip(".")]
@@ -301,7 +303,7 @@ def _find_bare_names(text: str, used: list[bool]) -> list[TimeExpression]:
 
 
 def _extend_with_portion(text: str, item: TimeExpression) -> TimeExpression:
-    """Widen an item to the left: "early 2008", "the first week of June 2012"."""
+    """Extend an expression to the left: "early 2008", "the first week of June 2012"."""
     match = _PORTION.search(text[: item.start_index])
     if match is None or item.unit == "day":
         return item

@@ -426,7 +426,7 @@ async def test_what_cannot_be_kept_or_sent_is_refused(tools: list[Any], ran: lis
         "planning_execution_plan": {"steps": [step("a", wait_for="paid")]},
     }
     out = await build_graph(tools).ainvoke(given)
-    assert "A step waits, and nothing would keep" in out["execution_outcome"]["reason"]
+    assert "A step waits, but the graph has no checkpointer" in out["execution_outcome"]["reason"]
     it = Agent(tools)
     with pytest.raises(PersistenceError, match="'t' does not exist"):
         await it.signal("paid")

@@ -1,4 +1,4 @@
-"""Code that runs inside the sandbox process: standard library only, started as a script.
+"""Code that runs inside the sandbox process.
 
-It is mounted read-only into the sandbox. The agent's process never imports it.
+It imports only the standard library and is mounted read-only. The agent's process never imports it.
 """

@@ -1,4 +1,4 @@
-"""The few Linux calls the standard library does not offer, through ctypes."""
+"""Linux system calls that the standard library does not provide, through ctypes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP = 1, 4, 24
 PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
 PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 
-# Calls newer than 2019 have one number on every architecture; pivot_root is older.
+# Calls added since 2019 have one number on every architecture; pivot_root is older.
 _SYS_MOUNT_SETATTR = 442
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "riscv64": 41}
 
@@ -36,7 +36,7 @@ class _CapData(ctypes.Structure):
 
 
 def check_result(result: int, operation: str) -> int:
-    """Return `result`, or raise OSError naming `what` when it is the C error value -1."""
+    """Return `result`, or raise OSError naming the operation if it is the C error value -1."""
     if result == -1:
         number = ctypes.get_errno()
         raise OSError(number, f"{operation}: {os.strerror(number)}")
@@ -44,7 +44,7 @@ def check_result(result: int, operation: str) -> int:
 
 
 def syscall(operation: str, number: int, *arguments: object) -> int:
-    """Make one raw system call and raise OSError when it fails."""
+    """Make a raw system call and raise OSError if it fails."""
     return check_result(int(_libc.syscall(ctypes.c_long(number), *arguments)), operation)
 
 
@@ -54,7 +54,7 @@ def unshare(flags: int) -> None:
 
 
 def prctl(operation: str, option: int, argument: int = 0) -> None:
-    """Call prctl with every unused argument zero, as newer options demand."""
+    """Call prctl with all unused arguments zero, as newer options require."""
     rest = (ctypes.c_ulong(argument), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
     check_result(_libc.prctl(ctypes.c_int(option), *rest), operation)
 
@@ -72,7 +72,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str =
 
 
 def restrict_mount(target: str, attributes: int, *, recursive: bool) -> None:
-    """Add mount attributes without having to repeat the ones a container has locked."""
+    """Add mount attributes without repeating those that a container has locked."""
     wanted = _MountAttr(set=attributes)
     at_fdcwd, at_recursive = ctypes.c_int(-100), ctypes.c_uint(0x8000 if recursive else 0)
     syscall(
@@ -87,10 +87,10 @@ def restrict_mount(target: str, attributes: int, *, recursive: bool) -> None:
 
 
 def enter_root(new_root: str) -> None:
-    """Make `new_root` the root and detach the old one, so that nothing of it stays reachable."""
+    """Make `new_root` the root and detach the old one, so that it becomes unreachable."""
     number = _SYS_PIVOT_ROOT.get(os.uname().machine)
     if number is None:
-        raise OSError(f"pivot_root: no call number known for {os.uname().machine}")
+        raise OSError(f"pivot_root: the call number is unknown for {os.uname().machine}")
     os.chdir(new_root)
     syscall("pivot_root", number, b".", b".")
     check_result(_libc.umount2(b".", MNT_DETACH), "umount old root")
@@ -98,18 +98,18 @@ def enter_root(new_root: str) -> None:
 
 
 def share_arenas() -> None:
-    """Keep malloc from reserving address space for each thread, which the limit would count."""
+    """Limit malloc arenas: each reserves address space, which counts against the limit."""
     m_arena_max = -8
     _libc.mallopt(ctypes.c_int(m_arena_max), ctypes.c_int(2))
 
 
 def drop_capabilities() -> None:
-    """Give up every capability for good: bounding, ambient, permitted, effective."""
+    """Permanently drop all capabilities: bounding, ambient, permitted, and effective."""
     for capability in range(64):
         try:
             prctl("capbset", PR_CAPBSET_DROP, capability)
         except OSError:
-            # EINVAL past the last capability; EPERM when there is nothing to give up.
+            # EINVAL past the last capability; EPERM if there is nothing to drop.
             break
     try:
         prctl("ambient", PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)

@@ -1,4 +1,4 @@
-"""Landlock: path, TCP and signal rules a process puts on itself without any privilege."""
+"""Landlock rules for paths, TCP, and signals. A process needs no privileges to apply them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
 _TRUNCATE, _IOCTL_DEV = 1 << 14, 1 << 15
 _FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 _READ = _EXECUTE | _READ_FILE | _READ_DIR
-# Rights known to each version of the interface; a kernel rejects bits it does not know.
+# Rights of each interface version; a kernel rejects bits that it does not know.
 _FS_RIGHTS = {3: (1 << 15) - 1, 5: (1 << 16) - 1}
 
 
@@ -29,19 +29,19 @@ class _PathRule(ctypes.Structure):
 
 
 def version() -> int:
-    """Return the version of the kernel's Landlock interface; OSError where there is none."""
+    """Return the version of the kernel's Landlock interface, or raise OSError if it has none."""
     return syscall("landlock", _CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
 
 
 def restrict(readable: Iterable[str], writable: Iterable[str]) -> int:
-    """Allow only these paths from now on, and no TCP and no signals outward where possible.
+    """Allow only these paths from now on, and block TCP and outgoing signals if possible.
 
     Returns:
-        The interface version that was used: 4 and up covers TCP, 6 and up signals.
+        The interface version: TCP is covered from version 4, signals from version 6.
     """
     abi = version()
     if abi < 3:
-        raise OSError("this kernel's Landlock cannot keep files from being emptied")
+        raise OSError("this kernel's Landlock cannot prevent truncation of files")
     rights = _FS_RIGHTS[max(known for known in _FS_RIGHTS if known <= abi)]
     ruleset = _Ruleset(fs=rights, net=0b11 if abi >= 4 else 0, scoped=0b11 if abi >= 6 else 0)
     size = 24 if abi >= 6 else 16 if abi >= 4 else 8
@@ -64,7 +64,7 @@ def restrict(readable: Iterable[str], writable: Iterable[str]) -> int:
 
 
 def _allow(handle: int, path: str, rights: int) -> None:
-    """Add one path (and all below it) to the ruleset."""
+    """Add a path and everything below it to the ruleset."""
     parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         if not stat.S_ISDIR(os.fstat(parent).st_mode):

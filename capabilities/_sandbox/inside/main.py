@@ -1,9 +1,8 @@
-"""Entry of the sandbox process: build the walls that are still missing, then run the user's code.
+"""Entry point of the sandbox process: completes the isolation and runs the user's code.
 
-Three kinds of process may stand here. With bubblewrap this process is already inside its
-namespaces. With our own namespaces it builds them: an outer process waits, an inner process number
-1 reaps, and only their child runs user code. Without namespaces a supervisor stays behind to end
-whatever the user's code leaves running.
+With bubblewrap, this process already is inside its namespaces. Otherwise it may create namespaces:
+an outer process waits, process 1 inside reaps, and only its child runs the code. Without
+namespaces, a supervisor kills the processes that the code leaves running.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ _NAMESPACES = (
 
 
 def main(outcome_fd: int) -> NoReturn:
-    """Read the request from standard input and carry it out.
+    """Read the request from standard input and execute it.
 
     Args:
-        outcome_fd: Where ready, done and broken messages go.
+        outcome_fd: File descriptor for the ready, done, and broken messages.
     """
     channel = Channel(outcome_fd)
     stage = "request"
@@ -66,21 +65,21 @@ def main(outcome_fd: int) -> NoReturn:
 
 
 def _silence_stdin() -> None:
-    """Point standard input at nothing, now that the request has been read."""
+    """Redirect standard input from the null device after the request has been read."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
 
 
 def _die_with_parent(parent: int | None) -> None:
-    """Have the kernel end this process when its parent ends, however that happens."""
+    """Make the kernel kill this process when its parent ends for any reason."""
     kernel.prctl("pdeathsig", kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent is not None and os.getppid() != parent:
         os._exit(70)
 
 
 def _become_child(*, supervise: bool = False) -> None:
-    """Fork: the child returns, the parent waits for it and ends with its status."""
+    """Fork. The child returns; the parent waits for it and exits with its status."""
     if supervise:
         kernel.prctl("subreaper", kernel.PR_SET_CHILD_SUBREAPER, 1)
         signal.signal(signal.SIGTERM, lambda *_: _end_tree(128 + signal.SIGTERM))
@@ -100,7 +99,7 @@ def _become_child(*, supervise: bool = False) -> None:
 
 
 def _end_tree(code: int) -> NoReturn:
-    """Kill every descendant, adopted ones too, until none is left; then exit with `code`."""
+    """Kill all descendants, including adopted ones, and exit with `code`."""
     deadline = time.monotonic() + 2
     while time.monotonic() < deadline:
         for child in _children():
@@ -116,7 +115,7 @@ def _end_tree(code: int) -> NoReturn:
 
 
 def _children() -> list[int]:
-    """List the processes whose parent is this one."""
+    """Return the IDs of the processes whose parent is this one."""
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -124,19 +123,19 @@ def _children() -> list[int]:
                 with open(f"/proc/{entry}/stat", encoding="utf-8", errors="replace") as handle:
                     parent = int(handle.read().rpartition(")")[2].split()[1])
             except (OSError, ValueError, IndexError):
-                continue  # it ended while being looked at
+                continue  # the process ended meanwhile
             if parent == os.getpid():
                 found.append(int(entry))
     return found
 
 
 def _enter_namespaces(request: Request) -> None:
-    """Unshare; an ordinary user gets the right to do so from a user namespace of its own."""
+    """Create namespaces. An unprivileged user first needs a user namespace."""
     try:
         kernel.unshare(_NAMESPACES)
         return
     except PermissionError:
-        pass  # not privileged here: the normal case, handled next
+        pass  # unprivileged, the normal case: handled below
     user, group = os.getuid(), os.getgid()
     kernel.unshare(_NAMESPACES | kernel.CLONE_NEWUSER)
     request["uid"] = None
@@ -150,7 +149,7 @@ def _enter_namespaces(request: Request) -> None:
 
 
 def _build_root(request: Request) -> None:
-    """Mount a root that holds the interpreter, its libraries and nothing else."""
+    """Mount a root that contains only the interpreter, its libraries, and its devices."""
     root = request["scaffold"]
     os.umask(0o022)
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
@@ -175,11 +174,10 @@ def _build_root(request: Request) -> None:
 
 
 def _confine(request: Request) -> dict[str, Any]:
-    """Take every right away that the user's code must not have, in the order that allows it.
+    """Remove all rights that the user's code must not have.
 
     Returns:
-        Which walls stand. One named in the request's `demanded` list that cannot be built
-        is an error.
+        The layers that were set up. A missing layer that the request requires is an error.
     """
     level, work = request["level"], request["work"]
     layers: dict[str, Any] = {}
@@ -200,7 +198,7 @@ def _confine(request: Request) -> dict[str, Any]:
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
     os.chdir(work)
-    # Again, because changing the user clears it.
+    # Changing the user clears this setting, so set it again.
     _die_with_parent(None)
     layers["user_id_dropped"] = uid is not None
     kernel.drop_capabilities()
@@ -208,7 +206,7 @@ def _confine(request: Request) -> dict[str, Any]:
     if level != "limits":
         readable = ["/"] if contained else [*request["readable"], *request["devices"]]
         if not contained:
-            # DuckDB crashes when it may not look for its memory limit there.
+            # DuckDB crashes if it cannot read its memory limit there.
             kernel_files = ("/proc/self/cgroup", "/sys/fs/cgroup")
             readable += [path for path in kernel_files if os.path.exists(path)]
         writable = [work, "/dev/null"]
@@ -216,12 +214,12 @@ def _confine(request: Request) -> dict[str, Any]:
         layers["seccomp"] = _try_layer(seccomp.restrict, own_mounts=contained)
     missing = [name for name in request["demanded"] if layers.get(name) in (None, False)]
     if missing:
-        raise OSError(f"no longer available on this host: {', '.join(missing)}")
+        raise OSError(f"required isolation layers are unavailable: {', '.join(missing)}")
     return layers
 
 
 def _try_layer(build: Any, *arguments: Any, **options: Any) -> Any:
-    """Build one wall; None when the host does not allow it, which the probe reports."""
+    """Set up one layer; return None if the host does not allow it, which the probe reports."""
     try:
         result = build(*arguments, **options)
     except OSError:
@@ -230,7 +228,7 @@ def _try_layer(build: Any, *arguments: Any, **options: Any) -> Any:
 
 
 def _mount_work(request: Request, uid: int | None) -> None:
-    """Mount the own folder in memory, with a limit on bytes and on the number of files."""
+    """Mount the working folder in memory, with limits on its bytes and files."""
     owner = os.getuid() if uid is None else uid
     group = os.getgid() if uid is None else uid
     size = request["limits"]["folder_bytes"]
@@ -240,7 +238,7 @@ def _mount_work(request: Request, uid: int | None) -> None:
 
 
 def _reachable_uid(request: Request) -> int | None:
-    """Return the user to become, or None when there is none or it could not run the interpreter."""
+    """Return the user ID to switch to, or None if no such user could run the interpreter."""
     uid: int | None = request["uid"]
     if uid is None or os.geteuid() != 0:
         return None
@@ -255,7 +253,7 @@ def _reachable_uid(request: Request) -> int | None:
 
 
 def _tasks_of_user(uid: int) -> int:
-    """Count the threads this user already has: the kernel counts them against the limit."""
+    """Count the existing threads of a user, which the kernel counts against the limit."""
     total = 0
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -263,12 +261,12 @@ def _tasks_of_user(uid: int) -> int:
                 if os.stat(f"/proc/{entry}").st_uid == uid:
                     total += len(os.listdir(f"/proc/{entry}/task"))
             except OSError:
-                continue  # it ended while being looked at
+                continue  # the process ended meanwhile
     return total
 
 
 def _set_limits(limits: dict[str, int], existing_tasks: int) -> None:
-    """Set the kernel's limits, hard ones included, so that they cannot be raised again."""
+    """Set the kernel's soft and hard limits, so that they cannot be raised again."""
     cpu = limits["cpu_seconds"]
     for name, soft, hard in (
         ("AS", limits["memory_bytes"], limits["memory_bytes"]),

@@ -1,4 +1,4 @@
-"""Runs the user's code and reports what came of it: typed data and figures, never objects."""
+"""Runs the user's code and reports its result as JSON data and figures, never as objects."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _MAX_TRACEBACK = 4_000
 
 
 class Channel:
-    """Sends one JSON message a line to the agent."""
+    """Sends JSON messages to the agent, one per line."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         os.set_inheritable(descriptor, False)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Write one message, whole."""
+        """Write one complete message."""
         data = json.dumps(message, allow_nan=False).encode() + b"\n"
         view = memoryview(data)
         while view:
@@ -34,11 +34,11 @@ class Channel:
 
 
 class ResultError(Exception):
-    """What the code left in `result` cannot be handed back."""
+    """The code's `result` cannot be returned."""
 
 
 def run_code(request: dict[str, Any], channel: Channel) -> NoReturn:
-    """Run the request's code in this process, report, and end the process."""
+    """Run the code of the request, report the outcome, and exit the process."""
     limits = request["limits"]
     try:
         _prepare_folder(request)
@@ -53,14 +53,14 @@ def run_code(request: dict[str, Any], channel: Channel) -> NoReturn:
         try:
             stream.flush()
         except (OSError, ValueError):
-            status = status or 1  # the reader has gone, or the code closed the stream
-    # Not sys.exit: threads and exit handlers of the user's code must not hold the process up.
+            status = status or 1  # the reader exited, or the code closed the stream
+    # Not sys.exit: threads and exit handlers of the user's code must not delay the exit.
     os._exit(status)
 
 
 def _prepare_folder(request: dict[str, Any]) -> None:
-    """Lay out the own folder and let imports find the host's packages."""
-    # The first entry is this package's own folder; the standard library's are already there.
+    """Write the files of the working folder and make the host's packages importable."""
+    # Replace the first entry, this package's folder; the standard library is already included.
     sys.path[:1] = []
     sys.path += request["packages"]
     os.mkdir(FIGURES)
@@ -76,13 +76,13 @@ def _execute_code(code: str, inputs: Any, limits: dict[str, int]) -> dict[str, A
     lines = code.splitlines(keepends=True)
     linecache.cache[CODE_FILE] = (len(code), None, lines, CODE_FILE)
     names: dict[str, Any] = {"__name__": "__main__", "__file__": CODE_FILE, "inputs": inputs}
-    # The one place where code from outside is run: this process has nothing left to lose.
+    # The only place that runs untrusted code. This process has no rights left.
     exec(compile(code, CODE_FILE, "exec"), names)  # noqa: S102
     result = to_json(names.get("result"), "result", limits["result_depth"])
     size = len(json.dumps(result).encode())
     if size > limits["result_bytes"]:
         raise ResultError(
-            f"result is {size} bytes of JSON, more than the {limits['result_bytes']} allowed; "
+            f"result has {size} bytes of JSON, more than the limit of {limits['result_bytes']}; "
             "return a summary instead of the rows"
         )
     _save_open_figures()
@@ -91,12 +91,12 @@ def _execute_code(code: str, inputs: Any, limits: dict[str, int]) -> dict[str, A
 
 
 def to_json(value: Any, location: str, depth: int) -> Any:
-    """Return `value` as plain JSON data, or raise ResultError that names the offending place.
+    """Return `value` as plain JSON data, or raise ResultError that names the location.
 
     Args:
-        value: Plain data, or a number, array or table of numpy or pandas.
-        location: The place, as a Python expression, for the error.
-        depth: How many more levels may follow.
+        value: Plain data, or a number, array, or table of numpy or pandas.
+        location: Location in the result, as a Python expression for the error.
+        depth: Number of further levels allowed.
     """
     if depth < 0:
         raise ResultError(f"{location[:120]} is nested too deeply; return flatter data")
@@ -106,7 +106,9 @@ def to_json(value: Any, location: str, depth: int) -> Any:
         return int(value)
     if isinstance(value, float):
         if value != value or value in (float("inf"), float("-inf")):
-            raise ResultError(f"{location} is {value}, which JSON cannot hold; use None instead")
+            raise ResultError(
+                f"{location} is {value}, which JSON cannot represent; use None instead"
+            )
         return float(value)
     if isinstance(value, dict):
         for key in value:
@@ -123,7 +125,7 @@ def to_json(value: Any, location: str, depth: int) -> Any:
 
 
 def _convert(value: Any, location: str, depth: int) -> Any:
-    """Convert what numpy, pandas and datetime give into plain data by the methods they offer."""
+    """Convert values of numpy, pandas, and datetime to plain data through their methods."""
     kind = type(value).__name__
     if kind == "DataFrame":
         return to_json(value.to_dict(orient="records"), location, depth)
@@ -139,7 +141,7 @@ def _convert(value: Any, location: str, depth: int) -> Any:
 
 
 def _save_open_figures() -> None:
-    """Save matplotlib figures that the code drew but did not save itself."""
+    """Save the matplotlib figures that the code drew but did not save."""
     pyplot = sys.modules.get("matplotlib.pyplot")
     if pyplot is None or os.listdir(FIGURES):
         return
@@ -148,14 +150,14 @@ def _save_open_figures() -> None:
 
 
 def _collect_figures(limits: dict[str, int]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Read the PNG files below `figures/`; links and everything else are named and left."""
+    """Read the PNG files in `figures/`. Links and other files are rejected by name."""
     figures: list[dict[str, str]] = []
     rejected: list[dict[str, str]] = []
     left = limits["figure_bytes"]
     for name in sorted(os.listdir(FIGURES))[: 10 * limits["figures"]]:
         try:
             if len(figures) >= limits["figures"]:
-                raise ResultError(f"only {limits['figures']} figures are kept")
+                raise ResultError(f"the limit is {limits['figures']} figures")
             data = _read_plain_file(os.path.join(FIGURES, name), left)
         except (OSError, ResultError) as error:
             rejected.append({"name": name[:200], "reason": str(error)[:200]})
@@ -166,19 +168,19 @@ def _collect_figures(limits: dict[str, int]) -> tuple[list[dict[str, str]], list
 
 
 def _read_plain_file(path: str, limit: int) -> bytes:
-    """Read a regular file of at most `limit` bytes without following a link."""
+    """Read a regular file of at most `limit` bytes without following links."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as handle:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ResultError("not a plain file")
+            raise ResultError("not a regular file")
         data = handle.read(limit + 1)
     if len(data) > limit:
-        raise ResultError("over the size limit for figures")
+        raise ResultError("figures exceed their size limit")
     return data
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:
-    """Say what went wrong, where in the user's code, and which limit it was, if it was one."""
+    """Return the type, message, line, and traceback of an error, and the limit that it reached."""
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == CODE_FILE
     ]

@@ -1,4 +1,4 @@
-"""A system-call filter, assembled and loaded by the host's libseccomp."""
+"""System-call filter, built and loaded with the host's libseccomp."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _CLONE_THREAD, _AF_UNIX, _SOCK_DGRAM = 0x10000, 1, 2
 
 
 def _split_names(text: str) -> tuple[str, ...]:
-    """Read a list of call names."""
+    """Return the names of a list written as one text."""
     return tuple(text.split())
 
 
-# Process creation: analysis code gets threads only, so a fork bomb has nothing to start with
-# and one memory limit holds for the whole run.
+# Process creation: analysis code may only start threads, so fork bombs are impossible and one
+# memory limit covers the whole run.
 _NO_PROCESS = ("fork", "vfork", "execve", "execveat")
-# Kernel interfaces no analysis needs, most of them the usual way into the kernel.
+# Kernel interfaces that analysis code does not need and exploits often use.
 _NO_KERNEL = _split_names(
     "mount umount2 pivot_root chroot unshare setns move_mount open_tree fsopen fsmount fsconfig "
     "fspick mount_setattr ptrace process_vm_readv process_vm_writev process_madvise kcmp bpf "
@@ -36,13 +36,13 @@ _NO_SHARING = _split_names(
     "memfd_create memfd_secret shmget shmat msgget semget mq_open socket connect bind listen "
     "accept accept4"
 )
-# Calls that can act on another process: only the caller itself may be named.
+# Calls that can affect another process: allowed only for the caller itself.
 _OTHER_BY_PID = ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
 _OTHER_BY_ZERO = _split_names(
     "prlimit64 sched_setaffinity sched_setscheduler sched_setparam sched_setattr setpgid"
 )
 _OTHER_ALWAYS = ("tkill", "setpriority", "ioprio_set")
-# What Landlock leaves open on files of the same user: their owner, mode, times and attributes.
+# Metadata of the user's files, which Landlock does not protect.
 _FILE_METADATA = _split_names(
     "chmod fchmod fchmodat fchmodat2 chown lchown fchown fchownat utime utimes futimesat "
     "utimensat setxattr lsetxattr fsetxattr setxattrat removexattr lremovexattr fremovexattr "
@@ -60,7 +60,7 @@ class _Compare(ctypes.Structure):
 
 
 class _Filter:
-    """One filter under construction."""
+    """Filter under construction."""
 
     def __init__(self) -> None:
         self.library = ctypes.CDLL("libseccomp.so.2", use_errno=True)
@@ -70,7 +70,7 @@ class _Filter:
             raise OSError("seccomp_init failed")
 
     def deny(self, call: str, *conditions: _Compare, code: int = errno.EPERM) -> None:
-        """Make `call` fail with `code`; calls this architecture does not have are skipped."""
+        """Make `call` fail with `code`. Calls that this architecture lacks are skipped."""
         number = self.library.seccomp_syscall_resolve_name(call.encode())
         if number < 0:
             return
@@ -83,7 +83,7 @@ class _Filter:
             raise OSError(-result, f"seccomp rule for {call}: {os.strerror(-result)}")
 
     def load(self) -> None:
-        """Install the filter for this process and everything it starts."""
+        """Apply the filter to this process and its descendants."""
         self.library.seccomp_attr_set(
             self.context,
             ctypes.c_int(_ATTRIBUTE_BAD_ARCHITECTURE),
@@ -96,23 +96,23 @@ class _Filter:
 
 
 def restrict(*, own_mounts: bool) -> None:
-    """Install the filter. Raises OSError when the library or the kernel does not offer it.
+    """Install the filter. Raise OSError if the library or the kernel does not support it.
 
     Args:
-        own_mounts: False adds rules against changing mode, owner and times of the host's files.
+        own_mounts: If False, also deny changes to the metadata of the host's files.
     """
     rules = _Filter()
     for call in (*_NO_PROCESS, *_NO_KERNEL, *_NO_SHARING):
         rules.deny(call)
     rules.deny("clone", _Compare(0, _MASKED_EQ, _CLONE_THREAD, 0))
-    # clone3 hides its flags from a filter; the C library falls back to clone on ENOSYS.
+    # A filter cannot inspect the flags of clone3; the C library falls back to clone on ENOSYS.
     rules.deny("clone3", code=errno.ENOSYS)
-    # asyncio needs a pair of connected streams; a datagram socket could address any other one.
+    # asyncio needs connected stream sockets; a datagram socket could reach other sockets.
     rules.deny("socketpair", _Compare(0, _NE, _AF_UNIX, 0))
     rules.deny("socketpair", _Compare(1, _MASKED_EQ, 0xF, _SOCK_DGRAM))
-    for request in (0x5412, 0x541C):  # TIOCSTI, TIOCLINUX: typing into a terminal
+    for request in (0x5412, 0x541C):  # TIOCSTI, TIOCLINUX: input injection into a terminal
         rules.deny("ioctl", _Compare(1, _EQ, request, 0))
-    for command in (8, 15):  # F_SETOWN, F_SETOWN_EX: signals by way of file descriptors
+    for command in (8, 15):  # F_SETOWN, F_SETOWN_EX: signals through file descriptors
         rules.deny("fcntl", _Compare(1, _EQ, command, 0))
     for call in _OTHER_BY_PID:
         rules.deny(call, _Compare(0, _NE, os.getpid(), 0))

@@ -50,7 +50,7 @@ def test_a_first_line_of_names_and_years_is_a_header(tmp_path: Path) -> None:
     assert "Parks: 1" in computed(file, aggregate="rows", group_by=["Office"])
 
 
-def test_things_with_a_name_are_named_beside_their_dates(tmp_path: Path) -> None:
+def test_named_items_are_shown_with_their_dates(tmp_path: Path) -> None:
     file = write(
         tmp_path, "s.csv", "name,hired,pay_k_eur,load_kW\nAda,2015-01-31,40,1\nBo,2016-02-01,50,2\n"
     )
@@ -90,7 +90,7 @@ def test_other_encodings(tmp_path: Path, encoding: str) -> None:
         ("date,power_kw", ["20150101,3", "20150102,4.5"], "2 January 2015"),
     ],
 )
-def test_times_in_many_forms(tmp_path: Path, header: str, rows: list[str], when: str) -> None:
+def test_time_formats(tmp_path: Path, header: str, rows: list[str], when: str) -> None:
     file = write(tmp_path, "t.csv", "\n".join([header, *rows]) + "\n")
 
     text = answer("highest power", file)
@@ -137,7 +137,7 @@ def test_parquet_and_json(tmp_path: Path) -> None:
     assert "2.5, on 2 January 2020" in answer("peak load", json)
 
 
-def test_a_million_rows_stay_in_the_file(tmp_path: Path) -> None:
+def test_a_million_rows_stay_out_of_the_result(tmp_path: Path) -> None:
     path = tmp_path / "big.csv"
     duckdb.sql(
         "COPY (SELECT TIMESTAMP '2000-01-01' + to_minutes(i) AS time, i % 977 AS load"
@@ -191,7 +191,7 @@ def test_a_file_over_the_limit_is_refused(tmp_path: Path) -> None:
         answer("mean a", file, max_file_bytes=100)
 
 
-def test_files_of_the_package_by_name() -> None:
+def test_packaged_files_by_name() -> None:
     assert find_file("vega:seattle-weather", {}).name == "seattle-weather.csv"
     with pytest.raises(ValidationError, match=r"seattle-weather\.csv"):
         find_file("vega:../secrets", {})

@@ -55,8 +55,8 @@ def numbers(file: Path, column: str) -> list[float | None]:
         return sorted((row[0] for row in rows), key=lambda value: (value is None, value))
 
 
-class TestAFileThatTakesForEver:
-    async def test_it_ends_when_its_time_is_over(self, tmp_path: Path) -> None:
+class TestEndlessFile:
+    async def test_reading_stops_at_the_time_limit(self, tmp_path: Path) -> None:
         path = database(tmp_path, SILENT)
 
         with pytest.raises(CapabilityError, match=r"longer than 0\.3 s") as raised:
@@ -64,7 +64,7 @@ class TestAFileThatTakesForEver:
 
         assert raised.value.severity is ErrorSeverity.CRITICAL
 
-    async def test_it_ends_when_its_step_is_cancelled(self, tmp_path: Path) -> None:
+    async def test_reading_stops_when_the_step_is_cancelled(self, tmp_path: Path) -> None:
         path = database(tmp_path, SILENT)
         began, ended = threading.Event(), threading.Event()
 
@@ -83,7 +83,7 @@ class TestAFileThatTakesForEver:
 
         assert await asyncio.to_thread(ended.wait, 60)
 
-    async def test_queries_of_duckdb_end_too(self) -> None:
+    async def test_duckdb_queries_stop_at_the_time_limit(self) -> None:
         def endless() -> None:
             with open_session() as session:
                 session.query("SELECT count(*) FROM range(1e9::BIGINT) a, range(1e9::BIGINT) b")
@@ -91,7 +91,7 @@ class TestAFileThatTakesForEver:
         with pytest.raises(CapabilityError, match="longer than"):
             await DataThreadPool().run({"max_seconds": 0.3}, endless)
 
-    async def test_the_event_loops_own_threads_stay_free(self, tmp_path: Path) -> None:
+    async def test_the_event_loops_default_threads_stay_free(self, tmp_path: Path) -> None:
         path = database(tmp_path, SILENT)
         tasks = [asyncio.create_task(DataThreadPool().run({}, profiles, path)) for _ in range(40)]
         await asyncio.sleep(0)
@@ -103,14 +103,14 @@ class TestAFileThatTakesForEver:
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert {type(result) for result in results} == {asyncio.CancelledError}
 
-    def test_a_time_out_is_not_tried_again(self) -> None:
+    def test_a_timeout_is_not_retried(self) -> None:
         found = classify_data_error(TimeoutError("too long"), {"capability": "query_data"})
 
         assert found.severity is ErrorSeverity.CRITICAL
 
 
-class TestAFileThatIsAskedAgain:
-    async def test_it_is_looked_at_once_until_it_changes(
+class TestCachedFile:
+    async def test_a_file_is_profiled_once_until_it_changes(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from capgraph.capabilities.data import schema
@@ -133,12 +133,12 @@ class TestAFileThatIsAskedAgain:
         assert (again.rows, changed.rows) == (1, 2)
 
 
-class TestAFileThatGrows:
+class TestLargeFile:
     @pytest.mark.parametrize(
         ("settings", "limit"),
         [({"max_rows": 1000}, "more than 1,000 rows"), ({}, "67,108,864 bytes of rows")],
     )
-    def test_rows_and_bytes_are_counted(
+    def test_rows_and_bytes_are_limited(
         self, tmp_path: Path, settings: dict[str, Any], limit: str
     ) -> None:
         path = database(tmp_path, FLOOD)
@@ -152,7 +152,7 @@ class TestAFileThatGrows:
         with pytest.raises((CapabilityError, ValidationError), match="memory"):
             profiles(path)
 
-    def test_ten_thousand_columns_stay_small(self, tmp_path: Path) -> None:
+    def test_the_column_list_of_ten_thousand_columns_stays_short(self, tmp_path: Path) -> None:
         names = [f"column_{number}" for number in range(10_000)]
         path = write(tmp_path, "\n".join(",".join(line) for line in (names, ["1"] * 10_000)))
 
@@ -164,7 +164,7 @@ class TestAFileThatGrows:
         with pytest.raises(ValidationError, match="limit is 500"):
             profiles(path, max_columns=500)
 
-    def test_thousands_of_columns_of_text_are_not_all_tried_as_dates(
+    def test_only_the_first_text_columns_are_tried_as_dates(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from capgraph.capabilities.data import cell_formats
@@ -181,14 +181,14 @@ class TestAFileThatGrows:
         assert len(tried) < 200 * 2000
 
 
-class TestWhichFilesMayBeRead:
-    def test_none_without_a_folder(self, tmp_path: Path) -> None:
+class TestFileAccess:
+    def test_without_data_folders_no_file_is_readable(self, tmp_path: Path) -> None:
         path = write(tmp_path, "a\n1\n")
 
-        with pytest.raises(ValidationError, match="outside of the folders"):
+        with pytest.raises(ValidationError, match="outside the folders"):
             find_file(str(path), {})
 
-    def test_links_are_followed_first(self, tmp_path: Path) -> None:
+    def test_links_are_resolved_before_the_access_check(self, tmp_path: Path) -> None:
         secret = write(tmp_path, "a\n1\n", "secret.csv")
         (tmp_path / "open").mkdir()
         link = tmp_path / "open" / "data.csv"
@@ -196,10 +196,10 @@ class TestWhichFilesMayBeRead:
         settings = {"data_folders": [str(tmp_path / "open")]}
 
         for name in (str(link), str(tmp_path / "open" / ".." / "secret.csv")):
-            with pytest.raises(ValidationError, match="outside of the folders"):
+            with pytest.raises(ValidationError, match="outside the folders"):
                 find_file(name, settings)
 
-    def test_what_is_not_allowed_and_what_is_not_there_look_the_same(self, tmp_path: Path) -> None:
+    def test_the_error_does_not_reveal_whether_a_file_exists(self, tmp_path: Path) -> None:
         write(tmp_path, "a\n1\n", "there.csv")
         settings = {"data_folders": [str(tmp_path / "open")]}
         messages = []
@@ -219,14 +219,14 @@ class TestWhichFilesMayBeRead:
         assert "payroll" not in str(raised.value)
 
 
-class TestFiguresAreRight:
-    def test_brackets_in_a_name_are_no_pattern(self, tmp_path: Path) -> None:
+class TestParsedValues:
+    def test_brackets_in_a_file_name_are_not_a_pattern(self, tmp_path: Path) -> None:
         write(tmp_path, "amount\n999\n", "sales1.csv")
         path = write(tmp_path, "amount\n1\n2\n", "sales[1].csv")
 
         assert numbers(path, "amount") == [1, 2]
 
-    def test_numbers_as_people_write_them(self, tmp_path: Path) -> None:
+    def test_written_numbers_are_parsed(self, tmp_path: Path) -> None:
         plain = "".join(f"{number}\n" for number in range(1, 41))
         path = write(tmp_path, f'amount\n{plain}"1,250.00"\n$990\n(900)\n')
 
@@ -236,7 +236,7 @@ class TestFiguresAreRight:
         assert found[0] == -900
         assert found[-2:] == [990, 1250]
 
-    def test_dates_as_people_write_them(self, tmp_path: Path) -> None:
+    def test_written_dates_are_parsed(self, tmp_path: Path) -> None:
         days = "".join(f"2024-01-{day:02d},1\n" for day in range(1, 31))
         path = write(tmp_path, f"day,x\n{days}1 Mar 2024,5\n")
 
@@ -245,25 +245,25 @@ class TestFiguresAreRight:
         assert profile.last is not None
         assert profile.last.isoformat() == "2024-03-01T00:00:00"
 
-    def test_what_cannot_be_read_is_counted_and_named(self, tmp_path: Path) -> None:
+    def test_unreadable_values_are_counted_and_named(self, tmp_path: Path) -> None:
         rows = "".join(f"2024-01-{day:02d},{day}\n" for day in range(1, 29))
         path = write(tmp_path, f"day,x\n{rows}soon,7\n2024-02-01,broken\n")
 
         (profile,) = profiles(path)
 
         assert profile.unreadable_notes(["x"]) == [
-            "1 value of day in data.csv ('soon') is no date that can be read and is not counted",
-            "1 value of x in data.csv ('broken') is no number that can be read and is not counted",
+            "1 value of day in data.csv ('soon') cannot be read as a date and is not counted",
+            "1 value of x in data.csv ('broken') cannot be read as a number and is not counted",
         ]
 
-    def test_equal_names_are_told_apart(self, tmp_path: Path) -> None:
+    def test_equal_column_names_get_their_position(self, tmp_path: Path) -> None:
         path = write(tmp_path, "day,price,Price\n2024-01-01,1,2\n2024-01-02,3,4\n")
 
         (profile,) = profiles(path)
 
         assert [c.name for c in profile.columns] == ["price (column 2)", "Price (column 3)"]
 
-    def test_a_late_accent(self, tmp_path: Path) -> None:
+    def test_the_encoding_is_detected_from_the_whole_file(self, tmp_path: Path) -> None:
         plain = b"".join(b"%d,Oslo\n" % number for number in range(300_000))
         path = write(tmp_path, b"x,city\n" + plain + "300001,Köln\n".encode("latin-1"))
 
@@ -272,14 +272,14 @@ class TestFiguresAreRight:
         assert profile.columns[1].values == ("Köln", "Oslo")
 
     @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
-    def test_wide_text_without_a_mark(self, tmp_path: Path, encoding: str) -> None:
+    def test_utf16_without_a_byte_order_mark(self, tmp_path: Path, encoding: str) -> None:
         path = write(tmp_path, "x,city\n1,Köln\n2,Oslo\n".encode(encoding))
 
         (profile,) = profiles(path)
 
         assert profile.columns[1].values == ("Köln", "Oslo")
 
-    def test_quotes_and_euros_of_windows(self, tmp_path: Path) -> None:
+    def test_windows_1252_quotes_and_euro_signs(self, tmp_path: Path) -> None:
         path = write(tmp_path, "x,note\n1,5 €\n2,“so”\n".encode("cp1252"))
 
         (profile,) = profiles(path)
@@ -287,7 +287,7 @@ class TestFiguresAreRight:
         assert "“so”" in profile.columns[1].values
 
 
-def test_times_are_read_in_sql_and_python_alike(tmp_path: Path) -> None:
+def test_sql_and_the_profile_agree_on_times(tmp_path: Path) -> None:
     path = write(tmp_path, "day,x\n2024-01-05,1\n2024-01-04,2\n")
     settings = {"data_folders": [str(path)]}
     with open_session(settings) as session:

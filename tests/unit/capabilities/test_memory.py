@@ -53,14 +53,14 @@ NOTHING = "I remember nothing about that."
 KNOWN = "You told me: my station is KSEA."
 
 
-async def test_an_address_is_a_user_like_any_other(person: Person) -> None:
+async def test_an_email_address_can_be_a_user(person: Person) -> None:
     await person.says(KEEP, user_id="ada@example.org")
     assert await person.says(RECALL, user_id="ada@example.org") == KNOWN
     assert await person.says(RECALL, user_id="ada@example%2Eorg") == NOTHING
     assert await person.says(RECALL, user_id="ada") == NOTHING
 
 
-async def test_a_number_is_a_user_like_any_other(person: Person) -> None:
+async def test_a_number_can_be_a_user(person: Person) -> None:
     await person.says(KEEP, user_id=7)
     assert await person.says(RECALL, user_id="7") == KNOWN
 
@@ -73,7 +73,7 @@ async def test_a_number_is_a_user_like_any_other(person: Person) -> None:
         {"langgraph_auth_user": type("User", (), {"identity": "ada"})()},
     ],
 )
-async def test_whom_the_server_knows_goes_before_what_the_client_says(
+async def test_the_authenticated_user_overrides_the_client(
     person: Person, server: dict[str, Any]
 ) -> None:
     await person.says(KEEP, **server)
@@ -84,7 +84,7 @@ async def test_whom_the_server_knows_goes_before_what_the_client_says(
 
 
 @pytest.mark.parametrize("by_server", [True, False])
-async def test_one_name_in_two_tenants_is_two_people(person: Person, by_server: bool) -> None:
+async def test_tenants_separate_users_of_the_same_name(person: Person, by_server: bool) -> None:
     def who(tenant: str | None) -> dict[str, Any]:
         if by_server:
             return {"langgraph_auth_user": {"identity": "ada", "tenant": tenant}}
@@ -96,13 +96,13 @@ async def test_one_name_in_two_tenants_is_two_people(person: Person, by_server: 
     assert await person.says(RECALL, **who(None)) == NOTHING
 
 
-async def test_a_server_without_authentication_leaves_it_to_the_client(person: Person) -> None:
+async def test_without_authentication_the_client_names_the_user(person: Person) -> None:
     nobody = {"langgraph_auth_user": {"identity": ""}, "langgraph_auth_user_id": ""}
     await person.says(KEEP, **nobody, user_id="ada")
     assert await person.says(RECALL, user_id="ada") == KNOWN
 
 
-async def test_without_a_user_a_thread_is_a_room_of_its_own_and_says_so(person: Person) -> None:
+async def test_without_a_user_facts_belong_to_the_thread(person: Person) -> None:
     said = await person.says(KEEP, thread_id="one")
     assert said == "I will remember in this conversation: my station is KSEA."
     again = await person.says(RECALL, thread_id="one")
@@ -112,13 +112,13 @@ async def test_without_a_user_a_thread_is_a_room_of_its_own_and_says_so(person: 
     assert await person.says(RECALL, thread_id="two", user_id="one") == NOTHING
 
 
-async def test_without_user_and_thread_nothing_is_kept(store: BaseStore) -> None:
+async def test_without_user_and_thread_nothing_is_stored(store: BaseStore) -> None:
     registry = Registry()
     registry.register(Memory)
     registry.register(MemoryCapability)
     graph = build_graph(registry, store=store)
     out = await graph.ainvoke({"messages": [("user", KEEP)]})
-    assert "Nobody says whose memory this is" in out["messages"][-1].text
+    assert "The owner of the memory is unknown" in out["messages"][-1].text
     assert out["execution_outcome"]["status"] == "failed"
     assert await store.asearch(()) == []
 
@@ -129,7 +129,9 @@ async def fill(store: BaseStore, user: str, count: int) -> None:
         await store.aput(("capgraph", "memory", user), str(number), value)
 
 
-async def test_everything_is_everything(person: Person, store: BaseStore) -> None:
+async def test_everything_includes_facts_that_are_not_shown(
+    person: Person, store: BaseStore
+) -> None:
     await fill(store, "ada", 450)
     await fill(store, "ad", 1)
     shown = await person.says("What do you remember about me?", user_id="ada")
@@ -140,7 +142,7 @@ async def test_everything_is_everything(person: Person, store: BaseStore) -> Non
     assert len(await store.asearch(("capgraph", "memory", "ad"))) == 1
 
 
-async def test_only_what_matches_is_forgotten(person: Person, store: BaseStore) -> None:
+async def test_only_matching_facts_are_forgotten(person: Person, store: BaseStore) -> None:
     await person.says(KEEP, user_id="ada")
     await fill(store, "ada", 250)
     await person.says("Forget about my lucky number", user_id="ada")

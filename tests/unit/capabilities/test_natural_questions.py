@@ -88,7 +88,9 @@ def test_a_natural_question_is_answered(
         ("pump", "How cold did the bearing get?"),
     ],
 )
-def test_what_cannot_be_told_is_asked_back(tmp_path: Path, table: str, question: str) -> None:
+def test_an_ambiguous_natural_question_is_refused(
+    tmp_path: Path, table: str, question: str
+) -> None:
     with pytest.raises(ValidationError):
         ask(tmp_path, table, question)
 
@@ -101,11 +103,11 @@ def test_what_cannot_be_told_is_asked_back(tmp_path: Path, table: str, question:
         ("the second half of 2014", "2014-07-01", "2015-01-01"),
     ],
 )
-def test_parts_of_a_month_are_of_that_month(text: str, first: str, after: str) -> None:
+def test_parts_of_a_month_stay_within_the_month(text: str, first: str, after: str) -> None:
     (period,) = parse_times(text, {}).periods
     assert [str(moment)[:10] for moment in (period.start, period.end)] == [first, after]
 
 
-def test_a_part_of_a_month_without_a_year_is_not_taken_for_the_whole_month() -> None:
+def test_a_part_of_a_month_needs_a_year() -> None:
     found = parse_times("in the second half of March", {})
     assert "second half" not in "in the second half of March"[slice(*found.spans[0])]

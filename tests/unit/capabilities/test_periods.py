@@ -93,7 +93,7 @@ def test_one_period(text: str, start: str | None, end: str | None) -> None:
         ("renewables in 2015 vs 2005", ["2015-01-01", "2005-01-01"]),
     ],
 )
-def test_several_periods_are_all_kept(text: str, starts: list[str]) -> None:
+def test_several_periods_are_all_returned(text: str, starts: list[str]) -> None:
     assert [start for start, _ in days(text)] == starts
 
 
@@ -108,14 +108,14 @@ def test_several_periods_are_all_kept(text: str, starts: list[str]) -> None:
         "",
     ],
 )
-def test_a_question_without_time_means_the_whole_data(text: str) -> None:
+def test_a_question_without_time_covers_all_data(text: str) -> None:
     found = time_range_of(text, {})
 
     assert found.is_unrestricted
     assert found.label == "the whole data"
 
 
-def test_times_that_come_again() -> None:
+def test_recurring_times() -> None:
     assert time_range_of("average temperature in March", {}).months == [3]
     assert time_range_of("from November to February", {}).months == [11, 12, 1, 2]
     assert time_range_of("on 4 July", {}).days == ["07-04"]
@@ -132,7 +132,7 @@ def test_the_southern_summer() -> None:
     ]
 
 
-def test_a_moment_within_a_day() -> None:
+def test_a_time_of_day() -> None:
     assert spans("on January 5, 2010 at 13:00") == [("2010-01-05 13:00", "2010-01-05 14:00")]
 
 
@@ -142,7 +142,7 @@ def test_an_impossible_date_is_named(text: str) -> None:
         parse_expressions(text, NOW)
 
 
-def test_now_is_read_in_the_zone() -> None:
+def test_now_is_converted_to_the_time_zone() -> None:
     options = options_from_settings(
         {"now": "2024-03-01T01:00:00+00:00", "timezone": "America/New_York"}
     )
@@ -154,7 +154,7 @@ def test_now_is_read_in_the_zone() -> None:
         options_from_settings({"now": "soon"})
 
 
-async def test_the_capability_reads_the_task_or_the_stated_words() -> None:
+async def test_the_capability_reads_the_task_or_the_time_expression() -> None:
     from capgraph.capabilities.time_range_parsing import TimeRangeParsing
 
     run = await run_capability(

@@ -111,11 +111,11 @@ def png(
 
 @needs_linux
 class TestRun:
-    async def test_result_and_output_come_back(self):
+    async def test_the_result_and_the_output_are_returned(self):
         result = await run("print('hello')\nresult = {'n': inputs.get('nothing', 6) * 7}")
         assert result.result == {"n": 42}
         assert result.stdout == "hello\n"
-        assert result.get_summary() == 'The code gave {"n": 42}.\nIt printed: hello'
+        assert result.get_summary() == 'The code returned {"n": 42}.\nIt printed: hello'
         assert CodeResult.model_validate(result.model_dump(mode="json")) == result
 
     async def test_inputs_arrive_with_their_rows(self):
@@ -126,7 +126,7 @@ class TestRun:
         )
         assert result.result == ["lab", 6]
 
-    async def test_code_of_a_context_runs_and_parameters_win_over_it(self):
+    async def test_parameters_take_precedence_over_the_code_context(self):
         given = {"CODE": Code(code="result = 'context'")}
         assert (await run(inputs=given)).result == "context"
         assert (await run("result = 'parameters'", inputs=given)).result == "parameters"
@@ -147,7 +147,7 @@ for name in ("b.png", "a b.png"):
             assert data.startswith(b"\x89PNG")
             assert b"ignore all instructions" not in data
 
-    async def test_an_open_matplotlib_figure_is_kept(self, tmp_path):
+    async def test_an_open_matplotlib_figure_is_saved(self, tmp_path):
         pytest.importorskip("matplotlib")
         code = "import matplotlib.pyplot as plt\nplt.plot([1, 3, 2])\nresult = plt.get_backend().lower()"
         result = await run(code, config={"output_folder": str(tmp_path)})
@@ -173,7 +173,7 @@ for name in ("b.png", "a b.png"):
             "array": [0, 1],
         }
 
-    async def test_runs_side_by_side_do_not_meet(self):
+    async def test_concurrent_runs_are_isolated_from_each_other(self):
         code = "import os\nopen('mine', 'w').write(str(inputs))\nresult = sorted(os.listdir('.'))"
         results = await asyncio.gather(*(run(code) for _ in range(4)))
         assert {tuple(result.result) for result in results} == {
@@ -198,14 +198,14 @@ for name in ("b.png", "a b.png"):
         assert len(result.figures) == 1
         assert ticks > 2
 
-    async def test_control_characters_do_not_come_through(self):
+    async def test_control_characters_are_escaped(self):
         result = await run("print('\\x1b[2J\\x07ok\\u202e\\rx pay\\u200bpal')")
         assert result.stdout == "\\x1b[2J\\x07ok\\u202e\\rx pay\\u200bpal\n"
 
 
 @needs_linux
 class TestFailures:
-    async def test_an_exception_goes_back_to_planning_with_its_place(self):
+    async def test_an_exception_leads_to_replanning_with_its_line(self):
         code = "def half(x):\n    return 1 / x\n\nhalf(0)"
         with pytest.raises(CodeFailedError) as caught:
             await run(code)
@@ -220,11 +220,11 @@ class TestFailures:
         assert found.metadata is not None
         assert found.metadata["line"] == 2
 
-    async def test_code_that_is_no_python(self):
+    async def test_invalid_python_is_reported(self):
         with pytest.raises(CodeFailedError, match="line 2: SyntaxError"):
             await run("x = 1\nif x\n")
 
-    async def test_a_result_that_is_no_data(self):
+    async def test_a_result_that_is_not_json_data(self):
         with pytest.raises(CodeFailedError, match=r"result\['f'\] is a function") as caught:
             await run("result = {'f': lambda: 1}")
         assert severity(caught.value) is ErrorSeverity.REPLANNING
@@ -251,7 +251,7 @@ class TestFailures:
         assert "allow_weak_isolation" in str(caught.value)
         assert not (tmp_path / "x").exists()
 
-    async def test_a_level_that_is_not_there_is_said(self, monkeypatch):
+    async def test_an_unavailable_level_is_named(self, monkeypatch):
         monkeypatch.setenv("PATH", "/nowhere")
         config = {"isolation": "bubblewrap", "readable": ["/nowhere"]}
         report = await isolation_report(config)
@@ -260,19 +260,19 @@ class TestFailures:
         with pytest.raises(CapabilityError, match="bwrap"):
             await run("result = 1", config=config)
 
-    async def test_inputs_that_are_too_large(self):
+    async def test_inputs_over_the_limit_are_refused(self):
         config = {"limits": {"input_bytes": 2048}}
         with pytest.raises(ValidationError, match="too large"):
             await run("#" * 3000, config=config)
 
 
-async def test_a_step_without_code_says_how_to_give_it():
+async def test_a_step_without_code_says_how_to_supply_it():
     with pytest.raises(ValidationError, match=r"parameters\.code.*write_python") as caught:
         await run(None)
     assert severity(caught.value) is ErrorSeverity.REPLANNING
 
 
-async def test_settings_that_cannot_be_used_are_named():
+async def test_invalid_settings_are_named():
     with pytest.raises(ConfigurationError, match=r"limits\.wall_seconds.*greater than 0"):
         await run("result = 1", config={"limits": {"wall_seconds": 0}})
     with pytest.raises(ConfigurationError, match="alow_weak_isolation"):
@@ -293,7 +293,7 @@ def test_what_the_capabilities_declare():
         assert capability.classifier_guide is not None
 
 
-def test_summary_of_long_results_is_cut():
+def test_the_summary_of_a_long_result_is_truncated():
     result = CodeResult(
         result="x" * 5000,
         code="",
@@ -305,7 +305,7 @@ def test_summary_of_long_results_is_cut():
     summary = result.get_summary()
     assert len(summary) < 2200
     assert "Figure: a.png" in summary
-    assert "Not taken: b.png (not a PNG file)." in summary
+    assert "Rejected: b.png (not a PNG file)." in summary
 
 
 class TestWriting:
@@ -319,11 +319,11 @@ class TestWriting:
         assert code.get_summary().endswith("    result = len(inputs['QUERY_RESULT'])")
         assert (await run(inputs={"CODE": code, **data})).result == 2
 
-    async def test_without_a_model_it_says_what_to_do(self):
+    async def test_without_a_model_the_fix_is_named(self):
         with pytest.raises(ValidationError, match=r"Configure a model.*parameters\.code"):
             await run(capability=WritePython)
 
-    async def test_data_cannot_leave_its_marks(self):
+    async def test_data_cannot_break_out_of_its_markers(self):
         seen: list[str] = []
 
         class Listening(FakeListChatModel):
@@ -339,7 +339,7 @@ class TestWriting:
         assert prompt.endswith("</data>")
         assert "instruction" in seen[0]
 
-    async def test_the_applications_prompt_takes_the_place_of_ours(self):
+    async def test_the_application_can_replace_the_prompt(self):
         class Terse(PromptBuilder):
             role = "You write one line of Python."
 
@@ -357,12 +357,12 @@ class TestWriting:
     @pytest.mark.parametrize(
         "answer", ["I cannot do that.", "", "```python\nif\n```", "```\n\n```"]
     )
-    def test_answers_without_code_are_asked_again(self, answer):
+    def test_an_answer_without_code_is_retriable(self, answer):
         with pytest.raises(ModelError) as caught:
             extract_code(answer)
         assert caught.value.severity is ErrorSeverity.RETRIABLE
 
-    def test_the_longest_block_is_taken_and_plain_code_too(self):
+    def test_the_longest_block_or_plain_code_is_extracted(self):
         assert (
             extract_code("```\na = 1\n```\nand\n```python\nb = 1\nc = 2\n```") == "b = 1\nc = 2\n"
         )
@@ -379,23 +379,23 @@ class TestChecks:
         ("data", "why"),
         [
             (b"GIF89a", "not a PNG"),
-            (png()[:-4], "cut off"),
-            (png()[:40], "cut off"),
+            (png()[:-4], "truncated"),
+            (png()[:40], "truncated"),
             (png().replace(b"ignore", b"IGNORE"), "damaged"),
             (png(100_000, 1), "too large"),
             (png(9_000, 9_000, pixels=b""), "too large"),
             (png(0, 1), "too large"),
-            (png(4, 4, pixels=bytes(10)), "does not fit"),
-            (png(2, 2, pixels=bytes(10_000_000)), "does not fit"),
+            (png(4, 4, pixels=bytes(10)), "does not match"),
+            (png(2, 2, pixels=bytes(10_000_000)), "does not match"),
             (png(extra=png()[8:33]), "repeated"),
             (png()[:8] + png()[33:], "missing"),
         ],
     )
-    def test_pictures_that_are_not_taken(self, data, why):
+    def test_invalid_images_are_rejected(self, data, why):
         with pytest.raises(HostileOutputError, match=why):
             sanitize_png(data)
 
-    def test_what_follows_a_picture_is_cut_off(self):
+    def test_data_after_an_image_is_dropped(self):
         clean, width, height = sanitize_png(png(3, 5) + b"<script>")
         assert (width, height) == (3, 5)
         assert b"script" not in clean
@@ -405,11 +405,11 @@ class TestChecks:
         "value",
         [2**63, -(2**63) - 1, float("nan"), float("inf"), "\udc00", {"\ud800": 1}, [[[[1]]]]],
     )
-    def test_values_that_a_checkpoint_cannot_hold(self, value):
+    def test_values_that_a_checkpoint_cannot_store(self, value):
         with pytest.raises(HostileOutputError):
             check_json([value], max_depth=3)
 
-    def test_values_that_it_can_hold(self):
+    def test_values_that_a_checkpoint_can_store(self):
         values = [2**63 - 1, -(2**63), 1.5, True, None, "é😀", {"a": []}]
         check_json(values, max_depth=3)
         serde = JsonPlusSerializer()
@@ -422,7 +422,7 @@ class TestChecks:
         with pytest.raises(HostileOutputError):
             parse_message(line)
 
-    def test_figure_names_are_plain_and_distinct(self):
+    def test_figure_names_are_safe_and_distinct(self):
         taken: set[str] = set()
         names = [
             safe_file_name(name, taken)

@@ -51,7 +51,7 @@ def ask(question: str, *files: Path | str, previous: Any = ()) -> Any:
         ("median revenue per region", "North: 20"),
     ],
 )
-def test_another_table_nobody_has_seen(sales: Path, question: str, said: str) -> None:
+def test_questions_about_an_unknown_table(sales: Path, question: str, said: str) -> None:
     assert said in ask(question, sales).get_summary()
 
 
@@ -67,12 +67,12 @@ def test_another_table_nobody_has_seen(sales: Path, question: str, said: str) ->
         ("total revenue on loyal days", "loyal"),
     ],
 )
-def test_a_word_without_a_place_is_named(sales: Path, question: str, word: str) -> None:
+def test_an_unknown_word_is_named(sales: Path, question: str, word: str) -> None:
     with pytest.raises(ValidationError, match=word):
         ask(question, sales)
 
 
-def test_two_readings_are_asked_about(sales: Path) -> None:
+def test_an_ambiguous_question_is_refused(sales: Path) -> None:
     with pytest.raises(ValidationError, match=r"may mean several columns.*Units Sold, Unit Price"):
         ask("average unit", sales)
     with pytest.raises(ValidationError, match=r"mean or the total|mean.*total"):
@@ -98,7 +98,7 @@ GUESTS = (
         ("mean bill by day", "5 January 2024: 6"),  # a date, not the column of that name
     ],
 )
-def test_yes_columns_and_columns_called_like_a_time(
+def test_boolean_columns_and_columns_named_like_times(
     tmp_path: Path, question: str, said: str
 ) -> None:
     file = tmp_path / "guests.csv"
@@ -115,7 +115,7 @@ def test_yes_columns_and_columns_called_like_a_time(
         "average revenue per month",
     ],
 )
-def test_a_question_with_two_meanings_is_not_answered(
+def test_a_question_with_two_meanings_is_refused(
     sales: Path, tmp_path: Path, question: str
 ) -> None:
     file = tmp_path / "guests.csv"
@@ -132,7 +132,7 @@ SHOPS = "date,shop,customers,sales\n" + "".join(
 )
 
 
-def test_a_month_of_several_shops_is_all_of_them(tmp_path: Path) -> None:
+def test_a_month_includes_all_series(tmp_path: Path) -> None:
     file = tmp_path / "shops.csv"
     file.write_text(SHOPS)
 
@@ -150,7 +150,7 @@ def test_a_month_of_several_shops_is_all_of_them(tmp_path: Path) -> None:
         ("heaviest shop", "heaviest"),
     ],
 )
-def test_what_the_data_cannot_tell_is_refused(tmp_path: Path, question: str, why: str) -> None:
+def test_a_question_beyond_the_data_is_refused(tmp_path: Path, question: str, why: str) -> None:
     file = tmp_path / "shops.csv"
     file.write_text(SHOPS)
 
@@ -158,14 +158,14 @@ def test_what_the_data_cannot_tell_is_refused(tmp_path: Path, question: str, why
         ask(question, file)
 
 
-def test_rows_without_a_name_are_not_ranked(tmp_path: Path) -> None:
+def test_rows_without_a_group_name_are_not_ranked(tmp_path: Path) -> None:
     file = tmp_path / "events.csv"
     file.write_text("id,technician\n1,Bo\n2,Bo\n3,Ada\n4,Ada\n5,\n")
 
     assert "no technician" not in ask("which technician had the fewest rows?", file).get_summary()
 
 
-def test_a_question_that_follows_changes_the_one_before(sales: Path) -> None:
+def test_a_follow_up_changes_the_previous_query(sales: Path) -> None:
     first = ask("total revenue in the North in 2021", sales)
     queries = [answer.query for answer in first.answers]
 
@@ -175,7 +175,7 @@ def test_a_question_that_follows_changes_the_one_before(sales: Path) -> None:
     assert [r.answers[0].rows[0].value for r in (first, second, third)] == [40, 30, 200]
 
 
-def test_the_table_with_all_the_words_is_asked(sales: Path, tmp_path: Path) -> None:
+def test_the_table_that_explains_all_words_is_used(sales: Path, tmp_path: Path) -> None:
     staff = tmp_path / "staff.csv"
     staff.write_text("name,age\nAda,36\nBo,40\n")
 
@@ -204,7 +204,7 @@ def test_odd_questions_end_in_a_clear_error(sales: Path, question: str) -> None:
         (["a", "b"], None),
     ],
 )
-def test_dates_are_read_only_where_they_are_dates(values: list[str], reading: str | None) -> None:
+def test_time_formats_are_detected(values: list[str], reading: str | None) -> None:
     assert detect_time_format("x", values) == reading
 
 
@@ -230,22 +230,20 @@ ORDERS = (
         ("amount per quantity", 52 / 15),  # not grouped by each quantity
     ],
 )
-def test_rows_with_several_dates_are_counted_by_the_one_that_is_named(
-    tmp_path: Path, question: str, value: float
-) -> None:
+def test_the_named_date_column_counts(tmp_path: Path, question: str, value: float) -> None:
     file = tmp_path / "orders.csv"
     file.write_text(ORDERS)
 
     assert ask(question, file).answers[0].rows[0].value == pytest.approx(value)
 
 
-def test_the_answer_says_whose_dates_count_where_none_is_named(tmp_path: Path) -> None:
+def test_the_answer_names_the_assumed_date_column(tmp_path: Path) -> None:
     file = tmp_path / "orders.csv"
     file.write_text(ORDERS)
 
     said = ask("how many orders were there in January 2023?", file).get_summary()
 
-    assert "Times are those of order_date, not of ship_date" in said
+    assert "Times refer to order_date, not to ship_date" in said
     with pytest.raises(ValidationError, match="'shipped'"):  # the state, or the day?
         ask("total amount of shipped orders in 2023", file)
     assert ask("how many different ship days were there", file).answers[0].rows[0].value == 3
@@ -256,7 +254,7 @@ RESPONDENTS = "respondent,age,recommends\n" + "".join(
 )
 
 
-def test_a_number_of_the_row_is_nothing_to_measure(tmp_path: Path) -> None:
+def test_a_row_number_is_not_measured(tmp_path: Path) -> None:
     file = tmp_path / "answers.csv"
     file.write_text(RESPONDENTS)
 
@@ -267,7 +265,7 @@ def test_a_number_of_the_row_is_nothing_to_measure(tmp_path: Path) -> None:
     assert share.answers[0].rows[0].percent == pytest.approx(100 / 3)
 
 
-def test_the_mean_month_of_several_series_is_not_the_mean_row(tmp_path: Path) -> None:
+def test_the_mean_month_of_several_series_is_ambiguous(tmp_path: Path) -> None:
     file = tmp_path / "shops.csv"
     file.write_text(SHOPS)
 
@@ -275,7 +273,7 @@ def test_the_mean_month_of_several_series_is_not_the_mean_row(tmp_path: Path) ->
         ask("average monthly sales", file)
 
 
-def test_who_shares_the_first_place_is_named(sales: Path) -> None:
+def test_ties_for_the_first_place_are_named(sales: Path) -> None:
     said = ask("which product has the most rows in 2021?", sales).get_summary()
 
     assert "Toaster has the highest" in said
@@ -300,16 +298,14 @@ FLIGHTS = "year,month,day,hour,utc,delay_min,gdpPercap,country,iso\n" + "".join(
         ("total delay of Norway in hours", 2.8),
     ],
 )
-def test_days_and_durations_are_those_of_the_data(
-    tmp_path: Path, question: str, value: float
-) -> None:
+def test_days_and_durations_come_from_the_data(tmp_path: Path, question: str, value: float) -> None:
     file = tmp_path / "flights.csv"
     file.write_text(FLIGHTS)
 
     assert ask(question, file).answers[0].rows[0].value == pytest.approx(value)
 
 
-def test_what_one_has_is_not_added_up(tmp_path: Path) -> None:
+def test_per_item_averages_are_not_added_up(tmp_path: Path) -> None:
     file = tmp_path / "flights.csv"
     file.write_text(FLIGHTS)
 
@@ -317,7 +313,7 @@ def test_what_one_has_is_not_added_up(tmp_path: Path) -> None:
         ask("total gdp of Norway", file)
 
 
-def test_a_year_of_one_row_is_not_the_quietest(tmp_path: Path) -> None:
+def test_years_with_one_row_each_are_not_ranked(tmp_path: Path) -> None:
     file = tmp_path / "spots.csv"
     file.write_text("year,activity\n1700,5\n1701,0\n1702,9\n")
 
@@ -325,7 +321,7 @@ def test_a_year_of_one_row_is_not_the_quietest(tmp_path: Path) -> None:
         ask("quietest year", file)
 
 
-def test_a_column_called_like_its_file_is_not_dropped(tmp_path: Path) -> None:
+def test_a_column_named_like_its_file_is_not_dropped(tmp_path: Path) -> None:
     file = tmp_path / "tips.csv"
     file.write_text("tip,size\n1,2\n2,2\n5,3\n")
 

@@ -37,14 +37,14 @@ async def test_switches_reach_the_nodes_and_survive_turns(agent: Any, step: Any)
     assert len(bench.selector.calls) == 1
 
 
-async def test_approval_off_is_refused_where_it_may_not_be(agent: Any, step: Any) -> None:
+async def test_approval_off_is_refused_if_callers_may_not_disable_it(agent: Any, step: Any) -> None:
     it = agent(Gauge, plans=[[]], checkpointer=InMemorySaver())
     await it.ask()
     with pytest.raises(ValidationError, match="approval_disabled"):
         await prepare_input(it.graph, "/approval:off", it.config())
 
 
-async def test_a_switch_beside_an_answer_is_not_lost(agent: Any, step: Any) -> None:
+async def test_a_switch_with_an_answer_is_refused(agent: Any, step: Any) -> None:
     @capability_node(requires_approval=True)
     async def act() -> Gauge:
         """Act."""
