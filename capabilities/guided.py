@@ -22,8 +22,8 @@ def _load_guides() -> dict[str, Any]:
     text = resources.files("capgraph.capabilities").joinpath("guides.yml").read_text("utf-8")
     # The C loader is ten times faster but not part of every PyYAML wheel.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    found: dict[str, Any] = yaml.load(text, loader)  # noqa: S506 - both are safe
-    return found
+    guides: dict[str, Any] = yaml.load(text, loader)  # noqa: S506 - both are safe
+    return guides
 
 
 class GuidedCapability(BaseCapability):
@@ -35,24 +35,24 @@ class GuidedCapability(BaseCapability):
     """
 
     def _create_orchestrator_guide(self) -> OrchestratorGuide:
-        told = self._guide_section("planner")
-        examples = [OrchestratorExample(**example) for example in told["examples"]]
-        return OrchestratorGuide(**{**told, "examples": examples})
+        section = self._guide_section("planner")
+        examples = [OrchestratorExample(**example) for example in section["examples"]]
+        return OrchestratorGuide(**{**section, "examples": examples})
 
     def _create_classifier_guide(self) -> TaskClassifierGuide:
-        told = self._guide_section("classifier")
+        section = self._guide_section("classifier")
         examples = [
             ClassifierExample(request, group["needed"], group["reason"])
-            for group in told["examples"]
+            for group in section["examples"]
             for request in group["requests"]
         ]
-        return TaskClassifierGuide(instructions=told["instructions"], examples=examples)
+        return TaskClassifierGuide(instructions=section["instructions"], examples=examples)
 
     def _guide_section(self, section: str) -> dict[str, Any]:
-        known = _load_guides()
+        guides = _load_guides()
         # A subclass with another name uses the guides of its base class.
-        kinds: list[Any] = [
-            cls for cls in type(self).__mro__ if getattr(cls, "name", None) in known
+        classes: list[Any] = [
+            cls for cls in type(self).__mro__ if getattr(cls, "name", None) in guides
         ]
-        told: dict[str, Any] = known[kinds[0].name][section]
-        return told
+        guide: dict[str, Any] = guides[classes[0].name][section]
+        return guide

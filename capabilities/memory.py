@@ -78,14 +78,14 @@ class Memory(CapabilityContext):
         """Return the outcome as a sentence to the user."""
         texts = "; ".join(fact.text for fact in self.facts)
         texts += f"; and {self.more:,} more" if self.more else ""
-        here = " in this conversation" if self.thread_only else ""
+        scope = " in this conversation" if self.thread_only else ""
         if self.action == "remember":
-            return f"I will remember{here}: {texts}."
+            return f"I will remember{scope}: {texts}."
         if self.action == "forget":
             return f"I have forgotten: {texts}." if self.facts else "There was nothing to forget."
         if not self.facts:
-            return f"I remember nothing about that{' from' + here[3:] if here else ''}."
-        return f"You told me{here}: {texts}."
+            return f"I remember nothing about that{' from' + scope[3:] if scope else ''}."
+        return f"You told me{scope}: {texts}."
 
 
 class MemoryParameters(BaseModel):
@@ -126,19 +126,19 @@ class MemoryCapability(GuidedCapability):
                 "The graph has no store: memory needs one to keep facts across threads.",
                 fix="Pass a LangGraph store, such as build_graph(..., store=InMemoryStore()).",
             )
-        room, thread_only = _memory_namespace()
+        namespace, thread_only = _memory_namespace()
         action, text = parse_request(self.task, self.parameters)
         if action == "remember":
             fact = Fact(text=text, at=utc_now_text())
             # The key depends on the normalized text, so a repeated statement is one fact.
             key = hashlib.sha256(" ".join(text.casefold().split()).encode()).hexdigest()[:32]
-            await store.aput(room, key, fact.model_dump())
-            found = {key: fact}
+            await store.aput(namespace, key, fact.model_dump())
+            facts_by_key = {key: fact}
         else:
-            found = match_facts(text, await _load_facts(store, room))
-            for key in found if action == "forget" else ():
-                await store.adelete(room, key)
-        facts = list(found.values())
+            facts_by_key = match_facts(text, await _load_facts(store, namespace))
+            for key in facts_by_key if action == "forget" else ():
+                await store.adelete(namespace, key)
+        facts = list(facts_by_key.values())
         return Memory(
             action=action,
             facts=facts[:MAX_FACTS],
@@ -157,14 +157,14 @@ def parse_request(
     >>> parse_request("Where do I live?", MemoryParameters())
     ('recall', 'Where do I live?')
     """
-    given = (parameters.fact or parameters.query or task).strip()
+    text = (parameters.fact or parameters.query or task).strip()
     if parameters.action:
-        return parameters.action, given
+        return parameters.action, text
     if match := _REMEMBER_PHRASE.match(task):
         return "remember", match["fact"].rstrip(".! ")
     if match := _FORGET_PHRASE.match(task):
         return "forget", match["fact"].rstrip(".! ")
-    return "recall", given
+    return "recall", text
 
 
 def match_facts(query: str, facts: dict[str, Fact]) -> dict[str, Fact]:
@@ -192,10 +192,10 @@ def _words(text: str) -> set[str]:
 
 async def _load_facts(store: BaseStore, namespace: tuple[str, ...]) -> dict[str, Fact]:
     """Load all facts of a namespace, page by page."""
-    known: dict[str, Fact] = {}
-    while items := await store.asearch(namespace, limit=_PAGE_SIZE, offset=len(known)):
-        known |= {item.key: Fact.model_validate(item.value) for item in items}
-    return known
+    facts: dict[str, Fact] = {}
+    while items := await store.asearch(namespace, limit=_PAGE_SIZE, offset=len(facts)):
+        facts |= {item.key: Fact.model_validate(item.value) for item in items}
+    return facts
 
 
 def _memory_namespace() -> tuple[tuple[str, ...], bool]:
@@ -203,19 +203,19 @@ def _memory_namespace() -> tuple[tuple[str, ...], bool]:
 
     An authenticated user takes precedence over the ``user_id`` that a client sends.
     """
-    known = current_configurable()
-    caller = caller_from_configurable(known)
+    config = current_configurable()
+    caller = caller_from_configurable(config)
     if user := caller.user_id:
         if tenant := caller.tenant:  # user IDs are unique only within a tenant
-            room = (
+            namespace = (
                 "capgraph",
                 "memory of a tenant",
                 _escape_label(str(tenant)),
                 _escape_label(user),
             )
-            return room, False
+            return namespace, False
         return ("capgraph", "memory", _escape_label(user)), False
-    thread = known.get("thread_id")
+    thread = config.get("thread_id")
     if not thread:
         raise ValidationError(
             "The owner of the memory is unknown: the run has no user_id and no thread_id.",

@@ -61,15 +61,15 @@ class Plotting(GuidedCapability):
     async def execute(self) -> Plot:
         """Draw the chart and write it to a file."""
         result: QueryResult = self.inputs["QUERY_RESULT"]
-        wanted: PlottingParameters = self.parameters.model_copy()
-        if wanted.kind is None and _BARS_PHRASE.search(self.task):
-            wanted.kind = "bar"
-        elif wanted.kind is None and _LINES_PHRASE.search(self.task):
-            wanted.kind = "line"
-        if wanted.file_format is None and _SVG_PHRASE.search(self.task):
-            wanted.file_format = "svg"
+        parameters: PlottingParameters = self.parameters.model_copy()
+        if parameters.kind is None and _BARS_PHRASE.search(self.task):
+            parameters.kind = "bar"
+        elif parameters.kind is None and _LINES_PHRASE.search(self.task):
+            parameters.kind = "line"
+        if parameters.file_format is None and _SVG_PHRASE.search(self.task):
+            parameters.file_format = "svg"
         self.progress("Drawing")
-        return await self.thread_pool.run(self.config, draw_chart, result, wanted, self.config)
+        return await self.thread_pool.run(self.config, draw_chart, result, parameters, self.config)
 
     @staticmethod
     def matches_task(task: str) -> bool | None:

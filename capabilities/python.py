@@ -110,7 +110,7 @@ class CodeResult(CapabilityContext):
         if self.stdout.strip():
             parts.append(f"It printed: {_truncate(self.stdout.strip(), _SHOWN_OUTPUT)}")
         parts += [f"Figure: {figure.name}" for figure in self.figures]
-        parts += [f"Rejected: {name} ({why})." for name, why in self.rejected_figures.items()]
+        parts += [f"Rejected: {name} ({reason})." for name, reason in self.rejected_figures.items()]
         return "\n".join(parts) or "The code ran and returned no result."
 
     def get_files(self) -> list[str]:
@@ -120,8 +120,8 @@ class CodeResult(CapabilityContext):
     def get_tables(self) -> dict[str, list[dict[str, Any]]]:
         """Return the result as a table if it is a list of records."""
         rows = self.result if isinstance(self.result, list) else []
-        whole = rows and all(isinstance(row, dict) for row in rows)
-        return {"result": cast("list[dict[str, Any]]", rows)} if whole else {}
+        is_table = rows and all(isinstance(row, dict) for row in rows)
+        return {"result": cast("list[dict[str, Any]]", rows)} if is_table else {}
 
 
 class PythonSettings(SandboxSettings):
@@ -242,16 +242,16 @@ class RunPython(GuidedCapability):
         _raise_for_outcome(outcome)
         folder = settings.output_folder / "figures"
         figures = [await asyncio.to_thread(_write_figure, folder, item) for item in outcome.figures]
-        told = outcome.model_dump(include=CodeResult.model_fields.keys() - {"figures"})
-        return CodeResult(**told, figures=figures, code=code, isolation=str(outcome.level))
+        fields = outcome.model_dump(include=CodeResult.model_fields.keys() - {"figures"})
+        return CodeResult(**fields, figures=figures, code=code, isolation=str(outcome.level))
 
     def _resolve_code(self) -> str:
         """Return the code of the parameters, or else of a ``CODE`` input."""
         if self.parameters.code:
             return str(self.parameters.code)
-        given = self.inputs.get("CODE")
-        if given is not None:
-            return str(given.code)
+        code_context = self.inputs.get("CODE")
+        if code_context is not None:
+            return str(code_context.code)
         raise ValidationError(
             "The step 'python' has no code.",
             fix="Put the code into the step's parameters.code, or plan a step 'write_python' "
@@ -271,14 +271,14 @@ class RunPython(GuidedCapability):
     @staticmethod
     def classify_error(exc: Exception, context: dict[str, Any]) -> ErrorClassification | None:
         """Add the line and traceback of the code to the error that the planner sees."""
-        found = BaseCapability.classify_error(exc, context)
-        if found is not None and isinstance(exc, CodeFailedError):
-            found.metadata = {
-                **(found.metadata or {}),
+        classification = BaseCapability.classify_error(exc, context)
+        if classification is not None and isinstance(exc, CodeFailedError):
+            classification.metadata = {
+                **(classification.metadata or {}),
                 "line": exc.line,
                 "traceback": exc.traceback,
             }
-        return found
+        return classification
 
 
 def collect_inputs(contexts: Mapping[str, Any]) -> dict[str, Any]:
@@ -313,10 +313,10 @@ def _raise_for_outcome(outcome: SandboxOutcome) -> None:
     if outcome.error is None:
         return
     error = outcome.error
-    place = f" in line {error.line}" if error.line else ""
+    location = f" in line {error.line}" if error.line else ""
     tail = "\n".join(error.traceback.strip().splitlines()[-_SHOWN_TRACEBACK:])
     raise CodeFailedError(
-        f"The code failed{place}: {error.type}: {error.message}",
+        f"The code failed{location}: {error.type}: {error.message}",
         fix="Correct the code and run it again.",
         severity=ErrorSeverity.REPLANNING,
         line=error.line,

@@ -14,7 +14,6 @@ from capgraph.base.capability import ContextType
 from capgraph.base.error_classification import ErrorClassification
 from capgraph.capabilities.contexts import DataSource, QueryResult, TimeRange
 from capgraph.capabilities.data.answer import answer_query, answer_question
-from capgraph.capabilities.data.plan_inputs import is_from_current_plan
 from capgraph.capabilities.data.schema import describe_files
 from capgraph.capabilities.data.thread_pool import DataThreadPool, classify_data_error
 from capgraph.capabilities.guided import GuidedCapability
@@ -47,8 +46,8 @@ class QueryDataParameters(Query):
     @property
     def query(self) -> Query | None:
         """Query of the parameters, or ``None`` if they are empty."""
-        given = self.model_dump(exclude_defaults=True)
-        return Query.model_validate(given) if given else None
+        fields = self.model_dump(exclude_defaults=True)
+        return Query.model_validate(fields) if fields else None
 
 
 @capability_node
@@ -84,7 +83,7 @@ class QueryData(GuidedCapability):
         """Compute the query of the parameters, or else the query derived from the task."""
         source: DataSource = self.inputs["DATA_SOURCE"]
         times: TimeRange | None = self.inputs.get("TIME_RANGE")
-        if not is_from_current_plan(self.state, self.step, "TIME_RANGE"):
+        if not _is_from_current_plan(self.state, self.step, "TIME_RANGE"):
             times = None
         query = self.parameters.query
         self.progress(f"Reading {', '.join(source.files)[:200]}")
@@ -131,3 +130,17 @@ def _previous_queries(state: Mapping[str, Any], files: list[str]) -> list[Query]
         if result.files == files:
             return [answer.query for answer in result.answers]
     return []
+
+
+def _is_from_current_plan(
+    state: Mapping[str, Any], step: Mapping[str, Any], context_type: str
+) -> bool:
+    """Return True if a step's input comes from another step of the same plan.
+
+    Contexts outlive a turn, but the time range of an earlier question does not apply to this one.
+    Without a plan, as when a step runs by itself, every input counts.
+    """
+    plan = state.get("planning_execution_plan") or {}
+    keys = {planned.get("context_key") for planned in plan.get("steps") or []}
+    links = [link[context_type] for link in step.get("inputs") or [] if context_type in link]
+    return not keys or not links or any(link in keys for link in links)

@@ -22,9 +22,9 @@ def time_range_of(text: str, settings: Mapping[str, Any]) -> TimeRange:
     'the first half of 2009'
     """
     text = text[:MAX_TEXT_CHARS]
-    found = vars(parse_times(text, settings))
-    told = {name: found[name] for name in found.keys() & TimeRange.model_fields.keys()}
-    return TimeRange(**told, timezone=settings.get("timezone") or "UTC", read_from=text)
+    parsed = vars(parse_times(text, settings))
+    fields = {name: parsed[name] for name in parsed.keys() & TimeRange.model_fields.keys()}
+    return TimeRange(**fields, timezone=settings.get("timezone") or "UTC", read_from=text)
 
 
 class TimeRangeParameters(BaseModel):

@@ -51,10 +51,10 @@ class WritePython(GuidedCapability):
             )
         inputs = collect_inputs(self.inputs)
         builder = get_framework_prompts().get_python_prompt_builder()
-        shown = {"task": self.task, "inputs": [describe_inputs(inputs)] if inputs else []}
+        context = {"task": self.task, "inputs": [describe_inputs(inputs)] if inputs else []}
         messages = [
-            SystemMessage(builder.get_prefix(**shown)),
-            HumanMessage(builder.get_dynamic_context(**shown)),
+            SystemMessage(builder.get_prefix(**context)),
+            HumanMessage(builder.get_dynamic_context(**context)),
         ]
         answer = await model.ainvoke(messages)
         return Code(code=extract_code(str(answer.text)), purpose=self.task)

@@ -51,37 +51,39 @@ class ApprovalNode(BaseInfrastructureNode):
         if state.get("control_is_awaiting_validation"):
             _require_saver()
             question = plan_request(view, services.registry)
-            read = answer_reader(question, view, services, store)
+            parse_answers = answer_reader(question, view, services, store)
             problems: list[str] = []
             while True:
-                answers = read(ask_person(question, read, problems))[0]
+                decision = parse_answers(ask_person(question, parse_answers, problems))[0][PLAN]
                 try:
-                    return await _decide_plan(answers[PLAN], view, services)
+                    return await _decide_plan(decision, view, services)
                 except PolicyError as exc:
                     problems = [str(exc)]
         keys = route(state, services.registry, services.limits).steps
         if pending_waits(view) and not (keys and count_available_answers()):
             _require_saver("A step waits")
-            if woken := await register_wait(view, services):
-                return woken
+            if resume_update := await register_wait(view, services):
+                return resume_update
             if not keys:
                 suspend_turn(view)
         rules = await load_active_rules(store, services.clock.now())
-        found = {key: rules.find_rule(view.pending_approvals.get(key) or {}, view) for key in keys}
-        ruled = {key: rule.id for key, rule in found.items() if rule is not None}
-        asked = [key for key in keys if key not in ruled]
-        given: dict[str, ApprovalDecision] = {}
-        if asked:
+        rules_by_key = {
+            key: rules.find_rule(view.pending_approvals.get(key) or {}, view) for key in keys
+        }
+        rule_ids = {key: rule.id for key, rule in rules_by_key.items() if rule is not None}
+        open_keys = [key for key in keys if key not in rule_ids]
+        answers: dict[str, ApprovalDecision] = {}
+        if open_keys:
             _require_saver()
-            question = step_request(asked, view, services.registry)
+            question = step_request(open_keys, view, services.registry)
             if waits := wait_details(view):
                 question["waits"] = waits
             if rules.problem:
                 question = {**question, "note": rules.problem}
-            read = answer_reader(question, view, services, store)
-            given = read(ask_person(question, read))[0]
-            await save_standing_rules(given, question, view, store)
-        return await apply_answers(given, view, services, ruled)
+            parse_answers = answer_reader(question, view, services, store)
+            answers = parse_answers(ask_person(question, parse_answers))[0]
+            await save_standing_rules(answers, question, view, store)
+        return await apply_answers(answers, view, services, rule_ids)
 
 
 async def _decide_plan(
@@ -89,23 +91,23 @@ async def _decide_plan(
 ) -> dict[str, Any]:
     digest = plan_digest(view.plan)
     record_later("approval", step=PLAN, question=PLAN, decision=answer.decision, digest=digest)
-    over = {"control_is_awaiting_validation": False, "control_validation_context": None}
-    given = {PLAN: answer}
+    cleared = {"control_is_awaiting_validation": False, "control_validation_context": None}
+    answers = {PLAN: answer}
     payload = {"approved_payload": {PLAN: answer.model_dump(mode="json")}}
     if answer.decision == "reject" and view.state.get("control_undo"):
-        return {**over, **payload, **finish_undo(view), "approval_approved": False}
+        return {**cleared, **payload, **finish_undo(view), "approval_approved": False}
     if answer.decision == "reject":
-        rejected = answers_update(given, {PLAN: answer.reason}, {PLAN: PLAN}, view, services)
+        rejected = answers_update(answers, {PLAN: answer.reason}, {PLAN: PLAN}, view, services)
         return {
-            **over,
+            **cleared,
             **payload,
             **rejected,
             "approval_decisions": rejected_plan_decision(answer, view),
         }
     update: dict[str, Any] = {
-        **over,
+        **cleared,
         **payload,
-        **answers_update(given, {}, {}, view, services),
+        **answers_update(answers, {}, {}, view, services),
         "approval_decisions": {PLAN: {"decision": answer.decision}},
     }
     if answer.decision == "edit":
@@ -115,7 +117,7 @@ async def _decide_plan(
     elif answer.decision == "approve":
         agreements = services.ledger(view).approvals
         await agreements.approve(plan_digest(view.plan), PLAN, view.sender, services.clock.now())
-    return {**update, **over}
+    return {**update, **cleared}
 
 
 def _require_saver(cause: str = "An approval is pending") -> None:

@@ -42,17 +42,19 @@ class BeginTurnNode(BaseInfrastructureNode):
         """Return the reset, with an error entry if the input is invalid."""
         view = services.view(state)
         plan = state.get("planning_execution_plan")
-        brought = caller_plan_id(plan, view.turn)
-        keep = {"planning_execution_plan"} if brought else set()
+        plan_id = caller_plan_id(plan, view.turn)
+        kept_keys = {"planning_execution_plan"} if plan_id else set()
         schema = services.runner_config.schema
-        update = schema.reset(state, schema.one_turn_caller_keys | keep)
+        update = schema.reset(state, schema.one_turn_caller_keys | kept_keys)
         message = _last_message(state)
         number = view.turn_number + 1
-        mark = _turn_fingerprint(message)
-        begun = state.get("control_begun") or []
-        opened_by = brought or (str(message.id or "") if message is not None else "")
-        if not brought and any(known.startswith(f"{_hash(opened_by)}.") for known in begun):
-            opened_by = f"{opened_by}.{mark}"  # the message replaces an earlier one with its ID
+        fingerprint = _turn_fingerprint(message)
+        earlier_turns = state.get("control_begun") or []
+        opened_by = plan_id or (str(message.id or "") if message is not None else "")
+        if not plan_id and any(known.startswith(f"{_hash(opened_by)}.") for known in earlier_turns):
+            opened_by = (
+                f"{opened_by}.{fingerprint}"  # the message replaces an earlier one with its ID
+            )
         update["control_turn"] = _new_turn(opened_by, number)
         update["control_turn"]["recent"] = _recent_outputs(view) or view.turn.get("recent") or []
         update["runtime_info"] = {"turn": number, "seconds_used": 0.0}
@@ -70,26 +72,30 @@ class BeginTurnNode(BaseInfrastructureNode):
             await services.ledger(opened).approvals.record_requester(opened.caller)
         if pending_waits(view):
             await clear_wait(services)  # a new message cancels a suspended turn
-        problem: CapgraphError | None = _input_error(state, services, brought, mark)
+        problem: CapgraphError | None = _input_error(state, services, plan_id, fingerprint)
         update["control_turn"]["messages"] = len(view.messages)
-        marks = [] if mark is None or mark in begun else [mark]
+        fingerprints = [] if fingerprint is None or fingerprint in earlier_turns else [fingerprint]
         if services.guard is not None:
-            looked, refused, asks = await guard_input(view, services, services.guard)
-            problem = problem or refused
+            guarded_update, guard_error, asks = await guard_input(view, services, services.guard)
+            problem = problem or guard_error
             update["control_turn"]["asks"] = asks
             data = update.pop("capability_context_data", {})
-            update |= looked
+            update |= guarded_update
             if data:
-                update["capability_context_data"] = data | looked.get("capability_context_data", {})
+                update["capability_context_data"] = data | guarded_update.get(
+                    "capability_context_data", {}
+                )
             # A reworded message is still the message that opened this turn.
-            marks += [
-                _turn_fingerprint(m) or "" for m in looked.get("messages", ()) if m.type == "human"
+            fingerprints += [
+                _turn_fingerprint(m) or ""
+                for m in guarded_update.get("messages", ())
+                if m.type == "human"
             ]
         update |= _expire_old_results(view, update, services)
-        if problem is None and marks:
-            update["control_begun"] = marks
-        if brought:
-            update["control_turn"]["plan"] = brought
+        if problem is None and fingerprints:
+            update["control_begun"] = fingerprints
+        if plan_id:
+            update["control_turn"]["plan"] = plan_id
             try:
                 update["planning_execution_plan"] = check_plan_form(plan)
             except PlanError as exc:
@@ -104,7 +110,7 @@ def _new_turn(turn_id: str, number: int) -> dict[str, Any]:
     """Return the turn's ID, number, caller, and trace, and report a question that it dropped."""
     turn: dict[str, Any] = {"id": turn_id or str(number), "number": number}
     caller = asdict(billing_subject())
-    turn["caller"] = {name: told for name, told in caller.items() if told}
+    turn["caller"] = {name: value for name, value in caller.items() if value}
     if trace := current_event_ids().get("turn_trace"):
         turn["trace"] = str(trace)
     if dropped := dropped_questions():
@@ -131,8 +137,8 @@ def _expire_old_results(
         old = dict.fromkeys([*entries][:-keep])
         if old:
             data[kind] = {**old, **data.get(kind, {})}
-        if gone := {key: None for key in old if key in view.labels.get(kind, {})}:
-            labels[kind] = gone
+        if expired := {key: None for key in old if key in view.labels.get(kind, {})}:
+            labels[kind] = expired
     found = {"capability_context_data": data, "capability_context_labels": labels}
     return {name: value for name, value in found.items() if value}
 

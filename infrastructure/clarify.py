@@ -24,8 +24,8 @@ class ClarifyNode(BaseInfrastructureNode):
     async def execute(state: AgentState, services: Services, **_: Any) -> dict[str, Any]:
         """Write the question of the plan's ``clarify`` step."""
         steps = (state.get("planning_execution_plan") or {}).get("steps") or []
-        asked = [step for step in steps if step["capability"] == CLARIFY]
-        question = asked[-1].get("task_objective", "") if asked else ""
+        clarify_steps = [step for step in steps if step["capability"] == CLARIFY]
+        question = clarify_steps[-1].get("task_objective", "") if clarify_steps else ""
         if question and planner_traits(services.planner).reads_conversation:
             # The planner saw the conversation, so its question is used unchanged.
             emit(AnswerToken(text=question))

@@ -33,24 +33,28 @@ class ClassifierNode(BaseInfrastructureNode):
         registry = services.registry_for(view)
         selection = await _select_capabilities(view, registry, services)
         # The selector knows neither the answer type nor the instructions.
-        plain = services.answer_type is None and not await services.instructions(view)
-        answer = selection.answer if plain else ""
+        has_free_form = services.answer_type is None and not await services.instructions(view)
+        answer = selection.answer if has_free_form else ""
         always = [name for name, spec in registry.capabilities.items() if spec.always_active]
         chosen = [name for name in selection.names if name in registry.capabilities]
-        wanted = list(dict.fromkeys([*chosen, *always]))
-        told = {"chosen": chosen, "reason": selection.reason, "deferred": selection.deferred}
+        selected = list(dict.fromkeys([*chosen, *always]))
+        selection_record = {
+            "chosen": chosen,
+            "reason": selection.reason,
+            "deferred": selection.deferred,
+        }
         if selection.deferred:
             # The planner selects; capabilities that failed with RECLASSIFICATION stay excluded.
-            active = wanted
+            active = selected
         else:
             # Producers of stored contexts stay active: a plan may need fresh data.
-            closure = requires_closure(wanted, registry, task=view.task)
-            active = list(dict.fromkeys([*wanted, *closure]))
+            closure = requires_closure(selected, registry, task=view.task)
+            active = list(dict.fromkeys([*selected, *closure]))
             scores = {n: selection.scores[n] for n in active if n in selection.scores}
             emit(CapabilitiesSelected(capabilities=active, reason=selection.reason, scores=scores))
         return {
             "planning_active_capabilities": active,
-            "planning_selection": told,
+            "planning_selection": selection_record,
             "planning_execution_plan": None,
             "task_custom_message": answer or None,
         }

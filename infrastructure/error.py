@@ -44,8 +44,8 @@ def failure_report(state: AgentState, services: Services) -> str:
     if attempts > 1 and not state.get("control_is_killed"):
         lines.append(f"It was tried {attempts} times.")
     for other in info.get("other_failures") or []:
-        told = describe_failure(other, objectives.get(other.get("context_key"), ""))
-        lines.append(f"Another step failed too: {told}")
+        failure = describe_failure(other, objectives.get(other.get("context_key"), ""))
+        lines.append(f"Another step failed too: {failure}")
     plans = state.get("control_plans_created_count") or 0
     if plans > 1:
         lines.append(f"{plans} plans were tried.")
@@ -63,8 +63,8 @@ def _failure_reason(
     if info:
         return describe_failure(info, step_names.get(info.get("context_key"), ""))
     verb = "was stopped" if state.get("control_is_killed") else "failed"
-    told = readable_text(str(state.get("control_kill_reason") or ""))
-    return told or f"The turn {verb}, and no reason was recorded."
+    reason = readable_text(str(state.get("control_kill_reason") or ""))
+    return reason or f"The turn {verb}, and no reason was recorded."
 
 
 def _step_names(state: AgentState) -> dict[str | None, str]:
@@ -80,12 +80,12 @@ def _undo_lines(state: AgentState, step_names: Mapping[str | None, str]) -> list
     undo = state.get("control_undo") or {}
     effects = undo.get("effects") or []
     undone = describe_outcome(state).get("undone") or []
-    left = [key for key in effects if key not in undone]
+    remaining = [key for key in effects if key not in undone]
     lines = [f"Undone: {_join_step_names(undone, step_names)}."] if undone else []
-    if left:
-        why = readable_text(str(undo.get("problem") or ""))
+    if remaining:
+        reason = readable_text(str(undo.get("problem") or ""))
         lines.append(
-            f"Done and not undone: {_join_step_names(left, step_names)}{f' ({why})' if why else ''}."
+            f"Done and not undone: {_join_step_names(remaining, step_names)}{f' ({reason})' if reason else ''}."
         )
     return lines
 

@@ -111,14 +111,14 @@ async def prepare_input(
         return PreparedInput(answer, commands, is_resume=True)
     if not message and not switches:
         return PreparedInput(None, commands)
-    given: dict[str, Any] = {}
+    graph_input: dict[str, Any] = {}
     if switches:
-        given["agent_control"] = switches
+        graph_input["agent_control"] = switches
     if message:
-        given["messages"] = [HumanMessage(content=message)]
-        return PreparedInput(given, commands, switches=switches)
+        graph_input["messages"] = [HumanMessage(content=message)]
+        return PreparedInput(graph_input, commands, switches=switches)
     # Update as a node that ends a turn; after any other node the thread looks unfinished.
-    await graph.aupdate_state(config, given, as_node="error")
+    await graph.aupdate_state(config, graph_input, as_node="error")
     return PreparedInput(None, commands, switches=switches)
 
 

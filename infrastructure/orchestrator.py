@@ -84,22 +84,22 @@ class OrchestratorNode(BaseInfrastructureNode):
             empty = CheckedPlan(ExecutionPlan(steps=[respond_step(view.task)]))
             return await accept_plan(empty, view, services)
         drafts = _PlanDrafter(view, services, _PlanScope(active, deferred))
-        found = await drafts.draft_plan()
-        assert found is not None, "only an existing plan can be left unchanged"
-        assert found.checked is not None, "only a turn with a plan can end with an answer alone"
+        draft = await drafts.draft_plan()
+        assert draft is not None, "only an existing plan can be left unchanged"
+        assert draft.checked is not None, "only a turn with a plan can end with an answer alone"
         previous = view.plan if view.has_plan else None
         update = await accept_plan(
-            found.checked, view, services, previous=previous, plans_made=drafts.plans_made
+            draft.checked, view, services, previous=previous, plans_made=drafts.plans_made
         )
         # Corrections count as plans.
         update["control_budget"]["plans"] = view.budget.get("plans", 0) + drafts.plans_made
-        if found.answer:
-            update["task_custom_message"] = found.answer
-        used = _plan_capabilities(found.checked.plan)
+        if draft.answer:
+            update["task_custom_message"] = draft.answer
+        used_capabilities = _plan_capabilities(draft.checked.plan)
         if not deferred:
             return update
-        emit(CapabilitiesSelected(capabilities=used, reason=selection["reason"]))
-        return {**update, "planning_active_capabilities": used}
+        emit(CapabilitiesSelected(capabilities=used_capabilities, reason=selection["reason"]))
+        return {**update, "planning_active_capabilities": used_capabilities}
 
     @staticmethod
     def get_retry_policy() -> dict[str, Any]:
@@ -133,7 +133,7 @@ async def _review_plan(
     the turn records rejected changes.
     """
     used, limit = view.budget.get("looks", 0), services.limits.max_looks
-    seen: dict[str, Any] = {
+    review_update: dict[str, Any] = {
         "execution_step_results": {
             key: {**view.results[key], REVIEWED_KEY: True} for key in reviewed_steps
         },
@@ -142,31 +142,33 @@ async def _review_plan(
     after = ", ".join(reviewed_steps)
     if used >= limit:
         note = f"The plan was not reviewed after {after}: limits.max_looks is {limit}."
-        wanted = [f"after {after}"] if ends_with_review(view.steps) else []
+        missing_work = [f"after {after}"] if ends_with_review(view.steps) else []
         return {
-            **seen,
-            **_missing_work_update(note, wanted, "the turn reached its limit of plan reviews."),
+            **review_update,
+            **_missing_work_update(
+                note, missing_work, "the turn reached its limit of plan reviews."
+            ),
         }
     drafts = _PlanDrafter(view, services, await _review_scope(view, services), reviewed_steps)
     try:
-        found = await drafts.draft_plan()
+        draft = await drafts.draft_plan()
     except (PlanError, PolicyError, LimitError) as exc:
         note = f"The plan stays unchanged after {after}: {exc}"
-        wanted = drafts.rejected_steps() or [f"after {after}"]
-        told = "" if isinstance(exc, PlanError) else readable_text(exc.person_message)
-        reason = told or "the plan for it was refused."
-        return {**seen, **_missing_work_update(note, wanted, reason)}
-    if found is None:
-        return seen
-    update = seen
-    if found.checked is not None:
-        update = await accept_plan(found.checked, view, services, previous=view.plan, plans_made=0)
-        update["control_budget"] |= seen["control_budget"]
+        missing_work = drafts.rejected_steps() or [f"after {after}"]
+        person_message = "" if isinstance(exc, PlanError) else readable_text(exc.person_message)
+        reason = person_message or "the plan for it was refused."
+        return {**review_update, **_missing_work_update(note, missing_work, reason)}
+    if draft is None:
+        return review_update
+    update = review_update
+    if draft.checked is not None:
+        update = await accept_plan(draft.checked, view, services, previous=view.plan, plans_made=0)
+        update["control_budget"] |= review_update["control_budget"]
         if view.selected_capabilities is not None:
-            names = (*view.selected_capabilities, *_plan_capabilities(found.checked.plan))
+            names = (*view.selected_capabilities, *_plan_capabilities(draft.checked.plan))
             update["planning_active_capabilities"] = list(dict.fromkeys(names))
-    if found.answer:
-        update["task_custom_message"] = found.answer
+    if draft.answer:
+        update["task_custom_message"] = draft.answer
     return {**update, "planning_missing": {}}  # an earlier rejection no longer applies
 
 
@@ -210,9 +212,9 @@ async def _review_scope(view: TurnView, services: Services) -> _PlanScope:
         return _PlanScope(
             _usable_capabilities(selection["chosen"], view, services), is_unrestricted=True
         )
-    fits = getattr(getattr(services.planner, "catalog", None), "remaining_tokens", 0) >= 0
+    catalog_fits = getattr(getattr(services.planner, "catalog", None), "remaining_tokens", 0) >= 0
     if (
-        view.selected_capabilities is None and fits
+        view.selected_capabilities is None and catalog_fits
     ):  # a plan of the caller: no capability was selected
         return _PlanScope(tuple(registry.capabilities), is_unrestricted=True)
     candidates, excluded = registry.candidates(), dict(view.excluded_capabilities)
@@ -220,8 +222,8 @@ async def _review_scope(view: TurnView, services: Services) -> _PlanScope:
     names = list(view.selected_capabilities or ())
     if (offline := offline_selector(services.selector)) is not None:
         limit = services.settings.selection.shortlist
-        near = await offline.nearest_candidates(view.request_text, candidates, limit, excluded)
-        names += [candidate.name for candidate in near]
+        similar = await offline.nearest_candidates(view.request_text, candidates, limit, excluded)
+        names += [candidate.name for candidate in similar]
     return _PlanScope(_usable_capabilities(dict.fromkeys(names), view, services), False, accepted)
 
 
@@ -269,29 +271,34 @@ class _PlanDrafter:
         labels = plan_labels("orchestrator", view, services)
         if services.flow is not None:
             labels = {**services.flow.note_labels(request["notes"]), **labels}
-        known = await plan_from_recipe(PlanRequest(**request), view, services)
-        if known is not None:
+        recipe_plan = await plan_from_recipe(PlanRequest(**request), view, services)
+        if recipe_plan is not None:
             self.plans_made, own_words = 1, view.task == last_request(view.messages)
             return _PlanDraft(
-                await prepare_plan(known, view, services, active, None if own_words else labels), ""
+                await prepare_plan(
+                    recipe_plan, view, services, active, None if own_words else labels
+                ),
+                "",
             )
         problem: PlanError | None = None
         written = view.state.get("control_plans_created_count", 0) if not self.reviewed_steps else 0
         allowed = max(1, services.limits.max_planning_attempts - written)
         for self.plans_made in range(1, allowed + 1):
-            asked = PlanRequest(**request)
-            reply: Any = read_reply(await services.planner.plan(asked), asked, services)
+            plan_request = PlanRequest(**request)
+            reply: Any = read_reply(
+                await services.planner.plan(plan_request), plan_request, services
+            )
             if self.plans_made < allowed and not self.reviewed_steps:
-                doubt = await find_doubt(reply, asked, services)
+                doubt = await find_doubt(reply, plan_request, services)
                 if doubt is not None:
                     # Show only the doubtful step: small models copy the plans they see.
                     steps = reply["steps"]
                     shown = steps if doubt.step is None else steps[doubt.step : doubt.step + 1]
                     request |= {"problems": (doubt,), "refused": {"steps": shown}}
                     continue
-            reply = await drop_unrequested_effects(reply, asked, services)
+            reply = await drop_unrequested_effects(reply, plan_request, services)
             try:
-                return await self._accept_reply(reply, asked, active, labels)
+                return await self._accept_reply(reply, plan_request, active, labels)
             except PlanProblemsError as exc:
                 _raise_if_unchosen(exc, self.scope.is_unrestricted or bool(self.reviewed_steps))
                 problem, self.rejected_plan = exc, reply
@@ -300,9 +307,9 @@ class _PlanDrafter:
                     break
         assert problem is not None
         if not self.reviewed_steps and await matches_no_capability(
-            request["refused"], asked, services
+            request["refused"], plan_request, services
         ):
-            return await self._accept_reply({"steps": []}, asked, active, labels)
+            return await self._accept_reply({"steps": []}, plan_request, active, labels)
         raise _add_model_remedy(problem, request["refused"], services)
 
     async def _accept_reply(
@@ -335,13 +342,13 @@ class _PlanDrafter:
         """Return True if the planner's text can be the answer of the turn."""
         return self.services.answer_type is None and self.services.answer_gate is None
 
-    def _direct_answer(self, answer: str, checked: CheckedPlan) -> str:
+    def _direct_answer(self, answer: str, plan: CheckedPlan) -> str:
         """Return the answer that came with a plan without work, if no earlier step did any work.
 
         A planner that does not read the conversation cannot answer a request that refers to it.
         """
         view = self.view
-        works = any(step["capability"] != RESPOND for step in checked.plan["steps"])
+        works = any(step["capability"] != RESPOND for step in plan.plan["steps"])
         if works or view.results or view.last_failure or self.services.answer_type is not None:
             return ""
         if view.state.get("task_depends_on_chat_history"):
@@ -361,12 +368,12 @@ class _PlanDrafter:
         """Return the planner's request and the capabilities that its plan may use."""
         view, services, (shown, is_all, accepted) = self.view, self.services, self.scope
         failure = view.last_failure
-        away = await services.runner.unavailable_capabilities()
-        if away:
-            instead = fallback_capabilities(
-                shown, away, services.registry.capabilities, view.contexts
+        unavailable = await services.runner.unavailable_capabilities()
+        if unavailable:
+            fallbacks = fallback_capabilities(
+                shown, unavailable, services.registry.capabilities, view.contexts
             )
-            shown = tuple(dict.fromkeys([*shown, *instead]))
+            shown = tuple(dict.fromkeys([*shown, *fallbacks]))
         request: dict[str, Any] = {
             "task": view.task or last_request(view.messages),
             "active": shown,
@@ -389,7 +396,7 @@ class _PlanDrafter:
             "messages": view.messages,
             "chosen": not is_all,
             "excluded": view.excluded_capabilities if is_all else {},
-            "unavailable_capabilities": away,
+            "unavailable_capabilities": unavailable,
             "budget_left": await services.budget_left(),
             "instructions": await services.instructions(view),
             "look_again": self.reviewed_steps,
@@ -407,11 +414,14 @@ def _add_model_remedy(error: PlanError, reply: Any, services: Services) -> PlanE
         return error
     is_empty = reply in ("", None, "{}", {})
     if is_empty or isinstance(reply, str):
-        read, fix = "cannot be read", malformed_reply_fix("" if is_empty else reply)
+        problem_text, fix = "cannot be read", malformed_reply_fix("" if is_empty else reply)
     else:
-        read, fix = "was rejected", "Use a model that plans better, or rephrase the request."
+        problem_text, fix = (
+            "was rejected",
+            "Use a model that plans better, or rephrase the request.",
+        )
     return PlanProblemsError(
-        f"The plan of the model {role.name!r} ({role.role}) {read}. {error.message}",
+        f"The plan of the model {role.name!r} ({role.role}) {problem_text}. {error.message}",
         fix=fix,
         severity=ErrorSeverity.CRITICAL,
         problems=getattr(error, "problems", ()),

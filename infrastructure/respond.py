@@ -40,10 +40,12 @@ class RespondNode(BaseInfrastructureNode):
             emit(AnswerToken(text=custom))
             return final_update(custom, without_answer_failure(state), services)
         # A plan of the caller has steps although no capability was selected.
-        worked = state.get("planning_active_capabilities") or state.get("execution_step_results")
+        has_results = state.get("planning_active_capabilities") or state.get(
+            "execution_step_results"
+        )
         streamer.status("Writing the answer")
-        text = await write_answer(state, services, "results" if worked else "conversation")
-        if not worked and services.chat_model("answer") is None:
+        text = await write_answer(state, services, "results" if has_results else "conversation")
+        if not has_results and services.chat_model("answer") is None:
             # A list of capabilities does not answer the request.
             reason = (state.get("planning_selection") or {}).get("reason")
             return final_update(
@@ -90,7 +92,7 @@ async def write_answer(
     )
     by_results = recipe is not None and recipe.answer == "results"
     answerer = SummaryAnswerer() if by_results else services.answerer
-    found = await answerer.answer(
+    written = await answerer.answer(
         AnswerRequest(
             task=view.request_text,
             purpose=purpose,
@@ -106,18 +108,18 @@ async def write_answer(
     )
     gate = services.answer_gate
     if gate is not None and purpose == "results":
-        said = found.text if isinstance(found, AIMessage) else found
+        text = written.text if isinstance(written, AIMessage) else written
         try:
-            await gate.evaluate_result(said, "the answer")
+            await gate.evaluate_result(text, "the answer")
         except CapgraphError:
             emit(AnswerToken(text="", resets=True))  # the answer was already streamed
             raise
-    if form is not None and not isinstance(found, form):
+    if form is not None and not isinstance(written, form):
         raise InfrastructureError(
-            f"The answerer returned {type(found).__name__}: answer_type is {form.__name__}.",
+            f"The answerer returned {type(written).__name__}: answer_type is {form.__name__}.",
             fix="Return an instance of the request's form.",
         )
-    return found
+    return written
 
 
 def _rejection_reason(view: TurnView) -> str:
@@ -125,10 +127,10 @@ def _rejection_reason(view: TurnView) -> str:
 
     Failures of a model service are not reasons.
     """
-    own = view.failure or {}
-    details = (own.get("classification") or {}).get("metadata") or {}
-    wrong = own.get("node_name") == "respond" and details.get("category") == "declared"
-    return str(own["user_message"]) if wrong else ""
+    failure = view.failure or {}
+    details = (failure.get("classification") or {}).get("metadata") or {}
+    is_rejection = failure.get("node_name") == "respond" and details.get("category") == "declared"
+    return str(failure["user_message"]) if is_rejection else ""
 
 
 def without_answer_failure(state: AgentState) -> AgentState:

@@ -60,47 +60,47 @@ class RouterNode(BaseInfrastructureNode):
         Raises:
             FatalExecutionError: A failure was classified as FATAL.
         """
-        work = _RouterRun(services, dict(state))
-        routed = int(state.get("control_routing_count") or 0)
+        run = _RouterRun(services, dict(state))
+        routing_count = int(state.get("control_routing_count") or 0)
         if (
-            work.pending_waits
-            and not work.view.resumed_keys
-            and (woken := await wake_update(work.view, services))
+            run.pending_waits
+            and not run.view.resumed_keys
+            and (resume_update := await wake_update(run.view, services))
         ):
-            return Command(update=woken, goto="router")
+            return Command(update=resume_update, goto="router")
         while True:
-            routed += 1
-            decision = route(work.state, services.registry, services.limits)
+            routing_count += 1
+            decision = route(run.state, services.registry, services.limits)
             if decision.target == FATAL:
                 raise FatalExecutionError(
                     f"{decision.reason}. Execution terminated due to system-level failure."
                 )
             if decision.target == ACCEPT:
-                await work.accept_plan()
+                await run.accept_plan()
                 continue
-            if await work.apply_policies(decision):
+            if await run.apply_policies(decision):
                 continue
-            if decision.target == "error" and await work.offer_undo():
+            if decision.target == "error" and await run.offer_undo():
                 continue
             if decision.target != RUN:
                 break
-            if await work.is_review_open():
+            if await run.is_review_open():
                 decision = Route("approval", "A person must review the plan first.")
-                work.write({"control_is_awaiting_validation": True})
+                run.write({"control_is_awaiting_validation": True})
                 break
             if decision.failures:
-                await _wait_before_retry(work.view, decision, services)
-            if await work.run_steps():
+                await _wait_before_retry(run.view, decision, services)
+            if await run.run_steps():
                 # LangGraph stops between supersteps; a resumed run continues here.
                 decision = Route("router", "The superstep is over.")
                 break
         if decision.failures:
-            await _wait_before_retry(work.view, decision, services)
-        await work.record_waits(decision)
-        work.write(_hand_over_failure(decision, work.view))
-        work.write({"control_routing_count": routed, "control_next_node": decision.target})
+            await _wait_before_retry(run.view, decision, services)
+        await run.record_waits(decision)
+        run.write(_hand_over_failure(decision, run.view))
+        run.write({"control_routing_count": routing_count, "control_next_node": decision.target})
         return Command(
-            update=merge_writes(work.writes, services.runner_config.schema), goto=decision.target
+            update=merge_writes(run.writes, services.runner_config.schema), goto=decision.target
         )
 
 
@@ -130,10 +130,10 @@ class _RouterRun:
         from capgraph.engine.policy_actions import consult_policies  # only needed with rules
 
         view = self.view
-        failed = decision.target == "error" and view.failure is not None
-        over = decision.target in TERMINAL_STEPS and bool(view.steps)
+        has_failed = decision.target == "error" and view.failure is not None
+        is_over = decision.target in TERMINAL_STEPS and bool(view.steps)
         update, again = await consult_policies(
-            view, self.services, has_failed=failed, is_completed=over
+            view, self.services, has_failed=has_failed, is_completed=is_over
         )
         self.write(update)
         return again
@@ -147,8 +147,10 @@ class _RouterRun:
         """Record that the turn is suspended, or clear the record when it ends."""
         if decision.target == "approval" and not decision.steps and self.pending_waits:
             info = {"waits_since": self.services.clock.now()}
-            told = {"execution_outcome": waiting_outcome(self.state, self.pending_waits)}
-            self.write({**told, "runtime_info": {**(self.state.get("runtime_info") or {}), **info}})
+            outcome = {"execution_outcome": waiting_outcome(self.state, self.pending_waits)}
+            self.write(
+                {**outcome, "runtime_info": {**(self.state.get("runtime_info") or {}), **info}}
+            )
         if decision.target in (*TERMINAL_STEPS, "error") and self.view.waited_seconds is not None:
             await clear_wait(self.services)
 
@@ -193,8 +195,8 @@ class _RouterRun:
             author: Author of the plan.
         """
         view = self.view
-        brought = "brought" in (view.plan.get("stamp") or {})
-        author = author or ("caller" if brought else "state")
+        is_caller_plan = "brought" in (view.plan.get("stamp") or {})
+        author = author or ("caller" if is_caller_plan else "state")
         proposed = plan if plan is not None else view.state.get("planning_execution_plan")
         previous = view.plan if plan is not None else None
         accepted = view.state.get("control_plans_created_count", 0)
@@ -283,14 +285,14 @@ async def _wait_before_retry(view: TurnView, decision: Route, services: Services
         services.registry.infrastructure.get(info.get("node_name") or ""),
     )
     rule = last_of_type(node.behaviors, RetryRule) if node is not None else None
-    found = next_attempt(Failure.from_state(info), decision.failures, limits, rule)
-    if found is None:
+    retry = next_attempt(Failure.from_state(info), decision.failures, limits, rule)
+    if retry is None:
         return
-    left = found.delay - _seconds_since(info.get("timestamp"), services)
-    found = found._replace(delay=min(found.delay, max(0.0, left)))
+    remaining = retry.delay - _seconds_since(info.get("timestamp"), services)
+    retry = retry._replace(delay=min(retry.delay, max(0.0, remaining)))
     name = info.get("node_name") or info.get("capability_name") or ""
-    emit(found.event(name, decision.reason, info.get("context_key")))
-    await services.clock.sleep(found.delay)
+    emit(retry.event(name, decision.reason, info.get("context_key")))
+    await services.clock.sleep(retry.delay)
 
 
 def _seconds_since(timestamp: str | None, services: Services) -> float:

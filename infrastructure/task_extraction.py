@@ -26,17 +26,17 @@ class TaskExtractionNode(BaseInfrastructureNode):
         """Extract the task of the last message in the context of the earlier ones."""
         streamer.status("Reading the request")
         view = services.view(state)
-        plain = (
+        is_bypassed = (
             view.caller_switches.get("task_extraction_bypass_enabled")
             or planner_traits(services.planner).reads_conversation
             or can_skip_extraction(view, services.registry_for(view))
         )
-        extractor = LastMessageExtractor() if plain else services.extractor
-        found = await extractor.extract(state.get("messages") or [])
+        extractor = LastMessageExtractor() if is_bypassed else services.extractor
+        extracted = await extractor.extract(state.get("messages") or [])
         return {
-            "task_current_task": found.task,
-            "task_depends_on_chat_history": found.depends_on_chat_history,
-            "task_depends_on_user_memory": found.depends_on_user_memory,
+            "task_current_task": extracted.task,
+            "task_depends_on_chat_history": extracted.depends_on_chat_history,
+            "task_depends_on_user_memory": extracted.depends_on_user_memory,
         }
 
     @staticmethod

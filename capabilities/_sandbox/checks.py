@@ -103,7 +103,7 @@ def sanitize_png(data: bytes) -> tuple[bytes, int, int]:
     """
     if not data.startswith(_PNG_SIGNATURE):
         raise HostileOutputError("not a PNG file")
-    kept, pixels = [_PNG_SIGNATURE], []
+    chunks, pixels = [_PNG_SIGNATURE], []
     header: tuple[int, ...] | None = None
     position, kind = len(_PNG_SIGNATURE), b""
     while kind != b"IEND":
@@ -123,18 +123,18 @@ def sanitize_png(data: bytes) -> tuple[bytes, int, int]:
         elif kind == b"IDAT":
             pixels.append(body)
         if kind in _ALLOWED_CHUNKS:
-            kept.append(data[position:end])
+            chunks.append(data[position:end])
         position = end
     assert header is not None  # the loop refuses any chunk before the header
     _check_pixels(b"".join(pixels), header)
-    return b"".join(kept), header[0], header[1]
+    return b"".join(chunks), header[0], header[1]
 
 
 def _check_header(body: bytes) -> tuple[int, ...]:
     """Check the size, depth, and color type of an image."""
     if len(body) != 13:
         raise HostileOutputError("the PNG header is damaged")
-    width, height, depth, colour, packing, filtering, interlace = struct.unpack(">IIBBBBB", body)
+    width, height, depth, color, packing, filtering, interlace = struct.unpack(">IIBBBBB", body)
     if not (
         0 < width <= _MAX_SIDE_PIXELS
         and 0 < height <= _MAX_SIDE_PIXELS
@@ -142,7 +142,7 @@ def _check_header(body: bytes) -> tuple[int, ...]:
     ):
         raise HostileOutputError(f"the image of {width} x {height} pixels is too large")
     if (
-        colour not in _CHANNELS_BY_COLOR_TYPE
+        color not in _CHANNELS_BY_COLOR_TYPE
         or depth not in (1, 2, 4, 8, 16)
         or packing
         or filtering
@@ -150,22 +150,22 @@ def _check_header(body: bytes) -> tuple[int, ...]:
         raise HostileOutputError("the PNG header is damaged")
     if interlace:
         raise HostileOutputError("interlaced PNG files are not supported")
-    return width, height, depth, colour
+    return width, height, depth, color
 
 
 def _check_pixels(packed: bytes, header: tuple[int, ...]) -> None:
     """Decompress the pixel data in pieces and check that its length matches the header."""
     width, height, depth, colour = header
     expected = height * (1 + (width * depth * _CHANNELS_BY_COLOR_TYPE[colour] + 7) // 8)
-    unpacker, found = zlib.decompressobj(), 0
+    unpacker, length = zlib.decompressobj(), 0
     try:
-        while found <= expected:
+        while length <= expected:
             piece = unpacker.decompress(packed, 1 << 20)
             packed = unpacker.unconsumed_tail
-            found += len(piece)
+            length += len(piece)
             if not piece and not packed:
                 break
     except zlib.error:
         raise HostileOutputError("the pixel data is damaged") from None
-    if found != expected or not unpacker.eof:
+    if length != expected or not unpacker.eof:
         raise HostileOutputError("the pixel data does not match the header")

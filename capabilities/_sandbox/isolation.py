@@ -116,7 +116,7 @@ class IsolationReport(BaseModel):
                 + "; ".join(PROTECTIONS[name] for name in self.missing_protections)
                 + "."
             )
-        lines += [f"Not used: {level}: {why}." for level, why in self.rejected_levels.items()]
+        lines += [f"Not used: {level}: {reason}." for level, reason in self.rejected_levels.items()]
         return " ".join(lines)
 
 
@@ -190,25 +190,25 @@ def sandbox_for(settings: SandboxSettings) -> Sandbox:
 async def _probe_host(settings: SandboxSettings, layout: HostLayout) -> IsolationReport:
     """Probe the allowed levels, strongest first, and return the first one without gaps."""
     if sys.platform != "linux":
-        why = f"needs Linux, this is {sys.platform}"
-        return IsolationReport(rejected_levels=dict.fromkeys(ISOLATION_LEVELS, why))
+        reason = f"needs Linux, this is {sys.platform}"
+        return IsolationReport(rejected_levels=dict.fromkeys(ISOLATION_LEVELS, reason))
     levels = ISOLATION_LEVELS if settings.isolation == "auto" else (settings.isolation,)
     reports: list[IsolationReport] = []
-    tried: dict[str, str] = {}
+    rejected: dict[str, str] = {}
     for level in levels:
         report = await _probe_level(level, layout)
         if report.is_strong:
-            return report.model_copy(update={"tried": tried})
+            return report.model_copy(update={"tried": rejected})
         if report.level is None:
-            tried[level] = report.rejected_levels[level]
+            rejected[level] = report.rejected_levels[level]
         else:
-            tried[level] = f"without {', '.join(report.missing_protections)}"
+            rejected[level] = f"without {', '.join(report.missing_protections)}"
             reports.append(report)
     if not reports:
-        return IsolationReport(rejected_levels=tried)
+        return IsolationReport(rejected_levels=rejected)
     best = min(reports, key=lambda report: len(report.missing_protections))
-    tried.pop(str(best.level))
-    return best.model_copy(update={"tried": tried})
+    rejected.pop(str(best.level))
+    return best.model_copy(update={"tried": rejected})
 
 
 async def _probe_level(level: IsolationLevel, layout: HostLayout) -> IsolationReport:
@@ -216,17 +216,17 @@ async def _probe_level(level: IsolationLevel, layout: HostLayout) -> IsolationRe
     limits = SandboxLimits(
         wall_seconds=10, cpu_seconds=5, memory_bytes=512 * MIB, threads=8, folder_bytes=2 * MIB
     )
-    house = await asyncio.to_thread(_create_canary_folder)
-    calls: list[int] = []
+    folder = await asyncio.to_thread(_create_canary_folder)
+    connections: list[int] = []
 
     def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        calls.append(1)
+        connections.append(1)
         writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     try:
         inputs = {
-            "canary": str(house / "canary"),
+            "canary": str(folder / "canary"),
             "agent": os.getpid(),
             "port": server.sockets[0].getsockname()[1],
             "environment": sorted(build_environment(WORK_FOLDER)),
@@ -237,20 +237,20 @@ async def _probe_level(level: IsolationLevel, layout: HostLayout) -> IsolationRe
     finally:
         server.close()
         await server.wait_closed()
-        await asyncio.to_thread(shutil.rmtree, house, ignore_errors=True)
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
     if not outcome.succeeded or not isinstance(outcome.result, dict):
-        why = outcome.sandbox_error or outcome.limit or (outcome.error and outcome.error.message)
-        return IsolationReport(rejected_levels={level: str(why)})
+        reason = outcome.sandbox_error or outcome.limit or (outcome.error and outcome.error.message)
+        return IsolationReport(rejected_levels={level: str(reason)})
     walls = {name: outcome.result.get(name) is True for name in PROTECTIONS}
-    walls["network"] = walls["network"] and not calls
+    walls["network"] = walls["network"] and not connections
     walls["own_folder"] = filled.result is True or filled.limit == "folder size"
     return IsolationReport(level=level, protections=walls, layers=outcome.layers)
 
 
 def _create_canary_folder() -> Path:
     """Create a world-readable file that only the sandbox can hide."""
-    house = Path(tempfile.mkdtemp(prefix="capgraph-probe-"))
-    house.chmod(0o755)
-    (house / "canary").write_text("canary", encoding="ascii")
-    (house / "canary").chmod(0o644)
-    return house
+    folder = Path(tempfile.mkdtemp(prefix="capgraph-probe-"))
+    folder.chmod(0o755)
+    (folder / "canary").write_text("canary", encoding="ascii")
+    (folder / "canary").chmod(0o644)
+    return folder

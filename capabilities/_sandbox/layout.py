@@ -45,15 +45,13 @@ def find_layout(extra_readable: Sequence[str] = ()) -> HostLayout:
         if os.path.basename(path) in ("site-packages", "dist-packages") and os.path.isdir(path)
     ]
     own_libraries = [os.path.join(sys.base_prefix, "lib")]
-    wanted = [executable, inside, *standard, *own_libraries, *packages, *_DATA, *extra_readable]
+    paths = [executable, inside, *standard, *own_libraries, *packages, *_DATA, *extra_readable]
     symlinks = [(path, os.readlink(path)) for path in _LIBRARIES if os.path.islink(path)]
-    wanted += [os.path.realpath(path) for path in _LIBRARIES]
+    paths += [os.path.realpath(path) for path in _LIBRARIES]
     readable: list[str] = []
-    for path in sorted(
-        {os.path.realpath(path) for path in wanted if path and os.path.exists(path)}
-    ):
+    for path in sorted({os.path.realpath(path) for path in paths if path and os.path.exists(path)}):
         # A folder includes everything below it.
-        if not any(path == seen or path.startswith(seen + "/") for seen in readable):
+        if not any(path == parent or path.startswith(parent + "/") for parent in readable):
             readable.append(path)
     return HostLayout(
         executable=executable,

@@ -171,10 +171,14 @@ class _SandboxProcess:
 
     def outcome(self) -> SandboxOutcome:
         """Return the outcome. The reports of the process are untrusted."""
-        keep = self.limits.output_bytes
+        max_bytes = self.limits.output_bytes
         outcome = SandboxOutcome(
-            stdout=decode_output(_read_head(self.stdout, keep), keep, _file_size(self.stdout)),
-            stderr=decode_output(_read_head(self.stderr, keep), keep, _file_size(self.stderr)),
+            stdout=decode_output(
+                _read_head(self.stdout, max_bytes), max_bytes, _file_size(self.stdout)
+            ),
+            stderr=decode_output(
+                _read_head(self.stderr, max_bytes), max_bytes, _file_size(self.stderr)
+            ),
             seconds=round(self.seconds, 3),
             level=self.level,
         )
@@ -206,13 +210,13 @@ class _SandboxProcess:
         Raises:
             HostileOutputError: There are too many messages or values.
         """
-        said = _read_head(self.messages, self.limits.max_outcome_bytes)
-        if said.count(b"\n") > _MAX_MESSAGES:
+        data = _read_head(self.messages, self.limits.max_outcome_bytes)
+        if data.count(b"\n") > _MAX_MESSAGES:
             raise HostileOutputError("too long: it has too many messages")
         # A value of a few bytes can take a hundred times as much memory when parsed.
-        if sum(map(said.count, (b",", b"[", b"{"))) > self.limits.result_bytes:
+        if sum(map(data.count, (b",", b"[", b"{"))) > self.limits.result_bytes:
             raise HostileOutputError("too large: it has too many values")
-        return [parse_message(line) for line in said.split(b"\n") if line]
+        return [parse_message(line) for line in data.split(b"\n") if line]
 
     def _startup_error(self, message: dict[str, Any] | None, stderr: str) -> str:
         """Return why the isolation could not be set up."""
@@ -235,14 +239,14 @@ class _SandboxProcess:
             outcome.rejected_figures[safe_file_name(item.get("name"))] = _safe_text(
                 item.get("reason"), 200
             )
-        left = self.limits.figure_bytes
-        taken: set[str] = set()
+        remaining_bytes = self.limits.figure_bytes
+        used_names: set[str] = set()
         for item in _dict_items(message.get("figures"))[: self.limits.figures]:
-            name = safe_file_name(item.get("name"), taken)
+            name = safe_file_name(item.get("name"), used_names)
             try:
                 data = base64.b64decode(str(item.get("data")), validate=True)
-                left -= len(data)
-                if left < 0:
+                remaining_bytes -= len(data)
+                if remaining_bytes < 0:
                     raise HostileOutputError("figures exceed their size limit")
                 clean, width, height = sanitize_png(data)
             except ValueError as error:

@@ -83,16 +83,16 @@ def _compute_answers(
     with open_session(settings) as session:
         profiles = read_tables(session, files, settings)
         for query in make_queries(profiles):
-            found = compute_query(session, profiles, query)
-            notes += [note for note in found.notes if note not in notes]
+            computed = compute_query(session, profiles, query)
+            notes += [note for note in computed.notes if note not in notes]
             answers.append(
                 QueryAnswer(
-                    query=found.query,
-                    table=found.profile.table.label,
-                    unit=found.unit,
-                    frequency=found.profile.frequency,
-                    rows=found.rows,
-                    text=describe_result(found),
+                    query=computed.query,
+                    table=computed.profile.table.label,
+                    unit=computed.unit,
+                    frequency=computed.profile.frequency,
+                    rows=computed.rows,
+                    text=describe_result(computed),
                 )
             )
     return QueryResult(answers=answers, notes=notes, files=list(files), question=question)

@@ -157,7 +157,7 @@ class _AnswerWriter:
         )
 
     def _conditions(self) -> str:
-        tests = [_filter_text(given) for given in self.query.where]
+        tests = [_filter_text(row_filter) for row_filter in self.query.where]
         return f" where {' and '.join(tests)}" if tests else ""
 
     def _entry_text(self, row: ResultRow) -> str:
@@ -196,8 +196,8 @@ class _AnswerWriter:
     def _decimal_places(self, value: float) -> int:
         if self.query.aggregate in _COUNTING_AGGREGATES:
             return 0
-        whole = isinstance(value, int) or float(value).is_integer()
-        if whole and (not self.is_raw_value or self.decimals == 0):
+        is_whole = isinstance(value, int) or float(value).is_integer()
+        if is_whole and (not self.is_raw_value or self.decimals == 0):
             return 0
         size = abs(value)
         # Small numbers keep four significant digits.

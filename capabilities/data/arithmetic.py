@@ -39,9 +39,9 @@ def arithmetic_sql(text: str, column_sql: Callable[[str], str]) -> str:
             case ast.Constant(int() | float() as value) if abs(value) < 1e300:
                 return repr(float(value))
             case ast.Name(name):
-                place = name.removeprefix("quoted_")
-                mine = name != place and place.isdigit() and int(place) < len(quoted)
-                return column_sql(quoted[int(place)] if mine else name)
+                index = name.removeprefix("quoted_")
+                is_quoted = name != index and index.isdigit() and int(index) < len(quoted)
+                return column_sql(quoted[int(index)] if is_quoted else name)
         raise SyntaxError(text)
 
     try:

@@ -205,18 +205,24 @@ def _count_descents(fmt: str, values: list[str]) -> int:
 def _detect_numeric_format(name: str, values: list[str]) -> str | None:
     numbers = [float(value) for value in values]
     low, high = min(numbers), max(numbers)
-    whole = all(number == int(number) for number in numbers)
-    named = has_time_name(name)
+    is_whole = all(number == int(number) for number in numbers)
+    has_name = has_time_name(name)
     words = set(split_name(name))
-    if whole and low >= 1000 and high <= 2200 and words & {"year", "yr", "jahr", "anno", "ano"}:
+    if is_whole and low >= 1000 and high <= 2200 and words & {"year", "yr", "jahr", "anno", "ano"}:
         return "year"
-    if whole and low >= 1500 and high <= 2200 and named and not words & {"day", "week", "month"}:
+    if (
+        is_whole
+        and low >= 1500
+        and high <= 2200
+        and has_name
+        and not words & {"day", "week", "month"}
+    ):
         return "year"
-    if whole and low >= 15000101 and high <= 22001231 and named:
+    if is_whole and low >= 15000101 and high <= 22001231 and has_name:
         return "format:%Y%m%d" if _count_parsed("%Y%m%d", values) >= 0.9 * len(values) else None
-    if whole and low >= 150001 and high <= 220012 and named:
+    if is_whole and low >= 150001 and high <= 220012 and has_name:
         return "yearmonth"
-    if not named:
+    if not has_name:
         return None
     for unit, factor in _EPOCHS.items():
         # Unix times between 1980 and 2100 in this unit.

@@ -175,8 +175,8 @@ def _draw_bars(axes: Any, answer: QueryAnswer) -> None:
     names = [_escape_mathtext(_truncate(name, _MAX_NAME_CHARS)) for name, _ in bars]
     values = [value for _, value in bars]
     top = values.index(max(values))
-    colours = [_ACCENT if place == top else _COLORS[0] for place in range(len(bars))]
-    axes.bar(range(len(bars)), values, color=colours, width=0.72)
+    colors = [_ACCENT if index == top else _COLORS[0] for index in range(len(bars))]
+    axes.bar(range(len(bars)), values, color=colors, width=0.72)
     slanted = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
     crowded = len(bars) > 13 or (len(bars) > 4 and max(map(len, names)) > 10)
     axes.set_xticks(range(len(bars)), names, **(slanted if crowded else {}))
@@ -184,8 +184,8 @@ def _draw_bars(axes: Any, answer: QueryAnswer) -> None:
     low, high = min(values), max(values)
     if low > 0.6 * high > 0:
         # With a zero baseline, nearly equal bars would hide their difference.
-        room = high - low or high
-        axes.set_ylim(bottom=low - 0.35 * room, top=high + 0.12 * room)
+        margin = high - low or high
+        axes.set_ylim(bottom=low - 0.35 * margin, top=high + 0.12 * margin)
         axes.set_ylabel(axes.get_ylabel() + ", axis cut")
 
 
@@ -202,7 +202,7 @@ def _draw_values(
     profile = choose_table(profiles, query.model_copy(update={"table": answer.table}))
     if query.value is None or profile.first is None or profile.last is None:
         raise _nothing_to_plot_error(answer)
-    filtered = {given.column for given in query.where}
+    filtered = {row_filter.column for row_filter in query.where}
     series = [name for name in profile.series if name not in filtered][:1]
     unit = "time"  # with too many points, the mean of each hour, day, and so on
     if profile.rows > _MAX_POINTS * (_MAX_SERIES if series else 1):
@@ -211,30 +211,34 @@ def _draw_values(
     spans = query.periods or [(None, None)]
     curves: list[Curve] = []
     for start, end in spans[:_MAX_SERIES]:
-        asked = Query(
+        point_query = Query(
             aggregate="mean",
             value=query.value,
             # The chart shows all values, including those that the answer filters out.
-            where=[given for given in query.where if given.column != query.value],
+            where=[row_filter for row_filter in query.where if row_filter.column != query.value],
             periods=[(start, end)] if start or end else [],
             group_by=[unit, *series],
             unit=query.unit,
             table=answer.table,
             join=query.join,
         )
-        rows = compute_query(session, profiles, asked, max_groups=_MAX_SERIES * profile.rows).rows
+        rows = compute_query(
+            session, profiles, point_query, max_groups=_MAX_SERIES * profile.rows
+        ).rows
         # Shift all periods to the first one, so that their lines overlap.
         shift = start - spans[0][0] if start and spans[0][0] else timedelta(0)
         for name, _ in Counter(row.group[-1] if series else "" for row in rows).most_common(8):
-            kept = [r for r in rows if r.time and (not series or r.group[-1] == name)]
-            label = ", ".join(p for p in (name, kept[0].period if len(spans) > 1 else "") if p)
-            times = [row.time - shift for row in kept if row.time]
-            curves.append(Curve(label, times, [float(row.value or 0) for row in kept]))
+            curve_rows = [r for r in rows if r.time and (not series or r.group[-1] == name)]
+            label = ", ".join(
+                p for p in (name, curve_rows[0].period if len(spans) > 1 else "") if p
+            )
+            times = [row.time - shift for row in curve_rows if row.time]
+            curves.append(Curve(label, times, [float(row.value or 0) for row in curve_rows]))
     if not any(len(curve.times) > 1 for curve in curves):
         raise _nothing_to_plot_error(answer)
     few = max(len(curve.times) for curve in curves) <= 40
-    for colour, curve in zip(_COLORS, curves, strict=False):
-        axes.plot(curve.times, curve.values, color=colour, linewidth=1.7, label=_escape_mathtext(_truncate(curve.name, _MAX_NAME_CHARS)) or None,
+    for color, curve in zip(_COLORS, curves, strict=False):
+        axes.plot(curve.times, curve.values, color=color, linewidth=1.7, label=_escape_mathtext(_truncate(curve.name, _MAX_NAME_CHARS)) or None,
                   marker="o" if few else None, markersize=4, solid_capstyle="round")  # fmt: skip
     axes.set_ylabel(_axis_label(answer))
     axes.margins(x=0.015, y=0.14)

@@ -51,22 +51,24 @@ def find_file(name: str, settings: Mapping[str, Any]) -> Path:
     try:
         allowed = [Path(item).expanduser().resolve() for item in settings.get("data_folders") or ()]
         path = Path(name).expanduser().resolve()
-        places = [path, *((item / name).resolve() for item in allowed)]
+        candidates = [path, *((item / name).resolve() for item in allowed)]
     except (OSError, RuntimeError, ValueError) as exc:
         raise ValidationError(
             f"{name[:200]!r} is not a valid path.", fix="Pass the path of a data file."
         ) from exc
-    packaged = (
+    is_packaged = (
         path.parent.parts[-2:] == ("vega_datasets", "_data") and path.parent == _package_folder()
     )
-    inside = [one for one in places if any(one == item or item in one.parents for item in allowed)]
-    if not packaged and not inside:
+    allowed_paths = [
+        one for one in candidates if any(one == item or item in one.parents for item in allowed)
+    ]
+    if not is_packaged and not allowed_paths:
         raise ValidationError(
             f"The data file {Path(name).name!r} is outside the folders in 'data_folders'.",
             fix="Add its folder to 'data_folders' in the settings, or move the file.",
         )
-    if not packaged:
-        path = next((one for one in inside if one.is_file()), inside[0])
+    if not is_packaged:
+        path = next((one for one in allowed_paths if one.is_file()), allowed_paths[0])
     if not path.is_file():
         problem = "is not a file" if path.exists() else "does not exist"
         raise ValidationError(
@@ -82,12 +84,17 @@ def _package_folder() -> Path:
 
 
 def _packaged_file(name: str) -> Path:
-    known = {path.name: path for path in _package_folder().iterdir() if path.suffix in _SUFFIXES}
-    found = next((known[n] for n in (name, f"{name}.csv", f"{name}.json") if n in known), None)
+    files_by_name = {
+        path.name: path for path in _package_folder().iterdir() if path.suffix in _SUFFIXES
+    }
+    found = next(
+        (files_by_name[n] for n in (name, f"{name}.csv", f"{name}.json") if n in files_by_name),
+        None,
+    )
     if found is None:
         raise ValidationError(
             f"The package vega_datasets has no file {name!r}.",
-            fix=f"Use one of: {', '.join(sorted(known))}.",
+            fix=f"Use one of: {', '.join(sorted(files_by_name))}.",
         )
     return found
 

@@ -95,10 +95,10 @@ Degrees = dict[str, tuple[str | None, str]]
 
 def _expand_degrees(high: str, low: str, index: int) -> Degrees:
     return {
-        word: (quantity, sign)
+        word: (quantity, direction)
         for quantity, words in _DEGREES.items()
-        for sign, said in ((high, words[index]), (low, words[index + 1]))
-        for word in said.split()
+        for direction, word_list in ((high, words[index]), (low, words[index + 1]))
+        for word in word_list.split()
     }
 
 

@@ -75,11 +75,11 @@ def _similarity(word: str, part: str, is_whole_name: bool) -> int:
 
 def _word_runs(words: Sequence[Word], positions: Iterable[int]) -> Iterator[list[int]]:
     """Yield all runs of adjacent positions."""
-    places = set(positions)
-    for start in sorted(places):
+    available = set(positions)
+    for start in sorted(available):
         for length in range(1, _MAX_RUN_LENGTH + 1):
             run = list(range(start, start + length))
-            if not places.issuperset(run):
+            if not available.issuperset(run):
                 break
             yield run
 
@@ -96,49 +96,55 @@ def find_columns(
     found = []
     for column in [*profile.columns, *timed]:
         names, parts = split_name(column.name), quantity_words(column)
-        for run, said in runs:
-            if score := _match_score(said, fold(column.name), names, parts):
-                literal = {word.stem for word in said} <= {*names}
+        for run, run_words in runs:
+            if score := _match_score(run_words, fold(column.name), names, parts):
+                literal = {word.stem for word in run_words} <= {*names}
                 found.append(Mention(column, frozenset(run), score=score, is_literal=literal))
     return _group_mentions(found)
 
 
 def _match_score(words: list[Word], name: str, names: list[str], parts: list[str]) -> float:
     """Rate how well adjacent words match the name of a column."""
-    text, whole = "".join(word.stem for word in words), "".join(names)
+    text, full_name = "".join(word.stem for word in words), "".join(names)
     plain = "".join(fold(word.text) for word in words)
     initials = "".join(part[0] for part in names)
     # "GDP per capita" matches gdpPercap: the name may cut off the last word.
-    cut = len(words) > 2 and text.startswith(whole) and len(whole) > len(text) - len(words[-1].stem)
-    nothing = [word.stem in FILLER_WORDS for word in words]
+    cut = (
+        len(words) > 2
+        and text.startswith(full_name)
+        and len(full_name) > len(text) - len(words[-1].stem)
+    )
+    are_fillers = [word.stem in FILLER_WORDS for word in words]
     if (
-        text in (whole, "".join(parts))
-        or plain in (name, whole)
+        text in (full_name, "".join(parts))
+        or plain in (name, full_name)
         or (len(initials) > 2 and text == initials)
         or cut
     ):
-        return 0.0 if nothing == [True] else 100.0 + 10 * len(words) + (text == whole)
-    if any(nothing):
+        return 0.0 if are_fillers == [True] else 100.0 + 10 * len(words) + (text == full_name)
+    if any(are_fillers):
         return 0.0
-    left, total = list(parts), 0
+    remaining, total = list(parts), 0
     for word in words:
-        best = max(left, key=lambda part: _similarity(word.stem, part, len(parts) == 1), default="")
+        best = max(
+            remaining, key=lambda part: _similarity(word.stem, part, len(parts) == 1), default=""
+        )
         alike = _similarity(word.stem, best, len(parts) == 1) if best else 0
         if not alike:
             return 0.0
-        left.remove(best)
+        remaining.remove(best)
         total += alike
-    return 20 * (1 - len(left) / len(parts)) + 10 * len(words) + total / len(words)
+    return 20 * (1 - len(remaining) / len(parts)) + 10 * len(words) + total / len(words)
 
 
 def find_values(
     words: Sequence[Word], positions: Iterable[int], profile: TableProfile
 ) -> list[list[Mention]]:
     """Find the category values that words mention. Several columns may contain the same value."""
-    said: dict[tuple[str, ...], list[int]] = {}
+    runs_by_form: dict[tuple[str, ...], list[int]] = {}
     for run in _word_runs(words, positions):
         for form in _comparison_forms([words[place] for place in run]):
-            said.setdefault(form, run)
+            runs_by_form.setdefault(form, run)
     found = []
     for column in profile.category_columns:
         for value in column.values:
@@ -147,7 +153,10 @@ def find_values(
                 len(tokens) == 1 and (value.isdigit() or tokens[0].stem in FILLER_WORDS)
             ):
                 continue
-            run = next((said[form] for form in _comparison_forms(tokens) if form in said), [])
+            run = next(
+                (runs_by_form[form] for form in _comparison_forms(tokens) if form in runs_by_form),
+                [],
+            )
             if run and (len(value) > 2 or words[run[0]].text == value):
                 found.append(Mention(column, frozenset(run), value, len(run)))
     return _group_mentions(found)

@@ -158,20 +158,22 @@ class TableProfile:
 
     def unreadable_notes(self, columns: Iterable[str], *, include_time: bool = True) -> list[str]:
         """Return one note for each of the columns, and for the time, that has unreadable values."""
-        label, wanted = self.table.label, set(columns)
-        found = []
+        label, selected = self.table.label, set(columns)
+        problems = []
         if include_time and self.unreadable_times[0] and self.time is not None:
-            found.append((self.unreadable_times, self.time.columns[0], "cannot be read as a date"))
-        found += [
+            problems.append(
+                (self.unreadable_times, self.time.columns[0], "cannot be read as a date")
+            )
+        problems += [
             (column.unreadable_values, column.name, "cannot be read as a number")
             for column in self.columns
-            if column.unreadable_values[0] and column.name in wanted
+            if column.unreadable_values[0] and column.name in selected
         ]
         return [
             f"{count:,} value{'s' if count > 1 else ''} of {name} in {label}"
             f" ({', '.join(map(repr, examples))}) {problem} and"
             f" {'are' if count > 1 else 'is'} not counted"
-            for (count, examples), name, problem in found
+            for (count, examples), name, problem in problems
         ]
 
 
@@ -190,35 +192,35 @@ def profile_table(
         ValidationError: The table has too many rows or columns, or cannot be read.
     """
     relation, label = session.relation(table), table.label
-    typed = [row[:2] for row in session.query(f"DESCRIBE FROM {relation}", label=label)]
+    column_types = [row[:2] for row in session.query(f"DESCRIBE FROM {relation}", label=label)]
     (counted,) = session.query(f"SELECT count(*) FROM {relation}", label=label)[0]  # noqa: S608
     bounds = session.operation.limits
-    for number, limit, what in (
-        (len(typed), bounds.max_columns, "columns"), (counted, bounds.max_rows, "rows"),
+    for number, limit, noun in (
+        (len(column_types), bounds.max_columns, "columns"), (counted, bounds.max_rows, "rows"),
     ):  # fmt: skip
         if number > limit:
             raise ValidationError(
-                f"The table {label} has {number:,} {what}: the limit is {limit:,}.",
-                fix=f"Pass a file with only the required {what}, or raise 'max_{what}' in the settings.",
+                f"The table {label} has {number:,} {noun}: the limit is {limit:,}.",
+                fix=f"Pass a file with only the required {noun}, or raise 'max_{noun}' in the settings.",
             )
-    names = ", ".join(f"CAST({quote_identifier(name)} AS VARCHAR)" for name, _ in typed)
-    size = min(_SAMPLE_ROWS, max(20, _MAX_SAMPLE_CELLS // max(1, len(typed))))
+    names = ", ".join(f"CAST({quote_identifier(name)} AS VARCHAR)" for name, _ in column_types)
+    size = min(_SAMPLE_ROWS, max(20, _MAX_SAMPLE_CELLS // max(1, len(column_types))))
     rows = session.query(f"SELECT {names} FROM {relation} LIMIT {size}", label=label)  # noqa: S608
     samples = {
         name: [value for value in values if value is not None]
-        for (name, _), values in zip(typed, zip(*rows, strict=True), strict=True)
-    } if rows else {name: [] for name, _ in typed}  # fmt: skip
-    times = find_time_columns(typed, samples, timezone, day_first)
+        for (name, _), values in zip(column_types, zip(*rows, strict=True), strict=True)
+    } if rows else {name: [] for name, _ in column_types}  # fmt: skip
+    times = find_time_columns(column_types, samples, timezone, day_first)
     main = times[0].columns if times else ()
-    columns = _profile_columns(session, table, typed, samples, main)
+    columns = _profile_columns(session, table, column_types, samples, main)
     dates = frozenset(name for time in times for name in time.columns[:1])
     profile = TableProfile(table, columns, times[0] if times else None, counted, date_columns=dates)
     _measure_numbers(session, profile)
     _measure_time(session, profile)
     for other in times[1:]:
-        left = [c for c in profile.columns if c.name not in other.columns]
-        left += [TableColumn(name, "text") for name in main]
-        another = TableProfile(table, left, other, counted, date_columns=dates)
+        columns_left = [c for c in profile.columns if c.name not in other.columns]
+        columns_left += [TableColumn(name, "text") for name in main]
+        another = TableProfile(table, columns_left, other, counted, date_columns=dates)
         _measure_time(session, another)
         profile.alternate_profiles += [another] if another.time else []
     return profile
@@ -321,10 +323,10 @@ def _measure_time(session: DataSession, profile: TableProfile) -> None:
         return
     relation, label = session.relation(profile.table), profile.table.label
     moment, name = time_sql(profile.time), quote_identifier(profile.time.columns[0])
-    whole = ", ".join(f"bool_and(t = date_trunc('{unit}', t))" for unit in _UNITS)
+    whole_unit_tests = ", ".join(f"bool_and(t = date_trunc('{unit}', t))" for unit in _UNITS)
     row = session.query(
         f"SELECT count(*), min(t), max(t), count(DISTINCT t), count(*) FILTER (unread),"  # noqa: S608
-        f" min(text) FILTER (unread), {whole} FROM (SELECT {moment} AS t,"
+        f" min(text) FILTER (unread), {whole_unit_tests} FROM (SELECT {moment} AS t,"
         f" {unreadable_sql(name, moment)} AS unread, left(CAST({name} AS VARCHAR), 40) AS text"
         f" FROM {relation})",
         label=label,

@@ -99,8 +99,8 @@ def _split_clauses(text: str, settings: Mapping[str, Any]) -> list[str]:
         if part and part.strip(" ?.!,")
     ]
     for part in parts[:-1]:
-        rest = split_words(blank_spans(part, parse_times(part, settings).spans))
-        if all(word.stem in FILLER_WORDS for word in rest):
+        remaining = split_words(blank_spans(part, parse_times(part, settings).spans))
+        if all(word.stem in FILLER_WORDS for word in remaining):
             return [text]
     return parts
 
@@ -180,14 +180,14 @@ class _QueryBuilder(QuestionParser):
             self.fields = followed
         self._add_time_constraints(previous_query)
         timed = self.profile.time.columns if self.profile.time else ()
-        own = {name.casefold() for name in (*timed, *(c.name for c in self.profile.columns))}
+        own_names = {name.casefold() for name in (*timed, *(c.name for c in self.profile.columns))}
         for key in (
             "group_by",
             "show",
         ):  # disambiguate parts of the time from columns of the same name
             self.fields[key] = [
                 f"time.{name}"
-                if name.casefold() in own and name in (*UNIT_ORDER, *TIME_PARTS) and self.has_time
+                if name.casefold() in own_names and name in (*UNIT_ORDER, *TIME_PARTS) and self.has_time
                 and name not in {c.name for c in self.profile.category_columns}
                 else name
                 for name in self.fields.get(key) or []
@@ -209,7 +209,7 @@ class _QueryBuilder(QuestionParser):
             return None
         if numbers or placed.limits or not (placed.where or self.times.periods):
             return None
-        changed = {given.column for given in placed.where}
+        changed = {row_filter.column for row_filter in placed.where}
         form["where"] = [
             *(f for f in previous_query.where if f.column not in changed),
             *placed.where,
@@ -252,11 +252,13 @@ class _QueryBuilder(QuestionParser):
         """Return the fields that the kind of question determines."""
         placed = self.parsed
         kind, rank = placed.kind, placed.rank
-        tested = {given.column for given in placed.where}
+        tested = {row_filter.column for row_filter in placed.where}
         if kind in ("correlation", "streak", "crossing", "trend", "rolling", "gaps", "ratio"):
             plain = rank is None and placed.aggregate is None
-            own = placed.subject in (None, self.profile.frequency)
-            if not plain or not (own or (kind == "crossing" and placed.subject in UNIT_ORDER)):
+            is_own_unit = placed.subject in (None, self.profile.frequency)
+            if not plain or not (
+                is_own_unit or (kind == "crossing" and placed.subject in UNIT_ORDER)
+            ):
                 raise self.unparsed_error(kind)
             return self._special_fields(kind, numbers)
         if kind == "share":
@@ -298,7 +300,7 @@ class _QueryBuilder(QuestionParser):
         if kind in ("correlation", "streak", "gaps", "ratio") or self._has_several_series():
             raise self.unparsed_error(kind)
         name = self._single_column(numbers)
-        if kind == "crossing" and any(given.column == name for given in placed.where):
+        if kind == "crossing" and any(row_filter.column == name for row_filter in placed.where):
             return {"aggregate": "values", "value": name, "limit": 1}
         if kind == "trend":
             return {"aggregate": "slope", "value": name}
@@ -375,20 +377,22 @@ class _QueryBuilder(QuestionParser):
         adds = self.is_additive(name)
         if subject in (*UNIT_ORDER, *TIME_PARTS):
             self._check_granularity(subject)
-            own = rank.quantity and subject != frequency
-            single = subject == "day" and not (placed.aggregate or adds)
-            if not (placed.aggregate or adds or own or single):
+            is_coarser = rank.quantity and subject != frequency
+            is_single_day = subject == "day" and not (placed.aggregate or adds)
+            if not (placed.aggregate or adds or is_coarser or is_single_day):
                 raise self._ambiguous_aggregate_error(rank.word, subject)
             aggregate = (
-                rank.direction if single else placed.aggregate or self._default_aggregate(name)
+                rank.direction
+                if is_single_day
+                else placed.aggregate or self._default_aggregate(name)
             )
             return {**ranked, "aggregate": aggregate, "group_by": [subject]}
-        once = self._has_one_row_per_item(subject)
-        if placed.aggregate or (adds and not once):
+        has_one_row = self._has_one_row_per_item(subject)
+        if placed.aggregate or (adds and not has_one_row):
             return {**ranked, "aggregate": placed.aggregate or "sum", "group_by": [subject]}
-        if vague and adds is None and not once:
+        if vague and adds is None and not has_one_row:
             raise self.unparsed_error(rank.word)
-        if rank.quantity and not once:
+        if rank.quantity and not has_one_row:
             if not STATE_VERB.search(self.text) or POSSESSION_VERB.search(self.text):
                 raise self._ambiguous_aggregate_error(rank.word, subject)
             # A general statement about a kind of item.
@@ -398,7 +402,7 @@ class _QueryBuilder(QuestionParser):
     def _value_fields(self, numbers: list[str]) -> dict[str, Any]:
         """Return the fields for "mean of V", "V by group", or "V in 1932"."""
         placed, subject = self.parsed, self.parsed.subject
-        tested = {given.column for given in placed.where}
+        tested = {row_filter.column for row_filter in placed.where}
         if not numbers and not (placed.aggregate and len(self.profile.numeric_columns) == 1):
             return self._row_count_fields(subject)
         name = self._single_column(numbers)
@@ -442,9 +446,9 @@ class _QueryBuilder(QuestionParser):
     # --- ambiguities ---------------------------------------------------------------------------
 
     def _single_column(self, numbers: list[str]) -> str:
-        known = numbers or [column.name for column in self.profile.numeric_columns]
-        if len(set(known)) == 1:
-            return known[0]
+        candidates = numbers or [column.name for column in self.profile.numeric_columns]
+        if len(set(candidates)) == 1:
+            return candidates[0]
         raise self.unparsed_error(
             *(numbers or ["which column"]),
             message="The question is ambiguous: it does not say which column of"
@@ -483,8 +487,8 @@ class _QueryBuilder(QuestionParser):
 
     def _check_granularity(self, subject: str) -> None:
         frequency = self.profile.frequency
-        known = subject in UNIT_ORDER and frequency in UNIT_ORDER
-        if known and UNIT_ORDER.index(subject) < UNIT_ORDER.index(str(frequency)):
+        has_known_units = subject in UNIT_ORDER and frequency in UNIT_ORDER
+        if has_known_units and UNIT_ORDER.index(subject) < UNIT_ORDER.index(str(frequency)):
             raise self.unparsed_error(subject)
 
     def _has_several_series(self) -> bool:

@@ -105,7 +105,7 @@ class _QueryRun:
         self.value = self._value_sql()
         self.divisor = self.scope.value_sql(query.by) if query.by else "NULL"
         self.label_columns = self._find_label_columns()
-        self.tests = [self.scope.filter_sql(given) for given in query.where]
+        self.tests = [self.scope.filter_sql(row_filter) for row_filter in query.where]
         self.aggregate = _AGGREGATES.get(query.aggregate, "")
         if query.by and query.aggregate == "sum":
             self.aggregate = "sum(v) / nullif(sum(w), 0)"
@@ -118,13 +118,13 @@ class _QueryRun:
         query, scope = self.query, self.scope
         if query.value is None:
             return "1"
-        text = query.aggregate in ("distinct", "count", "missing", "values", "first", "last")
+        is_text = query.aggregate in ("distinct", "count", "missing", "values", "first", "last")
         found = scope.find_column(query.value)
-        if text and (found is not None or query.value in (*TIME_UNITS, *TIME_PARTS, "time")):
-            number = found is not None and (
+        if is_text and (found is not None or query.value in (*TIME_UNITS, *TIME_PARTS, "time")):
+            is_number = found is not None and (
                 found.column is not None and found.column.kind in ("number", "flag")
             )
-            return scope.number_sql(query.value) if number else scope.text_sql(query.value)
+            return scope.number_sql(query.value) if is_number else scope.text_sql(query.value)
         return scope.value_sql(query.value)
 
     def _find_label_columns(self) -> list[str]:
@@ -164,8 +164,8 @@ class _QueryRun:
             _convert_units(
                 row, factor, 0.0 if query.aggregate in _OFFSET_FREE_AGGREGATES else offset
             )
-        known = self.scope.find_column(query.value) if query.value else None
-        decimals = known.column.decimals if known and known.column else 2
+        column = self.scope.find_column(query.value) if query.value else None
+        decimals = column.column.decimals if column and column.column else 2
         if query.unit and query.unit != unit:
             decimals = 2
         return ComputedQuery(
@@ -235,8 +235,8 @@ class _QueryRun:
         return f"PARTITION BY {listed} " if listed else ""
 
     def _execute(self, sql: str) -> list[tuple[Any, ...]]:
-        used = {key: v for key, v in self.scope.parameters.items() if f"${key}" in sql}
-        return self.session.query(sql, used, label=self.scope.profile.table.label)
+        parameters = {key: v for key, v in self.scope.parameters.items() if f"${key}" in sql}
+        return self.session.query(sql, parameters, label=self.scope.profile.table.label)
 
     def _group_rows(self, period_tests: list[str]) -> list[ResultRow]:
         query = self.query
@@ -468,9 +468,9 @@ def _period_label(start: datetime | None, end: datetime | None) -> str:
     if end is None:
         return f"since {date_text(start)}"
     for unit, months in (("year", 12), ("quarter", 3), ("month", 1)):
-        whole = start.day == 1 and (start.month - 1) % months == 0 and not start.time().hour
+        is_start = start.day == 1 and (start.month - 1) % months == 0 and not start.time().hour
         index = start.year * 12 + start.month - 1 + months
-        if whole and end == datetime(index // 12, index % 12 + 1, 1):
+        if is_start and end == datetime(index // 12, index % 12 + 1, 1):
             return date_text(start, unit)
     if (end - start).total_seconds() <= 3600:
         return date_text(start, "hour")

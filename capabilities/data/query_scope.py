@@ -43,12 +43,16 @@ def list_names(names: Iterable[str], similar_to: str = "") -> str:
     >>> list_names(["wind", "rain"])
     'wind, rain'
     """
-    known = list(names)
-    if len(known) > _MAX_LISTED_NAMES:
-        close = get_close_matches(similar_to, known[:5000], n=5, cutoff=0.4)
-        rest = [name for name in known[:_MAX_LISTED_NAMES] if name not in close]
-        known = [*close, *rest[: _MAX_LISTED_NAMES - len(close)], f"… ({len(known):,} in all)"]
-    return ", ".join(name[:80] for name in known)
+    known_names = list(names)
+    if len(known_names) > _MAX_LISTED_NAMES:
+        close = get_close_matches(similar_to, known_names[:5000], n=5, cutoff=0.4)
+        rest = [name for name in known_names[:_MAX_LISTED_NAMES] if name not in close]
+        known_names = [
+            *close,
+            *rest[: _MAX_LISTED_NAMES - len(close)],
+            f"… ({len(known_names):,} in all)",
+        ]
+    return ", ".join(name[:80] for name in known_names)
 
 
 @dataclass(frozen=True)
@@ -244,8 +248,8 @@ class QueryScope:
     def _check_precision(self, part: str) -> None:
         """Raise an error for a part that is finer than the times, such as the weekday of a year."""
         needed = {"hour_of_day": "hour", "month_of_year": "month"}.get(part, "day")
-        known = ("hour", "day", "month", "quarter", "year")
-        if self.profile.precision in known[known.index(needed) + 1 :] and self.require_time_sql():
+        units = ("hour", "day", "month", "quarter", "year")
+        if self.profile.precision in units[units.index(needed) + 1 :] and self.require_time_sql():
             raise query_error(
                 f"The times of {self.profile.table.label} have no {part.replace('_', ' ')}: they are"
                 f" whole {self.profile.precision}s.",
@@ -276,8 +280,10 @@ class QueryScope:
 
     def _term_sql(self, name: str) -> str:
         """Return SQL for a column in arithmetic, with dates as days."""
-        found, own = self.find_column(name), self.profile.time
-        time = own if own and found and found.column is None else self.date_columns.get(name)
+        found, own_time = self.find_column(name), self.profile.time
+        time = (
+            own_time if own_time and found and found.column is None else self.date_columns.get(name)
+        )
         return f"(epoch({time_sql(time, 'a.')}) / 86400)" if time else self.number_sql(name)
 
     # --- tests ---------------------------------------------------------------------------------
@@ -312,13 +318,15 @@ class QueryScope:
         if self._is_numeric(row_filter.column, kind, values):
             left = self.value_sql(row_filter.column)
             factor, offset_by = self._unit_conversion(row_filter)
-            places = ", ".join(self.bind_value(float(v) * factor + offset_by) for v in values)
+            placeholders = ", ".join(self.bind_value(float(v) * factor + offset_by) for v in values)
         else:
             left = f"lower({self.text_sql(row_filter.column)})"
             if kind == "category" and found_column and found_column.column:
                 self._check_values(row_filter, found_column.column, values)
-            places = ", ".join(self.bind_value(str(value).strip().lower()) for value in values)
-        test = f"({left} IN ({places}))"
+            placeholders = ", ".join(
+                self.bind_value(str(value).strip().lower()) for value in values
+            )
+        test = f"({left} IN ({placeholders}))"
         return f"(NOT coalesce({test}, FALSE))" if negated else test
 
     def _is_numeric(self, name: str, kind: str | None, values: Sequence[Any]) -> bool:
@@ -352,8 +360,8 @@ class QueryScope:
                 raise query_error(
                     f"{value!r} is not a time.", "Write it as 2024-05-31T12:00."
                 ) from None
-            known = time_sql(other, "a.") if other else self.require_time_sql()
-            return f"({known} {row_filter.op} {self.bind_value(moment)})"
+            moment_sql = time_sql(other, "a.") if other else self.require_time_sql()
+            return f"({moment_sql} {row_filter.op} {self.bind_value(moment)})"
         left = self.value_sql(row_filter.column)
         if _is_number(value):
             factor, offset = self._unit_conversion(row_filter)
@@ -408,13 +416,13 @@ def _table_columns(profile: TableProfile, alias: str) -> dict[str, KnownColumn]:
 
 def _table_named(profiles: Sequence[TableProfile], name: str) -> TableProfile:
     """Find a table by its label, its name, or a part of them."""
-    wanted = fold(name)
+    folded_name = fold(name)
     names = {p.table.label: {fold(p.table.label), fold(p.table.name or "")} for p in profiles}
     stems = {p.table.label: fold(p.table.label).rsplit(".", 1)[0] for p in profiles}
     for found in (
-        [p for p in profiles if wanted in names[p.table.label]],
-        [p for p in profiles if wanted == stems[p.table.label]],
-        [p for p in profiles if wanted in fold(p.table.label)],
+        [p for p in profiles if folded_name in names[p.table.label]],
+        [p for p in profiles if folded_name == stems[p.table.label]],
+        [p for p in profiles if folded_name in fold(p.table.label)],
     ):
         if len(found) == 1:
             return found[0]
@@ -437,12 +445,19 @@ def choose_table(profiles: Sequence[TableProfile], query: Query) -> TableProfile
     profile = _find_table(profiles, query)
     if query.time is None:
         return profile
-    known = {p.time.columns[0]: p for p in (profile, *profile.alternate_profiles) if p.time}
-    found = next((known[name] for name in known if fold(name) == fold(query.time)), None)
+    profiles_by_column = {
+        p.time.columns[0]: p for p in (profile, *profile.alternate_profiles) if p.time
+    }
+    found = next(
+        (profiles_by_column[name] for name in profiles_by_column if fold(name) == fold(query.time)),
+        None,
+    )
     if found is None:
         raise query_error(
             f"The table {profile.table.label} has no date column {query.time[:80]!r}.",
-            f"Use one of: {list_names(known)}." if known else "Query without a time.",
+            f"Use one of: {list_names(profiles_by_column)}."
+            if profiles_by_column
+            else "Query without a time.",
         )
     return replace(
         found,
@@ -455,17 +470,17 @@ def _find_table(profiles: Sequence[TableProfile], query: Query) -> TableProfile:
         return _table_named(profiles, query.table)
     if len(profiles) == 1:
         return profiles[0]
-    wanted = {fold(name) for name in query.column_names()} - {*TIME_UNITS, *TIME_PARTS, "time"}
+    required = {fold(name) for name in query.column_names()} - {*TIME_UNITS, *TIME_PARTS, "time"}
     fitting = [
         profile
         for profile in profiles
-        if wanted <= {fold(name) for name in _table_columns(profile, "a")}
+        if required <= {fold(name) for name in _table_columns(profile, "a")}
     ]
     if len(fitting) == 1:
         return fitting[0]
     labels = list_names(p.table.label for p in fitting or profiles)
-    what = "Several tables have" if fitting else "No table has all of"
+    problem = "Several tables have" if fitting else "No table has all of"
     raise query_error(
-        f"{what} the columns of the query: {list_names(sorted(wanted)) or 'no column is named'}.",
+        f"{problem} the columns of the query: {list_names(sorted(required)) or 'no column is named'}.",
         f"Name one of these in 'table': {labels}.",
     )

@@ -80,12 +80,12 @@ class Rank:
 
 def _sales_rank(match: re.Match[str]) -> Rank:
     """Return the rank for "best-selling", "loses the most", or "most profitable"."""
-    said = {name: (text or "").lower() for name, text in match.groupdict().items()}
-    if said["best"]:
-        lowest = said["best"] in ("worst", "least")
-        return Rank("revenue", "min" if lowest else "max", said["best"])
-    word = said["most"] or said["most2"]
-    lowest = (word == "least") != said["verb"].startswith("los")
+    groups = {name: (text or "").lower() for name, text in match.groupdict().items()}
+    if groups["best"]:
+        lowest = groups["best"] in ("worst", "least")
+        return Rank("revenue", "min" if lowest else "max", groups["best"])
+    word = groups["most"] or groups["most2"]
+    lowest = (word == "least") != groups["verb"].startswith("los")
     return Rank("profit", "min" if lowest else "max", word)
 
 
@@ -257,8 +257,8 @@ class QuestionParser:
         while self.consume(lex.CHART_PHRASE):
             placed.wants_chart = True
         self.consume(lex.PRECIPITATION_VERB)
-        if asked := self.consume(lex.HOW_EXTREME_PHRASE):
-            word = asked["word"].lower()
+        if phrase := self.consume(lex.HOW_EXTREME_PHRASE):
+            word = phrase["word"].lower()
             direction = "min" if word in lex.LOW_ADJECTIVES else "max"
             placed.rank = Rank(lex.ADJECTIVE_QUANTITIES.get(word), direction, word)
             while self.consume(lex.HOW_EXTREME_VERB):
@@ -266,30 +266,36 @@ class QuestionParser:
         self.consume(lex.EXTREME_REACHED_PHRASE)
         if (sold := self.consume(lex.SALES_PHRASE)) and placed.rank is None:
             placed.rank = _sales_rank(sold)
-        held = {word for column in self.profile.numeric_columns for word in quantity_words(column)}
+        quantities = {
+            word for column in self.profile.numeric_columns for word in quantity_words(column)
+        }
         for kind, pattern in lex.QUESTION_KINDS:
             before = set(self.unused_positions)
             match = self.consume(pattern)
             if match is None:
                 continue
-            if "amount" in held and "amount" in match[0].lower():
+            if "amount" in quantities and "amount" in match[0].lower():
                 self.unused_positions = before  # the word refers to a column of that name
                 continue
-            said = match.groupdict()
-            unit = {"h": "hour"}.get(said.get("unit") or "", said.get("unit"))
+            groups = match.groupdict()
+            unit = {"h": "hour"}.get(groups.get("unit") or "", groups.get("unit"))
             if unit and unit.lower() != frequency:
                 raise self.unparsed_error(unit)
-            placed.number = float(said.get("n") or 0)
+            placed.number = float(groups.get("n") or 0)
             placed.kind = kind
             placed.count_phrase_end = match.end()
-            if "std" in said:
+            if "std" in groups:
                 placed.aggregate = "std"
             break
         if placed.kind == "crossing":
             self.consume(lex.COUNT_PHRASE)
-        asked = self.consume(lex.WHEN_CLAUSE)  # answers always state the time of an extreme
-        if asked and asked["unit"] and lex.TIME_UNIT_WORDS.get(asked["unit"].lower()) != frequency:
-            raise self.unparsed_error(asked["unit"])
+        phrase = self.consume(lex.WHEN_CLAUSE)  # answers always state the time of an extreme
+        if (
+            phrase
+            and phrase["unit"]
+            and lex.TIME_UNIT_WORDS.get(phrase["unit"].lower()) != frequency
+        ):
+            raise self.unparsed_error(phrase["unit"])
         self._parse_development()
 
     def _parse_development(self) -> None:
@@ -391,9 +397,9 @@ class QuestionParser:
             *match.span()
         ):  # "the highs" always refers to temperatures
             word = (match[1] or match[2]).lower()
-            wanted = "max" if word.startswith("h") else "min"
-            columns = self.columns_for_quantity("temperature", wanted)
-            if len(columns) == 1 and direction_of(columns[0]) == wanted:
+            direction = "max" if word.startswith("h") else "min"
+            columns = self.columns_for_quantity("temperature", direction)
+            if len(columns) == 1 and direction_of(columns[0]) == direction:
                 places = self.unused_between(match.end() - len(word), match.end())
                 placed.columns.append(Mention(columns[0], frozenset(places), score=100))
                 self.unused_positions -= places
@@ -403,9 +409,9 @@ class QuestionParser:
         )
         ranking = {
             word
-            for known in (lex.SUPERLATIVES, lex.COMPARATIVES)
-            for word in known
-            if known[word][0]
+            for words_by_name in (lex.SUPERLATIVES, lex.COMPARATIVES)
+            for word in words_by_name
+            if words_by_name[word][0]
         }
         if self.has_time:
             ranking.update(lex.FREQUENCY_ADJECTIVES)
@@ -457,24 +463,24 @@ class QuestionParser:
     def _choose_column(self, mentions: list[Mention]) -> Mention | None:
         """Choose one of the columns that the same words may mention."""
         stems = {self.words[p].stem for p in mentions[0].positions}
-        whole = mentions[0].score >= 20 + 10 * len(mentions[0].positions)
+        is_whole_name = mentions[0].score >= 20 + 10 * len(mentions[0].positions)
         counted = stems <= self.profile.item_nouns and self.parsed.kind != "distinct"
-        if counted or (not whole and stems <= {*self.row_nouns, *lex.TIME_UNIT_WORDS}):
+        if counted or (not is_whole_name and stems <= {*self.row_nouns, *lex.TIME_UNIT_WORDS}):
             return None  # rows of the table, or a part of its time
         if len(mentions) > 1:
-            wanted = self._parse_direction()
-            fitting = [m for m in mentions if wanted and direction_of(m.column) == wanted]
+            direction = self._parse_direction()
+            fitting = [m for m in mentions if direction and direction_of(m.column) == direction]
             numbers = [m for m in mentions if m.column.kind == "number"]
             measured = [m for m in numbers if self._is_ranked(m.column)]
             mentions = next((g for g in (fitting, measured, numbers) if len(g) == 1), mentions)
         if len(mentions) > 1:
             if sorted(direction_of(m.column) or "" for m in mentions) == ["max", "min"]:
                 raise BothDirectionsError
-            said = " ".join(self.words[p].text for p in sorted(mentions[0].positions))
+            phrase = " ".join(self.words[p].text for p in sorted(mentions[0].positions))
             names = ", ".join(m.column.name for m in mentions[:8])
             raise self.unparsed_error(
-                said,
-                message=f"{said!r} is ambiguous: it may mean several columns of"
+                phrase,
+                message=f"{phrase!r} is ambiguous: it may mean several columns of"
                 f" {self.profile.table.label}: {names}.",
                 fix="Name one of them.",
             )
@@ -520,12 +526,12 @@ class QuestionParser:
         for group in find_values(self.words, self.unused_positions, self.profile):
             named = {m.column.name for m in placed.columns}
             chosen = group if len(group) == 1 else [m for m in group if m.column.name in named]
-            said = " ".join(self.words[p].text for p in sorted(group[0].positions))
+            phrase = " ".join(self.words[p].text for p in sorted(group[0].positions))
             if len(chosen) != 1:
                 names = ", ".join(f"{m.column.name} = {m.value}" for m in group[:6])
                 raise self.unparsed_error(
-                    said,
-                    message=f"{said!r} is ambiguous: it may mean {names}.",
+                    phrase,
+                    message=f"{phrase!r} is ambiguous: it may mean {names}.",
                     fix="Name the column.",
                 )
             mention, begin = chosen[0], min(chosen[0].positions)
@@ -541,7 +547,7 @@ class QuestionParser:
                 or abs(min(m.positions) - begin) > len(mention.positions) + 1
             ]  # fmt: skip
         for column, found in values.items():
-            if any(given.column == column for given in placed.where):
+            if any(row_filter.column == column for row_filter in placed.where):
                 raise self.unparsed_error(column)
             if len(found) == 1:
                 placed.where.append(Filter(column=column, value=found[0]))
@@ -626,14 +632,14 @@ class QuestionParser:
     def _parse_rank(self) -> None:
         placed = self.parsed
         for place in sorted(self.unused_positions):
-            found = self._superlative_at(place)
-            if found is None:
+            superlative = self._superlative_at(place)
+            if superlative is None:
                 continue
             # "The hottest summer" selects one of several times, not a value.
             before_time = any(begin == self.words[place].end + 1 for begin, _ in self.time_spans)
             if placed.rank is not None or before_time:
                 raise self.unparsed_error(self.words[place].text)
-            placed.rank = found
+            placed.rank = superlative
             self.unused_positions.discard(place)
         match = lex.TOP_PHRASE.search(self.text)
         if match and (placed.rank or match["top"]):
@@ -676,10 +682,12 @@ class QuestionParser:
     @staticmethod
     def _is_measure_of(column: TableColumn, quantity: str) -> bool:
         """Return True if a column contains a quantity, by its name or unit."""
-        said = {concept_of(word) for word in quantity_words(column)}
+        concepts = {concept_of(word) for word in quantity_words(column)}
         if quantity == "length" and column.unit in DURATION_UNITS:
             return True
-        return quantity in said or (quantity == "temperature" and column.unit in ("°C", "°F", "K"))
+        return quantity in concepts or (
+            quantity == "temperature" and column.unit in ("°C", "°F", "K")
+        )
 
     def _numeric_mentions(self) -> list[Mention]:
         return [m for m in self.parsed.columns if m.column.kind == "number"]
@@ -689,7 +697,10 @@ class QuestionParser:
 
         If the question names no time, "was shipped" counts the rows with that date.
         """
-        placed, own = self.parsed, self.profile.time.columns[0] if self.profile.time else None
+        placed, own_column = (
+            self.parsed,
+            self.profile.time.columns[0] if self.profile.time else None,
+        )
         parts = {*lex.UNIT_ORDER, *(name for name, _ in lex.TIME_PART_PHRASES)}
         timed = bool(self.time_spans) or bool(parts.intersection(placed.groups))
         timed = timed or any(self._time_part_at(place) for place in self.unused_positions)
@@ -709,7 +720,7 @@ class QuestionParser:
             else:
                 continue
             placed.columns.remove(mention)
-        if placed.time_column not in (None, own):
+        if placed.time_column not in (None, own_column):
             raise self.unparsed_error(placed.time_column)
 
     def _parse_subject(self) -> None:
@@ -740,27 +751,27 @@ class QuestionParser:
         column, place = mention.column, min(mention.positions, default=0)
         if not mention.positions:
             return None
-        denied = {p for p in (place - 1, place - 2) if p in self.unused_positions} & {
+        negations = {p for p in (place - 1, place - 2) if p in self.unused_positions} & {
             p for p, word in enumerate(self.words) if word.stem in ("not", "never", "non")
         }
         if column.kind == "number":
-            known: dict[bool, str | float] = {True: 1, False: 0}
+            values_by_flag: dict[bool, str | float] = {True: 1, False: 0}
             if (column.low, column.high) != (0, 1) or column.decimals:
                 return None
         else:
             values = {value.casefold(): value for value in column.values}
-            known = {
+            values_by_flag = {
                 is_yes: values[word]
                 for is_yes, words in lex.BOOLEAN_WORDS.items()
                 for word in words
                 if word in values
             }
-            if len(values) != 2 or True not in known:
+            if len(values) != 2 or True not in values_by_flag:
                 return None
-            others = [value for value in values.values() if value != known[True]]
-            known[False] = others[0]
-        self.unused_positions -= denied
-        return known[not denied]
+            others = [value for value in values.values() if value != values_by_flag[True]]
+            values_by_flag[False] = others[0]
+        self.unused_positions -= negations
+        return values_by_flag[not negations]
 
     def _is_counted(self, mention: Mention) -> bool:
         """Return True if "how many" counts the distinct values of a column."""
@@ -773,9 +784,13 @@ class QuestionParser:
         """Parse the unit of the answer, as in "in MWh"."""
         for match in re.finditer(r"\bin\s++(?=(°?)\s*+([^\W\d]\w*(?:/\w+)?))", self.text):
             places, word = self.unused_between(*match.span(2)), match[2]
-            lasts = any(m.column.unit in DURATION_UNITS for m in self.parsed.columns)
-            known = {*lex.FILLER_WORDS, *self.row_nouns, *(() if lasts else lex.TIME_UNIT_WORDS)}
-            if places and self.words[min(places)].stem not in known and is_unit(word):
+            has_durations = any(m.column.unit in DURATION_UNITS for m in self.parsed.columns)
+            excluded = {
+                *lex.FILLER_WORDS,
+                *self.row_nouns,
+                *(() if has_durations else lex.TIME_UNIT_WORDS),
+            }
+            if places and self.words[min(places)].stem not in excluded and is_unit(word):
                 self.parsed.unit = {"C": "°C", "F": "°F"}.get(word, word)
                 self.unused_positions -= places
                 if word == "percent" and self.compares_periods():
@@ -805,10 +820,10 @@ class QuestionParser:
             if quantity is None and not numbers and unit in ("°C", "°F"):
                 quantity = "temperature"
             if quantity is None and numbers:
-                near = min(numbers, key=lambda m: abs(min(m.positions) - limit.position))
-                name = near.column.name
-                if len(numbers) > 1 and near is not numbers[0]:
-                    placed.columns.remove(near)
+                nearest = min(numbers, key=lambda m: abs(min(m.positions) - limit.position))
+                name = nearest.column.name
+                if len(numbers) > 1 and nearest is not numbers[0]:
+                    placed.columns.remove(nearest)
             else:
                 columns = self.profile.numeric_columns
                 if quantity is not None:

@@ -52,11 +52,11 @@ def describe_tables(
         task: Task in words. It decides which columns are omitted if space is short.
         max_chars: Maximum length of the description.
     """
-    asked = {concept_of(word.stem) for word in split_words(task)}
+    concepts = {concept_of(word.stem) for word in split_words(task)}
     share = max_chars // max(1, len(profiles[:20]))
-    return "\n".join(_describe_table(profile, asked, max(400, share)) for profile in profiles[:20])[
-        :max_chars
-    ]
+    return "\n".join(
+        _describe_table(profile, concepts, max(400, share)) for profile in profiles[:20]
+    )[:max_chars]
 
 
 def _describe_table(profile: TableProfile, concepts: set[str], max_chars: int) -> str:
@@ -72,13 +72,13 @@ def _describe_table(profile: TableProfile, concepts: set[str], max_chars: int) -
         profile.columns,
         key=lambda column: -len(concepts & {concept_of(word) for word in split_name(column.name)}),
     )
-    lines, left = [head], max_chars - len(head) - 60
+    lines, remaining_chars = [head], max_chars - len(head) - 60
     for number, column in enumerate(columns):
         line = f"  {_describe_column(column, dates.get(column.name))}"
-        if len(line) > left:
+        if len(line) > remaining_chars:
             lines.append(f"  … {len(columns) - number:,} more columns")
             break
-        left -= len(line) + 1
+        remaining_chars -= len(line) + 1
         lines.append(line)
     return "\n".join(lines)
 

@@ -157,12 +157,12 @@ class DataSession:
         ) as child:
             try:
                 with self.operation.on_stop(child.kill):
-                    said, _ = child.communicate()
+                    output, _ = child.communicate()
             finally:
                 child.kill()
         self.operation.raise_if_stopped()
         # A process that was killed without a message ran out of memory.
-        result = json.loads(said or '{"bound": "memory"}')
+        result = json.loads(output or '{"bound": "memory"}')
         if "error" in result:
             raise unreadable_file_error(table.label, result["error"])
         if "bound" in result:

@@ -26,10 +26,10 @@ def distinct_names(names: list[str]) -> list[str]:
     >>> distinct_names(["day", "price", "Price"])
     ['day', 'price (column 2)', 'Price (column 3)']
     """
-    seen = Counter(name.strip().casefold() for name in names)
+    counts = Counter(name.strip().casefold() for name in names)
     return [
-        f"{name} (column {place})" if seen[name.strip().casefold()] > 1 else name
-        for place, name in enumerate(names, 1)
+        f"{name} (column {position})" if counts[name.strip().casefold()] > 1 else name
+        for position, name in enumerate(names, 1)
     ]
 
 

@@ -51,12 +51,12 @@ class DataLimits(BaseModel):
         frozen=True, extra="ignore", allow_inf_nan=False
     )
 
-    max_seconds: float = Field(60.0, gt=0, alias="max_seconds")
-    max_rows: int = Field(50_000_000, gt=0, alias="max_rows")
-    max_file_bytes: int = Field(2 * 1024**3, gt=0, alias="max_file_bytes")
-    max_columns: int = Field(20_000, gt=0, alias="max_columns")
-    memory_limit: str = Field("2GB", alias="memory_limit")
-    max_spill_bytes: int = Field(4 * 1024**3, gt=0, alias="max_spill_bytes")
+    max_seconds: float = Field(60.0, gt=0)
+    max_rows: int = Field(50_000_000, gt=0)
+    max_file_bytes: int = Field(2 * 1024**3, gt=0)
+    max_columns: int = Field(20_000, gt=0)
+    memory_limit: str = "2GB"
+    max_spill_bytes: int = Field(4 * 1024**3, gt=0)
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> DataLimits:
@@ -96,12 +96,12 @@ class ResultCache:
     def get_or_compute(self, key: Any, compute: Callable[[], Result]) -> Result:
         """Return the cached result of a key, or compute and cache it."""
         with self._lock:
-            found = self._results.get(key)
-        if found is None:
-            found = compute()
+            result = self._results.get(key)
+        if result is None:
+            result = compute()
         with self._lock:
-            self._results[key] = found
-        return cast("Result", found)
+            self._results[key] = result
+        return cast("Result", result)
 
 
 class DataOperation:
@@ -227,11 +227,11 @@ class DataThreadPool:
 
 def classify_data_error(exc: Exception, context: dict[str, Any]) -> ErrorClassification:
     """Classify an error of data work. Timeouts are not retried."""
-    found = classify_exception(
+    classification = classify_exception(
         exc,
         f"Unhandled error in {context.get('capability', 'unknown_capability')}",
         effect=context.get("effect", "none"),
     )
-    if found.severity is ErrorSeverity.RETRIABLE:
-        found.severity = ErrorSeverity.CRITICAL
-    return found
+    if classification.severity is ErrorSeverity.RETRIABLE:
+        classification.severity = ErrorSeverity.CRITICAL
+    return classification

@@ -61,26 +61,26 @@ def unit_in_name(name: str) -> str | None:
     if "°" in name:
         return _UNIT_SYMBOLS.get(name[name.index("°") + 1 : name.index("°") + 2].lower())
     words, tokens = split_name(name), [token for token in _SPLIT.split(name) if token]
-    whole = [fold(token) for token in tokens]  # keeps "kW" together
+    folded = [fold(token) for token in tokens]  # keeps "kW" together
     percent = "%" if name.strip().endswith("%") else None
     if len(words) < 2 or "per" in words[:-1]:  # the last word is the quantity or a divisor
         return percent
-    if whole[-1] == "min" and _DURATION_WORDS.intersection(words):
+    if folded[-1] == "min" and _DURATION_WORDS.intersection(words):
         return "min"  # in other names it may mean the minimum
-    if whole[-1] in _DIVISOR_UNITS and {*whole[:-1][-1:]} & {*_UNIT_WORDS, *_UNIT_SUFFIXES}:
+    if folded[-1] in _DIVISOR_UNITS and {*folded[:-1][-1:]} & {*_UNIT_WORDS, *_UNIT_SUFFIXES}:
         ratio = "/".join(tokens[-2:])  # speed_m_s, emission_g_km
         return _UNIT_WORDS.get(fold(ratio)) or (ratio if _parse(ratio) else None)
-    known = (
-        _UNIT_WORDS[word] for word in [*reversed(whole), *reversed(words)] if word in _UNIT_WORDS
+    candidates = (
+        _UNIT_WORDS[word] for word in [*reversed(folded), *reversed(words)] if word in _UNIT_WORDS
     )
-    if unit := next(known, None):
+    if unit := next(candidates, None):
         # Scaled amounts and areas have other units: "thousand EUR", "m2".
         scaled = unit in _DIMENSIONLESS_UNITS and _SCALE_WORDS.intersection(words)
-        if scaled or words[-1].isdigit() or whole[-1][0].isdigit():
+        if scaled or words[-1].isdigit() or folded[-1][0].isdigit():
             return None
         small = f"m{unit[1:]}"
         return small if unit[0] == "M" and small in tokens else unit
-    if words[-1] in _UNIT_SUFFIXES and (words[-1] == whole[-1] or len(words[-2]) > 1):
+    if words[-1] in _UNIT_SUFFIXES and (words[-1] == folded[-1] or len(words[-2]) > 1):
         return _UNIT_SUFFIXES[words[-1]]
     return percent
 

@@ -205,13 +205,13 @@ def resolve_period(expression: TimeExpression, southern: bool = False) -> Period
         ValidationError: The expression has no year or does not denote an existing period.
     """
     if expression.period is not None:
-        whole = expression.period
+        period = expression.period
     else:
         year = expression.year
         if year is None:
             raise ValidationError(f"The time {expression.text!r} has no year.", fix="Add the year.")
-        whole = _whole_period(expression, year, southern)
-    return _select_portion(whole, expression.portion) if expression.portion else whole
+        period = _whole_period(expression, year, southern)
+    return _select_portion(period, expression.portion) if expression.portion else period
 
 
 def _whole_period(expression: TimeExpression, year: int, southern: bool) -> Period:

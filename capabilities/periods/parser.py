@@ -64,19 +64,19 @@ def parse_expressions(text: str, options: TimeOptions) -> ParsedTime:
     names: list[str] = []
     position = 0
     while position < len(items):
-        used = _consume_expression(text, items, position, options, result, names)
-        position += used
+        count = _consume_expression(text, items, position, options, result, names)
+        position += count
     _remove_enclosing_periods(text, result)
     result.label = _result_label(result, [*names, *recurring])
     return result
 
 
-def _text_between(text: str, left: TimeExpression, right: TimeExpression) -> str:
-    return text[left.end_index : right.start_index]
+def _text_between(text: str, first: TimeExpression, second: TimeExpression) -> str:
+    return text[first.end_index : second.start_index]
 
 
-def _is_range(text: str, left: TimeExpression, right: TimeExpression) -> bool:
-    before, gap = text[: left.start_index], _text_between(text, left, right)
+def _is_range(text: str, first: TimeExpression, second: TimeExpression) -> bool:
+    before, gap = text[: first.start_index], _text_between(text, first, second)
     comparing = bool(_COMPARE.search(before))
     if _BETWEEN.search(before):
         # "The difference between June 2014 and June 2015" is a comparison, not a range.
@@ -90,32 +90,34 @@ def _fill_missing_years(text: str, items: list[TimeExpression]) -> list[TimeExpr
     """Add the year of a neighboring expression to expressions without one."""
     items = list(items)
     for index in range(len(items) - 2, -1, -1):
-        left, right = items[index], items[index + 1]
-        joined = _is_range(text, left, right) or _LIST.match(_text_between(text, left, right))
-        if left.lacks_year and joined and right.year is not None and right.unit != "year":
-            year = right.year
-            if _is_range(text, left, right) and _position_in_year(left) > _position_in_year(right):
+        first, second = items[index], items[index + 1]
+        joined = _is_range(text, first, second) or _LIST.match(_text_between(text, first, second))
+        if first.lacks_year and joined and second.year is not None and second.unit != "year":
+            year = second.year
+            if _is_range(text, first, second) and _position_in_year(first) > _position_in_year(
+                second
+            ):
                 year -= 1
-            items[index] = replace(left, year=year)
+            items[index] = replace(first, year=year)
     for index in range(1, len(items)):
-        left, right = items[index - 1], items[index]
-        gap = _text_between(text, left, right)
-        ranged = _is_range(text, left, right)
-        if right.lacks_year and left.year is not None and (ranged or _LIST.match(gap)):
-            year = left.year + (
-                1 if ranged and _position_in_year(right) < _position_in_year(left) else 0
+        first, second = items[index - 1], items[index]
+        gap = _text_between(text, first, second)
+        ranged = _is_range(text, first, second)
+        if second.lacks_year and first.year is not None and (ranged or _LIST.match(gap)):
+            year = first.year + (
+                1 if ranged and _position_in_year(second) < _position_in_year(first) else 0
             )
-            if left.unit != "year":
-                items[index] = replace(right, year=year)
+            if first.unit != "year":
+                items[index] = replace(second, year=year)
         elif (
-            right.unit == "year"
-            and left.unit in ("month", "season", "quarter", "half", "day")
-            and left.year is not None
+            second.unit == "year"
+            and first.unit in ("month", "season", "quarter", "half", "day")
+            and first.year is not None
             and not ranged
             and _LIST.match(gap)
         ):
             # "June 2014 and 2015" means June of both years.
-            items[index] = replace(right, unit=left.unit, part=left.part, portion=left.portion)
+            items[index] = replace(second, unit=first.unit, part=first.part, portion=first.portion)
     return _spread_single_year(items)
 
 
@@ -262,9 +264,9 @@ def _remove_enclosing_periods(text: str, result: ParsedTime) -> None:
                 unique.append(interval)
         result.periods = unique
         return
-    kept: list[Period] = []
+    remaining: list[Period] = []
     for interval in result.periods:
-        inside = [
+        enclosed = [
             other
             for other in result.periods
             if other != interval
@@ -273,16 +275,16 @@ def _remove_enclosing_periods(text: str, result: ParsedTime) -> None:
             and (interval.start is None or interval.start <= other.start)
             and (interval.end is None or interval.end >= other.end)
         ]
-        if not inside and interval not in kept:
-            kept.append(interval)
+        if not enclosed and interval not in remaining:
+            remaining.append(interval)
     # "Since 2010 until 2012" or "after May, before August": two open periods form one range.
-    if len(kept) == 2:
-        starts = [i for i in kept if i.start and i.end is None]
-        ends = [i for i in kept if i.end and i.start is None]
+    if len(remaining) == 2:
+        starts = [i for i in remaining if i.start and i.end is None]
+        ends = [i for i in remaining if i.end and i.start is None]
         if starts and ends and starts[0].start and ends[0].end and starts[0].start < ends[0].end:
             label = f"{starts[0].label}, {ends[0].label}"
-            kept = [Period(starts[0].start, ends[0].end, label)]
-    result.periods = kept
+            remaining = [Period(starts[0].start, ends[0].end, label)]
+    result.periods = remaining
 
 
 def _result_label(result: ParsedTime, recurring: list[str]) -> str:

@@ -92,29 +92,29 @@ def _named_month_or_day(match: TextMatch, options: TimeOptions) -> TimeExpressio
     name, which = match["name"].lower(), match["which"].lower()
     if name in WEEKDAYS:
         today = floor(options.now, "day")
-        back = (today.weekday() - WEEKDAYS[name]) % 7
-        if which == "last" and back == 0:
-            back = 7
-        start = today - timedelta(days=back) + timedelta(days=7 if which == "next" else 0)
+        days_back = (today.weekday() - WEEKDAYS[name]) % 7
+        if which == "last" and days_back == 0:
+            days_back = 7
+        start = today - timedelta(days=days_back) + timedelta(days=7 if which == "next" else 0)
         return _relative_expression(match, start, start + timedelta(days=1))
-    found: Period | None = None
+    match_period: Period | None = None
     for year in range(options.now.year - 2, options.now.year + 2):
         if name in MONTHS:
             item = TimeExpression(0, 0, "month", year, MONTHS[name])
         else:
             item = TimeExpression(0, 0, "season", year, name.replace("fall", "autumn"))
         candidate = resolve_period(item, options.southern)
-        begins, ends = candidate.start, candidate.end
-        if begins is None or ends is None:
+        start_time, end_time = candidate.start, candidate.end
+        if start_time is None or end_time is None:
             continue
-        if which == "next" and begins > options.now:
-            found = candidate
+        if which == "next" and start_time > options.now:
+            match_period = candidate
             break
-        if which != "next" and (ends if which == "last" else begins) <= options.now:
-            found = candidate
-    if found is None or found.start is None or found.end is None:
+        if which != "next" and (end_time if which == "last" else start_time) <= options.now:
+            match_period = candidate
+    if match_period is None or match_period.start is None or match_period.end is None:
         return None
-    return _relative_expression(match, found.start, found.end)
+    return _relative_expression(match, match_period.start, match_period.end)
 
 
 _NAMES = "|".join(

@@ -259,34 +259,34 @@ def find_expressions(text: str, options: TimeOptions) -> list[TimeExpression]:
     >>> [item.text for item in find_expressions("June 2014 or 3 May 2015", options)]
     ['June 2014', '3 May 2015']
     """
-    taken = [False] * len(text)
+    is_used = [False] * len(text)
     items: list[TimeExpression] = []
     for pattern, build in _RULES:
         for match in pattern.finditer(text):
-            if any(taken[match.start() : match.end()]):
+            if any(is_used[match.start() : match.end()]):
                 continue
             item = build(match, options)
             if item is not None:
                 items.append(item)
-                taken[match.start() : match.end()] = [True] * len(match[0])
-    items += _find_bare_names(text, taken)
+                is_used[match.start() : match.end()] = [True] * len(match[0])
+    items += _find_bare_names(text, is_used)
     items.sort(key=lambda item: item.start_index)
     return [_extend_with_portion(text, item) for item in items]
 
 
-def _find_bare_names(text: str, used: list[bool]) -> list[TimeExpression]:
+def _find_bare_names(text: str, is_used: list[bool]) -> list[TimeExpression]:
     found: list[TimeExpression] = []
     for pattern in (_BARE_MONTH, _BARE_SEASON):
         for match in pattern.finditer(text):
-            if any(used[match.start() : match.end()]):
+            if any(is_used[match.start() : match.end()]):
                 continue
             word = match[0].lower()
-            shown = bool(_BEFORE_BARE.search(_text_before(text, match.start())))
+            has_context = bool(_BEFORE_BARE.search(_text_before(text, match.start())))
             if word in ("may", "march", "mar") and not (
-                shown or (match[0][0].isupper() and match.start() > 0)
+                has_context or (match[0][0].isupper() and match.start() > 0)
             ):
                 continue
-            if word in ("may", "fall", "spring", "dec", "sun") and not shown:
+            if word in ("may", "fall", "spring", "dec", "sun") and not has_context:
                 continue
             before = _text_before(text, match.start())
             joined = word == "fall" and re.search(r"(?:and|or|to|the)\s+$", before, re.IGNORECASE)

@@ -73,7 +73,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str =
 
 def restrict_mount(target: str, attributes: int, *, recursive: bool) -> None:
     """Add mount attributes without repeating those that a container has locked."""
-    wanted = _MountAttr(set=attributes)
+    mount_attr = _MountAttr(set=attributes)
     at_fdcwd, at_recursive = ctypes.c_int(-100), ctypes.c_uint(0x8000 if recursive else 0)
     syscall(
         f"mount_setattr {target}",
@@ -81,8 +81,8 @@ def restrict_mount(target: str, attributes: int, *, recursive: bool) -> None:
         at_fdcwd,
         os.fsencode(target),
         at_recursive,
-        ctypes.byref(wanted),
-        ctypes.c_size_t(ctypes.sizeof(wanted)),
+        ctypes.byref(mount_attr),
+        ctypes.c_size_t(ctypes.sizeof(mount_attr)),
     )
 
 

@@ -166,8 +166,8 @@ def _build_root(request: Request) -> None:
         else:
             open(target, "ab").close()
         kernel.mount(path, target, None, kernel.MS_BIND | kernel.MS_REC)
-        kept = kernel.ATTR_NOEXEC if path in request["devices"] else kernel.ATTR_NODEV
-        kernel.restrict_mount(target, attributes | kept, recursive=True)
+        kind_attribute = kernel.ATTR_NOEXEC if path in request["devices"] else kernel.ATTR_NODEV
+        kernel.restrict_mount(target, attributes | kind_attribute, recursive=True)
     os.makedirs(root + request["work"])
     kernel.enter_root(root)
     kernel.restrict_mount("/", attributes | kernel.ATTR_NODEV, recursive=False)

@@ -153,16 +153,16 @@ def _collect_figures(limits: dict[str, int]) -> tuple[list[dict[str, str]], list
     """Read the PNG files in `figures/`. Links and other files are rejected by name."""
     figures: list[dict[str, str]] = []
     rejected: list[dict[str, str]] = []
-    left = limits["figure_bytes"]
+    remaining_bytes = limits["figure_bytes"]
     for name in sorted(os.listdir(FIGURES))[: 10 * limits["figures"]]:
         try:
             if len(figures) >= limits["figures"]:
                 raise ResultError(f"the limit is {limits['figures']} figures")
-            data = _read_plain_file(os.path.join(FIGURES, name), left)
+            data = _read_plain_file(os.path.join(FIGURES, name), remaining_bytes)
         except (OSError, ResultError) as error:
             rejected.append({"name": name[:200], "reason": str(error)[:200]})
             continue
-        left -= len(data)
+        remaining_bytes -= len(data)
         figures.append({"name": name[:200], "data": base64.b64encode(data).decode()})
     return figures, rejected
 

@@ -1,4 +1,4 @@
-"""Files of many kinds and shapes, read and asked about."""
+"""Files of many formats and layouts."""
 
 from __future__ import annotations
 

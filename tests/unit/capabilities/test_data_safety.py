@@ -1,4 +1,4 @@
-"""Files that mean harm or lie by accident: bounded, refused, counted, never read on the sly."""
+"""Malicious and malformed files are limited, refused, or reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose facts are kept where, and that what is forgotten is gone; on real stores."""
+"""Facts are stored per user, recalled, and deleted, on real stores."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def store(request: Any, tmp_path: Path) -> AsyncIterator[BaseStore]:
 
 
 class Person:
-    """Says things to one agent, under a configuration."""
+    """User who talks to one agent."""
 
     def __init__(self, store: BaseStore) -> None:
         registry = Registry()

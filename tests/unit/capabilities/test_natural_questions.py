@@ -1,4 +1,4 @@
-"""Questions as people ask them, over small tables whose answers can be counted by hand."""
+"""Natural questions over small tables with known answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What texts say about time."""
+"""Periods parsed from texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The code capability through its public surface, and the checks on what leaves the sandbox."""
+"""The python capability through its public API, and the validation of sandbox output."""
 
 from __future__ import annotations
 

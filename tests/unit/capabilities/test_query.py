@@ -1,4 +1,4 @@
-"""The typed query: obeyed to the letter, checked against the data, computed in DuckDB."""
+"""Typed queries, checked against the data and computed in DuckDB."""
 
 from __future__ import annotations
 

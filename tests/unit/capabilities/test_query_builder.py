@@ -1,4 +1,4 @@
-"""Questions as queries without a model: every word placed, or none answered."""
+"""Queries built from questions without a model."""
 
 from __future__ import annotations
 

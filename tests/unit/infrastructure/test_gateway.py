@@ -1,4 +1,4 @@
-"""The gateway: what a person types becomes the input of a graph, switches included."""
+"""The gateway converts typed lines to graph input and switches."""
 
 from __future__ import annotations
 
