@@ -596,7 +596,7 @@ async def test_a_rewritten_message_is_the_one_that_everything_reads() -> None:
     assert "Sesame" not in json.dumps(out, default=str)
     assert out["messages"][0].content == "Write a note for ***"
     with_nothing_new = await graph.ainvoke({"messages": []}, THREAD)
-    assert "nothing new" in said(with_nothing_new)
+    assert "no new message" in said(with_nothing_new)
 
 
 @pytest.mark.parametrize("answer", ["approve", "reject"])

@@ -394,7 +394,7 @@ async def test_an_answer_names_the_values_that_it_lacks(tmp_path: Path) -> None:
     text = await answer(graph, "total pay", [tmp_path / "pay.csv"])
 
     assert "406" in text
-    assert "('broken') is no number" in text
+    assert "('broken') cannot be read as a number" in text
 
 
 async def test_a_question_that_follows_is_about_the_same_data(graph) -> None:
