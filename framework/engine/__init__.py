@@ -1,4 +1,4 @@
-"""One turn: the ready queue, routing, the gate of plans, and what its nodes share."""
+"""Execution of a turn: input validation, plan acceptance, routing, and the ready queue."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What the answers of a person do: agreements go to the ledger, the rest into the state."""
+"""Application of a person's decisions: approvals go to the ledger, everything else to the state."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ async def apply_answers(
     services: Services,
     rules: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Take up decisions about steps, and return the state update that follows from them.
+    """Record decisions about steps, and return the resulting state update.
 
     Args:
-        answers: The decisions, by context key.
-        view: The turn.
-        services: Shared dependencies.
-        rules: Steps that a standing rule approved, with its id.
+        answers: Decisions by context key.
+        view: Current state of the turn.
+        services: Services of the graph.
+        rules: ID of the standing rule for each step that a rule approved.
     """
     pending = dict(view.pending_approvals)
     steps = {step["context_key"]: dict(step) for step in view.steps}
-    prints = fingerprints(view.plan)
+    plan_prints = fingerprints(view.plan)
     decisions: dict[str, dict[str, Any]] = {}
     results: dict[str, Any] = {}
     by = view.sender if may_bring_answer() else Caller()
@@ -59,26 +59,26 @@ async def apply_answers(
             key, pending[key], ApprovalDecision(decision="approve"), ledger, services, Caller()
         )
     for key, answer in answers.items():
-        asked = pending.get(key) or {}
+        question = pending.get(key) or {}
         step = view.get_step(key)
-        # What was changed for one element stays, whatever else is decided about it.
-        known = view.decisions.get(key) or {}
-        decisions[key] = {part: known[part] for part in ("parameters", "plan") if part in known}
+        # Parameters that were edited for one element are kept.
+        earlier = view.decisions.get(key) or {}
+        decisions[key] = {part: earlier[part] for part in ("parameters", "plan") if part in earlier}
         decisions[key] |= _decision_entry(
-            answer, asked, step, prints.get(plan_key(key)), view.plan_id
+            answer, question, step, plan_prints.get(plan_key(key)), view.plan_id
         )
         if by.user_id is not None:
             decisions[key]["by"] = by.user_id
-        asked = asked or {"kind": MISSING_CAPABILITY, "capability": step["capability"]}
-        refused = await record_answer(key, asked, answer, ledger, services, by)
+        question = question or {"kind": MISSING_CAPABILITY, "capability": step["capability"]}
+        refused = await record_answer(key, question, answer, ledger, services, by)
         if refused:
             decisions[key]["refused"] = refused
         if answer.decision == "edit" and key in steps:
             steps[key]["parameters"] = answer.parameters
-        if answer.decision == "skip" and asked.get("kind") != UNKNOWN_OUTCOME:
-            place = list(steps).index(plan_key(key))
-            about = (key, str(step["capability"]), place, view.step_objective(step))
-            results[key] = StepRecord(*about, skipped="Skipped by a person.").to_state_entry()
+        if answer.decision == "skip" and question.get("kind") != UNKNOWN_OUTCOME:
+            position = list(steps).index(plan_key(key))
+            identity = (key, str(step["capability"]), position, view.step_objective(step))
+            results[key] = StepRecord(*identity, skipped="Skipped by a person.").to_state_entry()
     answered = {k for k, one in decisions.items() if one["decision"] not in {"reject", "respond"}}
     update: dict[str, Any] = {
         **resume_update(view, answered),
@@ -108,23 +108,24 @@ async def record_answer(
     services: Services,
     approver: Caller,
 ) -> str:
-    """Leave word in the ledger what a person agreed to: what was shown, and nothing else.
+    """Record an answer, and store the approval of the preview that was shown.
 
-    An answer that does not count (of the wrong person, or too late) is written down with the
-    reason; the step asks again and says so.
+    An answer that does not count, because the person may not approve or the request has expired, is
+    recorded with the reason. The step then asks again and shows the reason.
 
     Args:
-        key: The step.
-        question: What was asked, as :class:`capgraph.base.ports.Question` writes it.
-        answer: What the person decided.
-        ledger: The records of the turn.
-        services: Shared dependencies.
-        approver: Who decided.
+        key: Context key of the step.
+        question: Request in the form of the state; see
+            :class:`capgraph.base.ports.ApprovalRequest`.
+        answer: Decision of the person.
+        ledger: Effect records of the turn.
+        services: Services of the graph.
+        approver: Person who decided.
 
     Returns:
-        Why the answer does not count; empty when it does.
+        The reason for which the answer does not count; empty if it counts.
     """
-    kind, refused = question.get("kind", STEP), ""
+    kind, refusal = question.get("kind", STEP), ""
     spec = services.registry.capabilities.get(question["capability"])
     digest = question.get("digest", "")
     if kind == UNKNOWN_OUTCOME and answer.decision in {"rerun", "skip", "done"}:
@@ -132,15 +133,17 @@ async def record_answer(
         await ledger.record_outcome(question["effect"], int(question["run"]), decision)
     elif kind == STEP and answer.decision == "edit" and spec is not None:
         _, parameters = validated_parameters(spec, answer.parameters or {})
-        shown = {**(question.get("shown") or {}), "parameters": parameters}
-        digest = approval_digest(spec.name, shown)
+        preview = {**(question.get("shown") or {}), "parameters": parameters}
+        digest = approval_digest(spec.name, preview)
     if kind in {STEP, RESULT, ACTED_BEFORE} and answer.decision in {"approve", "edit"}:
-        wanted = spec.requires_approval if spec is not None and kind != RESULT else False
-        policy = ApprovalPolicy.of(wanted)
+        required = spec.requires_approval if spec is not None and kind != RESULT else False
+        policy = ApprovalPolicy.of(required)
         now = services.clock.now()
-        refused = await ledger.approvals.record_approval(digest, key, policy, approver, now)
-    more = {"digest": digest or None, "refused": bool(refused) or None}
-    record_decision(key, kind, answer.decision, approver, capability=question["capability"], **more)
+        refusal = await ledger.approvals.record_approval(digest, key, policy, approver, now)
+    details = {"digest": digest or None, "refused": bool(refusal) or None}
+    record_decision(
+        key, kind, answer.decision, approver, capability=question["capability"], **details
+    )
     emit(
         ApprovalDecided(
             context_key=key,
@@ -149,10 +152,10 @@ async def record_answer(
             by=approver.user_id,
             authenticated=approver.authenticated,
             digest=digest or None,
-            refused=refused or None,
+            refused=refusal or None,
         )
     )
-    return refused
+    return refusal
 
 
 def answers_update(
@@ -162,7 +165,7 @@ def answers_update(
     view: TurnView,
     services: Services,
 ) -> dict[str, Any]:
-    """Return what rejections and answers in words change about the turn."""
+    """Return the state update for rejections and for answers in words."""
     update: dict[str, Any] = {}
     if rejected:
         update |= _rejection_update(rejected, capabilities, view, services)
@@ -174,7 +177,7 @@ def answers_update(
 
 
 def rejected_plan_decision(answer: ApprovalDecision, view: TurnView) -> dict[str, dict[str, Any]]:
-    """Remember which plan a person rejected, so that it is not shown again."""
+    """Return the decision entry of a rejected plan, so that the plan is not proposed again."""
     entry = {
         "decision": "reject",
         "reason": answer.reason,
@@ -194,12 +197,12 @@ def _decision_entry(
     if answer.decision == "edit":
         entry["before"] = step.get("parameters") or {}
         if step["context_key"] != plan_key(step["context_key"]):
-            # What is changed for one element is not the step of all.
+            # An edit of one element does not change the step itself.
             entry |= {"parameters": answer.parameters, "plan": plan_id}
     if question.get("kind") == UNKNOWN_OUTCOME:
         entry |= {UNKNOWN_OUTCOME: answer.decision, "run": question.get("run")}
     if answer.decision in {"approve", "reject"}:
-        # A later plan of this turn is held against what was not agreed to.
+        # Later plans of this turn are compared with rejected steps.
         entry["fingerprints"] = [fingerprint]
     if answer.decision == "reject":
         entry["reason"] = answer.reason
@@ -213,7 +216,7 @@ def _rejection_update(
     services: Services,
 ) -> dict[str, Any]:
     key, reason = next(iter(rejected.items()))
-    # One question is one rejection, however many steps it has.
+    # A request counts as one rejection, regardless of its number of steps.
     count = view.failed_attempts.get("approval", 0) + 1
     bound = services.settings.approvals.max_rejections
     message = (

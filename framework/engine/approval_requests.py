@@ -1,4 +1,4 @@
-"""Puts a question to a person and goes on asking until the answer can be used."""
+"""Requests to a person, repeated until the answer is valid."""
 
 from __future__ import annotations
 
@@ -28,14 +28,16 @@ AnswerReader = Callable[[Any], tuple[dict[str, ApprovalDecision], list[str]]]
 def answer_reader(
     question: Mapping[str, Any], view: TurnView, services: Services, store: BaseStore | None
 ) -> AnswerReader:
-    """Return what reads an answer: the decisions by key, and what is wrong with them."""
+    """Return a function that parses an answer into decisions by key and a list of problems."""
 
     def read(given: Any) -> tuple[dict[str, ApprovalDecision], list[str]]:
-        answers, wrong = parse_decisions(given, question, services.registry, services.limits, view)
-        told = [problem.message for problem in wrong]
+        answers, problems = parse_decisions(
+            given, question, services.registry, services.limits, view
+        )
+        messages = [problem.message for problem in problems]
         if store is None and any(answer.remember for answer in answers.values()):
-            told.append("Nothing can be remembered: the graph was built without a store.")
-        return answers, told
+            messages.append("A standing rule cannot be saved: the graph has no store.")
+        return answers, messages
 
     return read
 
@@ -43,41 +45,41 @@ def answer_reader(
 def ask_person(
     question: dict[str, Any], read_answer: AnswerReader, problems: list[str] | None = None
 ) -> Any:
-    """Interrupt the running task, which must do nothing else, until an answer has no problems.
+    """Interrupt the running task until an answer has no problems. The task must do nothing else.
 
     Args:
-        question: What is asked.
-        read_answer: Reads what was given.
-        problems: What was wrong with an earlier answer.
+        question: Question to ask.
+        read_answer: Parses an answer.
+        problems: Problems of an earlier answer.
 
     Returns:
-        The answer as it was given.
+        The answer as it was sent.
     """
-    there = count_available_answers()
-    if not there:
+    available = count_available_answers()
+    if not available:
         emit(ApprovalRequested(steps=question["steps"]))
     if problems is None:
-        # Those before the last were refused; what has changed since must not make them count.
-        for _ in range(there - 1):
+        # Earlier answers were refused and must stay refused, even if they would be valid now.
+        for _ in range(available - 1):
             interrupt(question)
     while True:
-        given = interrupt({**question, "problems": problems} if problems else question)
-        problems = read_answer(given)[1]
+        answer = interrupt({**question, "problems": problems} if problems else question)
+        problems = read_answer(answer)[1]
         if not problems:
-            return given
+            return answer
 
 
 async def ask_in_task(
     question: dict[str, Any], read_answer: AnswerReader
 ) -> tuple[dict[str, ApprovalDecision], Caller]:
-    """Ask in a LangGraph task that does nothing else, and return the answers and who gave them.
+    """Ask a person in a separate LangGraph task, and return the answers and the person.
 
-    So they are never taken for those of the code's own questions, and what they are about may
-    stand in the middle of other work.
+    The answers cannot be confused with those to interrupts of the calling code, and the question
+    may be asked in the middle of other work.
     """
 
     async def ask() -> Any:
-        # Who answers is kept with the answer: another person's run may come back to it.
+        # Store the person with the answer, because another person may resume the run.
         return [
             compute_digest(question),
             ask_person(question, read_answer),
@@ -85,22 +87,21 @@ async def ask_in_task(
         ]
 
     while True:
-        # LangGraph gives answers back in the order of the calls of one name; a later run may ask
-        # less.
-        asked, given, who = await run_as_task("ask a person", ask)
-        if asked == compute_digest(question):
-            return read_answer(given)[0], Caller(**who)
+        # LangGraph returns answers in the order of the calls. A resumed run may ask fewer questions.
+        question_digest, answer, person = await run_as_task("ask a person", ask)
+        if question_digest == compute_digest(question):
+            return read_answer(answer)[0], Caller(**person)
 
 
 async def ask_about_text(
     services: Services, subject: str, text: Any, reasons: Sequence[str]
 ) -> Verdict:
-    """Ask a person whether words may pass; see :func:`capgraph.pipeline.run_config.ask_about`."""
+    """Ask a person to approve a text; see ``run_config.request_text_approval``."""
     journal = services.journal()
     if not journal.is_durable:
-        return Verdict("deny", ["nothing would keep the question; give the graph a checkpointer"])
+        return Verdict("deny", ["the question cannot be stored: the graph has no checkpointer"])
     if journal.is_remote:
-        return Verdict("deny", ["nobody can be asked in a step that runs on another worker"])
+        return Verdict("deny", ["a step on a remote worker cannot ask a person"])
     question = text_request(subject, text, reasons)
     view = services.view({})
     answers, by = await ask_in_task(question, answer_reader(question, view, services, None))
@@ -117,12 +118,12 @@ async def save_standing_rules(
     view: TurnView,
     store: BaseStore | None,
 ) -> None:
-    """Make standing rules of the answers that want one."""
+    """Save standing rules for the answers that request one."""
     capabilities = {step["context_key"]: step["capability"] for step in question["steps"]}
     for key, answer in answers.items():
         if answer.remember is None or store is None:
             continue
-        # The same answer, read again after a restart, makes the same rule.
+        # The same answer yields the same rule when it is read again after a restart.
         name = uuid.uuid5(uuid.NAMESPACE_OID, f"{view.thread_id}/{view.plan_id}/{key}")
         rule = StandingRule(
             id=name.hex,

@@ -1,4 +1,4 @@
-"""Where the audit of a run lies: in a file, or in the database of the run's saver."""
+"""Selection of the audit log of a run: a file, or the database of the run's saver."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _DAY = 86400.0
 
 
 class Auditor:
-    """Finds the audit of a run.
+    """Opens the audit of a run.
 
     Args:
-        target: ``True`` for the database of the run's saver, or a log.
-        settings: How records are signed, and how long they are kept.
-        persistence: Where the graph stores its threads; a run may bring another saver.
+        target: ``True`` for the database of the run's saver, or an audit log.
+        settings: Signing key and retention period of the records.
+        persistence: Storage of the graph's threads; a run may use another saver.
 
     Raises:
         ConfigurationError: ``target`` is something else.
@@ -40,7 +40,8 @@ class Auditor:
     ) -> None:
         if target is not True and not callable(getattr(target, "awrite", None)):
             raise ConfigurationError(
-                f"audit={target!r} cannot keep records.", fix="Give True, or an AuditLog."
+                f"Invalid audit {target!r}: expected a boolean or an AuditLog.",
+                fix="pass True or an AuditLog.",
             )
         self._log = None if target is True else target
         self._settings, self._persistence = settings, persistence
@@ -58,7 +59,7 @@ class Auditor:
         )
 
     async def close(self, audit: Audit) -> None:
-        """Write what waits at the end of a run, and once a day drop what is too old."""
+        """Write pending records at the end of a run, and delete expired records once a day."""
         await audit.flush()
         now = time.monotonic()
         if now - self._pruned.get(audit.writer, -_DAY) >= _DAY:
@@ -66,6 +67,6 @@ class Auditor:
             try:
                 await audit.writer.aprune(timedelta(days=self._settings.retention_days))
             except (PersistenceError, ValueError) as exc:
-                # A chain that was tampered with stays as it is, for whoever checks it.
+                # Keep a modified chain unchanged as evidence.
                 audit.record_later("not_pruned", problem=str(exc))
                 await audit.flush()

@@ -1,4 +1,4 @@
-"""Services: made from capabilities and what an operator decides, for a graph of ours or one's own."""
+"""Creation of :class:`Services` from capabilities and the options of an operator."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _OPTION_TYPES: dict[str, Any] = {
     "sinks": Sequence,
     "state_schema": type,
     "system_prompt": str | Callable | None,
-    "capacity": "take",
+    "capacity": "acquire",
     "embeddings": "aembed_query",
     "prices": "register",
     "permissions": "authorize",
@@ -69,7 +69,7 @@ _OPTION_TYPES: dict[str, Any] = {
     "planner": "plan",
     "answerer": "answer",
 }
-"""What an operator gives, by keyword: its type, or what is called of it."""
+"""Expected type of an option, or the method that it must have."""
 _TYPE_NAMES: dict[Any, str] = {Sequence: "a list", type: "a class"}
 
 
@@ -83,24 +83,23 @@ def bind(
     answer_type: type[BaseModel] | None = None,
     **options: Unpack[OperatorOptions],
 ) -> Services:
-    """Bring capabilities together with what an operator decides about them.
+    """Create the services that run capabilities with the options of an operator.
 
-    ``services.node(capability)`` is the node for a graph of one's own; a step keeps there what it
-    promises in a plan.
+    ``services.node(capability)`` returns a node for a custom graph. A step keeps the same
+    guarantees there as in a plan.
 
     Args:
-        capabilities: A registry, or capabilities and context types themselves.
+        capabilities: Registry, or list of capabilities and context types.
         model: As for ``build_graph``.
-        settings: All settings; the defaults when not given.
-        checkpointer: Saver of the graph; a graph of one's own lends its own.
+        settings: All settings; the defaults if omitted.
+        checkpointer: Saver of the graph; a custom graph uses its own saver.
         answer_type: As for ``build_graph``.
         **options: See :class:`~capgraph.engine.services.OperatorOptions`.
 
     Raises:
-        UnknownOptionError: A keyword is unknown.
-        ConfigurationError: A behaviour, a policy or a model cannot be used, or the saver is
-            synchronous.
-        RegistryError: Two capabilities share a name.
+        UnknownOptionError: An option is unknown.
+        ConfigurationError: A behavior, policy, or model is invalid, or the saver is synchronous.
+        RegistryError: Two capabilities have the same name.
 
     >>> from capgraph import BaseCapability, capability_node
     >>> @capability_node
@@ -119,9 +118,9 @@ def bind(
     timed_by = options.get("clock")
     clock = None if timed_by is None else as_clock(timed_by)
     fixed: Any = {"model": model, "settings": settings, "checkpointer": checkpointer}
-    again = partial(bind, **fixed, answer_type=answer_type, **options)
+    rebind = partial(bind, **fixed, answer_type=answer_type, **options)
     registry = as_registry(capabilities).freeze()
-    # What the settings name stands inside of what the program gives.
+    # Objects from the settings are inside those that the program passes.
     engines, plan_policies, step_policies = resolve_policies(options.get("policies", ()), settings)
     behaviors = (
         *_adjusting_behaviors(engines),
@@ -148,10 +147,10 @@ def bind(
     prompts = get_framework_prompts(settings.prompts) if settings.prompts else None
     if answer_type is not None and isinstance(chosen["answerer"], SummaryAnswerer):
         raise ConfigurationError(
-            f"answer_type is {answer_type!r}, and no chat model is configured that could keep to it.",
-            fix="Give a model for the role 'answer', or an answerer of your own.",
+            f"answer_type {answer_type!r} requires a chat model, and none is configured.",
+            fix="configure a model for the role 'answer', or pass a custom answerer.",
         )
-    equipment = RunnerConfig(
+    runner_config = RunnerConfig(
         registry,
         settings,
         clock=clock,
@@ -162,7 +161,7 @@ def bind(
         schema=StateSchema.of(options.get("state_schema", AgentState)),
     )
     runner = StepRunner(
-        equipment,
+        runner_config,
         behaviors=behaviors,
         budget_behaviors=(BudgetStage(),),
         has_budgets=bool(purse.budgets),
@@ -187,20 +186,25 @@ def bind(
         retention=_retention(settings),
         system_prompt=options.get("system_prompt") or "",
         answer_type=answer_type,
-        rebind=again,
+        rebind=rebind,
         **chosen,
     )
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
-    for name, given in options.items():
-        wanted = _OPTION_TYPES.get(name, object)
-        told, fit = _TYPE_NAMES.get(wanted, wanted), matches_annotation(given, wanted)
-        if isinstance(wanted, str):
-            told = f"an object with {wanted}(…)"
-            fit = not isinstance(given, type) and callable(getattr(given, wanted, None))
-        if not fit and (given is not None or name in {"behaviors", "sinks", "state_schema"}):
-            raise ConfigurationError(f"{name} is {given!r:.80}.", fix=f"Give {told}.")
+    for name, value in options.items():
+        expected = _OPTION_TYPES.get(name, object)
+        expected_name, is_valid = (
+            _TYPE_NAMES.get(expected, expected),
+            matches_annotation(value, expected),
+        )
+        if isinstance(expected, str):
+            expected_name = f"an object with {expected}(…)"
+            is_valid = not isinstance(value, type) and callable(getattr(value, expected, None))
+        if not is_valid and (value is not None or name in {"behaviors", "sinks", "state_schema"}):
+            raise ConfigurationError(
+                f"Invalid option {name} {value!r:.80}.", fix=f"Give {expected_name}."
+            )
 
 
 def _adjusting_behaviors(engines: Sequence[PolicyEngine]) -> list[Any]:
@@ -212,12 +216,12 @@ def _adjusting_behaviors(engines: Sequence[PolicyEngine]) -> list[Any]:
 
 
 def _retention(settings: Settings) -> Retention | None:
-    kept = settings.persistence
-    if kept.keep_turns is kept.keep_checkpoints is kept.keep_days is None:
+    persistence = settings.persistence
+    if persistence.keep_turns is persistence.keep_checkpoints is persistence.keep_days is None:
         return None
     from capgraph.stores.retention import Retention
 
-    return Retention(kept)
+    return Retention(persistence)
 
 
 def _auditor(
@@ -234,10 +238,10 @@ def _auditor(
 
 
 def as_settings(settings: Settings | None) -> Settings:
-    """Return the settings that were given, or the defaults.
+    """Return the given settings, or the defaults.
 
     Raises:
-        ConfigurationError: They are not a ``Settings`` object.
+        ConfigurationError: The argument is not a ``Settings`` object.
     """
     if settings is None:
         from capgraph.configs.settings import load_settings
@@ -245,26 +249,26 @@ def as_settings(settings: Settings | None) -> Settings:
         return load_settings()
     if isinstance(settings, type) or not callable(getattr(settings, "capability_settings", None)):
         raise ConfigurationError(
-            f"settings is {settings!r:.80}, not a Settings object.",
-            fix="Pass Settings(...) or load_settings('capgraph.yml'), both of"
-            " capgraph.configs.settings.",
+            f"Invalid settings {settings!r:.80}: expected a Settings object.",
+            fix="pass Settings(...) or load_settings('capgraph.yml') from capgraph.configs.settings.",
         )
     return settings
 
 
 def as_registry(capabilities: Capabilities) -> Registry:
-    """Return a registry of whatever was given: itself, or one that holds the items.
+    """Return the given registry, or a registry of the given items.
 
     Raises:
-        ConfigurationError: It is no list, such as a single capability, a tool or a compiled graph.
+        ConfigurationError: The argument is not a list, such as a single capability, a tool, or a
+            compiled graph.
         RegistryError: An item cannot be registered.
     """
     if isinstance(capabilities, Registry):
         return capabilities
-    # Tools can be iterated over, like all models of pydantic, and give their fields.
+    # A tool is iterable, like all pydantic models, but yields its fields.
     if not matches_annotation(capabilities, Iterable[Any]) or hasattr(capabilities, "ainvoke"):
         raise ConfigurationError(
-            f"{capabilities!r:.80} is not a list of capabilities or a Registry.",
+            f"Invalid capabilities {capabilities!r:.80}: expected a list or a Registry.",
             fix=capability_list_fix(capabilities),
         )
     registry = Registry()
@@ -274,21 +278,23 @@ def as_registry(capabilities: Capabilities) -> Registry:
 
 
 def resolve_answer_gate(gate: Any, settings: Settings) -> Any:
-    """Return what the answer has to be good enough for: what a program gives, else the settings.
+    """Return the quality gate of the answer from the option, or else from the settings.
 
     Raises:
-        ConfigurationError: It is no gate of an answer.
+        ConfigurationError: The value is not a gate, or the gate asks a person.
     """
     if gate is None and settings.answer_gate is not None:
         [gate] = build_configured([settings.answer_gate], "answer_gate", "gate")
     if gate is None or callable(getattr(gate, "evaluate_result", None)):
         if getattr(gate, "below", None) == "ask":
             raise ConfigurationError(
-                "answer_gate asks a person, who is shown the answer anyhow.",
-                fix="Use below='retry', 'replan' or 'fail'.",
+                "Invalid answer_gate: below='ask' is not supported, since the user sees the answer.",
+                fix="use below='retry', 'replan', or 'fail'.",
             )
         return gate
-    raise ConfigurationError(f"{gate!r} is no gate.", fix="Give a QualityGate.")
+    raise ConfigurationError(
+        f"Invalid answer_gate {gate!r}: it is not a gate.", fix="pass a QualityGate."
+    )
 
 
 def _resolve_permissions(
@@ -302,8 +308,8 @@ def _resolve_permissions(
         unasked = [s.name for s in registry.capabilities.values() if s.permission is not None]
         if unasked:
             get_logger("framework", "bind").warning(
-                "These declare a permission, and nothing checks it: %s. Fix: give"
-                " permissions=PermissionPolicy(…).",
+                "No permission policy is configured, but these capabilities declare a permission:"
+                " %s. Fix: pass permissions=PermissionPolicy(…).",
                 ", ".join(unasked),
             )
         return None
@@ -315,25 +321,26 @@ def _resolve_permissions(
 def _information_flow(
     policies: tuple[PlanPolicy, ...], registry: Registry, can_ask: Callable[[], bool]
 ) -> tuple[InformationFlow | None, tuple[PlanPolicy, ...]]:
-    """Return the check of labels, and the policies with it: the given one, or the usual one."""
-    given = [policy for policy in policies if isinstance(policy, InformationFlow)]
-    if len(given) > 1:
+    """Return the label policy, and the plan policies including it."""
+    flows = [policy for policy in policies if isinstance(policy, InformationFlow)]
+    if len(flows) > 1:
         raise ConfigurationError(
-            "Several InformationFlow stand in 'policies'.", fix="Give one, with all its rules."
+            "Option 'policies' has several InformationFlow policies: only one is supported.",
+            fix="combine their rules in one InformationFlow.",
         )
-    if not given and not declares_labels(registry):
+    if not flows and not declares_labels(registry):
         return None, policies
-    flow = (given[0] if given else InformationFlow()).bind(registry, can_ask)
-    return flow, (*(policy for policy in policies if policy not in given), flow)
+    flow = (flows[0] if flows else InformationFlow()).bind(registry, can_ask)
+    return flow, (*(policy for policy in policies if policy not in flows), flow)
 
 
 def resolve_policies(
     declared: Any, settings: Settings
 ) -> tuple[list[PolicyEngine], tuple[PlanPolicy, ...], tuple[StepPolicy, ...]]:
-    """Return engines, policies about plans and about steps: a program's, then the settings'.
+    """Return the policy engines, plan policies, and step policies of the option and the settings.
 
     Raises:
-        ConfigurationError: Something is no policy, or rules share a name.
+        ConfigurationError: An object is not a policy, or two rules have the same name.
     """
     policies = [*declared] if isinstance(declared, (list, tuple)) else [declared]
     policies += build_configured(settings.policies, "policies", "policy")
@@ -343,32 +350,32 @@ def resolve_policies(
 
     engines = [policy for policy in policies if isinstance(policy, PolicyEngine)]
     names = [rule.name for engine in engines for rule in engine.rules]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    if duplicates := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigurationError(
-            f"Rules of two policy engines are called {', '.join(twice)}.",
-            fix="Give each rule a name of its own.",
+            f"Duplicate policy rule names: {', '.join(duplicates)}.",
+            fix="give each rule a unique name.",
         )
-    others = [policy for policy in policies if policy not in engines]
-    for policy in others:
-        asks = [name for name in ("review", "decide") if callable(getattr(policy, name, None))]
-        if isinstance(policy, type) or not asks:
+    other_policies = [policy for policy in policies if policy not in engines]
+    for policy in other_policies:
+        methods = [name for name in ("review", "decide") if callable(getattr(policy, name, None))]
+        if isinstance(policy, type) or not methods:
             raise ConfigurationError(
-                f"{policy!r} among the policies is no policy.",
-                fix="Give a PolicyEngine, or an object with 'async review(plan, view)' or 'async"
+                f"Invalid policy {policy!r}: it has neither 'review' nor 'decide'.",
+                fix="pass a PolicyEngine, or an object with 'async review(plan, view)' or 'async"
                 " decide(step, view)'.",
             )
     return (
         engines,
-        tuple(policy for policy in others if callable(getattr(policy, "review", None))),
-        tuple(policy for policy in others if callable(getattr(policy, "decide", None))),
+        tuple(policy for policy in other_policies if callable(getattr(policy, "review", None))),
+        tuple(policy for policy in other_policies if callable(getattr(policy, "decide", None))),
     )
 
 
 def unbound_services(spec: CapabilitySpec) -> Services:
-    """Return what a capability runs with that nobody bound: default limits, the run's own saver.
+    """Return services with default limits for a capability that is not bound.
 
     Raises:
-        ConfigurationError: It declares what nobody would keep here.
+        ConfigurationError: The capability declares a guarantee that requires ``bind``.
     """
     promised = [
         name
@@ -381,9 +388,8 @@ def unbound_services(spec: CapabilitySpec) -> Services:
     ]
     if promised:
         raise ConfigurationError(
-            f"The node of {spec.name!r} is not bound, and nothing would keep its"
-            f" {' and '.join(promised)}.",
-            fix=f"services = bind([{spec.cls.__name__}]); use services.node({spec.cls.__name__}).",
+            f"The node of {spec.name!r} is not bound: {' and '.join(promised)} requires services.",
+            fix=f"use bind([{spec.cls.__name__}]).node({spec.cls.__name__}).",
         )
     cls: Any = spec.cls
     return _unbound(cls)
@@ -395,5 +401,5 @@ def _unbound(cls: Any) -> Services:
 
     registry = Registry(infrastructure=())
     registry.register(cls)
-    # No operator decided this: what it runs inside goes by the services around.
+    # These are not the services of an operator, so nested members use the enclosing ones.
     return replace(bind(registry, settings=Settings(infrastructure=[])), rebind=None)

@@ -1,4 +1,4 @@
-"""Names of plans; and plans that a caller brings: told from last turn's, refused when they are none."""
+"""Digests of plans, and checks of plans that a caller sends."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from capgraph.pipeline.effect_ledger import compute_digest
 
 
 class AcceptedDigest(str):
-    """The digest of a plan that went through the gate; a node of one's own cannot make one by name.
+    """Digest of an accepted plan, which a custom node cannot forge.
 
-    It says for the length of one update who wrote it, and of which plan it is; the state holds
-    plain text.
+    Within one update, the type proves that the plan was accepted. The state stores plain text.
     """
 
     __slots__ = ("plan",)
@@ -24,13 +23,13 @@ class AcceptedDigest(str):
     @classmethod
     def of(cls, plan: Any) -> AcceptedDigest:
         """Return the digest of a plan."""
-        made = cls(plan_digest(plan))
-        made.plan = plan
-        return made
+        digest = cls(plan_digest(plan))
+        digest.plan = plan
+        return digest
 
 
 def is_accepted(state: Mapping[str, Any]) -> bool:
-    """Tell whether the plan of a state is the one that went through the gate last."""
+    """Return whether the plan in a state is the one that was accepted last."""
     plan, accepted = state["planning_execution_plan"], state.get("planning_accepted")
     if isinstance(accepted, AcceptedDigest) and accepted.plan is plan:
         return True
@@ -38,21 +37,21 @@ def is_accepted(state: Mapping[str, Any]) -> bool:
 
 
 def plan_digest(plan: Any) -> str:
-    """Return a short name for what a plan says, of whatever form; equal plans have the same.
+    """Return a short digest of a plan in any form; equal plans have equal digests.
 
     >>> plan_digest({"steps": [{"context_key": "a"}]}) == plan_digest({"steps": []})
     False
     """
-    known = plan if isinstance(plan, Mapping) else {"steps": plan}
-    steps, bounds = known.get("steps"), plan_limits(known)
+    fields = plan if isinstance(plan, Mapping) else {"steps": plan}
+    steps, bounds = fields.get("steps"), plan_limits(fields)
     return compute_digest([steps, bounds] if bounds else steps)
 
 
 def caller_plan_id(plan: Any, last_turn: Mapping[str, Any]) -> str | None:
-    """Return what names a plan that the caller brought; ``None`` for one that was left over.
+    """Return the ID of the caller's plan; ``None`` for a plan of an earlier turn.
 
     Args:
-        plan: What the state holds.
+        plan: Plan in the state.
         last_turn: ``control_turn`` of the last turn.
     """
     stamp = plan.get("stamp") if isinstance(plan, Mapping) else None
@@ -63,20 +62,20 @@ def caller_plan_id(plan: Any, last_turn: Mapping[str, Any]) -> str | None:
 
 
 def check_plan_form(plan: Any) -> ExecutionPlan:
-    """Return a brought plan that has at least the form of one.
+    """Return the caller's plan after checking that it is a list of steps.
 
     Raises:
-        PlanError: It is not even a list of steps.
+        PlanError: It is not.
     """
     fields = ExecutionPlan.__annotations__
     if isinstance(plan, Mapping) and "steps" not in plan:
         for name in map(str, plan):
-            if name not in fields and (near := correct_spelling(name, fields)) is not None:
-                raise PlanError(f"{name!r} is not a field of a plan.", fix=f"Write {near!r}.")
+            if name not in fields and (suggestion := correct_spelling(name, fields)) is not None:
+                raise PlanError(f"Unknown plan field {name!r}.", fix=f"use {suggestion!r}.")
     steps = plan.get("steps") if isinstance(plan, Mapping) else None
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
         raise PlanError(
-            f"The plan that was brought is not a list of steps: {steps!r:.100}.",
-            fix='Bring {"steps": [{"context_key": "a", "capability": "..."}, ...]}.',
+            f"Invalid plan: expected a list of steps, not {steps!r:.100}.",
+            fix='send {"steps": [{"context_key": "a", "capability": "..."}, ...]}.',
         )
     return cast("ExecutionPlan", plan)

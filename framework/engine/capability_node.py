@@ -1,8 +1,7 @@
-"""A capability as a node: of a graph of one's own, by ``Command(goto=...)``, or in a unit test.
+"""Execution of a capability as a node: in a custom graph, after a ``goto``, or in a unit test.
 
-It passes the same stages as in a plan. What a plan's router does around a step, the node does
-itself: it tries again, asks a person by a LangGraph task that does nothing else, and writes down
-what the step left behind.
+The step passes the same stages as in a plan. The node also does the work of the router: it asks a
+person in a separate LangGraph task, and writes the step's record to the state.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ from capgraph.telemetry.budget_callback import BUDGET_CALLBACK, charge_to
 from capgraph.telemetry.usage_callback import USAGE_CALLBACK, count_model_calls
 
 _JUMP_FACTOR = 2
-"""How many steps beside its plan a turn may try as often as the settings allow."""
+"""Factor of ``limits.max_attempts`` for steps outside the plan in a turn."""
 
 
 async def run_capability_node(
@@ -77,33 +76,33 @@ async def run_capability_node(
     parameters: ParametersOfState | None = None,
     **_: Any,
 ) -> dict[str, Any]:
-    """Run the plan's current step with one capability, or the capability by itself.
+    """Run the plan's current step with a capability, or the capability without a plan.
 
     Args:
-        spec: What the capability declares.
-        state: The graph's state.
-        services: What ``bind`` or ``build_graph`` decided; without, what the run around it goes by,
-            and where none knows the capability, default limits.
-        parameters: Where the state holds the parameters; without, a plan in it has them.
+        spec: Declaration of the capability.
+        state: State of the graph.
+        services: Services of ``bind`` or ``build_graph``. By default, the services of the enclosing
+            run, or default limits if the enclosing services do not know the capability.
+        parameters: State keys of the parameters. By default, a plan in the state supplies them.
 
     Returns:
-        State updates: the capability's own, and the bookkeeping of the step.
+        State updates: those of the capability, and the record of the step.
 
     Raises:
-        ConfigurationError: The capability needs what only bound services give.
-        InfrastructureError: The graph's state has no place for the result.
+        ConfigurationError: The capability declares a guarantee that requires ``bind``.
+        InfrastructureError: The graph's state has no key for the result.
     """
     in_run = current_runtime() is not None
     bound = services or find_services(spec) or unbound_services(spec)
-    view, behind = await _read_turn(bound, state) if in_run else (bound.view(state), 0)
-    attempt = _make_attempt(spec, view, behind, uses_plan=parameters is None)
+    view, earlier_steps = await _read_turn(bound, state) if in_run else (bound.view(state), 0)
+    attempt = _make_attempt(spec, view, earlier_steps, uses_plan=parameters is None)
     is_planned = bool(attempt.step)
     if parameters is not None:
         values = await _read_parameters(spec, parameters, state)
         attempt = replace(attempt, step=PlannedStep(parameters=values))
     elif in_run and not (is_planned or view.has_turn):
         _check_parameter_sources(spec)
-    # Without turns nothing would ever begin a new budget: then it is that of this visit.
+    # Without turns, the budget applies to this visit of the node.
     budget = TurnBudget.from_plain(view.budget if view.has_turn else {})
 
     async def run(attempt: Attempt, failures: int = 0) -> StepRecord:
@@ -113,8 +112,8 @@ async def run_capability_node(
             bound,
             budget,
             is_planned=is_planned,
-            apart=in_run and not view.has_turn and not is_planned,
-            reading=ResultOptions(
+            is_standalone=in_run and not view.has_turn and not is_planned,
+            result_options=ResultOptions(
                 running_graph_channels() if in_run else None, keeps_dictionary=not in_run
             ),
             failures=failures,
@@ -149,44 +148,47 @@ async def run_standalone_step(
     work: Any = None,
     can_ask: bool = True,
 ) -> StepRecord:
-    """Run a capability for somebody who keeps neither plan nor state: a tool call, a task.
+    """Run a capability without a plan or a state, for example for a tool call.
 
-    It passes the same stages as in a plan; inside a LangGraph task a person is asked there, and
-    the task is what tells equal requests apart.
+    The step passes the same stages as in a plan. In a LangGraph task, a person can be asked, and
+    the task distinguishes equal requests.
 
     Args:
-        spec: What the capability declares.
-        step: What is asked for: objective, parameters, inputs.
-        contexts: Context type to key to plain data, for the inputs.
-        services: What ``bind`` or ``build_graph`` decided; without, what the run around it goes by,
-            and where none knows the capability, default limits.
-        labels: Of what whoever asks has heard, with their sources.
-        state: State of the graph that asks, which injected arguments read.
-        raw_errors: Whether a failure is raised as it is.
-        work: The caller's own work, which the capability's body only runs.
-        can_ask: Whether a person can be asked here; synchronous code cannot suspend the run.
+        spec: Declaration of the capability.
+        step: Objective, parameters, and inputs of the step.
+        contexts: Plain data of the inputs, by context type and key.
+        services: Services of ``bind`` or ``build_graph``. By default, the services of the enclosing
+            run, or default limits if the enclosing services do not know the capability.
+        labels: Labels of the data that the caller has read, with their sources.
+        state: State of the calling graph, for injected arguments.
+        raw_errors: True to raise a failure unchanged.
+        work: Work of the caller that the capability's body runs.
+        can_ask: True if a person can be asked. Synchronous code cannot suspend the run.
 
     Returns:
-        What it left behind, a failure included.
+        The record of the step, also for a failure.
     """
     bound = services or find_services(spec) or unbound_services(spec)
     view = bound.view({**(state or {}), "capability_context_data": contexts or {}})
     key = "_".join((spec.name, *_request_key_parts(spec.name)))
-    asked: PlannedStep = {"context_key": key, "capability": spec.name, **step}
-    attempt = view.create_attempt(spec.name, asked, key=key, total=1)
-    # A capability that asks for others in its body waits for these, and they not for it.
-    place = (asyncio.get_running_loop(), id(enclosing_execution()))
-    beside = get_node_run_value(place, ConcurrentRequests)
+    planned_step: PlannedStep = {"context_key": key, "capability": spec.name, **step}
+    attempt = view.create_attempt(spec.name, planned_step, key=key, total=1)
+    # A capability waits for its nested requests, and they must not wait for it.
+    request_scope = (asyncio.get_running_loop(), id(enclosing_execution()))
+    concurrent = get_node_run_value(request_scope, ConcurrentRequests)
     budget = TurnBudget()
-    reading = ResultOptions(frozenset(), raw_errors=raw_errors)
-    about: Any = {"apart": current_runtime() is not None, "reading": reading}
-    about |= {"labels": labels or {}, "work": work}
-    async with beside.request() if beside else single_request() as asking:
-        about["asking"] = asking if can_ask else partial(_raise_cannot_ask, spec.name)
-        run = partial(_run_until_answered, attempt, view, bound, budget, **about)
+    result_options = ResultOptions(frozenset(), raw_errors=raw_errors)
+    options: Any = {
+        "is_standalone": current_runtime() is not None,
+        "result_options": result_options,
+    }
+    options |= {"labels": labels or {}, "work": work}
+    async with concurrent.request() if concurrent else single_request() as ask_scope:
+        options["ask_scope"] = ask_scope if can_ask else partial(_raise_cannot_ask, spec.name)
+        run = partial(_run_until_answered, attempt, view, bound, budget, **options)
         async with _node_scope(view, bound, budget):
-            again = lambda failures: run(failures=failures)  # noqa: E731
-            record, stopped = await _run_with_policies(again, view, bound, budget)
+            run_again = lambda failures: run(failures=failures)  # noqa: E731
+            record, stopped = await _run_with_policies(run_again, view, bound, budget)
     if stopped is None:
         return record
     return replace(record, error=stopped, updates=stop_update(StoppedError(stopped.message)))
@@ -194,19 +196,21 @@ async def run_standalone_step(
 
 @asynccontextmanager
 async def member_scope(services: Services | None, name: str) -> AsyncIterator[None]:
-    """Run a member of a team, a workflow, or an agent in the block, under these services.
+    """Run a team member, a workflow, or an agent in the block with the given services.
 
     Args:
-        services: Those of the whole; without any, those around it apply.
-        name: Names the member within the run, the same after a restart.
+        services: Services of the team; by default, the enclosing ones apply.
+        name: Name of the member within the run, which stays the same after a restart.
     """
-    if services is None or any(known is services for known in enclosing_services()):
+    if services is None or any(enclosing is services for enclosing in enclosing_services()):
         yield
         return
     async with _node_scope(services.view({}), services, TurnBudget()):
         spending = current_spending()
-        held = spending is None or spending.current_reservations()
-        async with nullcontext() if held or spending is None else spending.reserve_for(name):
+        has_reservation = spending is None or spending.current_reservations()
+        async with (
+            nullcontext() if has_reservation or spending is None else spending.reserve_for(name)
+        ):
             yield
 
 
@@ -216,30 +220,30 @@ async def _run_with_policies(
     services: Services,
     budget: TurnBudget,
 ) -> tuple[StepRecord, Failure | None]:
-    """Run a step; where no router does it, have the rules of the operator act about it."""
-    began = services.clock.now()
+    """Run a step; without a router, apply the operator's policy rules to it."""
+    started_at = services.clock.now()
     record = await run(0)
     if not services.policy_engines or view.has_turn:
         return record, None
-    from capgraph.engine.policy_actions import govern_node  # of no use without rules
+    from capgraph.engine.policy_actions import govern_node  # only needed with rules
 
-    return await govern_node(record, view, services, budget, began, run)
+    return await govern_node(record, view, services, budget, started_at, run)
 
 
 @asynccontextmanager
 async def _node_scope(
     view: TurnView, services: Services, budget: TurnBudget
 ) -> AsyncIterator[None]:
-    """Say what holds inside a node: in a graph of one's own nobody has, so far."""
+    """Set up the run context of a node; in a custom graph nothing else does."""
     in_run = current_runtime() is not None
-    inside = run_scope(
+    scope = run_scope(
         services, get_config() if in_run else {}, has_subscriber=None if in_run else False
     )
     try:
-        # What an agent or a team does inside its own visit is paid by that one's account.
+        # The budget of an agent or team also covers its members.
         outer = current_spending()
         nested = outer is not None and outer.belongs_to(services.budget_policy)
-        told = (
+        callbacks = (
             (USAGE_CALLBACK, BUDGET_CALLBACK)
             if services.budget_policy.budgets
             else (USAGE_CALLBACK,)
@@ -247,98 +251,100 @@ async def _node_scope(
         calls = count_model_calls(budget, services.limits.max_model_calls)
         view.default_owner = await _billing_caller(view, services)
         run = "" if nested else await _run_id(view, services)
-        with inside, calls, add_callbacks(*told), billed_to(view.default_owner):  # noqa: SIM117
+        with scope, calls, add_callbacks(*callbacks), billed_to(view.default_owner):  # noqa: SIM117
             with charge_to(
                 None if nested else services.spending(view, run_id=run)
-            ):  # for whom is known
+            ):  # the owner is known
                 yield
     finally:
-        await end_run(inside)
+        await end_run(scope)
 
 
 async def _billing_caller(view: TurnView, services: Services) -> Caller:
-    """Return whose turn it is; of a graph of one's own, who began the run that is gone on with."""
-    known = view.owner
-    began = await _find_run_start(services, per_user=True) if known is None else None
-    if known is not None or began is None:
-        return known or view.caller
-    # What a server made sure of stands beside what a caller may say.
-    told: Mapping[str, Any] = began.metadata
+    """Return the caller who started the turn, or the resumed run of a custom graph."""
+    owner = view.owner
+    start = await _find_run_start(services, per_user=True) if owner is None else None
+    if owner is not None or start is None:
+        return owner or view.caller
+    # The metadata contains the authenticated user as well as keys that a caller may set.
+    metadata: Mapping[str, Any] = start.metadata
     caller = view.caller
     if caller.authenticated:
-        return replace(caller, user_id=told.get("langgraph_auth_user_id") or caller.user_id)
-    return Caller(told.get("user_id"), tenant=told.get("tenant"))
+        return replace(caller, user_id=metadata.get("langgraph_auth_user_id") or caller.user_id)
+    return Caller(metadata.get("user_id"), tenant=metadata.get("tenant"))
 
 
 async def _run_id(view: TurnView, services: Services) -> str:
-    """Name the run whose visits are one turn for budgets, where nothing else opened one."""
-    began = None if view.turn_id else await _find_run_start(services, per_user=False)
-    return "" if began is None else began.checkpoint_id
+    """Return the ID of the run whose visits share a budget, if no turn has started."""
+    start = None if view.turn_id else await _find_run_start(services, per_user=False)
+    return "" if start is None else start.checkpoint_id
 
 
 async def _find_run_start(services: Services, *, per_user: bool) -> RunStart | None:
-    """Return with what the run began that goes on, where budgets count by people, or by turns."""
-    counted = {"user", "tenant"} if per_user else {"turn"}
-    with suppress(PersistenceError):  # nothing keeps it before it ends: each visit is one
+    """Return the start of the run, if budgets count per user or per turn; otherwise ``None``."""
+    counted_by = {"user", "tenant"} if per_user else {"turn"}
+    with suppress(PersistenceError):  # without checkpoints, each visit is a run
         if per_user and is_resuming():
             return await services.journal().run_start(services.run_starts, is_resumed=True)
-        apart = per_user and services.runner.has_per_user_limits
-        if apart or counted.intersection(budget.per for budget in services.budget_policy.budgets):
+        needs_start = per_user and services.runner.has_per_user_limits
+        if needs_start or counted_by.intersection(
+            budget.per for budget in services.budget_policy.budgets
+        ):
             return await services.journal().run_start(services.run_starts)
     return None
 
 
 async def _read_turn(services: Services, state: Mapping[str, Any]) -> tuple[TurnView, int]:
-    """Return the reading of the turn, and how many steps earlier runs of the thread went.
+    """Return the view of the turn, and the number of steps of earlier runs.
 
-    A graph of one's own keeps no turns. A plan that its run was given opens one, and where the
-    caller did not say at which step it begins, it begins at its first.
+    A custom graph has no turns. A plan in the input of the run starts one; it begins at its first
+    step unless the caller names another.
     """
     view = services.view(state)
     if (
         view.has_turn
         or not view.steps
-        or (began := await services.journal().starting_checkpoint()) is None
+        or (start := await services.journal().starting_checkpoint()) is None
     ):
         return view, 0
-    given = run_input(began) or {}
-    if "planning_execution_plan" not in given:
+    run_values = run_input(start) or {}
+    if "planning_execution_plan" not in run_values:
         return view, 0
-    here = began.config["configurable"]
-    behind = plain_values(began).get("planning_current_step_index") or 0
-    own = TurnView(
+    configurable = start.config["configurable"]
+    earlier_steps = plain_values(start).get("planning_current_step_index") or 0
+    turn_view = TurnView(
         state,
         thread_id=view.thread_id,
         caller=view.caller,
         sender=view.sender,
-        opener_id=here["checkpoint_id"],
+        opener_id=configurable["checkpoint_id"],
     )
-    return own, 0 if "planning_current_step_index" in given else behind
+    return turn_view, 0 if "planning_current_step_index" in run_values else earlier_steps
 
 
 def _check_parameter_sources(spec: CapabilitySpec) -> None:
     if needed := required_parameters(spec.parameters):
-        shown = ", ".join(f'"{name}": "<state key>"' for name in needed)
+        example = ", ".join(f'"{name}": "<state key>"' for name in needed)
         raise ConfigurationError(
-            f"The node of {spec.name!r} needs the parameters {', '.join(needed)}, and no plan in the"
-            " state has a step for it.",
-            fix=f"Write services.node({spec.cls.__name__}, parameters={{{shown}}}).",
+            f"The node of {spec.name!r} has no values for its parameters {', '.join(needed)}: the"
+            " state contains no plan with a step for it.",
+            fix=f"use services.node({spec.cls.__name__}, parameters={{{example}}}).",
         )
 
 
 async def _read_parameters(
     spec: CapabilitySpec, parameters: ParametersOfState, state: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the parameters of a step that a graph of one's own keeps in its state."""
+    """Return the parameters of a step from the state of a custom graph."""
     if not callable(parameters):
         return {name: state[key] for name, key in parameters.items() if key in state}
-    found = await maybe_await(parameters(state))
-    if not matches_annotation(found, Mapping[str, Any]):
+    values = await maybe_await(parameters(state))
+    if not matches_annotation(values, Mapping[str, Any]):
         raise InfrastructureError(
-            f"The function given as parameters of {spec.name!r} returned {found!r:.80}.",
-            fix="Return values by parameter name.",
+            f"Invalid parameters of {spec.name!r}: the function returned {values!r:.80}.",
+            fix="return a mapping of parameter names to values.",
         )
-    return dict(found)
+    return dict(values)
 
 
 def _make_attempt(
@@ -356,19 +362,19 @@ def _make_attempt(
 
 
 def _request_key_parts(name: str) -> list[str]:
-    """Tell requests for one capability apart.
+    """Return the key parts that distinguish requests for one capability.
 
-    By the node's name, the number in a ``Send`` wave, and the number in the body that asks: of
-    another capability, or of a node of one's own.
+    The parts are the name of the node, the index in a ``Send`` fan-out, and the number of the
+    request in the body of the enclosing capability or node.
     """
     try:
-        known: Mapping[str, Any] = get_config().get("metadata") or {}
+        metadata: Mapping[str, Any] = get_config().get("metadata") or {}
     except RuntimeError:
         return []
-    node = str(known.get("langgraph_node") or name)
-    numbers = [str(part) for part in known.get("langgraph_path") or () if type(part) is int]
+    node = str(metadata.get("langgraph_node") or name)
+    numbers = [str(part) for part in metadata.get("langgraph_path") or () if type(part) is int]
     if (outer := enclosing_execution()) is not None:
-        times = count_nested_request(outer, str(known.get("langgraph_checkpoint_ns")), name)
+        times = count_nested_request(outer, str(metadata.get("langgraph_checkpoint_ns")), name)
     else:
         runtime = current_runtime()
         info = runtime.execution_info if runtime is not None else None
@@ -384,30 +390,30 @@ async def _run_until_answered(
     budget: TurnBudget,
     *,
     is_planned: bool = True,
-    apart: bool,
-    reading: ResultOptions,
+    is_standalone: bool,
+    result_options: ResultOptions,
     failures: int = 0,
     labels: Mapping[str, str] | None = None,
     work: Any = None,
-    asking: AskScope = nullcontext,
+    ask_scope: AskScope = nullcontext,
 ) -> StepRecord:
-    """Run the step; ask a person whatever it needs to know, as often as it asks.
+    """Run the step, and ask a person each time it requires an answer.
 
-    A plan tells equal steps apart; without one (``apart``) it is LangGraph's task that is one
+    A plan distinguishes equal steps. Without a plan (``is_standalone``), each LangGraph task is one
     request.
     """
     runtime = current_runtime()
-    if apart and services.registry.capabilities[attempt.capability].effect != "none":
+    if is_standalone and services.registry.capabilities[attempt.capability].effect != "none":
         await _check_new_message(services.journal())
-    ledger = services.ledger(view, visit_id=runtime.execution_info.task_id if apart else "")
+    ledger = services.ledger(view, visit_id=runtime.execution_info.task_id if is_standalone else "")
     if not view.has_turn and services.requires_other_approver:
-        began = await services.journal().starting_checkpoint()
-        run = began.config["configurable"]["checkpoint_id"] if began is not None else "run"
+        start = await services.journal().starting_checkpoint()
+        run = start.config["configurable"]["checkpoint_id"] if start is not None else "run"
         await ledger.approvals.record_requester(view.caller, run)
-    # The turn's bound is made of what its plan can need; a jump beside the plan has its own.
-    beside = not (is_planned or services.limits.max_turn_attempts)
+    # The attempts of the turn are limited by its plan. A step outside the plan has its own limit.
+    is_outside_plan = not (is_planned or services.limits.max_turn_attempts)
     bound = _JUMP_FACTOR * services.limits.max_attempts if budget.allowed_attempts else 0
-    tries = TurnBudget(attempts=budget.jumps, allowed_attempts=bound) if beside else budget
+    tries = TurnBudget(attempts=budget.jumps, allowed_attempts=bound) if is_outside_plan else budget
     door = AttemptContext(
         view=view,
         ledger=ledger,
@@ -415,23 +421,23 @@ async def _run_until_answered(
         failures=view.failed_attempts.get(attempt.key, 0)
         if is_planned and view.has_turn
         else failures,
-        result_options=reading,
+        result_options=result_options,
         budget=tries,
         labels=labels or {},
         work=work,
     )
     while True:
         result = await services.runner.run(attempt, door)
-        if beside:
+        if is_outside_plan:
             budget.jumps = tries.attempts
         if isinstance(result, StepRecord):
             return result
         if result is None:
             raise InfrastructureError(
-                f"The step {attempt.key!r} was put off, and no router is there to take it up.",
-                fix="Run the graph again; it goes on with this node.",
+                f"Step {attempt.key!r} was interrupted by a shutdown, and no router can resume it.",
+                fix="run the graph again; it continues with this node.",
             )
-        async with asking():
+        async with ask_scope():
             answer, by = await _ask(result, attempt, view, services)
         if answer.decision in {"reject", "respond"}:
             return _rejected_record(attempt, answer)
@@ -442,35 +448,36 @@ async def _run_until_answered(
 
 
 async def _check_new_message(journal: Journal) -> None:
-    """Act once for one message: a graph of one's own has nobody else who would remember it.
+    """Check that the last message of a custom graph's run is new, since no turn tracks it.
 
     Raises:
-        ValidationError: The message that this run was given has had a run before.
+        ValidationError: An earlier run has processed the message.
     """
-    if journal.namespace or (began := await journal.starting_checkpoint()) is None:
-        return  # inside another graph its task says what is new
-    given = (run_input(began) or {}).get("messages") or []
-    messages = convert_to_messages(given if isinstance(given, list) else [given])
-    said = next((m for m in reversed(messages) if m.type == "human"), None)
-    if said is None or said.id is None:
+    if journal.namespace or (start := await journal.starting_checkpoint()) is None:
+        return  # the task of a nested graph identifies the request
+    message_input = (run_input(start) or {}).get("messages") or []
+    messages = convert_to_messages(
+        message_input if isinstance(message_input, list) else [message_input]
+    )
+    message = next((m for m in reversed(messages) if m.type == "human"), None)
+    if message is None or message.id is None:
         return
-    name = f"begun/{compute_digest([said.id, said.content])}"
-    run = began.config["configurable"]["checkpoint_id"]
-    known = await journal.read(name)
-    if known.get("run", run) != run:
+    name = f"begun/{compute_digest([message.id, message.content])}"
+    run = start.config["configurable"]["checkpoint_id"]
+    record = await journal.read(name)
+    if record.get("run", run) != run:
         raise ValidationError(
-            "There is nothing new: the last message has had its run.",
-            fix="Send a new message, or None to go on with an unfinished run.",
+            "The input has no new message: an earlier run has processed the last one.",
+            fix="send a new message, or None to continue an unfinished run.",
         )
-    if not known:
+    if not record:
         await journal.write(name, {"run": run})
 
 
 def _raise_cannot_ask(name: str) -> NoReturn:
     raise ConfigurationError(
-        f"A person has to decide about {name!r}, and it was called synchronously, where nothing"
-        " can wait for the answer.",
-        fix="Run the graph with ainvoke or astream, and call the tool with ainvoke.",
+        f"{name!r} requires a person's decision: synchronous code cannot wait for the answer.",
+        fix="run the graph with ainvoke or astream, and call the tool with ainvoke.",
     )
 
 
@@ -479,30 +486,32 @@ async def _ask(
 ) -> tuple[ApprovalDecision, Caller]:
     if not services.journal().is_durable:
         raise ConfigurationError(
-            f"A person has to decide about {attempt.capability!r}, and nothing would keep the"
-            " question until then.",
-            fix="Compile the graph with a checkpointer.",
+            f"{attempt.capability!r} requires a person's decision: the graph has no checkpointer to"
+            " store the request.",
+            fix="compile the graph with a checkpointer.",
         )
-    asked = question.to_state()
+    request = question.to_state()
     store = getattr(current_runtime(), "store", None)
     rules = await load_active_rules(store, services.clock.now())
-    if rules.find_rule(asked, view):
+    if rules.find_rule(request, view):
         return ApprovalDecision(decision="approve"), Caller()
     step = {**attempt.step, "context_key": attempt.key, "capability": attempt.capability}
-    shown = build_request({}, [request_entry(step, asked, view.contexts, services.registry)])
+    question_payload = build_request(
+        {}, [request_entry(step, request, view.contexts, services.registry)]
+    )
     if rules.problem:
-        shown["note"] = rules.problem
-    read = answer_reader(shown, view, services, store)
-    answers, by = await ask_in_task(shown, read)
-    await save_standing_rules(answers, shown, view, store)
+        question_payload["note"] = rules.problem
+    read = answer_reader(question_payload, view, services, store)
+    answers, by = await ask_in_task(question_payload, read)
+    await save_standing_rules(answers, question_payload, view, store)
     return answers[attempt.key], by
 
 
 def _rejected_record(attempt: Attempt, answer: ApprovalDecision) -> StepRecord:
-    said = answer.reason or answer.message or "no reason was given"
+    reason = answer.reason or answer.message or "no reason was given"
     failure = Failure(
         severity=ErrorSeverity.CRITICAL,
-        message=f"A person rejected {attempt.capability!r}: {said}.",
+        message=f"A person rejected {attempt.capability!r}: {reason}.",
         metadata={"rejected_by_person": {attempt.key: answer.reason}, "category": "rejected"},
         capability=attempt.capability,
         key=attempt.key,
@@ -518,7 +527,7 @@ def _node_update(record: StepRecord, view: TurnView, *, outside_graph: bool) -> 
     if record.error is None:
         index = view.state.get("planning_current_step_index") or 0
         update |= {"planning_current_step_index": index + 1}
-        # Beside a node that failed, a success must not take the failure back.
+        # A success must not clear the failure of a parallel node.
         if outside_graph or view.failure is not None:
             update |= clear_failure_update()
         return update
@@ -532,10 +541,11 @@ def _node_update(record: StepRecord, view: TurnView, *, outside_graph: bool) -> 
 
 
 def _filter_update(update: dict[str, Any], spec: CapabilitySpec) -> dict[str, Any]:
-    """Leave out bookkeeping that the graph has no place for; a result without one is an error.
+    """Remove bookkeeping keys that the graph's state does not have.
 
     Raises:
-        InfrastructureError: The result, or the failure, would be lost.
+        InfrastructureError: A result would be lost.
+        CapabilityError: A failure would be lost.
     """
     channels = running_graph_channels()
     if channels is None:
@@ -544,19 +554,18 @@ def _filter_update(update: dict[str, Any], spec: CapabilitySpec) -> dict[str, An
         info = update["control_error_info"]
         raise CapabilityError(
             f"{spec.name!r} failed: {info['user_message']}",
-            fix="Give the graph AgentState (or a subclass) as its state, to handle failures there.",
+            fix="use AgentState (or a subclass) as the graph's state to handle failures there.",
         )
-    carried = {
+    result_keys = {
         "capability_context_data",
         "capability_context_labels",
         "messages",
         "planning_execution_plan",
     }
-    lost = sorted(name for name in carried & set(update) if name not in channels)
+    lost = sorted(name for name in result_keys & set(update) if name not in channels)
     if lost:
         raise InfrastructureError(
-            f"{spec.name!r} gave {lost}, and the graph's state has no such key, so it would be"
-            " lost.",
-            fix="Give the graph AgentState (or a subclass) as its state, or declare the key.",
+            f"{spec.name!r} returned {lost}, which the graph's state does not define.",
+            fix="use AgentState (or a subclass) as the graph's state, or declare the key.",
         )
     return {name: value for name, value in update.items() if name in channels}

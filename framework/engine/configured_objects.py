@@ -1,4 +1,4 @@
-"""What settings name: behaviours around everything, a capability or a role's calls; policies, sinks."""
+"""Creation of behaviors, policies, gates, and sinks that the settings name."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ _SOURCES: Mapping[ObjectKind, tuple[str, str]] = {
     "gate": ("capgraph.governance", ""),
     "sink": ("capgraph.telemetry", "Sink"),
 }
-"""Where each of them comes from, and what its name ends with."""
+"""Package and class name suffix of each kind of object."""
 _SHIPPED = {"policy": ("InformationFlow", "PolicyEngine", "QualityGate"), "gate": ("QualityGate",)}
 
 
 def build_configured(items: Any, location: str, kind: ObjectKind = "behaviour") -> Sequence[Any]:
-    """Make the items of a list; nothing is imported for an empty one.
+    """Create the objects of a list; an empty list imports nothing.
 
     Args:
-        items: Objects, which stay as they are, or ``{"use": name, …arguments}`` with the name of a
-            shipped one (``retry``, ``information_flow``), of another class of the same room, or
-            ``"module:Class"``. Arguments may be such descriptions too, or ``{"object":
-            "module:name"}`` for something as it is, such as a function.
-        location: Names the list, such as ``models.planning.behaviors``.
-        kind: What they are.
+        items: Objects, which are kept, or descriptions ``{"use": name, …arguments}``. The name is
+            that of a shipped class (``retry``, ``information_flow``), of another class in the same
+            package, or ``"module:Class"``. Arguments may be descriptions too, or ``{"object":
+            "module:name"}`` for an existing object, such as a function.
+        location: Name of the list for error messages, such as ``models.planning.behaviors``.
+        kind: Kind of the objects.
 
     Raises:
-        ConfigurationError: A name or an argument is unknown, or does not fit; says which.
+        ConfigurationError: A name or an argument is unknown or invalid.
 
     >>> build_configured([{"use": "retry", "max_retries": 2}], "behaviors")
     [RetryBehavior(max_retries=2)]
     """
     return [
-        _build_item(item, f"{location}[{place}]", kind) for place, item in enumerate(items or ())
+        _build_item(item, f"{location}[{index}]", kind) for index, item in enumerate(items or ())
     ]
 
 
@@ -56,10 +56,10 @@ def _build_item(item: Any, location: str, kind: ObjectKind) -> Any:
 
 
 def _build_value(value: Any, location: str, kind: ObjectKind) -> Any:
-    """Make what an item or an argument names: ``rules: [{use: GuardrailRule, …}]``."""
+    """Create the object that an item or an argument describes."""
     if isinstance(value, list):
         return [
-            _build_value(item, f"{location}[{place}]", kind) for place, item in enumerate(value)
+            _build_value(item, f"{location}[{index}]", kind) for index, item in enumerate(value)
         ]
     if not isinstance(value, Mapping) or not ("use" in value or "object" in value):
         return value
@@ -71,13 +71,15 @@ def _build_value(value: Any, location: str, kind: ObjectKind) -> Any:
         for name, item in value.items()
         if name != "use"
     }
-    known = list(inspect.signature(cls).parameters)
+    parameter_names = list(inspect.signature(cls).parameters)
     for name in arguments:
-        if name not in known:
-            near = closest_match(name, known)
+        if name not in parameter_names:
+            suggestion = closest_match(name, parameter_names)
             raise ConfigurationError(
-                f"{location}: {value['use']!r} has no argument {name!r}.",
-                fix=f"Write {near!r}." if near else f"Use one of: {', '.join(known) or 'none'}.",
+                f"Unknown argument {name!r} of {value['use']!r} at {location}.",
+                fix=f"Write {suggestion!r}."
+                if suggestion
+                else f"use one of: {', '.join(parameter_names) or 'none'}.",
             )
     try:
         return cls(**arguments)
@@ -87,28 +89,30 @@ def _build_value(value: Any, location: str, kind: ObjectKind) -> Any:
 
 def _find_class(name: Any, location: str, kind: ObjectKind) -> Any:
     module, suffix = _SOURCES[kind]
-    room = importlib.import_module(module)
-    ending = [n for n in room.__all__ if n.endswith(suffix) and n not in ("BaseBehavior", "Sink")]
-    shipped = {_snake_case(n.removesuffix(suffix)): n for n in _SHIPPED.get(kind, ending)}
-    if name in shipped or name in room.__all__:
-        return getattr(room, shipped.get(name, name))
+    package = importlib.import_module(module)
+    matching = [
+        n for n in package.__all__ if n.endswith(suffix) and n not in ("BaseBehavior", "Sink")
+    ]
+    shipped = {_snake_case(n.removesuffix(suffix)): n for n in _SHIPPED.get(kind, matching)}
+    if name in shipped or name in package.__all__:
+        return getattr(package, shipped.get(name, name))
     if ":" in str(name):
         return import_attribute(name, location)
-    near = closest_match(str(name), shipped) if name else None
-    said = f"there is no {kind} called {name!r}" if name else f"it does not say which {kind} it is"
+    suggestion = closest_match(str(name), shipped) if name else None
+    cause = f"unknown {kind} {name!r}" if name else "'use' is missing"
     raise ConfigurationError(
-        f"{location}: {said}.",
-        fix=f"Write 'use: {near}'."
-        if near
-        else f"Write 'use:' with one of {', '.join(sorted(shipped))}, or 'module:Class'.",
+        f"{location}: {cause}.",
+        fix=f"write 'use: {suggestion}'."
+        if suggestion
+        else f"write 'use:' with one of {', '.join(sorted(shipped))}, or 'module:Class'.",
     )
 
 
 def import_attribute(name: Any, location: str) -> Any:
-    """Return what ``"module:attribute"`` names.
+    """Return the object that ``"module:attribute"`` names.
 
     Raises:
-        ConfigurationError: There is none; says ``location`` it was named.
+        ConfigurationError: It cannot be imported; the message contains ``location``.
     """
     module, _, attribute = str(name).partition(":")
     try:
@@ -124,41 +128,42 @@ def _snake_case(exported: str) -> str:
 
 
 def capability_behaviors(registry: Registry, settings: Settings) -> dict[str, Sequence[Any]]:
-    """Return what the settings put around single capabilities.
+    """Return the behaviors of single capabilities from the settings.
 
     Raises:
-        ConfigurationError: They name one that there is not: what guards it would guard nothing.
+        ConfigurationError: The settings name an unknown capability, whose behaviors would have no
+            effect.
     """
-    found = {}
+    behaviors = {}
     for name, section in settings.capabilities.items():
-        given = section.get("behaviors")
+        items = section.get("behaviors")
         left_out = name in settings.exclude or (settings.include and name not in settings.include)
-        if not given or left_out:
+        if not items or left_out:
             continue
         where = f"capabilities.{name}.behaviors"
         if name not in registry.capabilities:
             raise ConfigurationError(
-                f"{where}: there is no capability called {name!r}.",
+                f"Unknown capability {name!r} at {where}.",
                 fix=suggest_fix(name, candidates=registry.capabilities),
             )
-        found[name] = build_configured(given, where)
-    return found
+        behaviors[name] = build_configured(items, where)
+    return behaviors
 
 
 def model_behaviors(items: Sequence[Any], location: str) -> list[Any]:
-    """Return what stands around the calls of a model's role, LangChain's middlewares included.
+    """Return the behaviors of a model role, LangChain middleware included.
 
     Raises:
-        ConfigurationError: Something cannot stand there.
+        ConfigurationError: A behavior cannot wrap model calls.
     """
     if not items:
         return []
     from capgraph.behaviors.langchain_middleware import adapt_middleware
 
-    found = list(
+    behaviors = list(
         flatten_behaviors(
             adapt_middleware(item, location) for item in build_configured(items, location)
         )
     )
-    check_middleware(found, location, "model")
-    return found
+    check_middleware(behaviors, location, "model")
+    return behaviors

@@ -1,4 +1,4 @@
-"""Ask before an effect that keeps its default parameters where the planner chooses none."""
+"""Policy that asks a person before an effect with default parameters only."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from capgraph.registry import Registry
 
 
 class DefaultParametersPolicy:
-    """Asks before a ``once`` step that the planner left at its default parameters.
+    """Step policy that asks about ``once`` effects whose parameters the planner did not choose.
 
-    Types say which capability is meant, never how much or to whom; the defaults are the author's
-    example, not the person's wish. What needs approval anyhow is shown, or has a rule already.
+    A planner without a model selects a capability by types, which say nothing about amounts or
+    recipients. The defaults are examples of the author. Capabilities that require approval are
+    excluded, because they are shown to a person in any case.
 
     Args:
-        registry: The capabilities.
+        registry: Registered capabilities.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -33,11 +34,17 @@ class DefaultParametersPolicy:
         return bool(self._names)
 
     async def decide(self, step: PlannedStep, view: Any) -> Verdict:
-        """Allow everything but such a step of a plan that the planner wrote."""
+        """Return ``ask`` for such a step of a planner's plan, otherwise ``allow``."""
         if step.get("capability") not in self._names:
             return Verdict("allow")
         author = next((v["author"] for v in reversed(view.state.get("planning_history") or [])), "")
-        planned = [own for own in view.steps if own.get("context_key") == step.get("context_key")]
-        if author != "orchestrator" or any(own.get("parameters") for own in planned):
+        planned = [
+            planned_step
+            for planned_step in view.steps
+            if planned_step.get("context_key") == step.get("context_key")
+        ]
+        if author != "orchestrator" or any(
+            planned_step.get("parameters") for planned_step in planned
+        ):
             return Verdict("allow")
-        return Verdict("ask", ["Nobody chose its parameters; they are all defaults."])
+        return Verdict("ask", ["All parameters are defaults; nobody chose them."])

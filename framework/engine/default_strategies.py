@@ -1,4 +1,4 @@
-"""The strategies that need no model."""
+"""Strategies that need no model."""
 
 from __future__ import annotations
 
@@ -13,45 +13,46 @@ from capgraph.base.plan import ExecutionPlan
 from capgraph.planning.fallbacks import unprovided_types
 from capgraph.planning.person_message import describe_failure
 
-if TYPE_CHECKING:  # a graph that is only built needs no form of what a run asks
+if TYPE_CHECKING:  # only needed when a graph runs
     from capgraph.planning.strategies import AnswerRequest, ExtractedTask, PlanRequest
 
 
 class LastMessageExtractor:
-    """Takes the last message as the task."""
+    """Task extractor that uses the last message."""
 
     async def extract(self, messages: Sequence[AnyMessage]) -> ExtractedTask:
-        """Return the text of the person's last message."""
+        """Return the text of the user's last message."""
         from capgraph.planning.strategies import ExtractedTask, last_request
 
         return ExtractedTask(task=last_request(messages))
 
 
 class ChainPlanner:
-    """Plans by backward chaining over what capabilities need and give."""
+    """Planner that chains backward from the selected capabilities to the available context."""
 
     can_correct = False
     chooses_parameters = False
     reads_results = False
 
     async def plan(self, request: PlanRequest) -> ExecutionPlan:
-        """Chain from the chosen capabilities back to what is stored or given.
+        """Return a plan for the selected capabilities.
 
         Raises:
-            PlanError: Something that is needed cannot be had, or the only way has failed already.
+            PlanError: A required input cannot be provided, or the only possible plan has already
+                failed.
         """
-        from capgraph.planning import StaticCatalog, chain_plan  # not where a model plans
+        from capgraph.planning import StaticCatalog, chain_plan  # not needed with a planning model
 
         if request.look_again:
-            return ExecutionPlan(steps=[])  # the plan goes on as it is
+            return ExecutionPlan(steps=[])  # the plan continues unchanged
         active = [n for n in _available_active(request) if n != request.failed_capability]
-        gone, catalog = (
+        avoided, catalog = (
             {*request.unavailable_capabilities, request.failed_capability},
             request.catalog,
         )
-        if gone != {None}:
-            left = {k: v for k, v in catalog.capabilities.items() if k not in gone}
-            catalog = StaticCatalog(left, catalog.infrastructure, catalog.provided_types)
+        if avoided != {None}:
+            available = {k: v for k, v in catalog.capabilities.items() if k not in avoided}
+            catalog = StaticCatalog(available, catalog.infrastructure, catalog.provided_types)
         if request.failed_capability is None:
             try:
                 return chain_plan(
@@ -59,7 +60,7 @@ class ChainPlanner:
                 )
             except PlanError as exc:
                 raise _with_unavailable(exc, request) from exc
-        # Without a model the only other way is one that avoids what failed.
+        # Without a model, the only alternative is a plan that avoids the failed capability.
         reason = (request.failure or {}).get("user_message") or "it failed"
         try:
             plan = chain_plan(
@@ -67,17 +68,19 @@ class ChainPlanner:
             )
         except PlanError as exc:
             raise PlanError(
-                f"{reason} There is no way around {request.failed_capability!r}: {exc.message}",
+                f"{reason} No plan without {request.failed_capability!r} is possible: {exc.message}",
                 fix=exc.fix,
                 severity=ErrorSeverity.CRITICAL,
                 person_message=describe_failure(request.failure or {}),
             ) from exc
-        lost = set(_outputs(request.previous)) - set(_outputs(plan))
+        missing_outputs = set(_outputs(request.previous)) - set(_outputs(plan))
         if request.failed_capability in _steps_without_output(request.previous):
-            lost = {f"what {request.failed_capability!r} does"}  # what does the same is unknown
-        if lost:
+            missing_outputs = {
+                f"the result of {request.failed_capability!r}"
+            }  # equivalent capabilities are unknown
+        if missing_outputs:
             raise PlanError(
-                f"{reason} Nothing else gives {', '.join(sorted(lost))}.",
+                f"{reason} No other capability provides {', '.join(sorted(missing_outputs))}.",
                 severity=ErrorSeverity.CRITICAL,
                 person_message=describe_failure(request.failure or {}),
             )
@@ -85,18 +88,18 @@ class ChainPlanner:
 
 
 def _available_active(request: PlanRequest) -> list[str]:
-    """Return what was chosen and can be called.
+    """Return the selected capabilities that are available.
 
     Raises:
-        PlanError: Something was chosen that cannot be, and nothing chosen gives the same.
+        PlanError: A selected capability is unavailable, and no other one provides the same.
     """
     specs = request.catalog.capabilities
     names = [name for name in request.active if name not in request.unavailable_capabilities]
     for name, why in request.unavailable_capabilities.items():
         if name in request.active and unprovided_types(name, names, specs, request.available):
             raise PlanError(
-                f"{name!r} is {why}. Nothing else here can take its place.",
-                fix="Ask again then.",
+                f"{name!r} is {why}. No other capability can replace it.",
+                fix="try again then.",
                 severity=ErrorSeverity.CRITICAL,
                 person_message=f"{name!r} is {why}. Please try again then.",
             )
@@ -104,7 +107,7 @@ def _available_active(request: PlanRequest) -> list[str]:
 
 
 def _with_unavailable(problem: PlanError, request: PlanRequest) -> PlanError:
-    """Return the problem of a plan with what is out of reach, which may be why."""
+    """Return a planning error that also lists the unavailable capabilities, a possible cause."""
     if not request.unavailable_capabilities:
         return problem
     away = "; ".join(f"{name!r} is {why}" for name, why in request.unavailable_capabilities.items())
@@ -124,17 +127,17 @@ def _steps_without_output(plan: ExecutionPlan | None) -> list[str]:
 
 
 class SummaryAnswerer:
-    """Answers with each result's own summary."""
+    """Answerer that combines the summaries of the results."""
 
     async def answer(self, request: AnswerRequest) -> str:
-        """Put the answer together and stream it piece by piece."""
+        """Compose the answer and stream it word by word."""
         text = self.compose(request)
         for piece in _pieces(text):
             telemetry.emit(telemetry.AnswerToken(text=piece))
         return text
 
     def compose(self, request: AnswerRequest) -> str:
-        """Return the answer as one text."""
+        """Return the whole answer."""
         if request.purpose == "clarify":
             return request.question or "Please say more precisely what you need."
         if request.purpose == "conversation":
@@ -142,8 +145,10 @@ class SummaryAnswerer:
                 f"Nothing here can do that: {_shorten(request.task)}\n\n"
                 f"This is what I can do:\n{request.abilities or '(no capabilities are registered)'}"
             )
-        said = [result.summary for result in request.results if result.terminal and result.summary]
-        parts = said or [result.summary for result in request.results if result.summary]
+        summaries = [
+            result.summary for result in request.results if result.terminal and result.summary
+        ]
+        parts = summaries or [result.summary for result in request.results if result.summary]
         if request.missing:
             parts.append("Not done: " + " ".join(request.missing))
         return "\n\n".join(parts) or "Done; the steps left nothing to report."

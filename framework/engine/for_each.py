@@ -1,10 +1,10 @@
-"""One step for each element of a list: copies of it, each a LangGraph task inside the step's own.
+"""Execution of a ``for_each`` step: one copy per element, each in a LangGraph task.
 
-The copies are called in the order of the list, so a copy that ended before a restart is found again
-by its place. Only so many are under way at once as can run, however long the list is. What each of
-them gave becomes one list under the step's key; a step that does not get through keeps what its
-copies left, each under a key of its own, and goes on with the others in the next pass. Since what
-LangGraph does for a task grows with the tasks of the superstep, a long list takes several.
+The copies are called in list order, so that a copy that finished before a restart is found by its
+position. The number of concurrent copies is limited. If all copies finish, their results become one
+list under the step's key. Otherwise, the step keeps the results of finished copies under separate
+keys and continues with the others in the next pass. The cost of a LangGraph task grows with the
+number of tasks in the superstep, so a long list takes several supersteps.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from capgraph.planning.references import element_name
 from capgraph.state import TurnView
 
 MOST_AT_ONCE = 1000
-"""Copies of one step in one superstep."""
+"""Maximum number of copies of one step in a superstep."""
 
 _BY_TYPE = ("capability_context_data", "capability_context_labels")
 
 
 def collects_failures(step: PlannedStep) -> bool:
-    """Tell whether the other copies of a step go on when one fails."""
+    """Return whether the other copies of a step continue after one fails."""
     return (step.get("for_each") or {}).get("on_failure") == "collect"
 
 
 class ForEachRun:
-    """The copies of one step in one pass.
+    """Copies of one step in one pass.
 
     Args:
-        attempt: The step.
-        elements: For what it runs.
-        spec: Its capability.
-        view: The turn as it stands; what copies leave is merged into it.
-        call: Calls the LangGraph task of a copy, by the place of its element.
-        merge: Takes up what a copy left.
+        attempt: Attempt of the step.
+        elements: Elements of the list.
+        spec: Declaration of the capability.
+        view: Current state of the turn; results of copies are merged into it.
+        call: Calls the LangGraph task of a copy by the index of its element.
+        merge: Merges the update of a copy into the state.
 
     Attributes:
-        is_stopped: Whether no further copy may begin, because one failed.
-        has_more: Whether further copies, or those that were put off, run in a superstep of their own.
+        is_stopped: True if no further copy may start because one failed.
+        has_more: True if further copies run in another superstep.
     """
 
     def __init__(
@@ -73,22 +73,22 @@ class ForEachRun:
         self._began = asyncio.get_running_loop().time()
 
     def key(self, number: int) -> str:
-        """Return the key of a copy."""
+        """Return the context key of a copy."""
         return element_key(self._attempt.key, number)
 
     def attempt_at(self, number: int) -> Attempt:
-        """Return what is asked for one element."""
+        """Return the attempt for one element."""
         return element_attempt(self._attempt, self._elements, number, self._view)
 
     async def run(self, window: int) -> list[Envelope]:
-        """Run the copies that have not ended yet; return what they left, in order.
+        """Run the unfinished copies and return their envelopes in list order.
 
         Args:
-            window: How many may be under way at once.
+            window: Maximum number of concurrent copies.
 
         Raises:
-            FatalExecutionError: One failed with severity FATAL.
-            GraphBubbleUp: Some interrupted themselves; all others have run.
+            FatalExecutionError: A copy failed with severity FATAL.
+            GraphBubbleUp: A copy interrupted itself; all others have run.
         """
         telemetry.emit(
             telemetry.StepStarted(
@@ -97,15 +97,15 @@ class ForEachRun:
         )
         under_way: set[asyncio.Task[None]] = set()
         try:
-            todo = [n for n in range(len(self._elements)) if self._is_free(n)]
+            unfinished = [n for n in range(len(self._elements)) if self._is_free(n)]
             waiting = sum(
                 plan_key(key) == self._attempt.key for key in self._view.pending_approvals
             )
-            begun = todo[: MOST_AT_ONCE - waiting]
-            for number in begun:
+            started = unfinished[: MOST_AT_ONCE - waiting]
+            for number in started:
                 if len(under_way) >= window:
                     under_way = await _wait_for_first(under_way)
-                # The call comes now, in the order of the list; only waiting for it is put off.
+                # Make the call now to keep the list order, and await it later.
                 task = asyncio.ensure_future(self._watch(number, self._call(number)))
                 under_way.add(task)
             while under_way:
@@ -114,10 +114,10 @@ class ForEachRun:
             for task in under_way:
                 task.cancel()
         if self._signals:
-            raise merge_interrupts([self._signals[place] for place in sorted(self._signals)])
+            raise merge_interrupts([self._signals[index] for index in sorted(self._signals)])
         waiting += sum("question" in envelope for envelope in self._envelopes.values())
-        put_off = len(self._envelopes) < len(begun)
-        self.has_more = put_off or (len(begun) < len(todo) and waiting < MOST_AT_ONCE)
+        put_off = len(self._envelopes) < len(started)
+        self.has_more = put_off or (len(started) < len(unfinished) and waiting < MOST_AT_ONCE)
         return [self._envelopes[number] for number in sorted(self._envelopes)]
 
     async def _watch(self, number: int, call: Awaitable[Envelope | None]) -> None:
@@ -139,12 +139,12 @@ class ForEachRun:
         return not self._record(number) and self.key(number) not in self._view.pending_approvals
 
     def _record(self, number: int) -> Mapping[str, Any] | None:
-        """Return how a copy ended; ``None`` for one that has to run."""
+        """Return the result entry of a finished copy; ``None`` for a copy that has to run."""
         record = self._view.results.get(self.key(number)) or {}
         return record if record.get("success") or record.get("skipped") else None
 
     def record(self) -> StepRecord | None:
-        """Return what the step as a whole left behind; ``None`` while copies have not ended."""
+        """Return the record of the whole step; ``None`` while copies are unfinished."""
         failed = sorted(self._failures, key=lambda n: (not self._failures[n].final, n))
         if failed:
             first = self._failures[failed[0]]
@@ -157,47 +157,49 @@ class ForEachRun:
         if records and not done:
             return self._failed_record(self._no_results_failure(records[0] or {}))
         missing = tuple(self.key(n) for n in range(len(records)) if n not in set(done))
-        found = self._make_record(
+        result = self._make_record(
             success=True,
             contexts=self._collect_contexts(done),
             labels=self._collect_labels(done),
             elements=len(records),
             missing=missing,
         )
-        told = {"duration": found.execution_time, **self._attempt.event_fields()}
-        telemetry.emit(telemetry.StepFinished(outputs=found.outputs, **told))
-        return found
+        fields = {"duration": result.execution_time, **self._attempt.event_fields()}
+        telemetry.emit(telemetry.StepFinished(outputs=result.outputs, **fields))
+        return result
 
     def without_collected_data(self) -> list[Envelope]:
-        """Return what the copies left without what stands in the step's list."""
-        found = []
+        """Return the envelopes of the copies without the data that the step's list contains."""
+        envelopes = []
         for number, envelope in sorted(self._envelopes.items()):
             key, update = self.key(number), dict(envelope["update"])
             for name in _BY_TYPE:
                 kinds = update.pop(name, {}).items()
-                rest = {kind: {k: v for k, v in kept.items() if k != key} for kind, kept in kinds}
-                if rest := {kind: kept for kind, kept in rest.items() if kept}:
-                    update[name] = rest
-            found.append({**envelope, "update": update})
-        return found
+                remaining = {
+                    kind: {k: v for k, v in entries.items() if k != key} for kind, entries in kinds
+                }
+                if remaining := {kind: entries for kind, entries in remaining.items() if entries}:
+                    update[name] = remaining
+            envelopes.append({**envelope, "update": update})
+        return envelopes
 
     def _make_record(self, **found: Any) -> StepRecord:
         spent = asyncio.get_running_loop().time() - self._began
         return StepRecord.from_attempt(self._attempt, execution_time=spent, **found)
 
     def _failed_record(self, error: Failure) -> StepRecord:
-        found = self._make_record(error=error)
-        told = {"duration": found.execution_time, **self._attempt.event_fields()}
+        record = self._make_record(error=error)
+        fields = {"duration": record.execution_time, **self._attempt.event_fields()}
         telemetry.emit(
-            telemetry.StepFailed(severity=error.severity.value, message=error.message, **told)
+            telemetry.StepFailed(severity=error.severity.value, message=error.message, **fields)
         )
-        return found
+        return record
 
     def _no_results_failure(self, record: Mapping[str, Any]) -> Failure:
-        """Say that no element of a list gave anything."""
+        """Return the failure of a step without a result for any element."""
         return Failure(
             ErrorSeverity(record.get("severity", ErrorSeverity.CRITICAL)),
-            f"None of {len(self._elements)} elements gave a result: {record.get('error')}",
+            f"None of {len(self._elements)} elements has a result: {record.get('error')}",
             capability=self._attempt.capability,
             key=self._attempt.key,
         )
@@ -206,7 +208,7 @@ class ForEachRun:
         return self._view.results[self.key(number)].get("outputs") or {}
 
     def _collect_contexts(self, done: list[int]) -> dict[str, dict[str, Any]]:
-        """Put together what the copies gave: one list for each type, in order."""
+        """Return one list per context type with the results of the copies, in list order."""
         contexts = self._view.contexts
         expected = self._attempt.step.get("expected_output")
         kinds = [expected] if expected else self._spec.provides
@@ -217,23 +219,23 @@ class ForEachRun:
         return {kind + LIST_SUFFIX: {self._attempt.key: items} for kind, items in lists.items()}
 
     def _collect_labels(self, done: list[int]) -> dict[str, dict[str, str]]:
-        known = self._view.labels
+        stored_labels = self._view.labels
         found: dict[str, dict[str, str]] = {}
-        for number in done if known else ():
+        for number in done if stored_labels else ():
             for kind, key in self._outputs(number).items():
-                own_labels = known.get(kind, {}).get(key, {})
+                own_labels = stored_labels.get(kind, {}).get(key, {})
                 found.setdefault(kind + LIST_SUFFIX, {}).update(own_labels)
         return {kind: labels for kind, labels in found.items() if labels}
 
 
 def element_attempt(attempt: Attempt, elements: list[Any], number: int, view: TurnView) -> Attempt:
-    """Return what is asked for one element of a step's list.
+    """Return the attempt for one element of a step's list.
 
     Args:
-        attempt: The step.
-        elements: The list.
-        number: Which element, from 0.
-        view: The turn; a person may have changed the parameters of a copy.
+        attempt: Attempt of the step.
+        elements: Elements of the list.
+        number: Index of the element.
+        view: Current state of the turn; a person may have edited the parameters of a copy.
     """
     step, key = attempt.step, element_key(attempt.key, number)
     element = ForEachElement(element_name(step) or "item", elements[number], number, len(elements))
@@ -245,12 +247,12 @@ def element_attempt(attempt: Attempt, elements: list[Any], number: int, view: Tu
 
 
 async def _wait_for_first(under_way: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
-    """Wait until one has ended; return the others.
+    """Wait until one task has finished, and return the others.
 
     Raises:
-        BaseException: What one of them raised.
+        BaseException: Exception of a task.
     """
-    done, rest = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+    done, pending = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
         task.result()
-    return rest
+    return pending

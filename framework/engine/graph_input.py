@@ -1,7 +1,8 @@
-"""The door of a graph: what a caller may send, by name; everything else is refused here.
+"""Validation of the input that a caller passes to a graph.
 
-LangGraph drops unknown input keys and obeys a caller's ``Command(update=…)`` and
-``Command(goto=…)``, so a graph that keeps promises has to look at its input itself.
+LangGraph drops unknown input keys and executes ``Command(update=…)`` and ``Command(goto=…)`` of a
+caller. The graph therefore validates its input itself and refuses everything that a caller may not
+send.
 """
 
 from __future__ import annotations
@@ -49,94 +50,96 @@ SWITCHES = frozenset(
     }
 )
 QUESTION_OWNERS_KEY = "asked"
-"""The record of which step asked which of the questions that are open inside of steps."""
+"""Record key for the step that asked each open question inside steps."""
 _OUTPUT_KEYS = frozenset({"execution_outcome", "execution_step_results", "control_turn"})
 
 
 def validate_input(
     graph_input: Any, config: Mapping[str, Any], services: Services, *, has_saver: bool = False
 ) -> Any:
-    """Return the input as the graph may see it.
+    """Return the validated input of the graph.
 
     Args:
-        graph_input: What the caller sends.
-        config: The run's configuration.
-        services: What the operator of the graph decided.
-        has_saver: Whether a saver keeps the run.
+        graph_input: Input from the caller.
+        config: Configuration of the run.
+        services: Services of the graph.
+        has_saver: True if a saver stores the run.
 
     Raises:
-        ValidationError: It holds what a caller may not send; names it.
+        ValidationError: The input contains something that a caller may not send.
     """
     if names := forged_task_keys(config):
         raise ValidationError(
-            f"A caller's configuration may not hold {', '.join(names)}.",
-            fix='Pass {"configurable": {"thread_id": "…"}}.',
+            f"Invalid configuration keys from a caller: {', '.join(names)}.",
+            fix='pass {"configurable": {"thread_id": "…"}}.',
         )
-    inside = is_task(config)
-    if has_saver and not inside:
+    is_nested = is_task(config)
+    if has_saver and not is_nested:
         require_thread_id(config)
     if graph_input is None:
         return graph_input
     if isinstance(graph_input, Command):
         return _check_command(graph_input)
     if not isinstance(graph_input, Mapping):
-        if inside:
+        if is_nested:
             return graph_input
         raise ValidationError(
-            f"The graph was given {type(graph_input).__name__}, not a dictionary.",
-            fix='Give {"messages": [("user", "…")]}.',
+            f"Invalid graph input {type(graph_input).__name__}: expected a dictionary.",
+            fix='pass {"messages": [("user", "…")]}.',
         )
     schema = services.runner_config.schema
     keys = schema.caller_keys
-    if inside:
-        # The state of an outer graph flows in whole; only these keys are read.
+    if is_nested:
+        # The input is the whole state of an outer graph, of which only these keys are read.
         graph_input = {key: value for key, value in graph_input.items() if key in keys}
     else:
         _check_input_keys(graph_input, schema, services.registry)
-    # What was sent for an earlier turn is not sent for this one.
-    checked = {
+    # Reset the keys that apply to one turn, so that values of an earlier turn are not reused.
+    validated = {
         **{name: schema.keys[name].reset() for name in schema.one_turn_caller_keys},
         **graph_input,
     }
-    if "messages" in checked:
-        _check_messages(checked["messages"])
-    if checked.get("agent_control") is not None:
-        check_switches(checked["agent_control"], services.settings)
-    if checked.get("capability_context_data") is not None:
-        _check_contexts(checked["capability_context_data"], services.registry, is_nested=inside)
-    if checked.get("planning_execution_plan") is not None:
-        checked["planning_execution_plan"] = _stamp_plan(checked["planning_execution_plan"])
-    return checked
+    if "messages" in validated:
+        _check_messages(validated["messages"])
+    if validated.get("agent_control") is not None:
+        check_switches(validated["agent_control"], services.settings)
+    if validated.get("capability_context_data") is not None:
+        _check_contexts(
+            validated["capability_context_data"], services.registry, is_nested=is_nested
+        )
+    if validated.get("planning_execution_plan") is not None:
+        validated["planning_execution_plan"] = _stamp_plan(validated["planning_execution_plan"])
+    return validated
 
 
 def require_thread_id(config: Mapping[str, Any]) -> None:
-    """Make sure that a configuration names a thread.
+    """Check that a configuration has a thread ID.
 
     Raises:
-        ValidationError: It does not.
+        ValidationError: It has none.
     """
     if (config.get("configurable") or {}).get("thread_id") in (None, ""):
         raise ValidationError(
-            "The graph keeps its threads, and no thread is named.",
-            fix='Pass {"configurable": {"thread_id": "…"}} as the configuration.',
+            "thread_id is missing: the graph has a saver.",
+            fix='pass {"configurable": {"thread_id": "…"}} as the configuration.',
         )
 
 
 async def route_resume(
     graph_input: Any, saver: BaseCheckpointSaver[Any], config: RunnableConfig
 ) -> Any:
-    """Return an answer as LangGraph takes it best: by the questions that it is meant for.
+    """Return an answer keyed by interrupt ID, as LangGraph expects it.
 
-    What is sent may name steps that asked, or nothing where one question is open.
+    A caller may key answers by step, or send a single answer if one question is open.
 
     Args:
-        graph_input: What the caller sends; anything but such an answer comes back as it is.
-        saver: Where the thread is.
-        config: The run's configuration.
+        graph_input: Input from the caller; anything except an answer is returned unchanged.
+        saver: Saver of the thread.
+        config: Configuration of the run.
 
     Raises:
-        ValidationError: A step that is named asked several questions, or the saver cannot write
-            what is sent; by that LangGraph would lose the questions that are open.
+        ValidationError: A step has several open questions, or the saver cannot serialize the
+            answer, in which case LangGraph would lose the open questions.
     """
     answers = isinstance(graph_input, Command)
     for name, value in (
@@ -144,33 +147,34 @@ async def route_resume(
     ).items():
         try:
             saver.serde.dumps_typed(value)
-        except Exception as exc:  # of whatever serializer the saver has
-            to_plain(value, name)  # says where
+        except Exception as exc:  # the error depends on the saver's serializer
+            to_plain(value, name)  # raises an error with the path
             raise ValidationError(
-                f"{name} cannot be kept: {exc}.", fix="Send text, numbers, lists and dictionaries."
+                f"{name} is not serializable: {exc}.",
+                fix="send text, numbers, lists, and dictionaries.",
             ) from exc
-    place = config.get("configurable") or {}
-    thread = place.get("thread_id")
+    configurable = config.get("configurable") or {}
+    thread = configurable.get("thread_id")
     if thread is None or not answers or is_resume_by_id(graph_input.resume):
         return graph_input
-    asked = await read_record(saver, str(thread), QUESTION_OWNERS_KEY)
-    found = await saver.aget_tuple(config)
-    again = bool(place.get("checkpoint_id"))
+    owners = await read_record(saver, str(thread), QUESTION_OWNERS_KEY)
+    saved = await saver.aget_tuple(config)
+    is_fork = bool(configurable.get("checkpoint_id"))
     open_ = (
-        open_interrupts(found.pending_writes, include_answered=again) if found is not None else []
+        open_interrupts(saved.pending_writes, include_answered=is_fork) if saved is not None else []
     )
     ids = dict.fromkeys(question.id for question in open_ if not is_wait_interrupt(question.value))
     questions: dict[str, list[str]] = {}
-    shown: dict[str, list[str]] = {}
+    shown_steps: dict[str, list[str]] = {}
     for name, value in {question.id: question.value for question in open_}.items():
-        if key := asked.get(name):
+        if key := owners.get(name):
             questions.setdefault(key, []).append(name)
         for step in (value.get("steps") or ()) if isinstance(value, Mapping) else ():
-            shown.setdefault(str(step["context_key"]), []).append(name)
+            shown_steps.setdefault(str(step["context_key"]), []).append(name)
     keys = graph_input.resume.keys() if isinstance(graph_input.resume, Mapping) else {""}
-    by = questions if keys <= questions.keys() or len(ids) == 1 else shown
-    if not keys <= by.keys():
-        # LangGraph keeps an answer without a name, and gives it to the next question as well.
+    candidates = questions if keys <= questions.keys() or len(ids) == 1 else shown_steps
+    if not keys <= candidates.keys():
+        # LangGraph would also pass an answer without an ID to the next question.
         return (
             replace(graph_input, resume=dict.fromkeys(ids, graph_input.resume))
             if len(ids) == 1
@@ -178,52 +182,52 @@ async def route_resume(
         )
     resume: dict[str, Any] = {}
     for key, answer in graph_input.resume.items():
-        if len(by[key]) > 1:
+        if len(candidates[key]) > 1:
             raise ValidationError(
-                f"The step {key!r} asked {len(by[key])} questions.",
-                fix=f"Answer them by their ids: {', '.join(by[key])}.",
+                f"Step {key!r} has {len(candidates[key])} open questions: the answer is ambiguous.",
+                fix=f"key the answers by interrupt ID: {', '.join(candidates[key])}.",
             )
-        if by is questions:
-            resume[by[key][0]] = answer
-        else:  # inside a step: a question of its own, which may show several
-            resume.setdefault(by[key][0], {})[key] = answer
+        if candidates is questions:
+            resume[candidates[key][0]] = answer
+        else:  # a question inside a step, which may show several steps
+            resume.setdefault(candidates[key][0], {})[key] = answer
     return replace(graph_input, resume=resume)
 
 
 async def find_open_questions(
     graph_input: Any, saver: BaseCheckpointSaver[Any], config: RunnableConfig
 ) -> OpenQuestions | None:
-    """Return the questions that are open on a thread which gets a new message or plan.
+    """Return the open questions of a thread that receives a new message or plan.
 
     Args:
-        graph_input: What the caller sends.
-        saver: Where the thread is.
-        config: The run's configuration.
+        graph_input: Input from the caller.
+        saver: Saver of the thread.
+        config: Configuration of the run.
     """
-    place = config.get("configurable") or {}
-    thread = place.get("thread_id")
-    if thread is None or place.get("checkpoint_id") or not isinstance(graph_input, Mapping):
+    configurable = config.get("configurable") or {}
+    thread = configurable.get("thread_id")
+    if thread is None or configurable.get("checkpoint_id") or not isinstance(graph_input, Mapping):
         return None
-    found = await saver.aget_tuple(config)
-    open_ = open_interrupts(found.pending_writes) if found is not None else []
+    saved = await saver.aget_tuple(config)
+    open_ = open_interrupts(saved.pending_writes) if saved is not None else []
     questions = {
         question.id: question.value for question in open_ if not is_wait_interrupt(question.value)
     }
-    if found is None or not questions:
+    if saved is None or not questions:
         return None
-    asked = await read_record(saver, str(thread), QUESTION_OWNERS_KEY)
-    planned = TurnView(plain_values(found)).steps_by_key
+    owners = await read_record(saver, str(thread), QUESTION_OWNERS_KEY)
+    planned = TurnView(plain_values(saved)).steps_by_key
     steps: dict[str, str | None] = {}
     for name, value in questions.items():
-        shown = value.get("steps") if isinstance(value, Mapping) else None
-        keys = [str(step["context_key"]) for step in shown or ()]
-        keys = keys or ([str(asked[name])] if name in asked else [])
+        shown_steps = value.get("steps") if isinstance(value, Mapping) else None
+        keys = [str(step["context_key"]) for step in shown_steps or ()]
+        keys = keys or ([str(owners[name])] if name in owners else [])
         steps |= {key: (planned.get(key) or {}).get("capability") for key in keys}
     return OpenQuestions([*questions], steps)
 
 
 def refuse_message(questions: OpenQuestions) -> NoReturn:
-    """Refuse a new message, because the operator keeps questions that are open.
+    """Refuse a new message because the settings keep open questions.
 
     Raises:
         ValidationError: Always.
@@ -232,8 +236,8 @@ def refuse_message(questions: OpenQuestions) -> NoReturn:
     steps = questions.steps.items()
     names = ", ".join(f"{key} ({name})" if name else key for key, name in steps)
     raise ValidationError(
-        f"A question of this thread is open{f': {names}' if names else ''}.",
-        fix="Answer it with Command(resume=…); approvals.new_message: drop would drop it.",
+        f"The thread has an open question{f': {names}' if names else ''}.",
+        fix="answer it with Command(resume=…), or set approvals.new_message to 'drop'.",
     )
 
 
@@ -245,101 +249,102 @@ def _check_input_keys(
         return
     if _OUTPUT_KEYS & set(unknown):
         fix = (
-            "This looks like an earlier output. Pass the new message and the thread: the"
-            ' graph keeps the rest itself ({"messages": [("user", "…")]}).'
+            "the input looks like an earlier output. Pass only the new message and the thread ID"
+            ' ({"messages": [("user", "…")]}); the graph stores the rest.'
         )
     elif set(unknown) & set(registry.context_types):
-        fix = 'Send context data under "capability_context_data".'
+        fix = 'send context data under "capability_context_data".'
     else:
         fix = _input_key_fix(unknown[0], schema)
-    raise ValidationError(f"A caller may not send {', '.join(unknown)}.", fix=fix)
+    raise ValidationError(f"Invalid input keys from a caller: {', '.join(unknown)}.", fix=fix)
 
 
 def _input_key_fix(name: str, schema: StateSchema) -> str:
-    """Return the fix for a key of the state that no caller may send, or that is unknown."""
+    """Return the fix for an unknown key, or for a state key that a caller may not send."""
     if name in STATE_KEYS or not name.isidentifier():
-        return f"Send only {', '.join(sorted(schema.caller_keys))}."
+        return f"send only {', '.join(sorted(schema.caller_keys))}."
     if name in schema.keys:
         kind = schema.keys[name].type
-        shown = inspect.formatannotation(kind).replace("typing.", "")
-        return f"Annotate it in your state class: {name}: Annotated[{shown}, CallerInput]."
-    if near := suggest_name(name, schema.caller_keys):
-        return f"Send {near!r}."
+        annotation = inspect.formatannotation(kind).replace("typing.", "")
+        return f"annotate it in your state class: {name}: Annotated[{annotation}, CallerInput]."
+    if suggestion := suggest_name(name, schema.caller_keys):
+        return f"send {suggestion!r}."
     return (
-        f"Send only {', '.join(sorted(schema.caller_keys))}; or declare it in a class State(AgentState,"
+        f"send only {', '.join(sorted(schema.caller_keys))}, or declare it in a class State(AgentState,"
         f" total=False) as {name}: Annotated[<type>, CallerInput], and pass state_schema=State."
     )
 
 
 def check_switches(switches: Any, settings: Settings) -> None:
-    """Make sure that a caller may set these switches.
+    """Check the switches that a caller sets.
 
     Args:
-        switches: What stands under ``agent_control``.
-        settings: All settings; they say which switches may be used.
+        switches: Value of ``agent_control``.
+        settings: Settings, which define the switches that callers may set.
 
     Raises:
-        ValidationError: One is unknown, or not a caller's to set.
+        ValidationError: A switch is unknown, or a caller may not set it.
     """
     if not isinstance(switches, Mapping):
         raise ValidationError(
-            f"agent_control is {type(switches).__name__}, not a dictionary of switches.",
-            fix=f"Use {', '.join(sorted(SWITCHES))}.",
+            f"Invalid agent_control {type(switches).__name__}: expected a dictionary of switches.",
+            fix=f"use {', '.join(sorted(SWITCHES))}.",
         )
     for name, value in switches.items():
         if name not in SWITCHES:
             raise ValidationError(
-                f"agent_control.{name} is no switch.",
-                fix=f"Use {', '.join(sorted(SWITCHES))}.",
+                f"Unknown switch agent_control.{name}.",
+                fix=f"use {', '.join(sorted(SWITCHES))}.",
             )
         if not isinstance(value, bool):
             raise ValidationError(
-                f"agent_control.{name} is {value!r:.80}.", fix="Use true or false."
+                f"Invalid agent_control.{name} {value!r:.80}: expected a boolean.",
+                fix="use true or false.",
             )
     approvals = settings.approvals
     if switches.get("approval_disabled") and not approvals.callers_may_disable:
         raise ValidationError(
-            "agent_control.approval_disabled is not a caller's to set here.",
-            fix="The operator allows it with approvals.callers_may_disable.",
+            "agent_control.approval_disabled is not allowed: callers may not disable approvals.",
+            fix="set approvals.callers_may_disable to allow it.",
         )
     if switches.get("planning_mode_enabled") is False and approvals.plans:
         raise ValidationError(
-            "agent_control.planning_mode_enabled cannot be switched off here: the operator"
-            " wants every plan looked at.",
-            fix="Leave it out.",
+            "agent_control.planning_mode_enabled must not be false: the operator requires a review"
+            " of every plan.",
+            fix="remove it.",
         )
 
 
 def _check_contexts(contexts: Any, registry: Registry, *, is_nested: bool) -> None:
     if not isinstance(contexts, Mapping):
         raise ValidationError(
-            f"capability_context_data is {type(contexts).__name__}.",
-            fix='Write {"TYPE": {"key": {…}}}.',
+            f"Invalid capability_context_data {type(contexts).__name__}: expected a dictionary.",
+            fix='send {"TYPE": {"key": {…}}}.',
         )
     for kind, entries in contexts.items():
         if kind not in registry.provided_types and not is_nested:
-            known = ", ".join(sorted(registry.provided_types)) or "none"
+            known_types = ", ".join(sorted(registry.provided_types)) or "none"
             raise ValidationError(
-                f"capability_context_data.{kind} is no context type that a caller supplies.",
-                fix=f"The types are: {known}; registry.declare_provided(...) names them.",
+                f"Invalid context type {kind!r} in capability_context_data: callers may not supply it.",
+                fix=f"use one of: {known_types}. Declare more with registry.declare_provided(...).",
             )
         if not isinstance(entries, Mapping) or not all(isinstance(k, str) for k in entries):
             raise ValidationError(
-                f"capability_context_data.{kind} is {type(entries).__name__}, not entries by key.",
-                fix=f'Write {{"{kind}": {{"key": {{…}}}}}}.',
+                f"Invalid capability_context_data.{kind} {type(entries).__name__}: expected entries by key.",
+                fix=f'send {{"{kind}": {{"key": {{…}}}}}}.',
             )
         for key, data in entries.items():
             try:
                 load_context(kind, key, data, registry.context_types)
             except ValidationError as exc:
                 raise ValidationError(
-                    f"What was sent as context data cannot be used. {exc.message}",
-                    fix=f"Send {kind}.{key} with the fields of its type.",
+                    f"Invalid context data from a caller. {exc.message}",
+                    fix=f"send {kind}.{key} with the fields of its type.",
                 ) from exc
 
 
 def _check_command(command: Command[Any]) -> Command[Any]:
-    """Let a caller answer questions, and nothing else.
+    """Check that a caller's command only answers questions.
 
     Raises:
         ValidationError: The command does more.
@@ -357,14 +362,14 @@ def _check_command(command: Command[Any]) -> Command[Any]:
         isinstance(answers, Mapping) and not all(isinstance(k, str) for k in answers)
     ):
         raise ValidationError(
-            f"The answer {answers!r:.80} names no question.",
-            fix="Send a word for all that is asked, or answers by context key or by interrupt id.",
+            f"Invalid answer {answers!r:.80}: it does not identify a question.",
+            fix="send one decision for all questions, or answers keyed by context key or interrupt ID.",
         )
     if more or answers is None:
         named = ", ".join(more) or "nothing"
         raise ValidationError(
-            f"A caller's Command may only answer a question; this one holds {named}.",
-            fix="Send Command(resume=…), or the input as a dictionary.",
+            f"Invalid Command from a caller: it contains {named}, but may only answer a question.",
+            fix="send Command(resume=…), or the input as a dictionary.",
         )
     return command
 
@@ -372,17 +377,17 @@ def _check_command(command: Command[Any]) -> Command[Any]:
 def _check_messages(value: Any) -> None:
     messages = value if isinstance(value, (list, tuple)) else [value]
     try:
-        said = [message.content for message in convert_to_messages(list(messages))]
-        json.dumps(said, ensure_ascii=False, default=str).encode()  # half a character cannot be
+        contents = [message.content for message in convert_to_messages(list(messages))]
+        json.dumps(contents, ensure_ascii=False, default=str).encode()  # fails for lone surrogates
     except Exception as exc:
         raise ValidationError(
-            f"The messages cannot be read: {exc!s:.300}.",
-            fix='Give messages, or pairs such as ("user", "What is new?").',
+            f"Invalid messages: {exc!s:.300}.",
+            fix='pass messages, or pairs such as ("user", "What is new?").',
         ) from exc
 
 
 def _stamp_plan(plan: Any) -> Any:
-    """Mark a plan as brought by this call, so that it is not taken for one that was left over."""
-    given = plan if isinstance(plan, Mapping) else {"steps": plan}
+    """Mark a plan as sent with this call, to distinguish it from a plan of an earlier turn."""
+    fields = plan if isinstance(plan, Mapping) else {"steps": plan}
     stamp = {"id": uuid.uuid4().hex, "version": 0, "brought": utc_now_text()}
-    return {**given, "stamp": stamp}
+    return {**fields, "stamp": stamp}

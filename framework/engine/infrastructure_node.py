@@ -1,7 +1,7 @@
-"""One infrastructure node: timed, metered, its failure read and its update checked.
+"""Execution of an infrastructure node.
 
-The stages that apply to a node are ``observe`` (log, model calls), ``finalize`` (what it gave, what
-its failure means) and ``call``; it has no inputs, no effect and no slot.
+A node has no inputs, effects, or slots. Of the stages, only ``observe``, ``finalize``, and ``call``
+apply: timing and usage, checks of the update and classification of failures, and the call itself.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _BUDGET_COUNTERS = {
     "router": "routings",
 }
 _MAX_ROUTINGS = 100
-"""How often a turn may be sent on, by the router or a node of one's own, besides for its steps."""
+"""Maximum number of routing decisions in a turn, in addition to those for its steps."""
 _BEGIN_TURN = "begin_turn"
 _ACCEPTED_KEY = "planning_accepted"
 
@@ -76,18 +76,19 @@ async def run_infrastructure_node(
     services: Services | None = None,
     **extra: Any,
 ) -> Any:
-    """Run one infrastructure node: timing, streaming, classification, bookkeeping.
+    """Run an infrastructure node.
 
     Returns:
-        The node's state updates or ``Command``; after a failure, the error entry of the state.
+        The state updates or the ``Command`` of the node; after a failure, the error entry of the
+        state.
 
     Raises:
-        FatalExecutionError: The failure was classified FATAL; the cause is chained.
+        FatalExecutionError: The failure was classified as FATAL; the cause is chained.
     """
     logger = get_logger("framework", spec.name)
     started = time.perf_counter()
     view = TurnView(state)
-    # What the state says before a turn begins belongs to the last one.
+    # Before a turn starts, the state still contains the previous turn.
     before, ids = ({}, {}) if spec.name == _BEGIN_TURN else (view.budget, view.event_ids)
     paid = {**state, "control_turn": None} if spec.name == _BEGIN_TURN else state
     budget = TurnBudget.from_plain(before)
@@ -99,9 +100,9 @@ async def run_infrastructure_node(
     try:
         run = services.view(state) if services is not None else view
         await _check_may_run(spec, services, budget, run, is_endless=endless)
-        payer = TurnView(paid).owner or billing_subject()  # of the turn around, where one is
+        payer = TurnView(paid).owner or billing_subject()  # of the enclosing turn, if there is one
         turn = services.view(paid) if services is not None else TurnView(paid)
-        # What is nested in the node acts for who began the turn, whoever resumes it.
+        # Nested code acts for the caller who started the turn, even if another one resumes it.
         acting = acting_as(turn.caller) if turn.caller != turn.sender else nullcontext()
         with (
             acting,
@@ -111,8 +112,8 @@ async def run_infrastructure_node(
         ):
             account = None if services is None else services.spending(turn)
             async with charge_node(account, spec.name):
-                given = _execute_arguments(spec, state, services, logger, extra)
-                work = closing.withhold_events(partial(spec.cls.execute, state, **given))
+                arguments = _execute_arguments(spec, state, services, logger, extra)
+                work = closing.withhold_events(partial(spec.cls.execute, state, **arguments))
                 if spec.behaviors:
                     read = partial(_classify, spec, view=view)
                     result = await execute_with_behaviors(spec, view, limits, work, read)
@@ -120,7 +121,7 @@ async def run_infrastructure_node(
                     result = await work()
                 update = await closing.guard_update(_check_result(spec, result, services))
     except (GraphBubbleUp, FatalExecutionError, PersistenceError):
-        # What cannot be saved must not be reported as done: the run stops, the thread stays.
+        # The run must end, because its results cannot be saved.
         raise
     except Exception as exc:
         if wants_raw_errors():
@@ -130,12 +131,12 @@ async def run_infrastructure_node(
         _count(spec, budget, failure)
         update = {**failure_update([failure]), "control_attempts": {spec.name: failure.attempts}}
         update |= stop_update(exc) | _budget_update(spec, budget, before, services)
-        if spec.name == "error":  # nothing comes after it, and a turn ends with a message
-            told = {"messages": [AIMessage(content=failure.message)]}
+        if spec.name == "error":  # the last node of the turn, which must end with a message
+            messages = {"messages": [AIMessage(content=failure.message)]}
             outcome = describe_outcome({**state, **update})
             closing.emit_replacement(failure.message, outcome)
-            return {**update, **told, "execution_outcome": outcome}
-        # The router has no node behind it that would look at its failure.
+            return {**update, **messages, "execution_outcome": outcome}
+        # No node after the router handles its failure.
         return Command(update=update, goto="error") if spec.name == "router" else update
     if not spec.quiet:
         logger.info("Completed %s in %.2fs", spec.description, time.perf_counter() - started)
@@ -145,16 +146,23 @@ async def run_infrastructure_node(
         and spec.name in CLOSING_NODES
         and (endless or update.goto in (END, ()))
     ):
-        update = dict(_pairs(update.update))  # it ends the turn, with a message in any case
-    used = _budget_update(spec, budget, before, services)
+        update = dict(_pairs(update.update))  # a node that ends the turn always writes a message
+    budget_update = _budget_update(spec, budget, before, services)
     if isinstance(update, Command):
-        return replace(update, update=[*_pairs(update.update), *used.items()])
-    spoken = _ensure_message(
-        spec, {**_recovered_update(spec, view), **update, **used}, view, services
+        return replace(update, update=[*_pairs(update.update), *budget_update.items()])
+    final_update = _ensure_message(
+        spec, {**_recovered_update(spec, view), **update, **budget_update}, view, services
     )
-    if spoken.get("execution_outcome") and account is not None and (left := await account.left()):
-        spoken["execution_outcome"] = {**spoken["execution_outcome"], "budget_left": left}
-    return spoken
+    if (
+        final_update.get("execution_outcome")
+        and account is not None
+        and (remaining := await account.left())
+    ):
+        final_update["execution_outcome"] = {
+            **final_update["execution_outcome"],
+            "budget_left": remaining,
+        }
+    return final_update
 
 
 async def _check_may_run(
@@ -165,22 +173,22 @@ async def _check_may_run(
     *,
     is_endless: bool,
 ) -> None:
-    """Make sure that the turn may go on; what ends it may run in any case.
+    """Check that the turn may continue; nodes that end the turn may always run.
 
     Raises:
-        LimitError: It goes round in circles.
-        StoppedError: Somebody stopped it.
+        LimitError: The turn reached its limit of routing decisions.
+        StoppedError: A user stopped the turn.
     """
     if spec.name in CLOSING_NODES:
         return
     if is_endless:
         raise LimitError(
-            f"The turn was sent on {budget.routings} times, and it does not end.",
-            fix="Look at the nodes of your own that send it to the router, or say goto.",
+            f"The turn reached its limit of {budget.routings} routing decisions.",
+            fix="check custom nodes that route to the router or return Command(goto=…).",
         )
-    # The router of a turn that a node found stopped has only to end it.
-    known = spec.name == "router" and view.state.get("control_is_killed")
-    if services is not None and spec.name != _BEGIN_TURN and not known:
+    # If a node already found that the turn was stopped, the router only ends it.
+    is_known_stop = spec.name == "router" and view.state.get("control_is_killed")
+    if services is not None and spec.name != _BEGIN_TURN and not is_known_stop:
         await services.journal().raise_if_stopped(view.user_ids)
 
 
@@ -207,8 +215,8 @@ def _check_result(spec: InfrastructureSpec, result: Any, services: Services | No
         return {}
     if not isinstance(result, (Mapping, Command)):
         raise InfrastructureError(
-            f"{spec.name!r} returned {type(result).__name__}.",
-            fix="Return a dictionary of state updates, a Command or None.",
+            f"{spec.name!r} returned an unsupported {type(result).__name__}.",
+            fix="return a dictionary of state updates, a Command, or None.",
         )
     keys = services.runner_config.schema.names if services is not None else STATE_KEYS
     plain = check_state_writes(
@@ -221,36 +229,36 @@ def _check_result(spec: InfrastructureSpec, result: Any, services: Services | No
 
 
 def check_state_writes(writer: str, update: Any, keys: frozenset[str]) -> list[tuple[str, Any]]:
-    """Return what is written into the state, as pairs, in the form in which it is kept.
+    """Return a node's or person's state update as pairs, in its stored form.
 
     Args:
-        writer: Who writes it: a node, or a person by ``update_state``.
+        writer: Name of the node, or a person with ``update_state``.
         update: Keys and values.
-        keys: The keys that the state has.
+        keys: Keys of the state.
 
     Raises:
-        InfrastructureError: A key is none of the state, or only the graph itself may write it.
-        ValidationError: A value has another form than its key.
+        InfrastructureError: A key is unknown, or only the graph may write it.
+        ValidationError: A value has the wrong type for its key.
     """
-    written = _pairs(update)
-    unknown = sorted({name for name, _ in written} - keys)
+    pairs = _pairs(update)
+    unknown = sorted({name for name, _ in pairs} - keys)
     if unknown:
         raise InfrastructureError(
-            f"{writer!r} returned {unknown}, which are no keys of the state and would be lost.",
-            fix="Use keys of AgentState, or give build_graph a state_schema that has them.",
+            f"{writer!r} returned unknown state keys {unknown}.",
+            fix="use keys of AgentState, or pass build_graph a state_schema that defines them.",
         )
-    if any(name == "control_goto" and item is not None for name, item in written):
+    if any(name == "control_goto" and item is not None for name, item in pairs):
         raise InfrastructureError(
-            f"{writer!r} returned 'control_goto', which only the graph itself may write.",
-            fix="Return Command(goto=…) to go elsewhere.",
+            f"{writer!r} cannot write 'control_goto': the graph owns this state key.",
+            fix="return Command(goto=…) to continue with another node.",
         )
     if any(
         name == _ACCEPTED_KEY and not isinstance(item, AcceptedDigest | None)
-        for name, item in written
+        for name, item in pairs
     ):
         raise InfrastructureError(
-            f"{writer!r} returned {_ACCEPTED_KEY!r}, which only the gate of plans may write.",
-            fix="Return 'planning_execution_plan' alone: the plan is checked, then it runs.",
+            f"{writer!r} cannot write {_ACCEPTED_KEY!r}: only plan acceptance writes this state key.",
+            fix="return only 'planning_execution_plan'; the plan is checked before it runs.",
         )
     return [
         (
@@ -259,33 +267,35 @@ def check_state_writes(writer: str, update: Any, keys: frozenset[str]) -> list[t
             if name == _ACCEPTED_KEY and item
             else serialize_state_value(name, item, writer),
         )
-        for name, item in written
-        # What a turn has used up, no node can give back.
+        for name, item in pairs
+        # No node can reset the used budget of a turn.
         if name != "control_budget" or not isinstance(item, Overwrite)
     ]
 
 
 def _check_goto(spec: InfrastructureSpec, result: Command[Any], services: Services | None) -> None:
-    """Refuse a place that does not exist: LangGraph would end the run there without a word."""
+    """Check that a destination exists; LangGraph would silently end the run."""
     if services is None or result.graph is not None:
         return
-    known = {*services.registry.infrastructure, *services.registry.capabilities, END}
+    known_nodes = {*services.registry.infrastructure, *services.registry.capabilities, END}
     places = result.goto if isinstance(result.goto, (list, tuple)) else [result.goto]
-    names = [place.node if isinstance(place, Send) else place for place in places]
-    if unknown := [name for name in names if name not in known]:
+    names = [
+        destination.node if isinstance(destination, Send) else destination for destination in places
+    ]
+    if unknown := [name for name in names if name not in known_nodes]:
         raise InfrastructureError(
-            f"{spec.name!r} sends the turn to {unknown}, which is no node.",
-            fix=f"Use one of: {', '.join(sorted(known - {END}))}.",
+            f"{spec.name!r} returned a goto to unknown nodes {unknown}.",
+            fix=f"use one of: {', '.join(sorted(known_nodes - {END}))}.",
         )
 
 
 def _pairs(update: Any) -> list[tuple[str, Any]]:
-    """Return an update as pairs, the form in which LangGraph takes a key twice."""
+    """Return an update as pairs, the form in which LangGraph accepts a key twice."""
     return list(update.items()) if isinstance(update, Mapping) else list(update or ())
 
 
 def _recovered_update(spec: InfrastructureSpec, view: TurnView) -> dict[str, Any]:
-    # A node that succeeds after its own failure takes the error back.
+    # A node that succeeds clears its own earlier failure.
     if view.failure is None or view.failure.get("node_name") != spec.name:
         return {}
     return {**clear_failure_update(), "control_attempts": {spec.name: 0}}
@@ -322,20 +332,26 @@ def _count(
     failure: Failure | None,
     update: Any = None,
 ) -> None:
-    """Count plans and choices, whoever makes them; those whose making failed count as well."""
+    """Count plans and selections of the turn, including failed ones."""
     if isinstance(update, Command) and update.goto and spec.name != "router":
         budget.routings += 1
     name = _BUDGET_COUNTERS.get(spec.name)
     if name is None or (failure is not None and failure.severity is ErrorSeverity.RETRIABLE):
         return
-    made = 1
-    told = update.get("control_budget") if isinstance(update, Mapping) else None
-    if isinstance(told, Mapping):
-        looks = int(told.get("looks", 0))
-        made = 0 if looks > budget.looks else max(1, int(told.get(name, 0)) - getattr(budget, name))
-        budget.looks = max(budget.looks, looks)
-        budget.allowed_attempts = max(budget.allowed_attempts, int(told.get("allowed_attempts", 0)))
-    setattr(budget, name, getattr(budget, name) + made)
+    increment = 1
+    reported = update.get("control_budget") if isinstance(update, Mapping) else None
+    if isinstance(reported, Mapping):
+        reviews = int(reported.get("looks", 0))
+        increment = (
+            0
+            if reviews > budget.looks
+            else max(1, int(reported.get(name, 0)) - getattr(budget, name))
+        )
+        budget.looks = max(budget.looks, reviews)
+        budget.allowed_attempts = max(
+            budget.allowed_attempts, int(reported.get("allowed_attempts", 0))
+        )
+    setattr(budget, name, getattr(budget, name) + increment)
 
 
 def _budget_update(
@@ -344,7 +360,7 @@ def _budget_update(
     previous_budget: Mapping[str, Any],
     services: Services | None,
 ) -> dict[str, Any]:
-    """Return what the node used up; a turn begins with nothing used."""
+    """Return the update of the budget; a turn starts with an empty one."""
     if services is None:
         return {}
     plain = budget.to_plain()
@@ -363,7 +379,7 @@ def _ensure_message(
     view: TurnView,
     services: Services | None,
 ) -> dict[str, Any]:
-    """Make sure that a turn ends with a message, whoever wrote the node that ends it."""
+    """Ensure that the node that ends a turn writes a message."""
     if spec.name not in CLOSING_NODES or services is None or update.get("control_has_error"):
         return update
     outcome = update.get("execution_outcome") or describe_outcome(view.state)

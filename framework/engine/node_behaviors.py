@@ -1,4 +1,4 @@
-"""What an infrastructure node declares to stand around it: hooks, and its tries and time."""
+"""Behaviors of infrastructure nodes: hooks, retries, and time limits."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ async def execute_with_behaviors(
     work: Callable[[], Awaitable[Any]],
     classify: Callable[[Exception], Failure],
 ) -> Any:
-    """Run a node inside of what it declares; hooks run at each try, and ``on_error`` at the last.
+    """Run a node with its hooks. They run at each attempt, and ``on_error`` only at the last one.
 
     Args:
-        spec: The node.
-        view: The turn.
-        limits: Bounds of a run.
-        work: Its ``execute``.
-        classify: Says what an exception means.
+        spec: Declaration of the node.
+        view: Current state of the turn.
+        limits: Limits of a run.
+        work: Method ``execute`` of the node.
+        classify: Classifies an exception.
 
     Raises:
-        Exception: What the node or a hook raised, and nothing stands in for.
+        Exception: Error of the node or a hook, unless a hook returns a replacement.
     """
-    own = [item for item in spec.behaviors if getattr(item, "stage", None) is None]
+    hook_behaviors = [item for item in spec.behaviors if getattr(item, "stage", None) is None]
     context = BehaviorContext(
         spec.name,
         view.task or spec.description,
@@ -46,17 +46,19 @@ async def execute_with_behaviors(
         last_completed_step=len(view.succeeded_keys) - 1,
     )
     try:
-        await hooks.run_before_hooks(own, context)
-        return await hooks.run_after_hooks(own, context, await _with_time_limit(spec, work))
+        await hooks.run_before_hooks(hook_behaviors, context)
+        return await hooks.run_after_hooks(
+            hook_behaviors, context, await _with_time_limit(spec, work)
+        )
     except (GraphBubbleUp, FatalExecutionError, PersistenceError):
         raise
     except Exception as exc:
         if has_attempts_left(classify(exc), limits):
             raise
-        found = await hooks.recover_with_hooks(own, context, exc)
-        if found is None:
+        replacement = await hooks.recover_with_hooks(hook_behaviors, context, exc)
+        if replacement is None:
             raise
-        return found
+        return replacement
 
 
 async def _with_time_limit(spec: InfrastructureSpec, work: Callable[[], Awaitable[Any]]) -> Any:
@@ -69,6 +71,6 @@ async def _with_time_limit(spec: InfrastructureSpec, work: Callable[[], Awaitabl
         if limit is None or not timer.expired():
             raise
         raise TimeoutError(
-            f"The node {spec.name!r} took longer than {limit.time_limit:g} s."
-            f" Fix: raise {limit!r}, or give it less to do."
+            f"Node {spec.name!r} exceeded its time limit of {limit.time_limit:g} s."
+            f" Fix: raise {limit!r}, or reduce the work of the node."
         ) from exc

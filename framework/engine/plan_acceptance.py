@@ -1,4 +1,4 @@
-"""The one gate of a plan: whoever wrote it, it is checked, judged and put in force here."""
+"""Acceptance of plans: every plan is checked, reviewed by policies, and put in force here."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ from capgraph.telemetry.audit import record_later
 
 
 class PlanProblemsError(PlanError):
-    """A plan with problems that no repair can settle.
+    """Plan with problems that cannot be repaired.
 
     Attributes:
-        problems: All of them.
+        problems: All problems of the plan.
     """
 
     problems: tuple[Problem, ...] = ()
@@ -62,12 +62,12 @@ class PlanProblemsError(PlanError):
 
 @dataclass(frozen=True, slots=True)
 class CheckedPlan:
-    """A plan that may run.
+    """Plan that passed all checks.
 
     Attributes:
-        plan: The plan, mended and in order of depth.
-        repairs: What was mended, in words.
-        verdict: Whether a person has to look at it first, and why.
+        plan: Repaired plan in topological order.
+        repairs: Descriptions of the repairs.
+        verdict: Whether a person must review the plan, and why.
         notes: Sentences about the plan for the turn's outcome.
     """
 
@@ -86,23 +86,23 @@ async def prepare_plan(
     *,
     author: str = "orchestrator",
 ) -> CheckedPlan:
-    """Check a plan, repair what has one right answer, and apply the operator's policies.
+    """Check and repair a plan, and apply the operator's policies.
 
-    A plan that a caller or an approver wrote is only completed: nothing in it is replaced.
+    A plan of a caller or an approver is only completed: nothing in it is replaced.
 
     Args:
-        plan: The plan, of whatever form.
-        view: The turn.
-        services: Shared dependencies.
-        active: The capabilities that it may use; ``None`` for all.
-        labels: Labels of what its author had before him, each with its source.
-        author: As for :func:`accept`.
+        plan: Plan in any form.
+        view: Current state of the turn.
+        services: Services of the graph.
+        active: Capabilities that the plan may use; ``None`` for all.
+        labels: Labels of the data that the author has read, with their sources.
+        author: As for :func:`accept_plan`.
 
     Raises:
-        PlanProblemsError: It has problems, brings back what a person rejected, or is a caller's
-            and needs a capability that is unavailable.
-        PolicyError: A policy refuses it.
-        BudgetExceededError: It needs more than is left.
+        PlanProblemsError: The plan has problems, repeats rejected work, or comes from a caller and
+            needs an unavailable capability.
+        PolicyError: A policy denies the plan.
+        BudgetExceededError: The plan exceeds the remaining budget.
     """
     written_by_person = author in ("caller", "approval")
     repaired = _repair(plan, view, services, active, additions_only=written_by_person)
@@ -111,32 +111,32 @@ async def prepare_plan(
     repairs = [str(repair) for repair in repaired.repairs]
     limit = services.limits.max_steps
     try:
-        written_out, recipes = expand_recipes(repaired.plan, services.registry, limit)
+        expanded, recipes = expand_recipes(repaired.plan, services.registry, limit)
     except PlanError as exc:
         problem = make_problem(SHAPE, None, None, None, exc.message, exc.fix or "")
         raise _problems_error(exc.message, problem.remedy, [problem]) from exc
     if recipes:
-        # What stands behind a recipe was chosen with it, and is looked at like any other plan.
-        used = [step["capability"] for step in written_out["steps"]]
-        chosen = None if active is None else (*active, *used)
-        repaired = _repair(written_out, view, services, chosen)
+        # The steps of a recipe were selected with it and are checked like any other plan.
+        recipe_capabilities = [step["capability"] for step in expanded["steps"]]
+        chosen = None if active is None else (*active, *recipe_capabilities)
+        repaired = _repair(expanded, view, services, chosen)
         repairs += [*recipes, *map(str, repaired.repairs)]
-    mended = by_depth(repaired.plan)
+    ordered = by_depth(repaired.plan)
     if labels:
-        mended = ExecutionPlan(**{**mended, "stamp": {"labels": dict(labels)}})
-    _refuse_rejected(mended, view)
-    if author == "caller" and (unavailable := await unavailable_steps(mended, view, services)):
+        ordered = ExecutionPlan(**{**ordered, "stamp": {"labels": dict(labels)}})
+    _refuse_rejected(ordered, view)
+    if author == "caller" and (unavailable := await unavailable_steps(ordered, view, services)):
         raise _problems_error(
             f"The plan was not started: {'; '.join(unavailable)}.",
-            "Send the plan again then.",
+            "send the plan again later.",
             person_message=f"The plan was not started: {'; '.join(unavailable)}.",
         )
-    verdict = await _apply_policies(mended, view, services)
-    await _check_budget(mended, view, services)
+    verdict = await _apply_policies(ordered, view, services)
+    await _check_budget(ordered, view, services)
     notes = [f"The plan was completed: {repair}." for repair in repairs if written_by_person]
     if author == "orchestrator" and not planner_traits(services.planner).chooses_parameters:
-        notes += default_parameter_notes(mended, view, services)
-    return CheckedPlan(mended, repairs, verdict, notes)
+        notes += default_parameter_notes(ordered, view, services)
+    return CheckedPlan(ordered, repairs, verdict, notes)
 
 
 def _repair(
@@ -147,11 +147,11 @@ def _repair(
     *,
     additions_only: bool = False,
 ) -> RepairedPlan:
-    """Return a plan without problems that the turn's caller may run.
+    """Return a repaired plan without problems that the turn's caller may run.
 
     Raises:
-        PlanProblemsError: It has problems.
-        PolicyError: He may not.
+        PlanProblemsError: The plan has problems.
+        PolicyError: The caller may not run the plan.
     """
     if services.permissions is not None:
         try:
@@ -171,53 +171,55 @@ def _repair(
         listed = "; ".join(str(problem) for problem in repaired.problems)
         raise _problems_error(
             f"The plan has {len(repaired.problems)} problem(s): {listed}",
-            "Correct the plan, or ask in other words.",
+            "correct the plan, or rephrase the request.",
             repaired.problems,
-            # Whoever wrote the plan reads what is wrong with it; who only asked does not.
+            # Only the author of a plan is shown its problems.
             person_message=describe_plan_problems(repaired.problems) if additions_only else "",
         )
     return repaired
 
 
 async def _check_budget(plan: ExecutionPlan, view: TurnView, services: Services) -> None:
-    """Make sure that the budget holds all of a plan; once, for what it has used counts by itself.
+    """Check once that the remaining budget covers the plan.
 
     Raises:
-        BudgetExceededError: It needs more than is left.
+        BudgetExceededError: The plan needs more.
     """
     spending = current_spending()
     if spending is None or not spending.has_budgets:
         return
     journal, name = services.journal(), f"priced/{view.turn_id}/{plan_digest(plan)}"
     if await journal.read(name):
-        return  # a process that began it may have died before the thread knew
+        return  # an earlier process checked it and died before the checkpoint was saved
     new = _capabilities_to_run(plan, view)
     await spending.check_plan_fits(new, services.registry.capabilities)
     await journal.write(name, {"steps": len(new)})
 
 
 def _capabilities_to_run(plan: ExecutionPlan, view: TurnView) -> list[str]:
-    works = [step for step in plan["steps"] if step["capability"] not in TERMINAL_STEPS]
-    return [step["capability"] for step in works if step["context_key"] not in view.succeeded_keys]
+    work_steps = [step for step in plan["steps"] if step["capability"] not in TERMINAL_STEPS]
+    return [
+        step["capability"] for step in work_steps if step["context_key"] not in view.succeeded_keys
+    ]
 
 
 def reserve_plan_budget(view: TurnView, services: Services) -> AbstractAsyncContextManager[None]:
-    """Hold what the plan in force will need while its steps run, so that no other turn takes it.
+    """Reserve the budget of the plan in force while its steps run.
 
     Raises:
-        BudgetExceededError: Others took it since the plan was accepted.
+        BudgetExceededError: Other turns have used the budget since the plan was accepted.
     """
     spending = current_spending()
     if spending is None or not spending.has_budgets:
         return nullcontext()
     sender, queues = services.runner_config.dispatcher, services.runner.queues
-    here = [
-        # A step on another worker is reserved for there.
+    local_capabilities = [
+        # The worker of a remote step makes its own reservation.
         name
         for name in _capabilities_to_run(view.plan, view)
         if sender is None or name not in queues or sender.serves(queues[name])
     ]
-    return spending.reserve_plan(here, services.registry.capabilities)
+    return spending.reserve_plan(local_capabilities, services.registry.capabilities)
 
 
 def _problems_error(
@@ -233,14 +235,14 @@ def _problems_error(
 
 
 async def _apply_policies(plan: ExecutionPlan, view: TurnView, services: Services) -> Verdict:
-    shown = ((policy, copy_plain(plan)) for policy in services.plan_policies)
-    verdicts = [await maybe_await(policy.review(plan, view)) for policy, plan in shown]
-    if asks := view.turn.get("asks"):  # of guards, about what opened the turn
-        verdicts.append(Verdict("ask", list(asks)))
+    reviews = ((policy, copy_plain(plan)) for policy in services.plan_policies)
+    verdicts = [await maybe_await(policy.review(plan, view)) for policy, plan in reviews]
+    if reasons := view.turn.get("asks"):  # requested by guardrails for the input of the turn
+        verdicts.append(Verdict("ask", list(reasons)))
     verdict = combine_verdicts(verdicts, "the plan")
     if services.runner_config.step_policies:
         for step in plan["steps"]:
-            # Asked again at dispatch, which is where a person is asked about the step.
+            # The policies are evaluated again at dispatch, which is where a person is asked.
             if (
                 step["capability"] not in TERMINAL_STEPS
                 and step["context_key"] not in view.succeeded_keys
@@ -259,28 +261,28 @@ async def accept_plan(
     plans_made: int = 1,
     one_by_one: bool = False,
 ) -> dict[str, Any]:
-    """Return the update that puts a checked plan in force.
+    """Return the state update that puts a checked plan in force.
 
     Args:
-        checked_plan: The plan; it has been checked.
-        view: The turn.
-        services: Shared dependencies.
-        author: ``orchestrator``, ``caller``, a capability's name, or ``approval`` (a person, who
-            is not asked again).
-        previous: The plan that it replaces.
-        plans_made: How many plans this one took.
-        one_by_one: Whether its steps run one after the other, in their order.
+        checked_plan: Checked plan.
+        view: Current state of the turn.
+        services: Services of the graph.
+        author: ``orchestrator``, ``caller``, a capability's name, or ``approval`` (a person, who is
+            not asked again).
+        previous: Plan that it replaces.
+        plans_made: Number of plans that this one took.
+        one_by_one: True if the steps run one at a time in plan order.
     """
     results = view.results
     failure = view.failure or view.last_failure
-    # Taking effects back is bounded by nothing that the plan said of itself.
+    # The limits of the failed plan do not apply to undo steps.
     bounds: Any = {} if author == "undo" else tighten_limits(previous or {}, checked_plan.plan)
-    own = {k: v for k, v in checked_plan.plan.items() if k in ("steps", "stamp")}
-    plan: ExecutionPlan = {**own, **bounds}  # type: ignore[typeddict-item]
+    plan_fields = {k: v for k, v in checked_plan.plan.items() if k in ("steps", "stamp")}
+    plan: ExecutionPlan = {**plan_fields, **bounds}  # type: ignore[typeddict-item]
     carried = carry_over(previous, plan, results)
-    written = view.state.get("planning_history") or []
+    history = view.state.get("planning_history") or []
     version = PlanVersion(
-        version=written[-1]["version"] + 1 if written else 1,
+        version=history[-1]["version"] + 1 if history else 1,
         author=author,
         reason=failure.get("user_message") or "the request",
         at=utc_now_text(),
@@ -292,10 +294,10 @@ async def accept_plan(
         version["model_written"] = True
         if planner_traits(services.planner).reads_conversation:
             version["reads_results"] = True
-    if words := plan_text_labels(plan, view):
-        version["labels"] = {key: dict(labels) for key, labels in words.items()}
-    moved = carried.context_updates(view.labels)
-    again = set(carried.rerun)
+    if text_labels := plan_text_labels(plan, view):
+        version["labels"] = {key: dict(labels) for key, labels in text_labels.items()}
+    moved_labels = carried.context_updates(view.labels)
+    rerun_keys = set(carried.rerun)
     stamp: dict[str, Any] = {"id": _plan_id(view, author), "version": version["version"]}
     if one_by_one:
         stamp["one_by_one"] = True
@@ -311,42 +313,43 @@ async def accept_plan(
         version=version["version"],
         steps=[[step["context_key"], step["capability"]] for step in plan["steps"]],
     )
-    made = plans_made if author == "orchestrator" else 0 if author == "approval" else 1
+    plan_count = plans_made if author == "orchestrator" else 0 if author == "approval" else 1
     return {
-        # A record under a key that another step now bears would pass for that step's result.
+        # Drop records whose key belongs to a different step in the new plan.
         "execution_step_results": Overwrite(
             {
-                **{k: r for k, r in results.items() if plan_key(k) not in again},
+                **{k: r for k, r in results.items() if plan_key(k) not in rerun_keys},
                 **_carried_results(carried, plan),
             }
         ),
         "capability_context_data": carried.context_updates(view.contexts),
         "control_attempts": {
-            k: 0 for k, n in view.failed_attempts.items() if n and plan_key(k) in again
+            k: 0 for k, n in view.failed_attempts.items() if n and plan_key(k) in rerun_keys
         },
-        "control_budget": {"allowed_attempts": _allowed_attempts(plan, again, view, services)},
+        "control_budget": {"allowed_attempts": _allowed_attempts(plan, rerun_keys, view, services)},
         "planning_execution_plan": plan,
         "planning_accepted": accepted,
         "planning_history": [dict(version)],
         **({"planning_notes": checked_plan.notes} if checked_plan.notes else {}),
         "planning_ready_for_execution": True,
         "planning_current_step_index": 0,
-        "control_plans_created_count": view.state.get("control_plans_created_count", 0) + made,
+        "control_plans_created_count": view.state.get("control_plans_created_count", 0)
+        + plan_count,
         "execution_pending_approvals": {},
-        **({"capability_context_labels": moved} if moved else {}),
+        **({"capability_context_labels": moved_labels} if moved_labels else {}),
         **await _review_update(checked_plan, plan, digest, author, view, services),
         **(clear_failure_update() if view.failure else {}),
     }
 
 
 def _plan_id(view: TurnView, author: str) -> str:
-    """Name a plan that is put in force.
+    """Return the ID of a plan that is put in force.
 
-    What a caller brought is put in force in the pass that runs it, and again when that pass breaks
-    off: it has to have the same name then, under which its waits and its tries are kept.
+    A caller's plan is accepted in the pass that runs it, and again if that pass is interrupted. Its
+    ID must be the same both times, because its waits and attempts are stored under the ID.
     """
-    brought = (view.plan.get("stamp") or {}).get("id") if author == "caller" else None
-    return uuid.uuid5(uuid.NAMESPACE_OID, str(brought)).hex if brought else uuid.uuid4().hex
+    caller_id = (view.plan.get("stamp") or {}).get("id") if author == "caller" else None
+    return uuid.uuid5(uuid.NAMESPACE_OID, str(caller_id)).hex if caller_id else uuid.uuid4().hex
 
 
 async def _review_update(
@@ -357,13 +360,15 @@ async def _review_update(
     view: TurnView,
     services: Services,
 ) -> dict[str, Any]:
-    """Have a person look at the plan where somebody wants that."""
+    """Return the update that requests a review of the plan, if one is required."""
     problems = list(checked_plan.verdict.problems)
-    wanted = services.settings.approvals.plans or view.caller_switches.get("planning_mode_enabled")
-    asked = bool(wanted) or checked_plan.verdict.decision == "ask"
-    works = any(step["capability"] not in TERMINAL_STEPS for step in plan["steps"])
+    requires_review = services.settings.approvals.plans or view.caller_switches.get(
+        "planning_mode_enabled"
+    )
+    needs_review = bool(requires_review) or checked_plan.verdict.decision == "ask"
+    has_work = any(step["capability"] not in TERMINAL_STEPS for step in plan["steps"])
     ledger = services.ledger(view)
-    if not (asked and works):
+    if not (needs_review and has_work):
         return {}
     if author == "approval":
         await ledger.approvals.approve(digest, PLAN)
@@ -374,7 +379,7 @@ async def _review_update(
 async def request_plan_review(
     plan: ExecutionPlan, digest: str, problems: list[str], ledger: EffectLedger
 ) -> dict[str, Any]:
-    """Return the update by which a person looks at a plan before it goes on."""
+    """Return the update that requests a person's review of the plan."""
     await ledger.approvals.request_review(digest, problems)
     return {
         "control_is_awaiting_validation": True,
@@ -390,23 +395,23 @@ async def request_plan_review(
 def _allowed_attempts(
     plan: ExecutionPlan, rerun_keys: set[str], view: TurnView, services: Services
 ) -> int:
-    """Return how many tries the turn may make: what it may so far, and what this plan can need."""
+    """Return the maximum number of attempts of the turn, including this plan."""
     limits = services.limits
     if limits.max_turn_attempts is not None:
         return limits.max_turn_attempts
-    known = services.registry.capabilities
+    capabilities = services.registry.capabilities
     needed = Counter(
         step["capability"] for step in plan["steps"] if step["context_key"] in rerun_keys
     )
     return int(view.budget.get("attempts", 0)) + sum(
-        count * declared_max_attempts(known[name].cls, limits)
+        count * declared_max_attempts(capabilities[name].cls, limits)
         for name, count in needed.items()
-        if name in known
+        if name in capabilities
     )
 
 
 def may_need_review(view: TurnView, services: Services) -> bool:
-    """Tell whether plans of this turn may have to be looked at before they run."""
+    """Return whether plans of this turn may require a review."""
     return bool(
         services.settings.approvals.plans
         or services.plan_policies
@@ -417,25 +422,28 @@ def may_need_review(view: TurnView, services: Services) -> bool:
 
 
 def _carried_results(carried: CarryOver, plan: ExecutionPlan) -> dict[str, Any]:
-    """Return the results that serve the new plan, whose author has seen them.
+    """Return the results that the new plan keeps; its author has seen them.
 
-    An effect under another name was done before.
+    An effect under another key is marked as completed earlier.
     """
     all_seen = ends_with_review(plan["steps"])
-    seen = {step["context_key"] for step in plan["steps"] if step.get("look_again") or all_seen}
-    found = {}
+    seen_keys = {
+        step["context_key"] for step in plan["steps"] if step.get("look_again") or all_seen
+    }
+    results = {}
     for key, record in carried.results.items():
-        found[key] = {**record, REVIEWED_KEY: True} if key in seen else record
+        results[key] = {**record, REVIEWED_KEY: True} if key in seen_keys else record
         if record.get("effect") and carried.kept.get(key) != key:
-            found[key] = {**found[key], "source": "ledger"}
-    return found
+            results[key] = {**results[key], "source": "ledger"}
+    return results
 
 
 def plan_labels(author: str, view: TurnView, services: Services) -> dict[str, str]:
-    """Return the labels of all that the author of a plan had before him, each with its source.
+    """Return the labels of all data that the author of a plan has read, with their sources.
 
-    The person's own words carry none, nor what the offline planner makes of them; a model is shown
-    stored results, failures and earlier answers. A capability that proposes a plan has what it was given.
+    The user's own words have no labels, and neither do plans of the offline planner. A model reads
+    stored results, failures, and earlier answers. A capability that proposes a plan has read its
+    inputs.
     """
     if services.flow is None:
         return {}
@@ -450,12 +458,12 @@ def plan_labels(author: str, view: TurnView, services: Services) -> dict[str, st
 
 
 def respond_step(task: str) -> PlannedStep:
-    """Return the step with which a plan answers."""
+    """Return the step that answers the request at the end of a plan."""
     return PlannedStep(context_key="answer", capability="respond", task_objective=task)
 
 
 def _refuse_rejected(plan: ExecutionPlan, view: TurnView) -> None:
-    """Make sure that a plan does not bring back what a person rejected in this turn.
+    """Check that a plan does not repeat work that a person rejected in this turn.
 
     Raises:
         PlanProblemsError: It does.
@@ -467,12 +475,12 @@ def _refuse_rejected(plan: ExecutionPlan, view: TurnView) -> None:
         return
     prints = sorted(fingerprints(plan).values())
     for key, entry in rejected:
-        given = entry.get("fingerprints") or []
-        if prints == given if key == PLAN else set(given) & set(prints):
-            what = "the plan" if key == PLAN else f"step {key!r}"
-            told = (
-                f"A person rejected {what} ({entry.get('reason') or 'no reason was given'}), and"
-                " the new plan has it again."
+        rejected_prints = entry.get("fingerprints") or []
+        if prints == rejected_prints if key == PLAN else set(rejected_prints) & set(prints):
+            subject = "the plan" if key == PLAN else f"step {key!r}"
+            message = (
+                f"A person rejected {subject} ({entry.get('reason') or 'no reason was given'}), and"
+                " the new plan contains it again."
             )
-            fix = "Ask in other words, or agree to the step."
-            raise _problems_error(told, fix, person_message=f"{told} {fix}")
+            fix = "Rephrase the request, or approve the step."
+            raise _problems_error(message, fix, person_message=f"{message} {fix}")

@@ -1,4 +1,4 @@
-"""Facts about a checked plan: default parameters that nobody chose, unavailable capabilities."""
+"""Facts about a checked plan: default parameters and unavailable capabilities."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from capgraph.state import TurnView
 
 
 def default_parameter_notes(plan: ExecutionPlan, view: TurnView, services: Services) -> list[str]:
-    """Return a sentence for each new step whose parameters keep their defaults.
+    """Return a sentence for each new step that uses default parameters.
 
-    A ``once`` effect is left out: a person is asked about it.
+    Once-only effects are omitted, because a person is asked about them.
     """
     notes = []
     for step in plan["steps"]:
         spec = services.registry.capabilities.get(step["capability"])
         if spec is None or spec.parameters is None or step["context_key"] in view.succeeded_keys:
             continue
-        given = step.get("parameters") or {}
+        parameters = step.get("parameters") or {}
         fields = spec.parameters.model_fields.values()
-        used = [
+        defaults = [
             f"{name}={default!r:.80}"
             for name, info in zip(parameter_names(spec.parameters), fields, strict=True)
-            if name not in given
+            if name not in parameters
             and isinstance(default := _plain(info.default), (str, int, float))
             and not isinstance(default, bool)
         ]
-        if used and spec.effect != "once":
-            notes.append(f"{spec.name!r} used default parameters: {', '.join(used)}.")
+        if defaults and spec.effect != "once":
+            notes.append(f"{spec.name!r} used default parameters: {', '.join(defaults)}.")
     return notes
 
 
@@ -40,23 +40,27 @@ def _plain(value: Any) -> Any:
 
 
 async def unavailable_steps(plan: ExecutionPlan, view: TurnView, services: Services) -> list[str]:
-    """Return a clause for each step to run whose capability is known to be unavailable.
+    """Return a clause for each unfinished step whose capability is known to be unavailable.
 
-    Optional steps and capabilities with a fallback are left out.
+    Optional steps and capabilities with a fallback are omitted.
     """
     unavailable = await services.runner.unavailable_capabilities()
-    known = services.registry.capabilities
+    capabilities = services.registry.capabilities
     return [
         f"step {step['context_key']!r} needs {name!r}, which is {unavailable[name]}"
         for step in plan["steps"]
         if (name := step["capability"]) in unavailable
         and step["context_key"] not in view.succeeded_keys
         and not step.get("optional")
-        and not _has_fallback(known[name], services)
+        and not _has_fallback(capabilities[name], services)
     ]
 
 
 def _has_fallback(spec: CapabilitySpec, services: Services) -> bool:
-    from capgraph.behaviors.fallback import FallbackBehavior  # only where one is unavailable
+    from capgraph.behaviors.fallback import (
+        FallbackBehavior,
+    )  # only needed if a capability is unavailable
 
-    return any(isinstance(one, FallbackBehavior) for one in services.runner.behaviors_for(spec))
+    return any(
+        isinstance(behavior, FallbackBehavior) for behavior in services.runner.behaviors_for(spec)
+    )

@@ -1,4 +1,4 @@
-"""Replies of a planner that looks at results: what is new in them, and what stays."""
+"""Replies of a planner that reviews results during a plan."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from capgraph.state import TurnView
 
 
 def split_reply(reply: Any, services: Services) -> tuple[Any, str, bool]:
-    """Return the plan of a reply, its answer, and whether the planner looks before the answer.
+    """Return the plan and the answer in a reply, and whether the planner reviews results.
 
-    ``planning.mode: look`` decides that for every plan of a model; else the reply's ``look`` does.
+    ``planning.mode: look`` requires the review before the answer for all model-written plans;
+    otherwise the field ``look`` of the reply decides.
     """
     mode, limit = services.settings.planning.mode, services.limits.max_looks
     always = mode == "look" and is_model_written("orchestrator", services)
@@ -36,7 +37,7 @@ def split_reply(reply: Any, services: Services) -> tuple[Any, str, bool]:
 
 
 def with_final_review(checked: CheckedPlan) -> CheckedPlan:
-    """Return a plan after whose work the planner looks at all results before the answer."""
+    """Return a plan in which the planner reviews all results before the answer."""
     *work, last = checked.plan["steps"]
     if not work or last["capability"] != RESPOND:
         return checked
@@ -46,48 +47,51 @@ def with_final_review(checked: CheckedPlan) -> CheckedPlan:
 
 def finished_steps(view: TurnView) -> list[PlannedStep]:
     """Return the finished steps of the plan in force, and the steps that they read."""
-    wanted = {
+    kept_keys = {
         step["context_key"] for step in view.steps if step["context_key"] in view.succeeded_keys
     }
     for step in reversed(view.steps):
-        if step["context_key"] in wanted:
-            wanted |= {
+        if step["context_key"] in kept_keys:
+            kept_keys |= {
                 read.key
                 for read in step_reads(step, view.steps_by_key)
                 if read.key in view.steps_by_key
             }
-    return [step for step in view.steps if step["context_key"] in wanted]
+    return [step for step in view.steps if step["context_key"] in kept_keys]
 
 
 def new_steps(reply_steps: Sequence[Any], view: TurnView, catalog: Catalog) -> list[Any]:
-    """Return the steps of a reply that are not finished yet; empty if nothing is left to do.
+    """Return the steps of a reply that are not finished yet; empty if no work is left.
 
-    Finished steps stay as they were, whether the planner writes them again or not. A step without
-    a key that repeats a finished one is that step, unless an effect came after it: then it reads
-    the world again.
+    Finished steps are kept, whether or not the planner repeats them. A step without a key that
+    equals a finished step is the same step, unless an effect happened after it: then it reads
+    again.
     """
     done = [step for step in view.steps if step["context_key"] in view.succeeded_keys]
     effects = [
-        place
-        for place, step in enumerate(done)
+        index
+        for index, step in enumerate(done)
         if (spec := catalog.capabilities.get(step["capability"])) and spec.effect != "none"
     ]
     new = []
     for step in reply_steps:
         if isinstance(step, dict):
             key = step.get("context_key")
-            same = [place for place, old in enumerate(done) if _repeats(step, old)]
-            if any(done[place]["context_key"] == key for place in same):
+            same = [index for index, old in enumerate(done) if _repeats(step, old)]
+            if any(done[index]["context_key"] == key for index in same):
                 continue
             if not key and any(p in effects or not any(e > p for e in effects) for p in same):
                 continue
         new.append(step)
-    works = any(not isinstance(s, dict) or s.get("capability") != RESPOND for s in new)
-    return new if works else []
+    has_work = any(not isinstance(s, dict) or s.get("capability") != RESPOND for s in new)
+    return new if has_work else []
 
 
 def _repeats(step: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
-    """Return True if a written step is a finished one: the same call, or its key without a call."""
+    """Return whether a step of a reply is a finished step.
+
+    It is the same call, or has the same key and no parameters.
+    """
     if step.get("capability") != old["capability"] or old["capability"] in TERMINAL_STEPS:
         return False
     if step.get("context_key") == old["context_key"] and not step.get("parameters"):
@@ -96,12 +100,12 @@ def _repeats(step: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
 
 
 def _plain(parameters: Any) -> str:
-    """Return parameters in a form in which 42 and "42" are the same."""
+    """Return parameters in a form in which 42 and "42" are equal."""
     return json.dumps(parameters or {}, sort_keys=True, default=str).replace('"', "")
 
 
 def offline_selector(selector: Any) -> LexicalSelector | None:
-    """Return the selector without a model that a selector uses, or that it is."""
+    """Return the selector without a model that a selector uses or is."""
     while selector is not None and not isinstance(selector, LexicalSelector):
         selector = getattr(selector, "offline", None) or getattr(selector, "fallback", None)
     return selector

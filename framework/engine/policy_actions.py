@@ -1,4 +1,4 @@
-"""What the rules of policy engines do about a turn: their actions act, and are bounded."""
+"""Actions of policy rules on a turn, within the limits of the turn."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ from capgraph.telemetry.usage_recorder import usage_totals
 async def consult_policies(
     view: TurnView, services: Services, *, has_failed: bool, is_completed: bool
 ) -> tuple[dict[str, Any], bool]:
-    """Have all rules that match act.
+    """Run the actions of all matching rules.
 
     Args:
-        view: The turn.
-        services: Shared dependencies.
-        has_failed: Whether nothing is left to try about a failure.
-        is_completed: Whether all work is done.
+        view: Current state of the turn.
+        services: Services of the graph.
+        has_failed: True if a failure has no recovery left.
+        is_completed: True if all work is done.
 
     Returns:
-        The state update, and whether the router has to decide again.
+        The state update, and whether the router must decide again.
     """
     turn = _PolicyActionRunner(view, services)
     ctx = await _phase_context(view, services, failed=has_failed, over=is_completed)
@@ -76,24 +76,24 @@ async def govern_node(
     started_at: float,
     rerun: Callable[[int], Awaitable[StepRecord]],
 ) -> tuple[StepRecord, Failure | None]:
-    """Have all rules that match act about one visit of a node in a graph of one's own.
+    """Run the actions of all matching rules for one visit of a node in a custom graph.
 
     Args:
-        record: What its step left behind.
-        view: The state.
-        services: Shared dependencies.
-        budget: What the visit has used up.
-        started_at: When it began.
-        rerun: Tries the step once more; told how often it failed.
+        record: Record of the node's step.
+        view: State of the graph.
+        services: Services of the graph.
+        budget: Budget of the visit.
+        started_at: Start time of the visit.
+        rerun: Runs the step again; the argument is its number of failures.
 
     Returns:
-        What the step left behind in the end, and why a rule stopped the visit, where one did.
+        The final record of the step, and the failure if a rule stopped the visit.
     """
     acted: dict[str, int] = {}
     while True:
         error = record.error
         step = {"context_key": record.key, "capability": record.capability}
-        own: dict[str, Any] = {
+        state: dict[str, Any] = {
             **view.state,
             "planning_execution_plan": {"steps": [step]},
             "execution_step_results": {record.key: record.to_state_entry()},
@@ -102,43 +102,45 @@ async def govern_node(
             "control_budget": budget.to_plain(),
             **(clear_failure_update() if error is None else failure_update([error])),
         }
-        update, more = await consult_policies(
-            services.view(own), services, has_failed=error is not None, is_completed=error is None
+        update, needs_routing = await consult_policies(
+            services.view(state), services, has_failed=error is not None, is_completed=error is None
         )
         acted = {**acted, **update.get("control_attempts", {})}
         for name, number in update.get("control_budget", {}).items():
             setattr(budget, name, number)
         if update.get("control_is_killed"):
             reason, code = str(update["control_kill_reason"]), {"code": StoppedError.code}
-            about: Any = {"capability": record.capability, "key": record.key}
-            return record, Failure(ErrorSeverity.CRITICAL, reason, metadata=code, **about)
-        if error is None or not more:
+            origin: Any = {"capability": record.capability, "key": record.key}
+            return record, Failure(ErrorSeverity.CRITICAL, reason, metadata=code, **origin)
+        if error is None or not needs_routing:
             return record, None
-        if left := update.get("execution_step_results"):
-            return replace(record, error=None, skipped=left[record.key]["error"]), None
+        if skipped := update.get("execution_step_results"):
+            return replace(record, error=None, skipped=skipped[record.key]["error"]), None
         record = await rerun(error.attempts)
 
 
 async def _phase_context(
     view: TurnView, services: Services, *, failed: bool, over: bool
 ) -> PhaseContext:
-    works = [step for step in view.steps if step["capability"] not in TERMINAL_STEPS]
+    work_steps = [step for step in view.steps if step["capability"] not in TERMINAL_STEPS]
     info = view.failure if failed else None
     failures = [info, *(info.get("other_failures") or [])] if info is not None else []
     read = [Failure.from_state(entry) for entry in failures]
     levels = [r["quality"] for r in view.results.values() if r.get("quality") is not None]
     low = any(failure.metadata.get("code") == QualityGateError.code for failure in read)
-    began = view.state.get("execution_start_time") or services.clock.now()
-    began += view.waited_seconds or 0.0
+    started_at = view.state.get("execution_start_time") or services.clock.now()
+    started_at += view.waited_seconds or 0.0
     return PhaseContext(
         phase=view.task,
         quality_level=QualityLevel(min(levels)) if levels else None,
-        # Where nothing was looked at, nothing is below.
+        # Without a checked result, no quality is below the level.
         gate_score=0 if low else min(levels, default=max(QualityLevel)),
-        completed_roles={s["capability"] for s in works if s["context_key"] in view.succeeded_keys},
+        completed_roles={
+            s["capability"] for s in work_steps if s["context_key"] in view.succeeded_keys
+        },
         failed_roles={failure.capability or failure.node or "" for failure in read},
-        all_roles={step["capability"] for step in works},
-        elapsed_seconds=max(0.0, services.clock.now() - began),
+        all_roles={step["capability"] for step in work_steps},
+        elapsed_seconds=max(0.0, services.clock.now() - started_at),
         retry_exhausted_scenarios={classify_failure(failure).value for failure in read},
         phase_completed=over,
         total_cost_usd=await _turn_cost(view, services),
@@ -146,7 +148,7 @@ async def _phase_context(
 
 
 async def _turn_cost(view: TurnView, services: Services) -> float | None:
-    """Return what the turn's model calls cost; ``None`` when a price, or a call, is not known."""
+    """Return the cost of the turn's model calls; ``None`` if a price or a call is unknown."""
     if not view.budget.get("model_calls"):
         return 0.0
     rows = services.journal().tables
@@ -162,11 +164,11 @@ _PLAN_ACTIONS = {PolicyAction.RETRY_PHASE, PolicyAction.ESCALATE, PolicyAction.S
 
 
 class _PolicyActionRunner:
-    """What actions do about one turn.
+    """Runs policy actions on one turn.
 
     Attributes:
-        update: The state update so far.
-        needs_routing: Whether the router has to decide again.
+        update: State update of the actions so far.
+        needs_routing: True if the router must decide again.
     """
 
     def __init__(self, view: TurnView, services: Services) -> None:
@@ -176,7 +178,7 @@ class _PolicyActionRunner:
         self.needs_routing = False
 
     async def act(self, engine: PolicyEngine, rule: PolicyRule, action: PolicyActionData) -> None:
-        """Do one action, and tell what came of it."""
+        """Run an action and emit its result."""
         ways: dict[PolicyAction, Callable[..., Any]] = {
             PolicyAction.ADVANCE_PHASE: self._advance,
             PolicyAction.RETRY_AGENT: self._retry,
@@ -190,20 +192,20 @@ class _PolicyActionRunner:
         }
         params = action.params or {}
         if action.action in _PLAN_ACTIONS and not self._view.has_turn:
-            hindered = "A graph of one's own has no plan that a rule could change."
+            obstacle = "A custom graph has no plan that a rule could change."
         else:
-            hindered = await maybe_await(ways[action.action](engine, rule, params))
-        known = dict(params)
+            obstacle = await maybe_await(ways[action.action](engine, rule, params))
+        details = dict(params)
         if action.action is PolicyAction.GENERATE_HANDOFF:
-            known["handoff"] = describe_outcome(self._view.state)
+            details["handoff"] = describe_outcome(self._view.state)
         reason = str(params.get("message") or (self._failure.message if self._failure else ""))
         emit(
             PolicyActionApplied(
                 rule=rule.name,
                 action=action.action.value,
-                message=hindered or reason,
-                params=known or None,
-                done=not hindered,
+                message=obstacle or reason,
+                params=details or None,
+                done=not obstacle,
             )
         )
 
@@ -211,21 +213,21 @@ class _PolicyActionRunner:
         info = self._view.failure or {}
         keys = {e.get("context_key") for e in (info, *(info.get("other_failures") or []))}
         steps = [
-            (place, step)
-            for place, step in enumerate(self._view.steps)
+            (index, step)
+            for index, step in enumerate(self._view.steps)
             if step["context_key"] in keys and step["context_key"] not in self._view.succeeded_keys
         ]
         if not steps:
-            return "No step failed that could be left out."
+            return "No failed step can be skipped."
         self.update["execution_step_results"] = {
             step["context_key"]: StepRecord(
                 step["context_key"],
                 step["capability"],
-                place,
+                index,
                 self._view.step_objective(step),
-                skipped=f"The rule {rule.name!r} goes on without it: {info['user_message']}",
+                skipped=f"The rule {rule.name!r} skipped the step: {info['user_message']}",
             ).to_state_entry()
-            for place, step in steps
+            for index, step in steps
         }
         self._clear_failure(extra_attempts=0)
         return ""
@@ -233,11 +235,11 @@ class _PolicyActionRunner:
     def _retry(self, engine: PolicyEngine, rule: PolicyRule, params: Any) -> str:
         failure = self._failure
         if failure is None:
-            return "Nothing failed that could be tried again."
+            return "No failed step can be retried."
         if failure.metadata.get("effect_done"):
-            return "The effect is done, and nothing repeats it."
+            return "The effect is done and must not be repeated."
         if failure.metadata.get("code") == "CG-LIMIT":
-            return "A bound of the run was reached, and no rule goes past it."
+            return "The run reached a limit, which no rule can exceed."
         if params.get("switch_model"):
             self._count("model_switches")
         if params.get("smaller_context"):
@@ -248,23 +250,23 @@ class _PolicyActionRunner:
         return ""
 
     def _replan(self, engine: PolicyEngine, rule: PolicyRule, params: Any) -> str:
-        told = str(params.get("message") or f"The rule {rule.name!r} asks for another plan.")
-        failure = self._failure or Failure(ErrorSeverity.REPLANNING, told, node="router")
+        message = str(params.get("message") or f"The rule {rule.name!r} requests another plan.")
+        failure = self._failure or Failure(ErrorSeverity.REPLANNING, message, node="router")
         if failure.metadata.get("effect_done"):
-            return "The effect is done, and no other plan mends its result."
+            return "The effect is done, and another plan cannot change its result."
         self.update |= failure_update([replace(failure, severity=ErrorSeverity.REPLANNING)])
         self.needs_routing = True
         return ""
 
     async def _recover(self, engine: PolicyEngine, rule: PolicyRule, params: Any) -> str:
         if self._failure is None:
-            return "Nothing failed that could be recovered."
+            return "No failed step can be recovered."
         clock = self._services.clock
         cap = self._services.limits.max_retry_delay_seconds
         actions: dict[RecoveryStep | str, Callable[[], Any]] = {
             RecoveryStep.RETRY_WITH_BACKOFF: lambda: clock.sleep(backoff_delay(1, cap=cap)),
             RecoveryStep.RETRY_WITH_SMALLER_CONTEXT: lambda: self._count("context_cuts"),
-            RecoveryStep.RESTART_AGENT: lambda: None,  # to try it again is to start it again
+            RecoveryStep.RESTART_AGENT: lambda: None,  # a retry restarts the agent
         }
         if engine.models:
             actions[RecoveryStep.SWITCH_PROVIDER] = lambda: self._count("model_switches")
@@ -275,26 +277,26 @@ class _PolicyActionRunner:
 
     async def _escalate(self, engine: PolicyEngine, rule: PolicyRule, params: Any) -> str:
         view = self._view
-        left = [
+        open_steps = [
             s for s in view.steps if s["context_key"] not in view.succeeded_keys | view.skipped_keys
         ]
-        if all(step["capability"] in TERMINAL_STEPS for step in left):
-            return "Nothing of a plan is left that a person could decide about."
+        if all(step["capability"] in TERMINAL_STEPS for step in open_steps):
+            return "The plan has no steps left for a person to decide about."
         if not self._services.journal().is_durable:
-            return "A person would have to decide, and nothing would keep the question."
-        told = str(params.get("message") or f"The rule {rule.name!r} asks a person.")
-        problems = [told, *([self._failure.message] if self._failure else [])]
+            return "A person cannot be asked: the graph has no saver to store the question."
+        message = str(params.get("message") or f"The rule {rule.name!r} requests a review.")
+        problems = [message, *([self._failure.message] if self._failure else [])]
         digest, ledger = plan_digest(view.plan), self._services.ledger(view)
         self.update |= await request_plan_review(view.plan, digest, problems, ledger)
         self._clear_failure(extra_attempts=1)
         return ""
 
     def _store_feedback(self, engine: PolicyEngine, rule: PolicyRule, params: Any) -> str:
-        told = params.get("message") or (self._failure.message if self._failure else "")
-        if not told:
-            return "There is nothing to tell the next plan."
-        kept = self._failure or Failure(ErrorSeverity.REPLANNING, "", node="router")
-        self.update["control_last_error"] = replace(kept, message=str(told)).to_state()
+        message = params.get("message") or (self._failure.message if self._failure else "")
+        if not message:
+            return "There is no feedback for the next plan."
+        failure = self._failure or Failure(ErrorSeverity.REPLANNING, "", node="router")
+        self.update["control_last_error"] = replace(failure, message=str(message)).to_state()
         return ""
 
     def _stop(self, engine: PolicyEngine, rule: PolicyRule, params: Any) -> str:
@@ -307,11 +309,11 @@ class _PolicyActionRunner:
         return ""
 
     def _count(self, name: str) -> None:
-        used = self.update.setdefault("control_budget", {})
-        used[name] = used.get(name, self._view.budget.get(name, 0)) + 1
+        counters = self.update.setdefault("control_budget", {})
+        counters[name] = counters.get(name, self._view.budget.get(name, 0)) + 1
 
     def _clear_failure(self, *, extra_attempts: int) -> None:
-        """Take the failure back, with room for what is tried again."""
+        """Clear the failure, and allow additional attempts."""
         self.needs_routing = True
         if self._failure is None:
             return

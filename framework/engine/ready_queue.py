@@ -1,10 +1,10 @@
-"""Runs every step of a plan that can run, each as soon as its inputs exist.
+"""Ready queue: run each step of a plan as soon as its inputs exist.
 
-Each step is one LangGraph task that bears its capability's name: it streams, is traced and is
-saved by itself the moment it finishes, without waiting for the superstep. Task identities follow
-the order of the calls, so the calls are made in the plan's order: when a step can run, it is
-called together with all before it, which wait for their inputs inside. What stands further on is
-not called yet, so a long plan costs no more per step than a short one.
+Each step is one LangGraph task with the name of its capability. The task is streamed, traced, and
+saved separately as soon as it finishes. LangGraph identifies tasks by the order of their calls, so
+the calls follow the plan's order: a ready step is called together with all earlier steps, which
+wait for their inputs inside their tasks. Later steps are not called yet, so a long plan costs no
+more per step than a short one.
 """
 
 from __future__ import annotations
@@ -51,13 +51,14 @@ _BY_TYPE = ("capability_context_data", "capability_context_labels")
 
 
 class PlanPassResult(NamedTuple):
-    """What a pass over a plan changed.
+    """Result of a pass over a plan.
 
     Attributes:
-        writes: Channel writes, in order.
-        state: The state as it is after them.
-        ends_superstep: Whether the superstep is over: another process is to go on, or a long list goes on.
-        proposed_plans: The plans that capabilities proposed, each with the name of its author.
+        writes: State writes in order.
+        state: State after the writes.
+        ends_superstep: True if the superstep must end, because the process is shutting down or a
+            long list continues in the next superstep.
+        proposed_plans: Plans that capabilities proposed, each with the name of its author.
     """
 
     writes: Writes
@@ -67,31 +68,33 @@ class PlanPassResult(NamedTuple):
 
 
 async def run_ready_steps(view: TurnView, services: Services) -> PlanPassResult:
-    """Run every step that can run now and return the state's changes.
+    """Run all steps that can run now, and return the changes of the state.
 
     Raises:
         FatalExecutionError: A step failed with severity FATAL.
-        GraphBubbleUp: A step interrupted itself; all that did not need it has run.
+        GraphBubbleUp: A step interrupted itself; all independent steps have run.
     """
     run = PlanRun(view, services)
-    with ExitStack() as around:
-        around.enter_context(count_model_calls(run.budget, services.limits.max_model_calls))
+    with ExitStack() as stack:
+        stack.enter_context(count_model_calls(run.budget, services.limits.max_model_calls))
         if view.plan.get("budget"):
-            around.enter_context(charge_to(services.spending(view, includes_plan_budget=True)))
-            around.enter_context(add_callbacks(BUDGET_CALLBACK))
-        left = await run.run()
-    found = [one for envelope in left for one in (*envelope.get("copies", ()), envelope)]
+            stack.enter_context(charge_to(services.spending(view, includes_plan_budget=True)))
+            stack.enter_context(add_callbacks(BUDGET_CALLBACK))
+        envelopes = await run.run()
+    entries = [copy for envelope in envelopes for copy in (*envelope.get("copies", ()), envelope)]
     schema = services.runner_config.schema
-    writes = merge_writes((write for entry in found for write in entry["update"].items()), schema)
+    writes = merge_writes((write for entry in entries for write in entry["update"].items()), schema)
     state = apply_writes(view.state, writes, schema)
-    questions = {entry["key"]: entry["question"] for entry in found if "question" in entry}
+    questions = {entry["key"]: entry["question"] for entry in entries if "question" in entry}
     failures = {
-        entry["key"]: Failure.from_state(entry["failure"]) for entry in found if "failure" in entry
+        entry["key"]: Failure.from_state(entry["failure"])
+        for entry in entries
+        if "failure" in entry
     }
-    ran = {entry["key"] for entry in left}
+    ran = {entry["key"] for entry in envelopes}
     woken = [key for key in view.resumed_keys if plan_key(key) not in ran]
-    woken += [entry["key"] for entry in left if entry.get("more")]
-    more: dict[str, Any] = {
+    woken += [entry["key"] for entry in envelopes if entry.get("more")]
+    updates: dict[str, Any] = {
         "planning_current_step_index": _current_index(state),
         "runtime_info": {
             **(view.state.get("runtime_info") or {}),
@@ -100,37 +103,37 @@ async def run_ready_steps(view: TurnView, services: Services) -> PlanPassResult:
         },
         "control_budget": run.budget.to_plain(),
     }
-    for entry in found:
+    for entry in entries:
         for key, record in entry["update"].get("execution_step_results", {}).items():
-            more["execution_last_result"] = last_result(record, failures.get(key))
+            updates["execution_last_result"] = last_result(record, failures.get(key))
     if questions:
         pending = {**view.pending_approvals, **questions}
-        # As in the plan, and the copies of a step as in its list.
-        order = {key: place for place, key in enumerate(view.steps_by_key)}
+        # Sort by plan order, and the copies of a step by list order.
+        order = {key: index for index, key in enumerate(view.steps_by_key)}
         keys = sorted(pending, key=lambda k: (order[plan_key(k)], len(k), k))
-        more["execution_pending_approvals"] = {key: pending[key] for key in keys}
+        updates["execution_pending_approvals"] = {key: pending[key] for key in keys}
     if failures:
-        more |= failure_update(list(failures.values()))
+        updates |= failure_update(list(failures.values()))
     elif view.failure:
-        more |= clear_failure_update()
-    proposals = [(entry["plan"], entry["by"]) for entry in found if "plan" in entry]
-    writes += list(more.items())
-    over = run.is_draining() or any(envelope.get("more") for envelope in left)
-    return PlanPassResult(writes, {**state, **more}, over, proposals)
+        updates |= clear_failure_update()
+    proposals = [(entry["plan"], entry["by"]) for entry in entries if "plan" in entry]
+    writes += list(updates.items())
+    over = run.is_draining() or any(envelope.get("more") for envelope in envelopes)
+    return PlanPassResult(writes, {**state, **updates}, over, proposals)
 
 
 class PlanRun:
-    """One pass over a plan: all that can run without another decision of the router.
+    """Pass over a plan: all steps that can run without another routing decision.
 
     Args:
-        view: The turn when the router was entered.
-        services: Shared dependencies.
+        view: State of the turn at the start of the router.
+        services: Services of the graph.
     """
 
     def __init__(self, view: TurnView, services: Services) -> None:
         self._services = services
         self._plan_id = view.plan_id
-        # Steps see what earlier steps of this pass wrote; only the two outer levels are copied.
+        # Steps see the writes of earlier steps in this pass. Only the two outer levels are copied.
         self._state = {
             **view.state,
             **{name: merge_context_data(view.state.get(name), ()) for name in _BY_TYPE},
@@ -143,7 +146,7 @@ class PlanRun:
         self._failures = dict(view.failed_attempts)
         self._ended = view.succeeded_keys | view.skipped_keys
         self._needs = dependencies(view.plan)
-        # With the copies that are known: an effect, or an agreement, of one is not another's.
+        # Include known copies, since an effect or an approval belongs to one copy.
         self._keys = {*self._needs, *(k for k in view.results if plan_key(k) in self._needs)}
         self._pending = self._runnable(view)
         self._for_each_runs: dict[str, ForEachRun] = {}
@@ -171,7 +174,7 @@ class PlanRun:
         )
 
     def _runnable(self, view: TurnView) -> list[tuple[int, PlannedStep]]:
-        """Return the steps that can end in this pass: nothing undecided stands before them."""
+        """Return the steps that can finish in this pass because no undecided step precedes them."""
         blocked = view.suspended_keys
         chosen = []
         for index, step in enumerate(view.steps):
@@ -185,11 +188,11 @@ class PlanRun:
         return chosen
 
     async def run(self) -> list[Envelope]:
-        """Run the steps and return when none can start any more: what each left, in plan order.
+        """Run the steps until none can start, and return their envelopes in plan order.
 
         Raises:
             FatalExecutionError: A step failed with severity FATAL.
-            GraphBubbleUp: A step interrupted itself; all that did not need it has run.
+            GraphBubbleUp: A step interrupted itself; all independent steps have run.
         """
         try:
             with override_run_context(plan_run=self):
@@ -204,11 +207,11 @@ class PlanRun:
             raise self._error
         if self._signals:
             await self._services.journal().write(QUESTION_OWNERS_KEY, self._asked)
-            raise merge_interrupts([self._signals[place] for place in sorted(self._signals)])
+            raise merge_interrupts([self._signals[index] for index in sorted(self._signals)])
         return [entry for entry in self._envelopes if entry is not None]
 
     def _call_ready(self, keys: Iterable[str]) -> None:
-        """Call those of some steps that can run, with all before them that are not called yet."""
+        """Call the tasks of ready steps, and of all earlier steps that were not called yet."""
         ready = [self._places[key] for key in keys if self._needs[key] <= self._ended]
         while self._called <= max(ready, default=-1):
             index, step = self._pending[self._called]
@@ -219,28 +222,28 @@ class PlanRun:
             self._called += 1
 
     def _handle_result(self, place: int, call: asyncio.Future[Any]) -> None:
-        """Take up what a call gave, and call what can run now."""
+        """Process the result of a task, and call the steps that are now ready."""
         key = self._pending[place][1]["context_key"]
         try:
             self._envelopes[place] = self._collect_envelope(
                 key, check_envelope_key(key, call.result())
             )
         except GraphBubbleUp as signal:
-            # Steps that do not need this one go on; the signal is raised when they are through.
+            # Independent steps continue. The signal is raised when they have finished.
             self._signals[place] = signal
         except BaseException as exc:
-            # The run is over: what runs is stopped and nothing else starts.
+            # The run has failed: cancel running steps and start no others.
             self._stopping = True
             self._error = self._error or exc
             for running in self._running:
                 running.cancel()
         finally:
-            # Whatever happened, nobody may wait for this step for ever.
+            # Wake all dependent steps, also after an error.
             self._settled_events[key].set()
 
     def _collect_envelope(self, key: str, envelope: Envelope | None) -> Envelope | None:
-        # A step that finished before a restart comes back here without its body having run, so
-        # this is the place where others learn that it is done.
+        # The result of a step that finished before a restart arrives here without its body having
+        # run, so dependent steps are released here.
         if not envelope:
             return None
         for copy in envelope.get("copies", ()):
@@ -267,7 +270,7 @@ class PlanRun:
                 self._state[name] = value
 
     async def run_step(self, payload: Mapping[str, Any]) -> Envelope | None:
-        """Wait for the inputs of a step, then have it run; what comes back can be saved."""
+        """Wait for the inputs of a step and run it; the returned envelope can be saved."""
         index = payload["step_index"]
         step = self._view.steps[index]
         key = step["context_key"]
@@ -315,9 +318,9 @@ class PlanRun:
         return self._stopping or self._waits_for_review(begun)
 
     def _waits_for_review(self, begun: bool = False) -> bool:
-        """Tell whether a step may not begin, because the rest of the plan is looked at first.
+        """Return whether a step must wait because the planner reviews the rest of the plan first.
 
-        Where a step asked a person and has the answer, it has begun.
+        A step that has received a person's answer has already started.
         """
         return self._review_due and not begun and not count_available_answers()
 
@@ -338,19 +341,19 @@ class PlanRun:
         )
 
     def _observes(self, attempt: Attempt) -> bool:
-        """Return True if the planner is shown a failure of a step, and goes on."""
+        """Return whether the planner is shown a failure of the step instead of ending the turn."""
         spec = self._services.registry.capabilities.get(attempt.capability)
         if spec is None or spec.on_error != "observe" or attempt.step.get("for_each"):
             return False
-        looks = self._services.settings.planning.mode != "plan"
+        may_review = self._services.settings.planning.mode != "plan"
         undoing = bool(self._view.state.get("control_undo"))
-        return looks and not undoing and is_model_written("orchestrator", self._services)
+        return may_review and not undoing and is_model_written("orchestrator", self._services)
 
     async def _run_each(self, attempt: Attempt, door: AttemptContext) -> Envelope | None:
-        """Run a step for each element of its list; one LangGraph task holds those of the copies."""
-        found = await self._services.runner.list_elements(attempt, door)
-        if isinstance(found, StepRecord):
-            return self._make_envelope(found, attempt)
+        """Run a step for each element of its list, each copy in a LangGraph task of its own."""
+        elements = await self._services.runner.list_elements(attempt, door)
+        if isinstance(elements, StepRecord):
+            return self._make_envelope(elements, attempt)
         task = self._services.step_tasks[attempt.capability]
         payload = _payload(attempt.index, attempt.step)
 
@@ -362,20 +365,22 @@ class PlanRun:
             return called
 
         spec = self._services.registry.capabilities[attempt.capability]
-        copies = ForEachRun(attempt, found, spec, self._view, call=call, merge=self._merge)
+        copies = ForEachRun(attempt, elements, spec, self._view, call=call, merge=self._merge)
         self._for_each_runs[attempt.key] = copies
-        self._keys.update(map(copies.key, range(len(found))))
+        self._keys.update(map(copies.key, range(len(elements))))
         limits = self._services.limits
         if limits.max_turn_attempts is None:
-            self.budget.allow_more_attempts(declared_max_attempts(spec.cls, limits) * len(found))
+            self.budget.allow_more_attempts(declared_max_attempts(spec.cls, limits) * len(elements))
         window = 2 * min(limits.max_parallel, spec.max_parallel or limits.max_parallel)
         with event_context(**self._view.event_ids, step_id=attempt.key):
-            left = await copies.run(window)
+            envelopes = await copies.run(window)
             record = copies.record()
         if record is None:
-            return {"key": attempt.key, "update": {}, "copies": left, "more": copies.has_more}
-        kept = left if record.error or spec.effect != "none" else copies.without_collected_data()
-        return {**self._make_envelope(record, attempt), "copies": kept}
+            return {"key": attempt.key, "update": {}, "copies": envelopes, "more": copies.has_more}
+        copy_envelopes = (
+            envelopes if record.error or spec.effect != "none" else copies.without_collected_data()
+        )
+        return {**self._make_envelope(record, attempt), "copies": copy_envelopes}
 
     def _run_copy(self, copies: ForEachRun, number: int) -> tuple[Attempt, Awaitable[StepResult]]:
         attempt = copies.attempt_at(number)
@@ -385,12 +390,12 @@ class PlanRun:
         )
 
     def is_draining(self) -> bool:
-        """Whether the process is to stop: what runs may end, nothing else begins."""
+        """Return whether the process is shutting down, so that no further step starts."""
         return bool(self._control is not None and self._control.drain_requested)
 
     @property
     def seconds_used(self) -> float:
-        """Seconds that the steps of this turn have taken; waiting for a person does not count."""
+        """Seconds that the steps of this turn have run, without waiting for a person."""
         return self._used + self._services.clock.monotonic() - self._began
 
     def _seconds_left(self) -> float | None:
@@ -410,11 +415,11 @@ def _payload(index: int, step: PlannedStep) -> dict[str, Any]:
 
 
 def run_step_task(payload: dict[str, Any]) -> Awaitable[Envelope | None]:
-    """Return the work of a step's LangGraph task."""
+    """Return the coroutine of a step's LangGraph task."""
     run: PlanRun | None = run_context().plan_run
     if run is None:
         raise RuntimeError(
-            "A step task was called outside of a plan's run. Fix: let the router node call it."
+            "A step task must be called inside a plan run. Fix: call it from the router node."
         )
     return run.run_step(payload)
 

@@ -1,4 +1,4 @@
-"""Requests that a recipe answers: chosen, planned and answered with as few model calls as can be."""
+"""Requests that match a recipe and need few or no model calls."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from capgraph.state import TurnView
 
 
 def match_example(request: str, registry: Registry, excluded: Collection[str] = ()) -> str | None:
-    """Name the one recipe that has an example worded as the request is."""
-    found = [
+    """Return the only recipe with an example that has the wording of the request."""
+    names = [
         name
         for name, spec in registry.capabilities.items()
         if name not in excluded
         and (recipe := recipe_of(spec)) is not None
         and recipe.match_request(request) is not None
     ]
-    return found[0] if len(found) == 1 else None
+    return names[0] if len(names) == 1 else None
 
 
 def can_skip_extraction(view: TurnView, registry: Registry) -> bool:
-    """Tell whether the last message needs no understanding: a recipe knows its wording."""
+    """Return whether a recipe matches the wording of the last message."""
     try:
         return match_example(last_request(view.messages), registry) is not None
     except ValidationError:
-        return False  # whoever extracts the task says what is wrong with it
+        return False  # the task extraction reports the error
 
 
 def matched_recipe(view: TurnView, services: Services) -> Recipe | None:
-    """Return the recipe that alone was chosen for the turn, while its first plan is in force."""
+    """Return the only recipe selected for the turn, while its first plan is in force."""
     chosen: list[str] = (view.state.get("planning_selection") or {}).get("chosen") or []
     if len(chosen) != 1 or view.state.get("control_plans_created_count", 0) > 1:
         return None
@@ -53,8 +53,8 @@ async def plan_from_recipe(
         return None
     read = services.registry.capabilities[recipe.name].cls.parameters_from(request.task)
     if recipe.match_request(request.task) is None and read.keys() != recipe.parameters.keys():
-        return None  # a value may be said in other words, so no default may take its place
-    # A model plans what is always active only where it is wanted.
+        return None  # the request may contain a value in other words, so defaults must not apply
+    # Always-active capabilities are only planned by a model that needs them.
     if planner_traits(services.planner).can_correct:
         request = replace(request, active=(recipe.name,))
     try:

@@ -1,4 +1,4 @@
-"""What holds inside a run of a graph: its secrets are masked, its events stamped, its prompts used."""
+"""Run context: secret masking, event routing, and prompts of a run."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from capgraph.telemetry.audit import current_audit
 
 @dataclass(frozen=True, slots=True)
 class OpenQuestions:
-    """Questions that are open on a thread.
+    """Open questions of a thread.
 
     Attributes:
-        ids: LangGraph's ids of the questions.
-        steps: Keys of the steps that asked, each with its capability.
+        ids: LangGraph interrupt IDs of the questions.
+        steps: Capability of each step that asked, by context key.
     """
 
     ids: list[str]
@@ -33,26 +33,26 @@ class OpenQuestions:
 
 
 def find_services(spec: CapabilitySpec) -> Services | None:
-    """Return the services of the runs around the caller that decide about a capability.
+    """Return the services of the enclosing runs that apply to a capability.
 
-    The innermost services that register the name decide: the capability that they register runs.
-    Where none registers it, the innermost services decide, with the capability added to theirs.
+    The innermost services that register the name apply. If none do, the innermost services apply,
+    with the capability added.
     """
-    around = enclosing_services()
-    known = next((s for s in around if spec.name in s.registry.capabilities), None)
-    return known or (around[0].with_capabilities(spec.cls) if around else None)
+    enclosing = enclosing_services()
+    matching = next((s for s in enclosing if spec.name in s.registry.capabilities), None)
+    return matching or (enclosing[0].with_capabilities(spec.cls) if enclosing else None)
 
 
 def enclosing_services() -> list[Services]:
-    """Return the services that operators bound for the runs around the caller, innermost first."""
-    around: Iterator[Services] = reversed(run_context().services)
-    return [services for services in around if services.rebind is not None]
+    """Return the services of the enclosing runs, innermost first."""
+    enclosing: Iterator[Services] = reversed(run_context().services)
+    return [services for services in enclosing if services.rebind is not None]
 
 
 def compile_scope(services: Services | None) -> AbstractContextManager[None]:
-    """Have members that are compiled in the block know the services that they will run with."""
-    around = run_context().services
-    return override_run_context(services=around if services is None else (*around, services))
+    """Return a context manager in which compiled members use the given services."""
+    enclosing = run_context().services
+    return override_run_context(services=enclosing if services is None else (*enclosing, services))
 
 
 async def _ask_about_text(
@@ -60,23 +60,23 @@ async def _ask_about_text(
 ) -> Verdict:
     from capgraph.engine.approval_requests import (
         ask_about_text,
-    )  # few runs ask, and it brings a lot
+    )  # a slow import that few runs need
 
     return await ask_about_text(services, subject, text, reasons)
 
 
 def may_bring_answer() -> bool:
-    """Tell whether an answer that is found is that of the run's own caller.
+    """Return whether an answer in the run comes from the run's own caller.
 
-    A run whose process died when it had been answered is gone on with by anybody.
+    If a process died after an answer, another caller may resume its run.
     """
     return run_context().has_own_answer
 
 
 def dropped_questions() -> OpenQuestions | None:
     """Return the questions that the message of this run dropped."""
-    found: OpenQuestions | None = run_context().dropped_requests
-    return found
+    questions: OpenQuestions | None = run_context().dropped_requests
+    return questions
 
 
 def run_scope(
@@ -87,32 +87,33 @@ def run_scope(
     may_answer: bool = True,
     dropped: OpenQuestions | None = None,
 ) -> AbstractContextManager[None]:
-    """Return what a run goes on in.
+    """Return the context manager of a run.
 
-    A stream goes on piece by piece, and what reads it must not see what holds inside, so the
-    block is entered anew for each piece. A run inside another one is masked with the secrets of
-    both, and its events go to the sinks of both, under the ids of the outer one.
+    A stream yields to its reader between parts, which must not see the run context. The context is
+    therefore entered again for each part. A nested run masks the secrets of both runs, and its
+    events go to the sinks of both with the IDs of the outer run.
 
     Args:
-        services: Whose run it is.
-        config: The run's configuration.
-        has_subscriber: Whether anybody beside the sinks takes up the run's events; as LangGraph, or the
-            run around this one, has it when not given.
-        may_answer: Whether the run may bring an answer; one that goes on by itself finds it saved.
-        dropped: The questions that the run's message drops.
+        services: Services of the run.
+        config: Configuration of the run.
+        has_subscriber: True if a consumer other than a sink receives the events; by default, as
+            configured in LangGraph or the enclosing run.
+        may_answer: True if the run may contain a new answer. A run that resumes automatically uses
+            a saved one.
+        dropped: Questions that the message of the run drops.
     """
-    around: tuple[Services, ...] = run_context().services
-    if any(known is services for known in around):
+    enclosing: tuple[Services, ...] = run_context().services
+    if any(existing is services for existing in enclosing):
         return nullcontext()
     ids: dict[str, str | None] = {}
-    if not around:
+    if not enclosing:
         thread = (config.get("configurable") or {}).get("thread_id")
         ids["run_id"] = str(config.get("run_id") or uuid.uuid4())
         ids["thread_id"] = None if thread is None else str(thread)
     if has_subscriber is None:
-        has_subscriber = has_listener() if around else has_custom_stream()
+        has_subscriber = has_listener() if enclosing else has_custom_stream()
     changes: dict[str, Any] = {
-        "services": (*around, services),
+        "services": (*enclosing, services),
         "has_own_answer": may_answer,
         "dropped_requests": dropped,
         "has_listener": has_subscriber or services.events.has_sinks,
@@ -127,11 +128,11 @@ def run_scope(
 
 
 async def end_run(scope: AbstractContextManager[None], error: BaseException | None = None) -> None:
-    """Write what waits for the audit, and tell the sinks that what went on in a scope is over.
+    """Flush the audit, and notify the sinks that a run has ended.
 
     Args:
-        scope: What :func:`run_scope` gave; the scope of an outer run is left to that one.
-        error: What the run was ended by.
+        scope: Result of :func:`run_scope`. The scope of an outer run is not ended.
+        error: Exception that ended the run.
     """
     if not isinstance(scope, _Scope):
         return
@@ -144,7 +145,7 @@ async def end_run(scope: AbstractContextManager[None], error: BaseException | No
 
 
 class _Scope(override_run_context):
-    """The context of a run, worked out once and entered for each piece of it."""
+    """Context of a run, computed once and entered for each part of its stream."""
 
     def __init__(self, services: Services, changes: Mapping[str, Any]) -> None:
         super().__init__(**changes)

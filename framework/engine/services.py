@@ -1,4 +1,4 @@
-"""What a graph's nodes share: decided by an operator, made once, handed to every node."""
+"""Services that the nodes of a graph share."""
 
 from __future__ import annotations
 
@@ -62,33 +62,32 @@ ParametersOfState = (
 
 
 class OperatorOptions(TypedDict, total=False):
-    """What an operator decides, as keywords of ``build_graph`` and ``bind``. Each may be left out.
+    """Options of ``build_graph`` and ``bind`` for an operator. All of them are optional.
 
     Attributes:
-        behaviors: What stands around each attempt and each model call: objects with ``stage`` and
-            ``async around(attempt, call_next)``; and hooks around each step, which have no stage:
-            see ``capgraph.behaviors``.
-        policies: What is asked before a plan is accepted (``review``) and before a step starts
-            (``decide``); one object may do both. A ``PolicyEngine`` acts on how the turn stands. No input of a caller can switch them off.
-        permissions: Who may use which capability: a ``PermissionPolicy`` or ``CedarPermissions``. A
-            caller without a role that is configured may use none.
-        budget: What may be used up: a ``Budget``, or several with different ``per``, ``window`` or
-            ``name``.
-        prices: What models cost; the process's own table, and ``genai-prices``, when not given.
-        answer_gate: What the answer has to be good enough for: a ``QualityGate``.
-        sinks: What takes up the events of runs: objects with ``emit(event)``.
-        audit: ``True`` keeps who did what in the database of the saver, in a chain that shows any
-            change; an ``AuditLog`` keeps it in a file. What the settings say, when not given.
-        capacity: Slots for steps; shared by all graphs of the process when not given.
-        state_schema: ``AgentState``, or a subclass with keys of one's own.
-        system_prompt: What the models that plan and answer are told besides: text, or a function
-            (also an async one) of the turn's ``TurnView``. It stands behind what stays the same.
-        embeddings: LangChain ``Embeddings`` for the offline choice of capabilities.
-        clock: Source of time: a ``Clock``, or a function that returns seconds.
-        selector: Chooses capabilities, in place of the one for the model and the settings.
-        extractor: Finds the task.
-        planner: Writes plans.
-        answerer: Writes the final message.
+        behaviors: Middleware and behaviors for steps and model calls: see ``capgraph.behaviors``.
+        policies: Objects that are asked before a plan is accepted (``review``) and before a step
+            starts (``decide``); one object may do both. A ``PolicyEngine`` reacts to the progress
+            of a turn. Callers cannot disable policies.
+        permissions: A ``PermissionPolicy`` or ``CedarPermissions`` that decides who may use which
+            capability. A caller without a configured role may use none.
+        budget: A ``Budget``, or several that differ in ``per``, ``window``, or ``name``.
+        prices: Prices of models; defaults to the table of the process and ``genai-prices``.
+        answer_gate: ``QualityGate`` of the answer.
+        sinks: Objects with ``emit(event)`` that receive the events of all runs.
+        audit: ``True`` stores a tamper-evident audit in the saver's database; an ``AuditLog``
+            stores it in a file. Defaults to the settings.
+        capacity: Concurrency slots for steps; by default, all graphs of the process share them.
+        state_schema: ``AgentState``, or a subclass with additional keys.
+        system_prompt: Instructions for the models that plan and answer: a text, or a function of
+            the turn's ``TurnView``, which may be async. They follow the constant part of the
+            prompt.
+        embeddings: LangChain ``Embeddings`` for capability selection without a model.
+        clock: A ``Clock``, or a function that returns seconds.
+        selector: Selects capabilities; replaces the default.
+        extractor: Extracts the task; replaces the default.
+        planner: Writes plans; replaces the default.
+        answerer: Writes the final message; replaces the default.
     """
 
     behaviors: Sequence[AnyBehavior]
@@ -112,7 +111,7 @@ class OperatorOptions(TypedDict, total=False):
     answerer: Answerer
 
 
-if TYPE_CHECKING:  # what nobody declares is not imported; settings bring YAML and readers
+if TYPE_CHECKING:  # avoids imports of optional parts, such as YAML for the settings
     from capgraph.configs.settings import Settings
     from capgraph.engine.auditing import Auditor
     from capgraph.governance.budget import Budget
@@ -129,33 +128,32 @@ if TYPE_CHECKING:  # what nobody declares is not imported; settings bring YAML a
 
 @dataclass(slots=True, weakref_slot=True)
 class Services:
-    """Dependencies of the nodes. Holds nothing that belongs to one run.
+    """Dependencies of the nodes of a graph. They contain no data of a run.
 
     Attributes:
-        runner: The one way into a capability.
-        selector: Chooses capabilities.
-        extractor: Finds the task.
+        runner: Step runner.
+        selector: Selects capabilities.
+        extractor: Extracts the task.
         planner: Writes plans.
         answerer: Writes the final message.
-        persistence: Where the graph stores its threads; a run may bring another saver.
-        plan_policies: Asked before a plan is accepted.
-        answer_gate: Looks at the answer before it is given.
-        policy_engines: Rules that act when a turn fails, takes too long, costs too much or is done.
-        permissions: What callers may use; ``None`` where nobody decides about that.
-        flow: Knows the labels of data; ``None`` where nothing declares one.
-        guard: Looks at what a person sends and at the message that ends a turn.
-        events: Stamps the events of runs and hands them to the sinks.
-        budget_policy: What may be spent.
-        auditor: Finds the audit of a run; ``None`` where none is kept.
-        masker: Knows the secrets of the settings.
-        prompts: What ``get_framework_prompts()`` gives in the runs.
-        retention: What stays of threads.
-        step_tasks: Capability name to the LangGraph task that runs its steps.
-        system_prompt: What the application tells the models that plan and answer: text, or a
-            function of the turn.
-        answer_type: The form of the answer; ``None`` for text.
-        rebind: Makes the same of another registry.
-        run_starts: With what runs of graphs of one's own began, by checkpoint.
+        persistence: Storage of the graph's threads; a run may use another saver.
+        plan_policies: Policies that are evaluated before a plan is accepted.
+        answer_gate: Quality gate of the answer.
+        policy_engines: Rules that react to failures, time, cost, and the end of a turn.
+        permissions: Permissions of callers; ``None`` if none are configured.
+        flow: Policy for data labels; ``None`` if no capability declares labels.
+        guard: Guardrail for the input and the final message of a turn.
+        events: Dispatcher that adds IDs to events and sends them to the sinks.
+        budget_policy: Budgets and prices.
+        auditor: Opens the audit of a run; ``None`` without an audit.
+        masker: Masks the secrets in the settings.
+        prompts: Prompt provider of the runs.
+        retention: Retention rules for threads.
+        step_tasks: LangGraph task that runs the steps of a capability, by capability name.
+        system_prompt: Instructions of the application: a text, or a function of the turn.
+        answer_type: Type of a structured answer; ``None`` for text.
+        rebind: Creates the same services for another registry.
+        run_starts: Starts of runs of custom graphs, by checkpoint ID.
     """
 
     runner: StepRunner
@@ -191,12 +189,12 @@ class Services:
 
     @property
     def runner_config(self) -> RunnerConfig:
-        """What the stages of an attempt go by."""
+        """Configuration of the step runner."""
         return self.runner.config
 
     @property
     def registry(self) -> Registry:
-        """Capabilities, nodes and context types."""
+        """Capabilities, nodes, and context types."""
         return self.runner_config.registry
 
     @property
@@ -206,80 +204,81 @@ class Services:
 
     @property
     def limits(self) -> Limits:
-        """Bounds of a run."""
+        """Limits of a run."""
         return self.runner_config.limits
 
     @property
     def clock(self) -> Clock:
-        """Time."""
+        """Clock of the graph."""
         return self.runner_config.clock
 
     @property
     def chat_model(self) -> Callable[[str], Any]:
-        """Role to chat model, or ``None``."""
+        """Function from role to chat model, or to ``None``."""
         return self.runner_config.chat_model
 
     def with_capabilities(self, *capabilities: Any) -> Services:
-        """Return the same with further capabilities, such as the tools of one agent.
+        """Return services with additional capabilities, such as the tools of one agent.
 
-        What is counted, kept and told stays in one place for both.
+        Both share budgets, storage, and events.
         """
         if not capabilities or self.rebind is None:
             return self
-        made = self._extended.get(capabilities)
-        if made is None:
+        extended = self._extended.get(capabilities)
+        if extended is None:
             other = self.rebind(self.registry.with_(*capabilities))
-            made = self._extended[capabilities] = replace(
+            extended = self._extended[capabilities] = replace(
                 self,
                 runner=other.runner,
                 permissions=other.permissions,
                 flow=other.flow,
                 plan_policies=other.plan_policies,
             )
-        return made
+        return extended
 
     def registry_for(self, view: TurnView) -> Registry:
-        """Return what the caller of a turn may use: nothing else is shown to whoever plans."""
+        """Return a registry of the capabilities that the caller of a turn may use."""
         if self.permissions is None:
             return self.registry
         return self.permissions.visible_registry(view.caller)
 
     async def instructions(self, view: TurnView) -> str:
-        """Return what the application and the system messages of the input tell the models."""
+        """Return the instructions of the application and the system messages for the models."""
         from capgraph.planning.strategies import system_text
 
-        own: Any = self.system_prompt or ""
-        if callable(own):
+        instructions: Any = self.system_prompt or ""
+        if callable(instructions):
             try:
-                own = await maybe_await(own(view))
+                instructions = await maybe_await(instructions(view))
             except (CapgraphError, GraphBubbleUp):
                 raise
             except Exception as exc:
                 raise InfrastructureError(
-                    f"The function given as system_prompt failed: {type(exc).__name__}: {exc}.",
+                    f"The system_prompt function failed: {type(exc).__name__}: {exc}.",
                     severity=classify_exception(exc, "system_prompt").severity,
                 ) from exc
-        if not isinstance(own, str | None):
+        if not isinstance(instructions, str | None):
             raise InfrastructureError(
-                f"The function given as system_prompt returned {own!r:.80}.", fix="Return text."
+                f"Invalid system_prompt: the function returned {instructions!r:.80}.",
+                fix="return a string.",
             )
-        text = (own or "").strip()
+        text = (instructions or "").strip()
         return "\n\n".join(part for part in (text, system_text(view.messages)) if part)
 
     @property
     def requires_other_approver(self) -> bool:
-        """Whether who asks for a turn has to be known later on."""
-        known = self.registry.capabilities.values()
-        return any(ApprovalPolicy.of(spec.requires_approval).not_requester for spec in known)
+        """True if a capability requires approval by someone other than the requester."""
+        capabilities = self.registry.capabilities.values()
+        return any(ApprovalPolicy.of(spec.requires_approval).not_requester for spec in capabilities)
 
     async def warm_up(self) -> None:
-        """Do ahead what a first request would wait for: fit the choice, import libraries."""
+        """Fit the selector and import libraries before the first request."""
         prepare = getattr(self.selector, "prepare", None)
         if prepare is not None:
             await prepare(self.registry.candidates())
         for spec in self.registry.capabilities.values():
             for library in getattr(spec.cls, "libraries", ()):
-                # One that is not there is reported by the step that needs it.
+                # The step that needs a missing library reports it.
                 with suppress(ImportError):
                     await asyncio.to_thread(importlib.import_module, library)
 
@@ -288,12 +287,12 @@ class Services:
         return running_journal(self.persistence)
 
     def view(self, state: Any) -> TurnView:
-        """Return the typed reading of a state in the run that calls this."""
-        thread = current_configurable().get("thread_id")
-        known = None if thread is None else str(thread)
+        """Return the typed view of a state in the current run."""
+        configured = current_configurable().get("thread_id")
+        thread_id = None if configured is None else str(configured)
         return TurnView(
             state,
-            thread_id=known,
+            thread_id=thread_id,
             caller=current_caller(),
             sender=current_sender(),
             default_owner=enclosing_billing_subject(),
@@ -302,51 +301,56 @@ class Services:
     def spending(
         self, view: TurnView, *, includes_plan_budget: bool = False, run_id: str = ""
     ) -> TurnSpending | None:
-        """Return what the running turn may spend; ``None`` when nothing is bounded or kept.
+        """Return the spending of the running turn; ``None`` without budgets and usage records.
 
         Args:
-            view: The turn.
-            includes_plan_budget: Whether the budget of the plan in force counts besides.
-            run_id: Names the run that stands for a turn, in a graph of one's own that has none.
+            view: Current state of the turn.
+            includes_plan_budget: True if the budget of the plan in force also applies.
+            run_id: ID of the run in a custom graph, which has no turns.
         """
-        journal, own = self.journal(), view.plan.get("budget") if includes_plan_budget else None
+        journal = self.journal()
         return self.budget_policy.for_turn(
-            view, journal.persistence, has_saver=journal.is_durable, plan_limits=own, run_id=run_id
+            view,
+            journal.persistence,
+            has_saver=journal.is_durable,
+            plan_limits=view.plan.get("budget") if includes_plan_budget else None,
+            run_id=run_id,
         )
 
     async def budget_left(self) -> dict[str, float]:
-        """Return what is left of each limit of the budget; empty without one."""
+        """Return the remaining amount of each budget limit; empty without a budget."""
         spending = current_spending()
         return {} if spending is None else await spending.left()
 
     def ledger(self, view: TurnView, visit_id: str = "") -> EffectLedger:
-        """Return the effects, waits and agreements of the running turn.
+        """Return the effects, waits, and approvals of the running turn.
 
         Args:
-            view: The turn.
-            visit_id: Tells this visit of a node from others, where no plan tells its steps apart.
+            view: Current state of the turn.
+            visit_id: ID of this visit of a node, if no plan identifies its steps.
         """
         journal = self.journal()
-        # Steps side by side in a graph of one's own make a ledger each; their claims meet here.
-        place = (journal.thread_id, id(asyncio.get_running_loop()))
+        # Parallel steps in a custom graph create separate ledgers, which must share a lock.
+        lock_key = (journal.thread_id, id(asyncio.get_running_loop()))
         with self._locks_guard:
-            lock = self._locks.get(place)
+            lock = self._locks.get(lock_key)
             if lock is None:
-                lock = self._locks[place] = asyncio.Lock()
+                lock = self._locks[lock_key] = asyncio.Lock()
         return EffectLedger(journal, view, lock, visit_id=visit_id)
 
     def node(self, capability: type[Any], parameters: ParametersOfState | None = None) -> GraphNode:
-        """Return the node of a capability for a graph of one's own.
+        """Return the node of a capability for a custom graph.
 
         Args:
-            capability: A decorated capability that was given to ``bind``.
-            parameters: Parameter name to the state key that holds its value, or a function of the
-                state (also an async one) that returns values by parameter name. A state without the
-                key leaves the parameter out. Without, the step of a plan in the state supplies them.
+            capability: Decorated capability that was passed to ``bind``.
+            parameters: State key of each parameter, by parameter name, or a function of the state
+                (possibly async) that returns parameter values. A parameter whose key is missing
+                from the state is omitted. By default, the parameters come from the step of a plan
+                in the state.
 
         Raises:
-            RegistryError: The capability was not bound.
-            ConfigurationError: ``parameters`` names a parameter that the capability does not have.
+            RegistryError: The capability is not bound.
+            ConfigurationError: ``parameters`` names an unknown parameter.
 
         >>> from capgraph import BaseCapability, bind, capability_node
         >>> @capability_node
@@ -361,37 +365,37 @@ class Services:
         from capgraph.base.errors import RegistryError
 
         spec: Any = getattr(capability, "capability_spec", None)
-        known = self.registry.capabilities.get(getattr(spec, "name", ""))
-        if known is None or known is not spec:
+        registered = self.registry.capabilities.get(getattr(spec, "name", ""))
+        if registered is None or registered is not spec:
             raise RegistryError(
-                f"{capability!r} is none of the capabilities that were bound.",
-                fix="Give it to bind([...]), decorated with @capability_node.",
+                f"Capability {capability!r} is not bound.",
+                fix="decorate it with @capability_node and pass it to bind([...]).",
             )
         node: GraphNode = capability.langgraph_node
         if parameters is None:
             return node.with_services(self)
-        _check_parameters(known, parameters)
+        _check_parameters(registered, parameters)
         return node.with_services(self, parameters=parameters)
 
 
 def _check_parameters(spec: CapabilitySpec, parameters: ParametersOfState) -> None:
-    """Refuse a mapping of state keys that does not fit to a capability.
+    """Check a mapping of parameters to state keys.
 
     Raises:
-        ConfigurationError: It names what is no parameter, or is neither a mapping nor a function.
+        ConfigurationError: It names an unknown parameter, or is neither a mapping nor a function.
     """
     if callable(parameters):
         return
-    owner = f"The node of {spec.name!r}"
+    owner = f"the node of {spec.name!r}"
     if not matches_annotation(parameters, Mapping[str, str]):
         raise ConfigurationError(
-            f"{owner} has the parameters {parameters!r:.80}, neither a mapping of parameter names to"
-            " state keys nor a function of the state.",
-            fix='Write parameters={"city": "city_key"}.',
+            f"Invalid parameters {parameters!r:.80} of {owner}: expected a mapping of parameter names"
+            " to state keys, or a function of the state.",
+            fix='pass parameters={"city": "city_key"}.',
         )
-    known = parameter_names(spec.parameters)
-    if unknown := [name for name in parameters if name not in known]:
+    names = parameter_names(spec.parameters)
+    if unknown := [name for name in parameters if name not in names]:
         raise ConfigurationError(
-            f"{owner} maps {', '.join(map(repr, unknown))}: {spec.name!r} has no such parameter.",
-            fix=suggest_fix(*unknown, candidates=known),
+            f"Unknown parameters {', '.join(map(repr, unknown))} of {owner}.",
+            fix=suggest_fix(*unknown, candidates=names),
         )

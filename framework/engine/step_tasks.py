@@ -1,4 +1,4 @@
-"""What LangGraph saves with a step's task."""
+"""Step envelopes, LangGraph tasks, and label scopes."""
 
 from __future__ import annotations
 
@@ -41,49 +41,50 @@ from capgraph.registry import Registry
 
 T = TypeVar("T")
 Envelope = dict[str, Any]
-"""``key`` and ``update``, and where there is one ``question``, ``failure``, or ``plan`` with its
-author (``by``); of a step that ran for each element of a list also what its ``copies`` left, and
-whether there are ``more`` of them."""
+"""Saved result of a step's task. It contains ``key`` and ``update``, and if present ``question``,
+``failure``, or ``plan`` with its author (``by``). For a ``for_each`` step, it also contains the
+``copies`` and whether there are ``more``.
+"""
 
 AskScope = Callable[[], AbstractAsyncContextManager[None]]
-"""Makes the block in which a request asks a person."""
+"""Creates the context manager in which a request asks a person."""
 
 _ENDS_THE_TURN = frozenset({"CG-LIMIT", "CG-STOPPED"})
 
 
 def envelope_of(record: StepRecord, plan: str) -> Envelope:
-    """Return a record in the form that LangGraph saves with the step's task.
+    """Return a step record in the form that LangGraph saves with the step's task.
 
     Args:
-        record: What the step left behind.
-        plan: The stamp of its plan.
+        record: Record of the step.
+        plan: ID of its plan.
     """
-    found: Envelope = {"key": record.key, "update": to_state(record, plan)}
+    envelope: Envelope = {"key": record.key, "update": to_state(record, plan)}
     if record.error is not None and record.skipped is None:
-        found["failure"] = record.error.to_state()
+        envelope["failure"] = record.error.to_state()
     if record.plan is not None:
-        found |= {"plan": record.plan, "by": record.capability}
-    return found
+        envelope |= {"plan": record.plan, "by": record.capability}
+    return envelope
 
 
 def check_envelope_key(key: str, envelope: Envelope | None) -> Envelope | None:
-    """Return what came back for a step; its body need not have run.
+    """Return the saved result of a step's task after checking its key.
 
     Raises:
-        InfrastructureError: It is another step's.
+        InfrastructureError: It belongs to another step.
     """
     if envelope and envelope.get("key") != key:
         raise InfrastructureError(
-            f"The saved result of another step came back for {key!r}.",
-            fix="Start a new thread; this one was saved by a graph with other steps.",
+            f"The saved result for step {key!r} belongs to another step.",
+            fix="start a new thread; a graph with other steps saved this one.",
         )
     return envelope
 
 
 def skip_optional_failure(record: StepRecord) -> StepRecord:
-    """Return the record of a step without which the plan goes on, whatever it failed of.
+    """Return the record of a failed optional step, without which the plan continues.
 
-    What ends the turn ends it all the same, and a try that was cut short is none.
+    Failures that end the turn, and attempts that were cut short, are returned unchanged.
     """
     error = record.error
     if error is None or not error.final or error.metadata.get("code") in _ENDS_THE_TURN:
@@ -92,35 +93,35 @@ def skip_optional_failure(record: StepRecord) -> StepRecord:
 
 
 def mark_observed(record: StepRecord) -> StepRecord:
-    """Return the record of a step whose failure the planner is shown, in place of ending the turn.
+    """Return the record of a failure that the planner is shown instead of ending the turn.
 
-    A failure that somebody classified means what they said, except that a planner is asked for
-    another plan either way.
+    A failure that was classified explicitly keeps its meaning, except that REPLANNING leads to a
+    new plan in both cases.
     """
     error, after = record.error, skip_optional_failure(record)
     if error is None or after is record or "effect_done" in error.metadata:
         return record
-    told = error.unclassified or error.metadata.get("category") == TOOL_ERROR
+    is_unexplained = error.unclassified or error.metadata.get("category") == TOOL_ERROR
     replans = error.severity is ErrorSeverity.REPLANNING
-    if not (told or replans) or "rejected_by_person" in error.metadata:
+    if not (is_unexplained or replans) or "rejected_by_person" in error.metadata:
         return record
     return replace(after, observed=True)
 
 
 @contextmanager
 def label_scope(labels: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Have what runs in the block carry labels, those of what is around among them.
+    """Open a label scope: code in the block carries the given labels and the enclosing ones.
 
     Args:
-        labels: Labels of what it has before it, with their sources.
+        labels: Labels of the data at the start of the block, with their sources.
 
     Yields:
-        Takes up the labels of what is read in the block.
+        A dictionary that collects the labels of data that is read in the block.
     """
-    around, told = current_label_scope(), dict[str, str]()
-    before = {**around.inherited, **labels} if around is not None else labels
-    with override_run_context(labels=LabelScope(before, told, _default_flow)):
-        yield told
+    outer, collected = current_label_scope(), dict[str, str]()
+    inherited = {**outer.inherited, **labels} if outer is not None else labels
+    with override_run_context(labels=LabelScope(inherited, collected, _default_flow)):
+        yield collected
 
 
 def _default_flow() -> FlowPolicy:
@@ -128,51 +129,54 @@ def _default_flow() -> FlowPolicy:
 
 
 def run_as_task(name: str, work: Callable[[], Awaitable[T]]) -> Awaitable[T]:
-    """Begin work as a LangGraph task: what it gave is kept, so that none is done twice.
+    """Run a function as a LangGraph task, so that its result is saved and it is not repeated.
 
-    The labels of what it heard meanwhile are kept beside it, and heard wherever it is handed out.
+    The labels that the function collects are saved with the result and apply wherever it is used.
     """
-    around = current_label_scope()
-    known = around.labels if around is not None else {}
+    outer = current_label_scope()
+    labels = outer.labels if outer is not None else {}
 
     async def body() -> Any:
-        with label_scope(known) as told:
-            gave = await work()
-        return {LABELS_KEY: told, "gave": gave} if told else gave
+        with label_scope(labels) as collected:
+            result = await work()
+        return {LABELS_KEY: collected, "gave": result} if collected else result
 
     decorate: Any = task(name=name)
     return _collect_labels(decorate(body)())
 
 
 async def _collect_labels(task_result: Awaitable[Any]) -> Any:
-    found = await task_result
-    if isinstance(found, Mapping) and LABELS_KEY in found:
-        propagate_labels(found[LABELS_KEY])
-        return found["gave"]
-    return found
+    saved = await task_result
+    if isinstance(saved, Mapping) and LABELS_KEY in saved:
+        propagate_labels(saved[LABELS_KEY])
+        return saved["gave"]
+    return saved
 
 
 async def gather_tasks(tasks: Iterable[Awaitable[T]]) -> list[T]:
-    """Return what several tasks gave; an error comes before questions, and those as one signal."""
-    found = await asyncio.gather(*tasks, return_exceptions=True)
-    signals = [item for item in found if isinstance(item, GraphBubbleUp)]
-    for item in found:
+    """Return the results of concurrent tasks.
+
+    An error takes precedence over interrupts, which are merged into one signal.
+    """
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    signals = [item for item in results if isinstance(item, GraphBubbleUp)]
+    for item in results:
         if isinstance(item, BaseException) and item not in signals:
             raise item
     if signals:
         raise merge_interrupts(signals)
-    return [item for item in found if not isinstance(item, BaseException)]
+    return [item for item in results if not isinstance(item, BaseException)]
 
 
 class ConcurrentRequests:
-    """Requests that one run of a node makes side by side, such as the calls of a ``ToolNode``.
+    """Concurrent requests of one node run, such as the calls of a ``ToolNode``.
 
-    A question of one ends the node's run, and would cut off another in the middle of its effect.
-    So a question waits for the requests beside it, and comes out together with theirs. LangGraph
-    finds answers by the order of the questions, so the requests ask in the order in which they
-    began.
+    An interrupt of one request ends the node run and would cancel other requests during their
+    effects. An interrupt therefore waits for the other requests, and all interrupts are raised
+    together. LangGraph matches answers by the order of the interrupts, so the requests ask in the
+    order in which they started.
 
-    A node that goes on after a question, as ``with_fallbacks`` makes it, would hide it. The next
+    A node that catches an interrupt, for example with ``with_fallbacks``, would hide it. The next
     request raises it again.
     """
 
@@ -184,9 +188,9 @@ class ConcurrentRequests:
 
     @asynccontextmanager
     async def request(self) -> AsyncIterator[AskScope]:
-        """Run a request in the block; it asks inside the context manager that it is given."""
+        """Run a request in the block; it asks a person inside the yielded context manager."""
         if self._signals and not self._running:
-            raise merge_interrupts(self._signals)  # the code of the node caught it, and went on
+            raise merge_interrupts(self._signals)  # the node caught it and continued
         before, settled = [*self._settled], asyncio.Event()
         self._settled.append(settled)
         self._running += 1
@@ -220,16 +224,19 @@ class ConcurrentRequests:
 
 @asynccontextmanager
 async def single_request() -> AsyncIterator[AskScope]:
-    """Run a request that has none beside it; see :class:`RequestsSideBySide`."""
+    """Run a request without concurrent ones; see :class:`ConcurrentRequests`."""
     yield nullcontext
 
 
 def merge_interrupts(signals: Sequence[GraphBubbleUp]) -> GraphBubbleUp:
-    """Return one signal for those of several steps: all their questions at once."""
+    """Merge the signals of several steps into one signal with all their interrupts.
+
+    A signal other than an interrupt takes precedence.
+    """
     interrupts = [signal for signal in signals if isinstance(signal, GraphInterrupt)]
-    others = [signal for signal in signals if not isinstance(signal, GraphInterrupt)]
-    if others:
-        return others[0]
-    # A question inside a graph that a step calls comes out of its task and of its node.
-    asked = {item.id: item for signal in interrupts for item in signal.args[0]}
-    return GraphInterrupt(tuple(asked.values()))
+    other_signals = [signal for signal in signals if not isinstance(signal, GraphInterrupt)]
+    if other_signals:
+        return other_signals[0]
+    # An interrupt of a nested graph is raised by its task and again by its node.
+    questions = {item.id: item for signal in interrupts for item in signal.args[0]}
+    return GraphInterrupt(tuple(questions.values()))

@@ -1,4 +1,4 @@
-"""Which strategy each node uses: with a model where there is one, offline otherwise."""
+"""Choice of strategies: model-based if a model is configured, offline otherwise."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from capgraph.registry import Registry
 
 
 def resolve_models(model: Any, settings: Any) -> Any:
-    """Return the models of an agent: those that its caller names, else those of the settings.
+    """Return the models that the caller passes, or those of the settings.
 
-    A setting ``model`` is the default of the roles that ``models`` leaves out.
+    The setting ``model`` is the default for roles that ``models`` does not contain.
     """
     configured = model if model is not None else (settings.model or settings.models or None)
     if isinstance(configured, str) and configured == settings.model and settings.models:
@@ -30,17 +30,17 @@ def choose_strategies(
     options: OperatorOptions,
     clock: Clock | None,
 ) -> dict[str, Any]:
-    """Return ``selector``, ``extractor``, ``planner``, ``answerer`` and ``chat_model``.
+    """Return ``selector``, ``extractor``, ``planner``, ``answerer``, and ``chat_model``.
 
     Args:
-        registry: What the agent is made of.
+        registry: Registered capabilities.
         settings: All settings.
-        model: A model, a description of one, one for each role, or ``None``.
-        options: What the operator decided; strategies that are given win.
-        clock: Source of time.
+        model: Model, description of a model, mapping from role to model, or ``None``.
+        options: Options of the operator; strategies in them take precedence.
+        clock: Clock of the graph.
 
     Raises:
-        ConfigurationError: A strategy that needs a model is set, and there is none.
+        ConfigurationError: The configured strategy requires a model, and none is configured.
     """
     from capgraph.selection import EmbeddingSelector, LexicalSelector
 
@@ -57,7 +57,7 @@ def choose_strategies(
     if configured is not None:
         from capgraph.models import model_strategies, role_behaviors
 
-        own = role_behaviors(configured)
+        behaviors_by_role = role_behaviors(configured)
         chosen |= model_strategies(
             configured,
             registry,
@@ -65,17 +65,17 @@ def choose_strategies(
             offline,
             options.get("behaviors", ()),
             role_behaviors={
-                role: model_behaviors(given, f"models.{role}.behaviors")
-                for role, given in own.items()
-                if given
+                role: model_behaviors(custom, f"models.{role}.behaviors")
+                for role, custom in behaviors_by_role.items()
+                if custom
             },
             has_custom_planner="planner" in options,
             clock=clock,
         )
     elif strategy in {"model", "per_capability"}:
         raise ConfigurationError(
-            f"selection.strategy is {strategy!r}, and no chat model is configured.",
-            fix="Set 'model', or use the strategy 'auto'.",
+            f"selection.strategy {strategy!r} requires a chat model, and none is configured.",
+            fix="set 'model', or use the strategy 'auto'.",
         )
-    given: dict[str, Any] = dict(options)
-    return {name: given.get(name, found) for name, found in chosen.items()}
+    custom: dict[str, Any] = dict(options)
+    return {name: custom.get(name, default) for name, default in chosen.items()}

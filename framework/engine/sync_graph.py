@@ -1,4 +1,4 @@
-"""Compiled graphs whose nodes are coroutines, for callers without an event loop too."""
+"""Compiled graph with asynchronous nodes and synchronous methods."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ from capgraph.stores.async_checks import require_async_saver, require_async_stor
 Ts = TypeVarTuple("Ts")
 
 _MAX_BUFFERED_PARTS = 64
-"""Parts that a run may be ahead of the one who reads them."""
+"""Maximum number of unread parts of a stream."""
 
 _Make = Callable[[], AsyncIterator[Any]]
 
 
 class SyncGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT]):
-    """A compiled graph whose synchronous methods run what the asynchronous ones run.
+    """Compiled graph whose synchronous methods call the asynchronous ones.
 
-    They do so on an event loop of their own, in a thread of their own, so that they also work where
-    a loop is running already (a notebook).
+    They run on a separate event loop in a separate thread, so that they also work if a loop is
+    already running, as in a notebook.
     """
 
-    if not TYPE_CHECKING:  # what they take and give is what LangGraph's own do
+    if not TYPE_CHECKING:  # the signatures are those of LangGraph
 
         def invoke(self, *args: Any, **kwargs: Any) -> Any:
-            """Run the graph and wait for the result; takes what ``ainvoke`` takes."""
+            """Run the graph and return the result; takes the arguments of ``ainvoke``."""
             return run_in_new_loop(lambda: self.ainvoke(*args, **kwargs))
 
         def stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-            """Run the graph and yield what it streams; takes what ``astream`` takes."""
+            """Run the graph and yield its stream; takes the arguments of ``astream``."""
             return _iterate(lambda: self.astream(*args, **kwargs))
 
         async def astream(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any]:
-            """Run the graph and yield what it streams; takes what LangGraph's own takes.
+            """Run the graph and yield its stream; takes the arguments of LangGraph's method.
 
-            Inside another graph a question comes out once. LangGraph collects it from the node
-            and again from each task inside the node.
+            Inside another graph, LangGraph collects an interrupt from the node and again from each
+            task inside it. It is raised once here.
             """
             try:
                 async with contextlib.aclosing(super().astream(*args, **kwargs)) as parts:
@@ -66,26 +66,28 @@ class SyncGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT]):
                 raise merge_interrupts([signal]) from None
 
     def get_state(self, config: RunnableConfig, **more: Any) -> StateSnapshot:
-        """Return the state of a thread; takes what ``aget_state`` takes."""
-        found: StateSnapshot = run_in_new_loop(lambda: self.aget_state(config, **more))
-        return found
+        """Return the state of a thread; takes the arguments of ``aget_state``."""
+        snapshot: StateSnapshot = run_in_new_loop(lambda: self.aget_state(config, **more))
+        return snapshot
 
     def get_state_history(self, config: RunnableConfig, **more: Any) -> Iterator[StateSnapshot]:
-        """Yield the states of a thread, the newest first; takes what ``aget_state_history`` takes."""
+        """Yield the states of a thread, newest first; takes the arguments of the async method."""
         states = self.aget_state_history(config, **more)
         return _iterate(lambda: states)
 
     def bulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
-        """Change the state of a thread by hand; takes what ``abulk_update_state`` takes."""
-        found: RunnableConfig = run_in_new_loop(lambda: self.abulk_update_state(config, supersteps))
-        return found
+        """Update the state of a thread; takes the arguments of ``abulk_update_state``."""
+        updated: RunnableConfig = run_in_new_loop(
+            lambda: self.abulk_update_state(config, supersteps)
+        )
+        return updated
 
 
 GraphT = TypeVar("GraphT", bound=SyncGraph[Any])
 
 
 def compile_graph(builder: StateGraph[Any, Any, Any, Any], **options: Any) -> SyncGraph[Any]:
-    """Compile a graph of coroutines; takes what LangGraph's ``compile`` takes.
+    """Compile a graph with asynchronous nodes; the options are those of LangGraph's ``compile``.
 
     Raises:
         ConfigurationError: The saver or the store is synchronous.
@@ -98,7 +100,7 @@ def compile_graph(builder: StateGraph[Any, Any, Any, Any], **options: Any) -> Sy
 def single_node_graph(
     name: str, run: Any, state: Any, *, input_schema: Any = None, output_schema: Any
 ) -> StateGraph[Any, Any, Any, Any]:
-    """Return the graph of one node; what it takes is its state when not given."""
+    """Return a graph with one node; the input schema defaults to the state."""
     builder = StateGraph(state, input_schema=input_schema, output_schema=output_schema)
     builder.add_node(name, run, input_schema=input_schema)
     return builder.add_edge(START, name).add_edge(name, END)
@@ -107,14 +109,14 @@ def single_node_graph(
 def copy_graph_as(
     graph_class: type[GraphT], graph: CompiledStateGraph[Any, Any, Any, Any], **arguments: Any
 ) -> GraphT:
-    """Return a compiled graph as one of another class, made with further arguments."""
-    # StateGraph.compile names its class itself; this is how a graph copies itself.
+    """Return a copy of a compiled graph as an instance of another class."""
+    # StateGraph.compile fixes the class. LangGraph copies graphs the same way.
     attributes = {k: v for k, v in vars(graph).items() if k != "__orig_class__"}
     return graph_class(**arguments, **attributes)
 
 
 def run_in_new_loop(make_coroutine: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    """Run a coroutine on an event loop of its own, and wait for it."""
+    """Run a coroutine on a new event loop in another thread, and return its result."""
 
     async def one() -> AsyncIterator[Any]:
         yield await make_coroutine()
@@ -128,15 +130,15 @@ def _iterate(make: _Make) -> Iterator[Any]:
     try:
         yield from run.parts()
     finally:
-        # Also when the caller stops reading, or presses Ctrl-C; what is finished stays saved.
+        # Also runs if the caller stops reading or presses Ctrl-C.
         run.stop()
 
 
 class _QuietLoop(_Loop):
-    """Whoever reports to it when it has ended is not held up.
+    """Event loop that ignores calls from other threads after it was closed.
 
-    A thread of SQLite still reports of a query whose reader went away; an error ended the thread,
-    and with it the database for all who come after.
+    A SQLite thread may report a query whose reader has gone. An error would end the thread, and
+    with it the database connection for all later readers.
     """
 
     def call_soon_threadsafe(
@@ -145,7 +147,7 @@ class _QuietLoop(_Loop):
         *args: *Ts,
         context: contextvars.Context | None = None,
     ) -> asyncio.Handle:
-        """Report from another thread."""
+        """Schedule a call from another thread."""
         try:
             return super().call_soon_threadsafe(callback, *args, context=context)
         except RuntimeError:
@@ -155,7 +157,7 @@ class _QuietLoop(_Loop):
 
 
 class _ThreadedRun:
-    """An asynchronous iterator on an event loop of its own, in a thread of its own."""
+    """Asynchronous iterator that runs on an event loop in a separate thread."""
 
     def __init__(self, make: _Make) -> None:
         self._make = make
@@ -170,7 +172,7 @@ class _ThreadedRun:
         self._thread.start()
 
     def parts(self) -> Iterator[Any]:
-        """Yield what the run gives, then raise what it raised."""
+        """Yield the parts of the run, then raise its exception."""
         loop, _ = self._started.result()
         while (part := self._items.get()) is not self._ended:
             yield part
@@ -178,7 +180,7 @@ class _ThreadedRun:
         self._ended.result()
 
     def stop(self) -> None:
-        """Cancel the run if it goes on, and wait for its end."""
+        """Cancel the run if it is active, and wait for its end."""
         loop, task = self._started.result()
         loop.call_soon_threadsafe(task.cancel)
         self._thread.join()
@@ -187,7 +189,7 @@ class _ThreadedRun:
         try:
             with asyncio.Runner(loop_factory=_QuietLoop) as runner:
                 runner.run(self._pump())
-        except BaseException as exc:  # handed to the caller's thread, whatever it is
+        except BaseException as exc:  # re-raised in the caller's thread
             self._ended.set_exception(exc)
         else:
             self._ended.set_result(None)

@@ -1,8 +1,8 @@
-"""One run of a thread at a time: a lease is held from the start of a run to its end.
+"""Exclusive runs: a run holds the lease of its thread from start to end.
 
-A graph takes the lease before it reads or writes anything, and gives it back in whatever way it
-ends. So a second run is told before it can do harm, and a run that waits for a person holds
-nothing. A graph inside another one's step, on the same thread, shares the outer lease.
+A graph acquires the lease before it reads or writes the thread, and always releases it at the end.
+A second run is refused before it can do harm, and a run that waits for a person holds no lease. A
+nested graph on the same thread shares the outer lease.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def share_lease(lease: Lease) -> AbstractContextManager[None]:
-    """Let runs inside the block share a lease that the caller holds, and will give back."""
+    """Return a context manager in which nested runs share the caller's lease."""
     return override_run_context(shared_leases=(lease,))
 
 
@@ -39,53 +39,53 @@ async def run_with_lease(
     run: Callable[[], AsyncIterator[Any]],
     retention: Retention | None = None,
 ) -> AsyncIterator[Any]:
-    """Run a graph while it has the lease of its thread.
+    """Run a graph while it holds the lease of its thread.
 
     Args:
-        persistence: Where the thread is stored.
-        config: The run's configuration, with what an outer graph and the graph itself bring.
-        inputs: What the graph is given.
-        run: Starts the graph and yields what it streams.
-        retention: Told when a turn has ended.
+        persistence: Storage of the thread.
+        config: Configuration of the run, merged with that of the graph and an outer graph.
+        inputs: Input of the graph.
+        run: Starts the graph and yields its stream.
+        retention: Retention rules, which are notified when a turn has ended.
 
     Raises:
-        ThreadBusyError: Another run has the thread.
+        ThreadBusyError: Another run holds the lease.
         ValidationError: The input answers a question, and none is open.
     """
     saver = persistence.saver
     async with hold_lease(persistence, config) as lease:
-        alone = not is_task(config)
-        if alone and isinstance(inputs, Command) and inputs.resume is not None:
+        is_outermost = not is_task(config)
+        if is_outermost and isinstance(inputs, Command) and inputs.resume is not None:
             await _check_open_question(saver, config["configurable"])
-        # Only what runs inside sees the lease; the caller's context stays as it was.
-        inside = override_run_context(leases=(*run_context().leases, lease))
+        # The caller's context must not contain the lease.
+        lease_context = override_run_context(leases=(*run_context().leases, lease))
         try:
             async with aclosing(run()) as stream:  # type: ignore[type-var]
                 while True:
                     try:
-                        with inside:
+                        with lease_context:
                             chunk = await anext(stream)
                     except StopAsyncIteration:
                         break
                     yield chunk
-            if alone and retention is not None:
+            if is_outermost and retention is not None:
                 await retention.prune_after_turn(persistence, lease.thread_id)
         except BaseException as exc:
-            if alone and not lease.is_lost:
+            if is_outermost and not lease.is_lost:
                 await asyncio.shield(_record_end(saver, lease.thread_id, exc))
             raise
 
 
 @asynccontextmanager
 async def hold_lease(persistence: Persistence, config: Mapping[str, Any]) -> AsyncIterator[Lease]:
-    """Hold the lease of the thread that a configuration names.
+    """Hold the lease of the thread in a configuration.
 
     Raises:
-        ThreadBusyError: Another run has the thread.
+        ThreadBusyError: Another run holds the lease.
     """
     thread = str(config["configurable"]["thread_id"])
     leases = persistence.leases
-    # A run of its own on the thread of the run around it would write what that one writes.
+    # A separate run on the thread of an enclosing run would overwrite its data.
     context = run_context()
     outer = context.leases if is_task(config) else context.shared_leases
     lease = await leases.acquire(thread, share_key=outer_checkpoint(config), outer_leases=outer)
@@ -96,16 +96,18 @@ async def hold_lease(persistence: Persistence, config: Mapping[str, Any]) -> Asy
 
 
 async def _check_open_question(saver: BaseCheckpointSaver[Any], asked: Mapping[str, Any]) -> None:
-    # A question of an earlier checkpoint can be answered again: that is a fork.
-    moment = asked.get("checkpoint_id") or None
-    found = await saver.aget_tuple(thread_config(str(asked["thread_id"]), checkpoint_id=moment))
-    again = moment is not None
-    open_ = [] if found is None else open_interrupts(found.pending_writes, include_answered=again)
+    # A question of an earlier checkpoint can be answered again, which forks the thread.
+    checkpoint_id = asked.get("checkpoint_id") or None
+    saved = await saver.aget_tuple(
+        thread_config(str(asked["thread_id"]), checkpoint_id=checkpoint_id)
+    )
+    is_fork = checkpoint_id is not None
+    open_ = [] if saved is None else open_interrupts(saved.pending_writes, include_answered=is_fork)
     if all(is_wait_interrupt(item.value) for item in open_):
         raise ValidationError(
-            f"The thread {asked['thread_id']!r} asks nothing, so the answer changes nothing.",
-            fix="It was answered before, or it is meant for another thread. What waits for an event"
-            " goes on by a signal.",
+            f"Thread {asked['thread_id']!r} has no open question to answer.",
+            fix="check the thread ID and whether the question was already answered. Resume a step"
+            " that waits for an event with a signal.",
         )
 
 
@@ -115,10 +117,10 @@ async def _record_end(
     cancelled = isinstance(error, (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt))
     reason = "The run was cancelled." if cancelled else f"{type(error).__name__}: {error}"
     with suppress(CapgraphError):
-        found = await saver.aget_tuple(thread_config(thread_id))
+        saved = await saver.aget_tuple(thread_config(thread_id))
         record = {
             "status": "cancelled" if cancelled else "failed",
             "reason": reason[:2000],
-            "checkpoint": found.checkpoint["id"] if found else None,
+            "checkpoint": saved.checkpoint["id"] if saved else None,
         }
         await write_record(saver, thread_id, RUN_END, record)

@@ -1,4 +1,4 @@
-"""Guards at the two ends of a turn: what a person sends, and the message that ends it."""
+"""Guardrails for the input of a turn and for the message that ends it."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ _WITHHELD = "(This message was withheld by a guard.)"
 async def guard_input(
     view: TurnView, services: Services, guard: TurnGuardrail
 ) -> tuple[dict[str, Any], PolicyError | None, list[str]]:
-    """Look at what was sent for a turn: new messages, and data of the caller's.
+    """Check the new messages and the caller's context data of a turn.
 
     Args:
-        view: The state before the turn.
-        services: Shared dependencies.
-        guard: The graph's guards.
+        view: State before the turn.
+        services: Services of the graph.
+        guard: Guardrail of the graph.
 
     Returns:
-        The update: rewritten messages and data, refused messages without their words, which would
-        stand in later prompts; why the turn is refused, where it is; and why a person has to agree
-        to its plan.
+        The update, the refusal of the turn if there is one, and the reasons to request a review of
+        its plan. The update contains rewritten messages and data. It removes the text of refused
+        messages, which later prompts would contain.
     """
-    problem: PolicyError | None = None
-    asks: list[str] = []
+    refusal: PolicyError | None = None
+    reasons: list[str] = []
     messages: list[AnyMessage] = []
     new = list(view.messages)[int(view.turn.get("messages") or 0) :]
     people = [message for message in view.messages if message.type == "human"]
@@ -56,46 +56,50 @@ async def guard_input(
         if message.type == "ai" or not (text := str(message.text)):
             continue
         try:
-            passed, wanted = await guard.check_message(text)
-            asks += wanted
+            checked_text, new_reasons = await guard.check_message(text)
+            reasons += new_reasons
         except PolicyError as exc:
-            problem, passed = problem or exc, _WITHHELD
-        if passed != text:
-            messages.append(replace_text(message, passed))
+            refusal, checked_text = refusal or exc, _WITHHELD
+        if checked_text != text:
+            messages.append(replace_text(message, checked_text))
     update: dict[str, Any] = {"messages": messages} if messages else {}
-    # Whatever stands there before the first turn was brought; later a caller may send some types.
-    known = view.contexts if not view.turn else services.registry.provided_types
-    brought = {kind: dict(view.contexts[kind]) for kind in known if view.contexts.get(kind)}
-    if brought and problem is None:
+    # Before the first turn, all context data comes from the caller; later, only some types do.
+    context_types = view.contexts if not view.turn else services.registry.provided_types
+    context_data = {
+        kind: dict(view.contexts[kind]) for kind in context_types if view.contexts.get(kind)
+    }
+    if context_data and refusal is None:
         try:
-            found, wanted = await guard.check_context(brought)
-            asks += wanted
+            checked, new_reasons = await guard.check_context(context_data)
+            reasons += new_reasons
         except PolicyError as exc:
-            return update, exc, asks
-        changed = {kind: found[kind] for kind in found if found[kind] != brought.get(kind)}
+            return update, exc, reasons
+        changed = {
+            kind: checked[kind] for kind in checked if checked[kind] != context_data.get(kind)
+        }
         for kind, entries in changed.items():
             for key, data in entries.items():
                 load_context(kind, key, data, services.registry.context_types)
         if changed:
             update["capability_context_data"] = changed
-    return update, problem, asks
+    return update, refusal, reasons
 
 
 def replace_text(message: Any, text: str) -> Any:
-    """Return a message with other words; its images and files stay."""
+    """Return a message with another text; its images and files are kept."""
     blocks = message.content if isinstance(message.content, list) else []
-    others = [b for b in blocks if isinstance(b, dict) and b.get("type") != "text"]
-    content = [{"type": "text", "text": text}, *others] if others else text
+    other_blocks = [b for b in blocks if isinstance(b, dict) and b.get("type") != "text"]
+    content = [{"type": "text", "text": text}, *other_blocks] if other_blocks else text
     return message.model_copy(update={"content": content})
 
 
 class AnswerGuard:
-    """A node that ends a turn, as far as guards look at it; without guards everything passes.
+    """Guardrail around a node that ends a turn. Without guardrails, it has no effect.
 
     Args:
         node: Name of the node.
-        view: The turn.
-        services: Shared dependencies.
+        view: Current state of the turn.
+        services: Services of the graph.
     """
 
     def __init__(self, node: str, view: TurnView, services: Services | None) -> None:
@@ -108,12 +112,12 @@ class AnswerGuard:
         self._has_draft = False
 
     def withhold_events(self, work: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
-        """Have the node say nothing before its message was looked at."""
+        """Return a function that runs the node and withholds its events until the check."""
         return work if self._guard is None else partial(self._run, work)
 
     async def _run(self, work: Callable[[], Awaitable[Any]]) -> Any:
         assert self._services is not None
-        # What a person was asked about is what is said when the answer comes.
+        # A message that a person was asked about is restored when the answer arrives.
         if draft := await self._services.journal().read(self._draft):
             self._has_draft = True
             self._withheld_events = [TurnFinished(outcome=draft.get("execution_outcome") or {})]
@@ -122,40 +126,44 @@ class AnswerGuard:
             return await work()
 
     async def guard_update(self, update: Any) -> Any:
-        """Look at the message that ends the turn, and say then what the node would have said.
+        """Check the message that ends the turn, and then emit the events of the node.
 
         Raises:
-            PolicyError: The message must not be given.
+            PolicyError: The guardrail refused the message.
         """
         if self._guard is None:
             return update
         pairs = update.update if isinstance(update, Command) else update
-        found = dict(pairs.items() if isinstance(pairs, Mapping) else pairs or ())
-        said = found.get("messages")
-        several: list[Any] = list(said) if isinstance(said, (list, tuple)) else [said]
+        fields = dict(pairs.items() if isinstance(pairs, Mapping) else pairs or ())
+        messages_update = fields.get("messages")
+        messages: list[Any] = (
+            list(messages_update)
+            if isinstance(messages_update, (list, tuple))
+            else [messages_update]
+        )
         texts: list[str] = []
-        for place, message in enumerate(several):
+        for index, message in enumerate(messages):
             if not isinstance(message, BaseMessage) or not (text := str(message.text)):
                 continue
             try:
-                passed = await self._guard_text(text, self._guard)
+                checked_text = await self._guard_text(text, self._guard)
             except GraphBubbleUp:
-                await self._save_draft(found, several)
+                await self._save_draft(fields, messages)
                 raise
-            if passed != text:
-                several[place] = replace_text(message, passed)
-                if found.get("execution_answer") is not None:
-                    found["execution_answer"] = _parse_answer(passed, self._services)
-            texts.append(passed)
-        if self._has_draft:  # a fork of the turn writes an answer of its own
+            if checked_text != text:
+                messages[index] = replace_text(message, checked_text)
+                if fields.get("execution_answer") is not None:
+                    fields["execution_answer"] = _parse_answer(checked_text, self._services)
+            texts.append(checked_text)
+        if self._has_draft:  # a fork of the turn writes a new answer
             await self._save_draft({}, [])
         self._emit(
             texts, (event for event in self._withheld_events if isinstance(event, TurnFinished))
         )
         if not texts:
             return update
-        found["messages"] = several
-        return replace(update, update=found) if isinstance(update, Command) else found
+        fields["messages"] = messages
+        return replace(update, update=fields) if isinstance(update, Command) else fields
 
     async def _save_draft(self, found: Mapping[str, Any], messages: Sequence[BaseMessage]) -> None:
         assert self._services is not None
@@ -169,11 +177,11 @@ class AnswerGuard:
             reported = self._view.failure or {}
             if self._node != "error" or not is_guardrail_refusal(reported):
                 raise
-            # What guards say of themselves is the operator's own words.
+            # The messages of guardrails were written by the operator.
             return str(reported.get("user_message"))
 
     def emit_replacement(self, text: str, outcome: dict[str, Any]) -> None:
-        """Say what stands in the place of a message that could not be given."""
+        """Emit the message that replaces a refused one."""
         if self._guard is not None:
             self._emit([text], [TurnFinished(outcome=outcome)])
 
@@ -183,19 +191,19 @@ class AnswerGuard:
 
 
 def is_guardrail_refusal(failure: Mapping[str, Any]) -> bool:
-    """Tell whether a failure is what guards said."""
+    """Return whether a guardrail caused a failure."""
     metadata = (failure.get("classification") or {}).get("metadata") or {}
     return metadata.get("code") == REFUSED_BY_GUARDS
 
 
 def _parse_answer(text: str, services: Services | None) -> Any:
-    """Read a rewritten answer of a form."""
+    """Parse a rewritten structured answer."""
     assert services is not None
     assert services.answer_type is not None
     try:
         return services.answer_type.model_validate(json.loads(text)).model_dump(mode="json")
     except (ValueError, PydanticValidationError) as exc:
         raise PolicyError(
-            "A guard rewrote the answer, and what it gave is not of the form asked for.",
-            fix="Have it keep the form, or refuse.",
+            "Invalid answer: a guardrail rewrote it, and it no longer matches answer_type.",
+            fix="change the guardrail to keep the type, or to refuse the answer.",
         ) from exc

@@ -1,4 +1,4 @@
-"""How a turn ended, in a form that a program can read."""
+"""Machine-readable description of a turn's end."""
 
 from __future__ import annotations
 
@@ -12,32 +12,36 @@ Status = Literal["completed", "partial", "failed", "stopped", "cancelled", "wait
 
 
 def describe_outcome(state: Mapping[str, Any], status: Status | None = None) -> dict[str, Any]:
-    """Describe the end of a turn.
+    """Return the description of a turn's end.
+
+    The keys ``status``, ``done``, and ``missing`` (context keys) are always present. Optional keys
+    are:
+
+    - ``not_needed``: steps that the plan did not need;
+    - ``reason``, ``severity``, ``origin``, and ``tried`` (number of attempts by key or node), after
+      a failure;
+    - ``undone``: effects that were undone;
+    - ``notes``: sentences about the plan, such as additions to a caller's plan and defaults. If a
+      plan review had no effect, ``missing`` includes the steps that the planner wanted to add;
+    - ``question``: IDs and steps of the questions that the turn's message dropped.
 
     Args:
-        state: The state at its end.
-        status: The status, when the caller knows better than the records.
-
-    Returns:
-        ``status``, ``done`` and ``missing`` (context keys), where there are any ``not_needed``,
-        and after a failure ``reason``,
-        ``severity``, ``origin`` and ``tried`` (key or node name to number of tries); where effects
-        could be taken back, ``undone``. ``notes`` has sentences about the plan: additions to a
-        caller's plan, defaults that nobody chose, and a look that a limit or a refused plan left
-        without effect; ``missing`` then names the steps that the planner wanted besides.
-    ``question`` names the questions that the turn's message dropped, by their ids and steps.
+        state: State at the end of the turn.
+        status: Overrides the status that follows from the step records.
 
     >>> describe_outcome({})["status"]
     'completed'
     """
     results = state.get("execution_step_results") or {}
     planned = TurnView(state).steps_by_key
-    wanted = [key for key, step in planned.items() if step.get("capability") not in TERMINAL_STEPS]
+    work_keys = [
+        key for key, step in planned.items() if step.get("capability") not in TERMINAL_STEPS
+    ]
     undo = state.get("control_undo") or {}
-    wanted = undo.get("wanted", wanted)
-    done = [key for key in wanted if (results.get(key) or {}).get("success")]
-    idle = [key for key in wanted if (results.get(key) or {}).get("not_needed")]
-    missing = [key for key in wanted if key not in done and key not in idle]
+    work_keys = undo.get("wanted", work_keys)
+    done = [key for key in work_keys if (results.get(key) or {}).get("success")]
+    not_needed = [key for key in work_keys if (results.get(key) or {}).get("not_needed")]
+    missing = [key for key in work_keys if key not in done and key not in not_needed]
     missing += [key for key in state.get("planning_missing") or () if key not in missing]
     missing += [copy for key in done for copy in results[key].get("missing") or ()]
     info = state.get("control_error_info") if state.get("control_has_error") else None
@@ -46,16 +50,16 @@ def describe_outcome(state: Mapping[str, Any], status: Status | None = None) -> 
             status = "failed"
         else:
             status = "partial" if missing else "completed"
-            if not wanted and state.get("control_reclassification_count"):
-                # What was to be done was refused, and nothing else could do it.
+            if not work_keys and state.get("control_reclassification_count"):
+                # The planned work was refused, and no other capability could do it.
                 status = "failed"
     outcome: dict[str, Any] = {"status": status, "done": done, "missing": missing}
-    if idle:
-        outcome["not_needed"] = idle
+    if not_needed:
+        outcome["not_needed"] = not_needed
     if undo:
-        made = undo.get("steps") or {}
+        undo_steps = undo.get("steps") or {}
         outcome["undone"] = [
-            key for key, step in made.items() if (results.get(step) or {}).get("success")
+            key for key, step in undo_steps.items() if (results.get(step) or {}).get("success")
         ]
     if notes := list(dict.fromkeys(state.get("planning_notes") or ())):
         outcome["notes"] = notes
@@ -81,7 +85,7 @@ def describe_outcome(state: Mapping[str, Any], status: Status | None = None) -> 
 
 
 def waiting_outcome(state: Mapping[str, Any], waits: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe a turn that waits, with what for and until when by context key.
+    """Return the description of a waiting turn, with the details of each wait by context key.
 
     >>> waiting_outcome({}, {"mail": {"for": "paid"}})["waiting"]
     {'mail': {'for': 'paid'}}

@@ -1,4 +1,4 @@
-"""A turn of which all that is left waits for moments and events: it ends its run, and is woken."""
+"""Suspension and resumption of a turn in which only waiting steps are left."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from capgraph.telemetry.audit import record_later
 
 
 def pending_waits(view: TurnView) -> dict[str, Any]:
-    """Return what steps of a turn wait for, by context key."""
+    """Return the wait details of a turn's steps, by context key."""
     return {
-        key: asked["shown"]
-        for key, asked in view.pending_approvals.items()
-        if asked.get("kind") == WAIT_TYPE
+        key: request["shown"]
+        for key, request in view.pending_approvals.items()
+        if request.get("kind") == WAIT_TYPE
     }
 
 
 def resume_update(view: TurnView, keys: Collection[str]) -> dict[str, Any]:
-    """Return the update by which steps, or copies of them, go on; other copies wait, or ask, still.
+    """Return the update that resumes steps or their copies; other copies continue to wait.
 
     Args:
-        view: The turn.
-        keys: What goes on.
+        view: Current state of the turn.
+        keys: Context keys to resume.
     """
     info = view.state.get("runtime_info") or {}
     return {
@@ -45,17 +45,17 @@ def resume_update(view: TurnView, keys: Collection[str]) -> dict[str, Any]:
 
 
 async def ended_waits(view: TurnView, services: Services) -> set[str]:
-    """Name the steps whose wait is over."""
+    """Return the keys of the steps whose wait is over."""
     journal, now = services.journal(), services.clock.now()
     waits = pending_waits(view).items()
     return {key for key, shown in waits if await is_wait_over(shown, journal, view.turn_id, now)}
 
 
 async def wake_update(view: TurnView, services: Services) -> dict[str, Any]:
-    """Return the update by which steps go on whose wait is over; empty for none.
+    """Return the update that resumes steps whose wait is over; empty if there are none.
 
-    It is for a checkpoint before they do, so that whoever resumes calls the same steps, whatever
-    comes meanwhile.
+    The update is saved in a checkpoint before the steps run. A resumed run then calls the same
+    steps, even if further events arrive.
     """
     if not (ended := await ended_waits(view, services)):
         return {}
@@ -66,9 +66,9 @@ async def wake_update(view: TurnView, services: Services) -> dict[str, Any]:
 
 
 async def register_wait(view: TurnView, services: Services) -> dict[str, Any]:
-    """Say beside the checkpoints that the thread waits; return how it goes on where it need not.
+    """Record that the thread is suspended, or return the update that resumes it.
 
-    What comes later than this is found by whoever brings it; what came before is found here.
+    A wait that is already over resumes immediately. A later event is handled by its sender.
     """
     persistence, thread = Persistence.for_run(get_config(), services.persistence), view.thread_id
     if persistence is not None and thread is not None:
@@ -79,18 +79,18 @@ async def register_wait(view: TurnView, services: Services) -> dict[str, Any]:
 
 
 async def clear_wait(services: Services) -> None:
-    """Say beside the checkpoints that the running thread waits no more."""
+    """Remove the record that the running thread is suspended."""
     config = get_config()
     persistence = Persistence.for_run(config, services.persistence)
     if persistence is None:
         return
-    known = await persistence.waits.get(str(config["configurable"].get("thread_id")))
-    if known is not None:
-        await persistence.waits.drop(known)
+    suspended = await persistence.waits.get(str(config["configurable"].get("thread_id")))
+    if suspended is not None:
+        await persistence.waits.drop(suspended)
 
 
 def wait_details(view: TurnView) -> list[dict[str, Any]]:
-    """Return what an interrupt says of the steps that wait."""
+    """Return the details of all waiting steps for an interrupt."""
     return [
         {"context_key": key, "capability": view.pending_approvals[key]["capability"], **shown}
         for key, shown in pending_waits(view).items()
@@ -98,10 +98,10 @@ def wait_details(view: TurnView) -> list[dict[str, Any]]:
 
 
 def suspend_turn(view: TurnView) -> None:
-    """End the run. No answer ends the wait: a signal does, or time."""
+    """Interrupt the run. Only a signal or the passage of time ends the wait, not an answer."""
     waits = wait_details(view)
-    told = "; ".join(f"{wait['context_key']} waits {describe_wait(wait)}" for wait in waits)
+    reasons = "; ".join(f"{wait['context_key']} waits {describe_wait(wait)}" for wait in waits)
     emit(TurnSuspended(waits=waits))
     record_later("waits", steps=[wait["context_key"] for wait in waits])
     while True:
-        interrupt({"type": WAIT_TYPE, "version": 1, "waits": waits, "reason": f"{told}."})
+        interrupt({"type": WAIT_TYPE, "version": 1, "waits": waits, "reason": f"{reasons}."})

@@ -1,7 +1,7 @@
-"""After a failure: the effects that were done, and the plan that would take them back.
+"""Undo of completed effects after a failure.
 
-The plan is checked like any other and shown to a person, once in a turn. What it holds runs one
-after the other, the last effect first, through the same door; then the turn ends with its failure.
+The undo plan is checked like any other plan and shown to a person, once per turn. Its steps run one
+at a time, the last effect first. Then the turn ends with its original failure.
 """
 
 from __future__ import annotations
@@ -36,39 +36,41 @@ class _DoneEffect:
 
 
 async def offer_undo(view: TurnView, services: Services) -> dict[str, Any]:
-    """Return the update that offers a person to undo what was done; empty for nothing to offer.
+    """Return the update that offers to undo completed effects; empty if there are none.
 
     Args:
-        view: The turn, which is about to end with a failure.
-        services: Shared dependencies.
+        view: State of the turn, which is about to end with a failure.
+        services: Services of the graph.
     """
     if view.state.get("control_undo") or view.failure is None:
         return {}
     done = _undoable_effects(view, services)
     if not done or not services.journal().is_durable:
         return {}
-    told = ", ".join(f"{one.done_step.key} ({one.done_step.capability})" for one in done)
-    works = [s["context_key"] for s in view.steps if s["capability"] not in TERMINAL_STEPS]
+    names = ", ".join(f"{effect.done_step.key} ({effect.done_step.capability})" for effect in done)
+    work_keys = [s["context_key"] for s in view.steps if s["capability"] not in TERMINAL_STEPS]
     entry = {
         "open": True,
         "failure": dict(view.failure),
-        "wanted": works,
+        "wanted": work_keys,
         "steps": {},
-        "effects": [one.done_step.key for one in done],
+        "effects": [effect.done_step.key for effect in done],
     }
     try:
-        steps = {one.done_step.key: _undo_step(one, view, services) for one in reversed(done)}
+        steps = {
+            effect.done_step.key: _undo_step(effect, view, services) for effect in reversed(done)
+        }
         plan = ExecutionPlan(steps=list(steps.values()))
         checked = await prepare_plan(plan, view, services, active=None, author="undo")
         reason = f"The turn failed: {view.failure.get('user_message')}"
-        problems = [reason, f"Done were the effects of {told}. This plan takes them back."]
+        problems = [reason, f"The effects of {names} are done. This plan undoes them."]
         checked = replace(checked, verdict=Verdict("ask", problems))
         update = await accept_plan(
             checked, view, services, author="undo", previous=view.plan, one_by_one=True
         )
     except (PlanError, PolicyError, LimitError) as exc:
         return {"control_undo": {**entry, "open": False, "problem": str(exc)}}
-    # A person agrees to it; the time of the turn that failed is not its.
+    # The undo plan starts with a full time limit.
     times = {**(view.state.get("runtime_info") or {}), "seconds_used": 0.0}
     entry["steps"] = {key: step["context_key"] for key, step in steps.items()}
     return {**update, "control_undo": entry, "runtime_info": times}
@@ -80,12 +82,12 @@ async def offer_undo_in_node(
     services: Services,
     run: Callable[[Attempt], Awaitable[StepRecord]],
 ) -> dict[str, Any]:
-    """Offer the same in a graph of one's own, in the node that failed; return the whole update.
+    """Offer to undo effects in the failed node of a custom graph, and return the whole update.
 
     Args:
-        failure_update: What the node would leave behind.
-        view: The state.
-        services: Shared dependencies.
+        failure_update: Update of the failed node.
+        view: State of the graph.
+        services: Services of the graph.
         run: Runs a step.
     """
     journal, turn = services.journal(), services.ledger(view).turn_key
@@ -93,7 +95,9 @@ async def offer_undo_in_node(
     done = [] if once or not view.turn_id else _undoable_effects(view, services, f"{turn}/")
     if not done or not journal.is_durable:
         return dict(failure_update)
-    told = ", ".join(f"{one.done_step.key} ({one.done_step.capability})" for one in done)
+    names = ", ".join(
+        f"{done_effect.done_step.key} ({done_effect.done_step.capability})" for done_effect in done
+    )
     info = failure_update["control_error_info"]
     entry = {
         "open": False,
@@ -102,23 +106,29 @@ async def offer_undo_in_node(
         "effects": [o.done_step.key for o in done],
     }
     try:
-        steps = {one.done_step.key: _undo_step(one, view, services) for one in reversed(done)}
+        steps = {
+            done_effect.done_step.key: _undo_step(done_effect, view, services)
+            for done_effect in reversed(done)
+        }
         plan = ExecutionPlan(steps=list(steps.values()))
         plan = (await prepare_plan(plan, view, services, active=None, author="undo")).plan
     except (PlanError, PolicyError, LimitError) as exc:
         return {**failure_update, "control_undo": {**entry, "problem": str(exc)}}
-    # Whoever answers does not have the failed step run again.
+    # The failed step must not run again when the answer arrives.
     await journal.write(_visit_key(), dict(failure_update))
-    problems = [f"{info['user_message']}", f"Done were the effects of {told}; this undoes them."]
-    asked = {"control_undo": {"open": True}, "control_validation_context": {"problems": problems}}
-    shown = services.view({**view.state, **asked, "planning_execution_plan": plan})
-    question = plan_request(shown, services.registry)
-    answers, by = await ask_in_task(question, answer_reader(question, shown, services, None))
+    problems = [f"{info['user_message']}", f"The effects of {names} are done. This undoes them."]
+    state_update = {
+        "control_undo": {"open": True},
+        "control_validation_context": {"problems": problems},
+    }
+    plan_view = services.view({**view.state, **state_update, "planning_execution_plan": plan})
+    question = plan_request(plan_view, services.registry)
+    answers, by = await ask_in_task(question, answer_reader(question, plan_view, services, None))
     decision = answers[PLAN].decision
     record_decision(PLAN, PLAN, decision, by, digest=plan_digest(plan))
     writes, undone = [*failure_update.items()], []
     for effect, step in steps.items() if decision == "approve" else ():
-        record = await run(shown.create_attempt(step["capability"], step, total=len(steps)))
+        record = await run(plan_view.create_attempt(step["capability"], step, total=len(steps)))
         writes += to_state(record).items()
         if record.error is not None:
             break
@@ -128,7 +138,7 @@ async def offer_undo_in_node(
 
 
 async def failed_visit_update(services: Services) -> dict[str, Any]:
-    """Return what a node of a graph of one's own leaves behind that waited for such an answer."""
+    """Return the stored update of a failed node that waited for an undo decision."""
     if not any(spec.undo is not None for spec in services.registry.capabilities.values()):
         return {}
     return await services.journal().read(_visit_key())
@@ -139,7 +149,7 @@ def _visit_key() -> str:
 
 
 def finish_undo(view: TurnView) -> dict[str, Any]:
-    """Return the update that ends the undoing: the failure for which it was offered is back."""
+    """Return the update that ends the undo and restores the original failure."""
     undo = view.state["control_undo"]
     info = dict(undo["failure"])
     if view.failure is not None:
@@ -152,17 +162,17 @@ def finish_undo(view: TurnView) -> dict[str, Any]:
 
 
 def _undoable_effects(view: TurnView, services: Services, turn: str = "") -> list[_DoneEffect]:
-    found = []
+    effects = []
     for entry in [entry for name, entry in view.effects.items() if name.startswith(turn)]:
         spec = services.registry.capabilities.get(entry.get("capability") or "")
-        # Of a capability that only an agent inside knows, the entry says what undoes it.
+        # The effect of a nested agent's capability names its undo in the entry.
         undo = Undo.of(spec.undo if spec is not None else entry.get("undo"))
         if undo is None:
             continue
         if undo.name not in services.registry.capabilities:
             get_logger("framework", "undo").warning(
-                "The effect of %s (%s) is not offered to be undone: this graph has no %r. Fix:"
-                " register it with the graph, too.",
+                "The effect of %s (%s) cannot be undone: %r is not registered. Fix: register it with"
+                " the graph.",
                 entry["step"],
                 entry["capability"],
                 undo.name,
@@ -174,25 +184,25 @@ def _undoable_effects(view: TurnView, services: Services, turn: str = "") -> lis
             if key in view.contexts.get(kind, {})
         }
         outputs = {kind: view.contexts[kind][key] for kind, key in keys.items()}
-        outputs |= entry.get("data") or {}  # of an effect inside a step
+        outputs |= entry.get("data") or {}  # for an effect of a nested step
         step = DoneStep(
             str(entry["step"]), entry["capability"], entry.get("parameters") or {}, outputs
         )
-        found.append(_DoneEffect(step, keys, undo))
-    return found
+        effects.append(_DoneEffect(step, keys, undo))
+    return effects
 
 
 def _undo_step(done: _DoneEffect, view: TurnView, services: Services) -> PlannedStep:
-    """Plan the step that takes an effect back.
+    """Return the planned step that undoes an effect.
 
     Raises:
-        PlanError: Its parameters cannot be made.
+        PlanError: Its parameters cannot be created.
     """
     spec = services.registry.capabilities[done.undo.name]
     name = "undo_" + done.done_step.key.replace("[", "_").rstrip("]")
     key, number = name, 1
-    taken = {*view.results, *(name for entries in view.contexts.values() for name in entries)}
-    while key in taken:
+    used_keys = {*view.results, *(name for entries in view.contexts.values() for name in entries)}
+    while key in used_keys:
         number += 1
         key = f"{name}_{number}"
     try:
@@ -201,7 +211,7 @@ def _undo_step(done: _DoneEffect, view: TurnView, services: Services) -> Planned
         raise
     except Exception as exc:
         raise PlanError(
-            f"The parameters of {spec.name!r}, which undoes {done.done_step.key!r}, cannot be made:"
+            f"The parameters of {spec.name!r}, which undoes {done.done_step.key!r}, are not available:"
             f" {type(exc).__name__}: {exc}."
         ) from exc
     return PlannedStep(
@@ -220,7 +230,7 @@ def _undo_step(done: _DoneEffect, view: TurnView, services: Services) -> Planned
 def _undo_parameters(done: _DoneEffect, spec: CapabilitySpec) -> Mapping[str, Any]:
     if done.undo.parameters is not None:
         return done.undo.parameters(done.done_step)
-    known = dict(done.done_step.parameters)
+    values = dict(done.done_step.parameters)
     for data in done.done_step.outputs.values():
-        known |= data
-    return {name: known[name] for name in parameter_names(spec.parameters) if name in known}
+        values |= data
+    return {name: values[name] for name in parameter_names(spec.parameters) if name in values}

@@ -1,4 +1,4 @@
-"""One attempt at one step, whoever asks for it: the runner and its stages, one file each."""
+"""Execution of a single step: the step runner and its stages, one module per stage."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Stage ``acquire``: slots of the process and of the capability, held only while a try runs."""
+"""Stage ``acquire``: hold concurrency slots of the process and the capability during an attempt."""
 
 from __future__ import annotations
 
@@ -9,39 +9,42 @@ from capgraph.base.ports import ApprovalRequest, Attempt
 from capgraph.pipeline.step_execution import STOPPED, NextStage, StepExecution
 
 
-async def acquire(job: StepExecution, attempt: Attempt, inner: NextStage) -> Any:
-    """Wait for a slot, holding nothing meanwhile.
+async def acquire(execution: StepExecution, attempt: Attempt, call_next: NextStage) -> Any:
+    """Wait for a slot, run the inner stages, and release the slot.
 
-    An attempt inside another one runs in that one's slot of the process; it takes only its own
-    capability's.
+    A nested execution shares the process slot of its outer execution and acquires only a capability
+    slot.
 
     Raises:
-        CapabilityError: The wait would never end: who holds the slots waits for this attempt.
-        LimitError: The turn has no tries left.
+        CapabilityError: Waiting would deadlock, because the holders of the slots wait for this
+            attempt.
+        LimitError: The turn has no attempts left.
     """
-    spec, outer, sender = job.spec, job.outer, job.config.dispatcher
-    shared: AbstractAsyncContextManager[Any] = nullcontext()
+    spec, outer, sender = execution.spec, execution.outer, execution.config.dispatcher
+    shared_slot: AbstractAsyncContextManager[Any] = nullcontext()
     if sender is not None and spec.max_parallel is not None:
-        # Held while a slot of this process is waited for: that wait is short, and by itself.
-        shared = sender.slot(spec.name, spec.max_parallel)
-    async with shared:
-        job.context.budget.count_attempt()
-        whole = job.config.limits.max_parallel if outer is None else None
-        around = outer.slot if outer is not None else None
-        if whole is None and spec.max_parallel is None:
-            job.slot = around
-            result = await inner(job, attempt)
+        # The shared slot is held during the short wait for a slot of this process.
+        shared_slot = sender.slot(spec.name, spec.max_parallel)
+    async with shared_slot:
+        execution.context.budget.count_attempt()
+        process_limit = execution.config.limits.max_parallel if outer is None else None
+        outer_slot = outer.slot if outer is not None else None
+        if process_limit is None and spec.max_parallel is None:
+            execution.slot = outer_slot
+            result = await call_next(execution, attempt)
         else:
-            capacity = job.config.capacity
-            job.slot = await capacity.take(spec.name, spec.max_parallel, whole, around)
+            capacity = execution.config.capacity
+            execution.slot = await capacity.acquire(
+                spec.name, spec.max_parallel, process_limit, outer_slot
+            )
             try:
-                stopped = job.should_stop() or job.context.control.is_draining()
+                stopped = execution.should_stop() or execution.context.control.is_draining()
                 if not stopped:
-                    job.mark_started()
-                result = STOPPED if stopped else await inner(job, attempt)
+                    execution.mark_started()
+                result = STOPPED if stopped else await call_next(execution, attempt)
             finally:
-                capacity.release(job.slot)
+                capacity.release(execution.slot)
         if result is STOPPED or isinstance(result, ApprovalRequest):
-            # What a person decides about is bounded by the person.
-            job.context.budget.uncount_attempt()
+            # An attempt that waits for a person does not count.
+            execution.context.budget.uncount_attempt()
         return result

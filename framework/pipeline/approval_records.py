@@ -1,7 +1,8 @@
-"""What people agreed to in a turn: records beside the checkpoints, which no state update can make.
+"""Approvals of a turn, stored next to its checkpoints where no state update can forge them.
 
-One record stands for one thing that was shown. It keeps every answer with whoever gave it and when,
-so that several people can agree one after the other, an agreement lapses, and it serves one step.
+A record belongs to one preview that was shown. It stores each approval with the approver and the
+time, so that several people can approve in turn, an approval can expire, and it applies to one
+step.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ _ANYBODY = ApprovalPolicy()
 
 
 class ApprovalStatus(NamedTuple):
-    """How far people have agreed to a step.
+    """Status of a step's approval.
 
     Attributes:
-        is_approved: Whether it may run.
-        approvers: Who has agreed; ``None`` for somebody without a name.
-        expires_at: When that lapses, by the graph's clock; ``None`` for never.
-        asked_at: When the question was put; ``None`` where it does not lapse.
-        refusal: Why the last answer did not count.
+        is_approved: True if the step may run.
+        approvers: User IDs of the approvers; ``None`` for an anonymous one.
+        expires_at: Expiry time of the approval by the graph's clock; ``None`` if it does not
+            expire.
+        asked_at: Time of the request; ``None`` if it does not expire.
+        refusal: Reason for which the last answer did not count.
     """
 
     is_approved: bool
@@ -38,14 +40,14 @@ class ApprovalStatus(NamedTuple):
 
 
 class ApprovalRecords:
-    """The agreements of one turn.
+    """Approvals of one turn.
 
     Args:
         journal: Durable records of the thread.
-        turn_key: The turn's own part of their names.
-        plan_id: The plan in force.
-        owner_of: Tells a step from others of its key.
-        lock: Keeps answers to parallel steps apart.
+        turn_key: Prefix of the turn's record names.
+        plan_id: ID of the plan in force.
+        owner_of: Function from a step's key to the owner of its approval.
+        lock: Lock that serializes the answers to parallel steps.
     """
 
     def __init__(
@@ -66,11 +68,11 @@ class ApprovalRecords:
         self._rows: dict[str, dict[str, Any]] = {}
 
     async def record_requester(self, caller: Caller, run_id: str = "") -> None:
-        """Leave word who asked for the turn, unless that is known.
+        """Record the user who started the turn, unless it is already recorded.
 
         Args:
-            caller: Who asks.
-            run_id: The run, in a graph of one's own, which keeps no turns.
+            caller: Caller of the turn.
+            run_id: ID of the run in a custom graph, which has no turns.
         """
         self._requester = f"requester/{run_id}" if run_id else "requester"
         async with self._lock:
@@ -80,35 +82,35 @@ class ApprovalRecords:
     async def approve(
         self, digest: str, key: str, approver: Caller | None = None, now: float = 0
     ) -> None:
-        """Leave word that a person, or a standing rule, agreed to what a digest names."""
+        """Record the approval of a digest by a person or a standing rule."""
         await self.record_approval(digest, key, _ANYBODY, approver or Caller(), now)
 
     async def is_approved(self, digest: str, key: str, plan_keys: Sequence[str]) -> bool:
-        """Tell whether anybody agreed to this step; see :meth:`consent`."""
+        """Return whether a step is approved; see :meth:`status`."""
         return (await self.status(digest, key, plan_keys)).is_approved
 
     async def record_approval(
         self, digest: str, key: str, policy: ApprovalPolicy, approver: Caller, now: float
     ) -> str:
-        """Keep one person's agreement to what a digest names.
+        """Record the approval of a digest by one person.
 
         Args:
-            digest: Names what was shown.
-            key: The step.
-            policy: Who has to agree.
-            approver: Who answers.
-            now: When, by the graph's clock.
+            digest: Digest of the preview.
+            key: Context key of the step.
+            policy: Required approvers.
+            approver: Person who answers.
+            now: Current time of the graph's clock.
 
         Returns:
-            Why the answer does not count, in words; empty when it does.
+            The reason for which the answer does not count; empty if it counts.
         """
-        name, own = f"agreed/{digest}", self._owner(key)
+        name, owner = f"agreed/{digest}", self._owner(key)
         async with self._lock:
             record = await self._read(name)
-            entry = self._step_entry(record, own)
+            entry = self._step_entry(record, owner)
             votes = _valid_votes(entry, policy, now)
             if now >= _question_expiry(entry, policy):
-                refused = f"The question lapsed after {policy.expires_seconds:g} s; it is put anew."
+                refused = f"The request expired after {policy.expires_seconds:g} s and was renewed."
                 entry = {**entry, "votes": votes, "refused": refused, "asked": now}
             elif refused := await self._refusal(votes, policy, approver):
                 entry = {**entry, "refused": refused}
@@ -121,11 +123,11 @@ class ApprovalRecords:
                 }
                 votes = [*votes, {**vote, "authenticated": approver.authenticated}]
                 entry = {"votes": votes if policy.restricts_approvers else votes[-1:]}
-            await self._write(name, {**record, own: entry})
+            await self._write(name, {**record, owner: entry})
         return refused
 
     def _step_entry(self, record: dict[str, Any], owner: str) -> dict[str, Any]:
-        """Return what is kept of a step; what another plan's step used up counts no more."""
+        """Return the entry of a step; ignore an approval that a step of another plan used."""
         entry: dict[str, Any] = record.get(owner) or {}
         return entry if entry.get("used", self._plan) == self._plan else {}
 
@@ -134,17 +136,17 @@ class ApprovalRecords:
             return ""
         if approver.user_id is None:
             return (
-                "It matters who agrees, and the run names nobody. Fix: have a server authenticate"
-                " whoever answers, or name them: configurable={'user_id': '…'}."
+                "The approver is unknown: the approval policy requires a user. Fix: authenticate"
+                " users on the server, or pass configurable={'user_id': '…'}."
             )
         if policy.not_requester and approver.user_id == (await self._read(self._requester)).get(
             "user_id"
         ):
             return (
-                f"{approver.user_id!r} asked for this and cannot agree to it; somebody else has to."
+                f"{approver.user_id!r} made the request and cannot approve it; another user must."
             )
         if any(vote["by"] == approver.user_id for vote in votes):
-            return f"{approver.user_id!r} has agreed already; somebody else has to agree, too."
+            return f"{approver.user_id!r} has already approved; another user must approve too."
         return ""
 
     async def status(
@@ -157,72 +159,74 @@ class ApprovalRecords:
         *,
         renew_expired: bool = True,
     ) -> ApprovalStatus:
-        """Tell whether people agreed to this step.
+        """Return the approval status of a step.
 
-        An agreement given to another step counts when that step has left the plan undone: the same
-        work goes by another name. It counts for one step: two that do the same were not agreed to.
+        An approval of another step applies if that step is no longer in the plan, because the same
+        work then has a new key. It applies to one step only: two equal steps need two approvals.
 
         Args:
-            digest: Names what is about to run.
-            key: The step.
-            plan_keys: Keys of the plan's steps.
-            policy: Who has to agree.
-            now: The time, by the graph's clock.
-            renew_expired: Whether a question that lapsed is put anew at once; where an answer to it may be on
-                its way, :meth:`vote` does.
+            digest: Digest of the preview.
+            key: Context key of the step.
+            plan_keys: Context keys of the plan's steps.
+            policy: Required approvers.
+            now: Current time of the graph's clock.
+            renew_expired: True to renew an expired request immediately. If an answer may be on its
+                way, :meth:`record_approval` renews it.
         """
-        name, own = f"agreed/{digest}", self._owner(key)
+        name, owner = f"agreed/{digest}", self._owner(key)
         async with self._lock:
             record = before = await self._read(name)
-            # What is asked for beside the plan, or by a visit, is new each time.
-            if own not in record and plan_key(own) in plan_keys:
-                free = (k for k, e in record.items() if k not in plan_keys and "used" not in e)
-                if (old := next(free, None)) is not None:
-                    # The step that had it has left the plan; it is this one's now.
-                    record = {**{k: e for k, e in record.items() if k != old}, own: record[old]}
-            entry = self._step_entry(record, own)
+            # A request outside the plan is new each time.
+            if owner not in record and plan_key(owner) in plan_keys:
+                unused_keys = (
+                    k for k, e in record.items() if k not in plan_keys and "used" not in e
+                )
+                if (old := next(unused_keys, None)) is not None:
+                    # The approved step is no longer in the plan, so this step inherits its approval.
+                    record = {**{k: e for k, e in record.items() if k != old}, owner: record[old]}
+            entry = self._step_entry(record, owner)
             votes = _valid_votes(entry, policy, now)
             enough = len(votes) >= policy.approvers
             if policy.expires_seconds is not None and not enough:
-                known = entry.get("votes") or []
-                votes = votes if renew_expired else known
-                asked = entry.get("asked", now) if len(votes) == len(known) else now
-                entry = {**entry, "votes": votes, "asked": asked}
-                record = {**record, own: entry}
+                known_votes = entry.get("votes") or []
+                votes = votes if renew_expired else known_votes
+                asked_at = entry.get("asked", now) if len(votes) == len(known_votes) else now
+                entry = {**entry, "votes": votes, "asked": asked_at}
+                record = {**record, owner: entry}
             if record != before:
                 await self._write(name, record)
-        until = None
+        expires_at = None
         if policy.expires_seconds is not None and enough:
-            until = sorted(v["at"] for v in votes)[-policy.approvers] + policy.expires_seconds
+            expires_at = sorted(v["at"] for v in votes)[-policy.approvers] + policy.expires_seconds
         return ApprovalStatus(
             enough,
             tuple(vote["by"] for vote in votes),
-            until,
+            expires_at,
             entry.get("asked") if policy.expires_seconds is not None else None,
             entry.get("refused", ""),
         )
 
     async def mark_used(self, digest: str, key: str) -> None:
-        """Leave word that the step which was agreed to is done: no other one may run on it."""
-        name, own = f"agreed/{digest}", self._owner(key)
+        """Record that the approved step has finished, so that no other step uses the approval."""
+        name, owner = f"agreed/{digest}", self._owner(key)
         async with self._lock:
             record = await self._read(name)
-            if own in record and record[own].get("used") != self._plan:
-                await self._write(name, {**record, own: {**record[own], "used": self._plan}})
+            if owner in record and record[owner].get("used") != self._plan:
+                await self._write(name, {**record, owner: {**record[owner], "used": self._plan}})
 
     async def request_review(self, digest: str, problems: Sequence[str]) -> None:
-        """Leave word that a person has to look at a plan before it runs."""
+        """Record that a person must review a plan before it runs."""
         await self._write(f"review/{digest}", {"problems": list(problems)})
 
     async def is_review_open(self, digest: str) -> bool:
-        """Tell whether a person has to look at a plan and has not agreed to it."""
-        wanted = await self._read(f"review/{digest}")
-        return bool(wanted) and not await self.is_approved(digest, "plan", ())
+        """Return whether a plan needs a review and has not been approved."""
+        review = await self._read(f"review/{digest}")
+        return bool(review) and not await self.is_approved(digest, "plan", ())
 
     async def _read(self, name: str) -> dict[str, Any]:
         if not self._journal.is_durable:
             return self._rows.get(name, {})
-        # A step beside this one in a graph of one's own writes the same records.
+        # A parallel step in a custom graph writes the same records.
         return await self._journal.read(f"{self._turn}/{name}")
 
     async def _write(self, name: str, record: dict[str, Any]) -> None:
@@ -231,13 +235,13 @@ class ApprovalRecords:
 
 
 def _valid_votes(entry: dict[str, Any], policy: ApprovalPolicy, now: float) -> list[dict[str, Any]]:
-    """Return the votes that have not lapsed."""
+    """Return the approvals that have not expired."""
     last = policy.expires_seconds
     return [v for v in entry.get("votes") or () if last is None or now < v["at"] + last]
 
 
 def _question_expiry(entry: dict[str, Any], policy: ApprovalPolicy) -> float:
-    """Return when an open question lapses."""
+    """Return the expiry time of an open request."""
     if policy.expires_seconds is None or entry.get("asked") is None:
         return math.inf
     return float(entry["asked"]) + policy.expires_seconds

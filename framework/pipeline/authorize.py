@@ -1,4 +1,4 @@
-"""Stage ``authorize``: may this step run? Policies are asked, and a person where one has to agree."""
+"""Stage ``authorize``: evaluate policies and request approvals."""
 
 from __future__ import annotations
 
@@ -34,191 +34,201 @@ from capgraph.telemetry.audit import digest, record_later
 
 
 async def authorize(
-    job: StepExecution, attempt: Attempt, policies: Sequence[StepPolicy] = ()
+    execution: StepExecution, attempt: Attempt, policies: Sequence[StepPolicy] = ()
 ) -> Attempt | StepResult:
-    """Refuse a step, ask about it, or let it pass; nothing below has begun.
+    """Allow a step, refuse it, or request a person's approval; no inner stage has started.
 
     Args:
-        job: The run of the stages.
-        attempt: What is asked for.
-        policies: What is asked about the step.
+        execution: State of the step execution.
+        attempt: Attempt to authorize.
+        policies: Policies to evaluate.
     """
-    ungrounded = _ungrounded(job, attempt)
+    ungrounded = _ungrounded(execution, attempt)
     try:
-        reasons = await _reasons(job, attempt, policies, ungrounded)
+        reasons = await _reasons(execution, attempt, policies, ungrounded)
     except PolicyError as exc:
-        return await failed_record(job, attempt, exc)
-    if reasons or needs_approval(job.spec, job.view.caller_switches, job.config.settings):
-        shown = approval_preview(attempt, job.view.plan)
-        shown |= {"ungrounded": ungrounded} if ungrounded else {}
-        digest = approval_digest(attempt.capability, shown)
-        ask = ApprovalRequest(
-            STEP, attempt.capability, " ".join(reasons), digest=digest, shown=shown
+        return await failed_record(execution, attempt, exc)
+    if reasons or needs_approval(
+        execution.spec, execution.view.caller_switches, execution.config.settings
+    ):
+        preview = approval_preview(attempt, execution.view.plan)
+        preview |= {"ungrounded": ungrounded} if ungrounded else {}
+        digest = approval_digest(attempt.capability, preview)
+        question = ApprovalRequest(
+            STEP, attempt.capability, " ".join(reasons), digest=digest, shown=preview
         )
-        return await pending_approval(job, attempt, ask) or attempt
+        return await pending_approval(execution, attempt, question) or attempt
     return attempt
 
 
 def may_need_authorization(
     spec: CapabilitySpec, settings: Any, policies: Sequence[StepPolicy]
 ) -> bool:
-    """Return whether something about a capability itself may have a person asked, or refuse it."""
+    """Return whether a capability may be refused or need an approval."""
     declared = spec.requires_approval or settings.approvals.steps == "all"
     return bool(policies or declared or spec.effect != "none")
 
 
-async def authorize_if_flagged(job: StepExecution, attempt: Attempt) -> Attempt | StepResult:
-    """Authorize a step about which only a middleware or a label of its data asks."""
-    if attempt.approval_reasons or (job.labels and job.flow is not None):
-        return await authorize(job, attempt)
+async def authorize_if_flagged(execution: StepExecution, attempt: Attempt) -> Attempt | StepResult:
+    """Authorize a step only if a middleware or a data label requires it."""
+    if attempt.approval_reasons or (execution.labels and execution.flow is not None):
+        return await authorize(execution, attempt)
     return attempt
 
 
-async def mark_approval_used(job: StepExecution, record: StepRecord) -> None:
-    """Record that a step used the agreement to it; what acts once is never repeated on one."""
-    if job.approval is not None and record.success and job.spec.effect != "once":
-        await job.context.ledger.approvals.mark_used(job.approval.question.digest, record.key)
+async def mark_approval_used(execution: StepExecution, record: StepRecord) -> None:
+    """Record that a step used its approval, unless its effect is never repeated."""
+    if execution.approval is not None and record.success and execution.spec.effect != "once":
+        await execution.context.ledger.approvals.mark_used(
+            execution.approval.question.digest, record.key
+        )
 
 
 async def _reasons(
-    job: StepExecution,
+    execution: StepExecution,
     attempt: Attempt,
     policies: Sequence[StepPolicy],
     ungrounded: Mapping[str, Any],
 ) -> list[str]:
-    """Return why a person has to agree to a step.
+    """Return the reasons for which a person must approve a step.
 
     Raises:
         PolicyError: The step is refused.
     """
     reasons = list(attempt.approval_reasons)
-    if job.labels and job.flow is not None:
-        reasons += await _label_reasons(job, attempt, job.flow)
+    if execution.labels and execution.flow is not None:
+        reasons += await _label_reasons(execution, attempt, execution.flow)
     if policies:
         step: Any = {**planned_step(attempt), "parameters": dict(attempt.values)}
-        verdict = await check_step_policies(policies, step, job.view)
+        verdict = await check_step_policies(policies, step, execution.view)
         if verdict.decision == "ask":
-            reasons += verdict.problems or ["A policy asks for a person's agreement."]
-    return reasons + await _ungrounded_reasons(job, attempt, ungrounded)
+            reasons += verdict.problems or ["A policy requires approval."]
+    return reasons + await _ungrounded_reasons(execution, attempt, ungrounded)
 
 
-def _ungrounded(job: StepExecution, attempt: Attempt) -> dict[str, Any]:
-    """Return the parameters of a planned step that a model invented, by their paths."""
-    if job.outer is not None:
-        return {}  # a capability chose them, not the plan
-    if not is_grounding_checked(job.spec, job.view):
-        return {}  # serializing the inputs of every step would cost more than the rest of the stage
+def _ungrounded(execution: StepExecution, attempt: Attempt) -> dict[str, Any]:
+    """Return the parameters of a planned step that a model invented, by path."""
+    if execution.outer is not None:
+        return {}  # a capability chose the parameters, not the plan
+    if not is_grounding_checked(execution.spec, execution.view):
+        return {}  # serializing all inputs would cost more than the rest of the stage
     step, values = planned_step(attempt), dict(attempt.values)
     inputs = serialize_inputs(attempt.inputs)
-    return ungrounded_parameters(step, values, job.view, job.config.registry, inputs)
+    return ungrounded_parameters(step, values, execution.view, execution.config.registry, inputs)
 
 
 async def _ungrounded_reasons(
-    job: StepExecution, attempt: Attempt, found: Mapping[str, Any]
+    execution: StepExecution, attempt: Attempt, ungrounded: Mapping[str, Any]
 ) -> list[str]:
-    """Say why a person has to agree to ungrounded parameters.
+    """Return the reason to approve ungrounded parameters, if any.
 
     Raises:
-        PolicyError: The settings refuse them, and nobody agreed to them.
+        PolicyError: The settings refuse ungrounded parameters, and nobody approved them.
     """
-    setting = job.config.settings.approvals.ungrounded
-    if not found or setting == "allow":
+    setting = execution.config.settings.approvals.ungrounded
+    if not ungrounded or setting == "allow":
         return []
-    agreements, keys = job.context.ledger.approvals, list(job.context.plan_keys)
-    # Whoever agreed to the plan has seen which of its values are ungrounded.
-    if await agreements.is_approved(compute_digest(job.view.steps), PLAN, ()):
+    agreements, keys = execution.context.ledger.approvals, list(execution.context.plan_keys)
+    # An approved plan was shown with its ungrounded values.
+    if await agreements.is_approved(compute_digest(execution.view.steps), PLAN, ()):
         return []
     if setting == "refuse":
-        digest = approval_digest(attempt.capability, approval_preview(attempt, job.view.plan))
+        digest = approval_digest(attempt.capability, approval_preview(attempt, execution.view.plan))
         if await agreements.is_approved(digest, attempt.key, keys):
             return []
         raise PolicyError(
-            f"The step {attempt.key!r} ({attempt.capability}) is refused. {describe_ungrounded(found)}",
-            fix="State the values in the request, or set approvals.ungrounded to 'ask'.",
+            f"Step {attempt.key!r} ({attempt.capability}) is refused: {describe_ungrounded(ungrounded)}",
+            fix="state the values in the request, or set approvals.ungrounded to 'ask'.",
             severity=ErrorSeverity.CRITICAL,
         )
-    return [describe_ungrounded(found)]
+    return [describe_ungrounded(ungrounded)]
 
 
-async def _label_reasons(job: StepExecution, attempt: Attempt, flow: FlowPolicy) -> Sequence[str]:
-    """Say why a person has to agree to data that would reach a step.
+async def _label_reasons(
+    execution: StepExecution, attempt: Attempt, flow: FlowPolicy
+) -> Sequence[str]:
+    """Return the reasons to approve labeled data that would reach a step.
 
     Raises:
-        PolicyError: It must not.
+        PolicyError: The data must not reach the step.
     """
     step = planned_step(attempt)
-    verdict = flow.check(job.spec, step, job.labels)
+    verdict = flow.check(execution.spec, step, execution.labels)
     if verdict.decision == "allow":
         return ()
-    around = job.outer.labels if job.outer is not None else {}
-    given = flow.labels_for_step(job.spec, step, job.view, include_plan_text=False)
-    said = flow.check(job.spec, step, {**around, **given})
-    if said.decision == "allow" and job.view.steps:
-        # What stands in the plan word for word was shown with it.
-        agreed = await job.context.ledger.approvals.is_approved(
-            compute_digest(job.view.steps), PLAN, ()
+    outer_labels = execution.outer.labels if execution.outer is not None else {}
+    input_labels = flow.labels_for_step(
+        execution.spec, step, execution.view, include_plan_text=False
+    )
+    without_plan_text = flow.check(execution.spec, step, {**outer_labels, **input_labels})
+    if without_plan_text.decision == "allow" and execution.view.steps:
+        # The plan was approved with its literal values.
+        agreed = await execution.context.ledger.approvals.is_approved(
+            compute_digest(execution.view.steps), PLAN, ()
         )
-        verdict = said if agreed else verdict
+        verdict = without_plan_text if agreed else verdict
     return combine_verdicts([verdict], f"the step {attempt.key!r} ({attempt.capability})").problems
 
 
 def planned_step(attempt: Attempt) -> PlannedStep:
-    """Return the step of an attempt, which need not be one of a plan."""
+    """Return the step of an attempt; it need not belong to a plan."""
     named: Any = {"context_key": attempt.key, "capability": attempt.capability}
     return {**attempt.step, **named}
 
 
 async def pending_approval(
-    job: StepExecution, attempt: Attempt, question: ApprovalRequest
+    execution: StepExecution, attempt: Attempt, question: ApprovalRequest
 ) -> ApprovalRequest | None:
-    """Return the question that people still have to agree to; ``None`` when they have.
+    """Return the approval request that is still open; ``None`` if the step is approved.
 
     Args:
-        job: The run of the stages; it is told of the agreement.
-        attempt: The step.
-        question: What is asked.
+        execution: State of the step execution; it receives the approval.
+        attempt: Attempt that needs the approval.
+        question: Request to approve.
     """
-    policy = ApprovalPolicy.of(job.spec.requires_approval)
-    others, now = list(job.context.plan_keys), job.config.clock.now()
-    book = job.context.ledger.approvals
-    # A node that asks by itself looks again when it is answered; a router has been told the answer.
-    anew = job.context.control.can_wait
-    found = await book.status(question.digest, attempt.key, others, policy, now, renew_expired=anew)
-    job.approval = StepApproval(question, found.expires_at) if found.is_approved else None
-    if found.is_approved:
+    policy = ApprovalPolicy.of(execution.spec.requires_approval)
+    plan_keys, now = list(execution.context.plan_keys), execution.config.clock.now()
+    approvals = execution.context.ledger.approvals
+    # A standalone node checks again after the answer. The router has already processed it.
+    renew = execution.context.control.can_wait
+    status = await approvals.status(
+        question.digest, attempt.key, plan_keys, policy, now, renew_expired=renew
+    )
+    execution.approval = StepApproval(question, status.expires_at) if status.is_approved else None
+    if status.is_approved:
         return None
-    told: dict[str, Any] = {}
+    details: dict[str, Any] = {}
     if policy.restricts_approvers:
-        told = {"needed": policy.approvers, "agreed": list(found.approvers)}
-        told["not_requester"] = policy.not_requester
-    if found.refusal:
-        told["refused"] = found.refusal
-    if found.asked_at is not None and policy.expires_seconds is not None:
-        told["until"] = found.asked_at + policy.expires_seconds
-    return replace(question, approvals=told)
+        details = {"needed": policy.approvers, "agreed": list(status.approvers)}
+        details["not_requester"] = policy.not_requester
+    if status.refusal:
+        details["refused"] = status.refusal
+    if status.asked_at is not None and policy.expires_seconds is not None:
+        details["until"] = status.asked_at + policy.expires_seconds
+    return replace(question, approvals=details)
 
 
-async def recheck_approval(job: StepExecution, attempt: Attempt) -> ApprovalRequest | None:
-    """Look again, just before a step begins, whether the agreement to it still holds."""
-    if job.approval is None or job.approval.expires_at is None:
+async def recheck_approval(execution: StepExecution, attempt: Attempt) -> ApprovalRequest | None:
+    """Return the approval request if the step's approval expired before the step started."""
+    if execution.approval is None or execution.approval.expires_at is None:
         return None
-    return await pending_approval(job, attempt, job.approval.question)
+    return await pending_approval(execution, attempt, execution.approval.question)
 
 
 def upstream_fingerprints(plan: ExecutionPlan, step: PlannedStep) -> list[str]:
-    """Name the work of the plan that gives a step its inputs, whatever the steps are called."""
+    """Return the fingerprints of the steps that supply a step's inputs."""
     keys = {key for entry in step.get("inputs") or [] for key in entry.values()}
     if not keys:
         return []
     try:
         prints = fingerprints(plan)
-    except PlanError:  # nobody checks the plan of a graph of one's own
+    except PlanError:  # the plan of a custom graph is not checked
         return []
     return sorted(prints[key] for key in keys & prints.keys())
 
 
 def approval_preview(attempt: Attempt, plan: ExecutionPlan) -> dict[str, Any]:
-    """Return what a person is shown of a step and agrees to; of a copy also its element."""
+    """Return the data that a person is shown and approves; for a copy, also its element."""
     return {
         "parameters": dict(attempt.values),
         "input_values": serialize_inputs(attempt.inputs),
@@ -228,10 +238,10 @@ def approval_preview(attempt: Attempt, plan: ExecutionPlan) -> dict[str, Any]:
 
 
 def approval_digest(capability: str, preview: Mapping[str, Any]) -> str:
-    """Name what a person is shown of a step: what runs must have the same name.
+    """Return the digest of an approval preview.
 
-    These are the capability, the validated parameters, the values of the inputs, and the part of
-    the plan on which it rests.
+    It covers the capability, the validated parameters, the values of the inputs, and the upstream
+    steps of the plan. The step that runs must have the same digest.
     """
     return compute_digest(
         [capability, *(preview.get(name) for name in ("parameters", "input_values", "rests_on"))]
@@ -239,26 +249,26 @@ def approval_digest(capability: str, preview: Mapping[str, Any]) -> str:
 
 
 def needs_approval(spec: CapabilitySpec, switches: Mapping[str, Any], settings: Any) -> bool:
-    """Tell whether a person has to agree before a capability runs."""
-    wanted = settings.approvals
-    if wanted.steps == "none":
+    """Return whether a person must approve a step of a capability before it runs."""
+    approvals = settings.approvals
+    if approvals.steps == "none":
         return False
-    personal = ApprovalPolicy.of(spec.requires_approval).restricts_approvers
-    if wanted.callers_may_disable and switches.get("approval_disabled") and not personal:
-        return False  # where it matters who agrees, it is not the requester's to leave out
-    return bool(spec.requires_approval or wanted.steps == "all")
+    names_approvers = ApprovalPolicy.of(spec.requires_approval).restricts_approvers
+    if approvals.callers_may_disable and switches.get("approval_disabled") and not names_approvers:
+        return False  # the requester cannot disable an approval with named approvers
+    return bool(spec.requires_approval or approvals.steps == "all")
 
 
 async def check_step_policies(policies: Any, step: PlannedStep, view: Any) -> Verdict:
-    """Ask every policy about a step.
+    """Evaluate all policies for a step.
 
     Returns:
-        ``allow`` or ``ask``, with the reasons of those that ask.
+        A verdict ``allow`` or ``ask``, with the reasons of the policies that ask.
 
     Raises:
-        PolicyError: One of them refuses; the message has all their reasons.
+        PolicyError: A policy denies the step; the message contains all reasons.
     """
-    # A copy each: whoever judges changes nothing.
+    # Each policy receives a copy, so that it cannot change the step.
     verdicts = [await maybe_await(policy.decide(copy_plain(step), view)) for policy in policies]
     return combine_verdicts(
         verdicts, f"the step {step.get('context_key')!r} ({step.get('capability')})"
@@ -266,28 +276,28 @@ async def check_step_policies(policies: Any, step: PlannedStep, view: Any) -> Ve
 
 
 def combine_verdicts(verdicts: list[Verdict], subject: str) -> Verdict:
-    """Bring verdicts together: a refusal stands over a question, a question over a yes.
+    """Combine verdicts: ``deny`` overrides ``ask``, and ``ask`` overrides ``allow``.
 
     Raises:
-        PolicyError: One of them refuses, or is no verdict.
+        PolicyError: A policy denies, or returned something other than a verdict.
     """
-    if odd := [repr(v)[:80] for v in verdicts if not isinstance(v, Verdict)]:
+    if invalid := [repr(v)[:80] for v in verdicts if not isinstance(v, Verdict)]:
         raise PolicyError(
-            f"A policy said {', '.join(odd)} about {subject}, which is no verdict.",
-            fix='Return Verdict("allow"), Verdict("deny", problems=[…]) or Verdict("ask", …).',
+            f"Invalid verdict of a policy for {subject}: {', '.join(invalid)}.",
+            fix='return Verdict("allow"), Verdict("deny", problems=[…]), or Verdict("ask", …).',
             severity=ErrorSeverity.CRITICAL,
         )
     denied = [text for v in verdicts if v.decision == "deny" for text in v.problems or ("",)]
     if denied:
         record_later("policy", about=subject, decision="deny", reasons=digest(denied))
-        told = " ".join(text for text in denied if text) or "No reason was given."
+        message = " ".join(text for text in denied if text) or "No reason was given."
         raise PolicyError(
-            f"A policy refuses {subject}: {told}",
-            fix="Ask for something else, or have the policy changed.",
+            f"A policy denies {subject}: {message}",
+            fix="change the request, or ask the operator to change the policy.",
             severity=ErrorSeverity.CRITICAL,
         )
-    asked = [text for v in verdicts if v.decision == "ask" for text in v.problems]
-    wants = any(v.decision == "ask" for v in verdicts)
+    reasons = [text for v in verdicts if v.decision == "ask" for text in v.problems]
+    asks = any(v.decision == "ask" for v in verdicts)
     if verdicts:
-        record_later("policy", about=subject, decision="ask" if wants else "allow")
-    return Verdict("ask" if wants else "allow", asked)
+        record_later("policy", about=subject, decision="ask" if asks else "allow")
+    return Verdict("ask" if asks else "allow", reasons)

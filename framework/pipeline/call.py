@@ -1,4 +1,4 @@
-"""Stage ``call``: the capability's own work, in whichever form it is written."""
+"""Stage ``call``: run the capability."""
 
 from __future__ import annotations
 
@@ -23,52 +23,52 @@ from capgraph.pipeline.step_execution import BodyResult, StepExecution, body_sco
 from capgraph.pipeline.step_state import StepState
 
 _PHASES = ("validate", "setup", "teardown")
-"""Methods that a capability may define beside ``execute``; they take no arguments."""
+"""Optional lifecycle methods of a capability; they take no arguments."""
 
 
-async def call(job: StepExecution, attempt: Attempt) -> Any:
-    """Run the capability and return what it returned, unsorted.
+async def call(execution: StepExecution, attempt: Attempt) -> Any:
+    """Run the capability and return its raw result.
 
     Raises:
-        CapabilityError: What stands around the call called again after an effect was done.
+        CapabilityError: A middleware repeated the call after the effect was done.
     """
-    if job.attempt_state.body_result is not None and job.spec.effect == "once":
+    if execution.attempt_state.body_result is not None and execution.spec.effect == "once":
         raise CapabilityError(
-            f"The effect of {attempt.key!r} ({job.spec.name}) is done, and it was called again.",
-            fix="Put a behaviour that calls again at the stage 'retry', outside of the ledger.",
+            f"Step {attempt.key!r} ({execution.spec.name}) cannot be called again: its effect is done.",
+            fix="move the middleware that repeats the call to the stage 'retry'.",
             severity=ErrorSeverity.CRITICAL,
         )
-    emit_attempt_started(job, attempt)
-    context = _step_context(job, attempt)
-    job.request_counts.clear()
+    emit_attempt_started(execution, attempt)
+    context = _step_context(execution, attempt)
+    execution.request_counts.clear()
     try:
-        with body_scope(job), use_step_position(attempt.index, attempt.total):
-            result = await _run_capability(job.spec.cls, context, job)
+        with body_scope(execution), use_step_position(attempt.index, attempt.total):
+            result = await _run_capability(execution.spec.cls, context, execution)
             if not isinstance(result, BodyResult):
                 result = BodyResult(serialize_command(result))
-            job.attempt_state.body_result = result
+            execution.attempt_state.body_result = result
             return result.value
     except asyncio.CancelledError as exc:
         running = asyncio.current_task()
         if running is None or running.cancelling():
             raise
-        # Nobody stopped the run: what the author awaited was cancelled.
+        # The run was not cancelled, but something that the capability awaited was.
         raise CapabilityError(
-            f"{job.spec.name!r} awaited work that was cancelled.",
-            fix="Catch asyncio.CancelledError where the work is cancelled.",
+            f"{execution.spec.name!r} failed: a task that it awaited was cancelled.",
+            fix="catch asyncio.CancelledError around the awaited task.",
         ) from exc
     finally:
-        job.attempt_state.stored_outputs = context.stored_outputs
+        execution.attempt_state.stored_outputs = context.stored_outputs
 
 
-def _step_context(job: StepExecution, attempt: Attempt) -> StepContext:
-    equipment, spec = job.config, job.spec
-    ledger = job.context.ledger
+def _step_context(execution: StepExecution, attempt: Attempt) -> StepContext:
+    config, spec = execution.config, execution.spec
+    ledger = execution.context.ledger
 
     async def once(key: str, action: Any) -> Any:
-        keys = job.context.plan_keys
+        keys = execution.context.plan_keys
         return await ledger.run_once(
-            spec, attempt, key, action, effect=job.attempt_state.effect, plan_keys=keys
+            spec, attempt, key, action, effect=execution.attempt_state.effect, plan_keys=keys
         )
 
     return StepContext(
@@ -76,20 +76,20 @@ def _step_context(job: StepExecution, attempt: Attempt) -> StepContext:
         planned_step=attempt.step,
         step_index=attempt.index,
         total_steps=attempt.total,
-        # Steps beside this one have their own place in the plan.
+        # Parallel steps have different positions in the plan.
         state=StepState(
-            {**job.view.state, "planning_current_step_index": attempt.index},
-            missing_keys=job.context.missing_state_keys,
+            {**execution.view.state, "planning_current_step_index": attempt.index},
+            missing_keys=execution.context.missing_state_keys,
         ),
         inputs=StepInputs(attempt.inputs),
         parameters=attempt.parameters,
         task=attempt.objective,
         attempt=attempt.number,
         idempotency_key=attempt.idempotency_key or ledger.step_key(attempt),
-        config=equipment.settings.capability_settings(spec.name, job.view.caller.storage_key),
-        model=equipment.chat_model,
+        config=config.settings.capability_settings(spec.name, execution.view.caller.storage_key),
+        model=config.chat_model,
         runtime=current_runtime(),
-        notify=job.context.notify or _progress_notifier(attempt),
+        notify=execution.context.notify or _progress_notifier(attempt),
         once=once,
     )
 
@@ -103,8 +103,8 @@ def _progress_notifier(attempt: Attempt) -> Callable[[str, float | None], None]:
     return notify
 
 
-async def _run_capability(cls: Any, context: StepContext, job: StepExecution) -> Any:
-    """Go through the phases that a capability defines; most only execute."""
+async def _run_capability(cls: Any, context: StepContext, execution: StepExecution) -> Any:
+    """Run the lifecycle methods that a capability defines; most define only ``execute``."""
     sync, static, hooks, getters = _inspect_execute(cls, cls.execute)
     if sync:
         context.notify = _thread_safe_notifier(context.notify)
@@ -127,7 +127,7 @@ async def _run_capability(cls: Any, context: StepContext, job: StepExecution) ->
     try:
         return await life.run()
     finally:
-        job.attempt_state.body_result = (
+        execution.attempt_state.body_result = (
             BodyResult(serialize_command(life.result)) if life.has_executed else None
         )
 
@@ -149,14 +149,14 @@ def _call_static_execute(cls: Any, context: StepContext, injected: dict[str, Any
 def _inspect_execute(
     cls: type[Any], execute: Any
 ) -> tuple[bool, bool, tuple[str, ...], dict[str, Getter]]:
-    """Tell whether it is synchronous and static, its other phases, and what fills its arguments."""
+    """Return properties of ``execute``: is it synchronous, is it static, its hooks, its getters."""
     hooks = tuple(name for name in _PHASES if callable(getattr(cls, name, None)))
     static = isinstance(inspect.getattr_static(cls, "execute"), staticmethod)
     return is_sync(execute), static, hooks, argument_getters(execute)
 
 
 def _thread_safe_notifier(notify: Callable[[str, float | None], None]) -> Callable[..., None]:
-    """Hand progress over to the event loop, where everything that listens to it lives."""
+    """Return a notifier that a thread may call; it forwards progress to the event loop."""
     loop = asyncio.get_running_loop()
 
     def later(message: str, fraction: float | None) -> None:
@@ -167,14 +167,14 @@ def _thread_safe_notifier(notify: Callable[[str, float | None], None]) -> Callab
 
 def _refuse_once(key: str, _call: Callable[[], Any]) -> Any:
     raise ValidationError(
-        f"once({key!r}, ...) is awaited, and this capability is not a coroutine.",
-        fix="Write it with 'async def', or declare effect=\"once\" for the whole step.",
+        f"once({key!r}, ...) is not available: the capability is not a coroutine.",
+        fix="write 'async def', or declare effect=\"once\" for the whole step.",
     )
 
 
 @lru_cache(maxsize=4096)
 def accepted_arguments(function: Any) -> frozenset[str] | None:
-    """Return the names of a function's parameters; ``None`` when it takes any."""
+    """Return the parameter names of a function; ``None`` if it accepts any keyword."""
     parameters = inspect.signature(function).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return None

@@ -1,4 +1,4 @@
-"""How many steps may run at once: one count for a whole process, over all its event loops."""
+"""Concurrency slots of a process, shared by all its event loops."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from capgraph.base.errors import CapabilityError, ErrorSeverity
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A slot that is taken or waited for.
+    """Requested or acquired slot.
 
     Attributes:
-        capacity: Whose slot it is.
-        name: The capability.
-        capability_limit: How many of its steps may run at once; ``None`` for no bound of its own.
-        process_limit: How many steps of the process may run at once; ``None`` for an attempt that runs
-            in another one's slot.
-        outer: The slot inside which this one is asked for.
-        granted: Done when the slot is there; ``None`` when it was at once.
+        capacity: Capacity that the slot belongs to.
+        name: Name of the capability.
+        capability_limit: Maximum number of concurrent steps of the capability; ``None`` for no
+            limit.
+        process_limit: Maximum number of concurrent steps of the process; ``None`` for a nested
+            execution, which shares the outer slot.
+        outer: Slot of the outer execution.
+        granted: Future that is done when the slot is granted; ``None`` if it was granted
+            immediately.
     """
 
     capacity: Capacity
@@ -35,7 +37,7 @@ class Slot:
     granted: asyncio.Future[None] | None = None
 
     def enclosing_slots(self) -> Iterator[Slot]:
-        """Yield the slots that are held while this one is waited for."""
+        """Yield the slots that stay acquired while this one is requested."""
         outer = self.outer
         while outer is not None:
             yield outer
@@ -43,64 +45,68 @@ class Slot:
 
 
 class Capacity:
-    """Slots for steps: of the process, and of each capability.
+    """Slots for the steps of a process and of each capability.
 
-    Both are taken together, so that nobody holds one while waiting for the other. Who came first
-    goes first, unless there is no slot of its capability. An attempt inside another one waits
-    while it holds the outer slot; where such waits would close a circle, the last is an error, also
-    when the circle goes through the capacities of several graphs.
+    A step acquires both kinds at once, so that no step holds one while it waits for the other.
+    Requests are granted in order, except that a request whose capability has no free slot does not
+    block later ones. A nested execution waits while it holds its outer slot. A request that would
+    deadlock raises an error, also if the cycle spans several ``Capacity`` objects.
 
     >>> async def main():
     ...     capacity = Capacity()
-    ...     await capacity.take("fetch", capability_limit=1, process_limit=8)
+    ...     await capacity.acquire("fetch", capability_limit=1, process_limit=8)
     ...     return capacity.running
     >>> asyncio.run(main())
     1
     """
 
-    # One for all: a circle of waits may go through several of them.
+    # All instances share the lock, because a deadlock may span several of them.
     _lock = threading.Lock()
 
     def __init__(self) -> None:
         self._running = 0
         self._held: dict[str, set[Slot]] = {}
         self._waiting: deque[Slot] = deque()
-        # Those inside another step's slot hold one already: they must not wait behind others.
+        # A nested execution already holds a slot, so it must not wait behind other requests.
         self._inside: deque[Slot] = deque()
 
     @staticmethod
     @cache
     def of_process() -> Capacity:
-        """Return the one that graphs of this process share when they are given none."""
+        """Return the instance that graphs of this process share by default."""
         return Capacity()
 
     @property
     def running(self) -> int:
-        """How many slots of the process are taken."""
+        """Number of acquired process slots."""
         return self._running
 
     @property
     def held_by_capability(self) -> dict[str, int]:
-        """How many slots each capability has."""
+        """Number of acquired slots by capability."""
         with self._lock:
             return {name: len(slots) for name, slots in self._held.items()}
 
-    async def take(
-        self, name: str, own: int | None, whole: int | None, outer: Slot | None = None
+    async def acquire(
+        self,
+        name: str,
+        capability_limit: int | None,
+        process_limit: int | None,
+        outer: Slot | None = None,
     ) -> Slot:
-        """Take a slot, waiting for it if need be; :meth:`give_back` it afterwards.
+        """Acquire a slot, waiting if necessary. Call :meth:`release` afterwards.
 
         Args:
-            name: The capability.
-            own: How many of its steps may run at once; ``None`` for no bound of its own.
-            whole: How many steps of the process may run at once; ``None`` for an attempt that
-                runs in another one's slot.
-            outer: The slot inside which this one is asked for.
+            name: Name of the capability.
+            capability_limit: Maximum number of concurrent steps of the capability; ``None`` for no limit.
+            process_limit: Maximum number of concurrent steps of the process; ``None`` for a nested
+                execution, which shares the outer slot.
+            outer: Slot of the outer execution.
 
         Raises:
-            CapabilityError: All that hold the slots wait for one another, this attempt included.
+            CapabilityError: Waiting would deadlock.
         """
-        slot = Slot(self, name, own, whole, outer)
+        slot = Slot(self, name, capability_limit, process_limit, outer)
         with self._lock:
             if self._is_free(slot):
                 self._grant(slot)
@@ -117,20 +123,20 @@ class Capacity:
         return slot
 
     def release(self, slot: Slot) -> None:
-        """Give a slot back, or stop waiting for it; who waits for one gets it."""
+        """Release a slot or cancel its request, and grant free slots to waiting requests."""
         with self._lock:
-            held = self._held.get(slot.name, set())
-            if slot not in held:
+            slots = self._held.get(slot.name, set())
+            if slot not in slots:
                 with suppress(ValueError):  # its event loop was closed
                     self._queue(slot).remove(slot)
                 return
-            held.remove(slot)
+            slots.remove(slot)
             if slot.process_limit is not None:
                 self._running -= 1
-            if not held:
+            if not slots:
                 del self._held[slot.name]
-            chosen = self._grant_waiting()
-        for waiter in chosen:
+            granted = self._grant_waiting()
+        for waiter in granted:
             _wake(waiter)
 
     def _queue(self, slot: Slot) -> deque[Slot]:
@@ -148,8 +154,8 @@ class Capacity:
             self._running += 1
 
     def _grant_waiting(self) -> list[Slot]:
-        """Give free slots to those who wait, in their order; called under the lock."""
-        chosen = []
+        """Grant free slots to waiting requests in order. The caller must hold the lock."""
+        granted = []
         for queue in (self._inside, self._waiting):
             for slot in list(queue):
                 if slot.process_limit is not None and self._running >= slot.process_limit:
@@ -160,31 +166,33 @@ class Capacity:
                 elif self._is_free(slot):
                     queue.remove(slot)
                     self._grant(slot)
-                    chosen.append(slot)
-        return chosen
+                    granted.append(slot)
+        return granted
 
     def _would_deadlock(self, requested: Slot) -> bool:
-        stuck, known, more = {requested}, set[Capacity](), {self}
-        while more:
-            known |= more
-            stuck |= {waiter for capacity in more for waiter in capacity._inside}
-            more = {slot.capacity for waiter in stuck for slot in waiter.enclosing_slots()} - known
+        stuck, visited, unvisited = {requested}, set[Capacity](), {self}
+        while unvisited:
+            visited |= unvisited
+            stuck |= {waiter for capacity in unvisited for waiter in capacity._inside}
+            unvisited = {
+                slot.capacity for waiter in stuck for slot in waiter.enclosing_slots()
+            } - visited
         while requested in stuck:
-            # Whoever holds a slot gives it back when all that is asked for inside it was given.
+            # A holder releases its slot once all requests nested in it were granted.
             blocked = {slot for waiter in stuck for slot in waiter.enclosing_slots()}
-            left = {w for w in stuck if w.capacity._held.get(w.name, set()) <= blocked}
-            if left == stuck:
+            remaining = {w for w in stuck if w.capacity._held.get(w.name, set()) <= blocked}
+            if remaining == stuck:
                 return True
-            stuck = left
+            stuck = remaining
         return False
 
     def _deadlock_error(self, requested: Slot) -> CapabilityError:
         alone = self._held[requested.name] <= set(requested.enclosing_slots())
-        by = "the steps around it" if alone else "steps that wait for those around it"
+        holders = "its outer steps" if alone else "steps that wait for its outer steps"
         return CapabilityError(
-            f"{requested.name!r} is asked for inside {requested.outer.name!r}, and all of its"  # type: ignore[union-attr]
-            f" {requested.capability_limit} slot(s) are taken by {by}, so the wait would never end.",
-            fix="Raise max_parallel of the capability, or do the inner work without asking for it.",
+            f"{requested.name!r} cannot run inside {requested.outer.name!r}: all"  # type: ignore[union-attr]
+            f" {requested.capability_limit} slot(s) are held by {holders}, which is a deadlock.",
+            fix="raise max_parallel of the capability, or do not nest it.",
             severity=ErrorSeverity.FATAL if alone else ErrorSeverity.CRITICAL,
         )
 

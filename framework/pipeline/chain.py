@@ -1,7 +1,7 @@
-"""Composes the stages of a capability: each around the next, with the middlewares that wrap it.
+"""Composition of the stages and middleware of a capability.
 
-A stage that has nothing to do after those inside it is a gate; one function passes all gates in a row.
-A stage that has no work for a capability is left out.
+Each stage wraps the next one. A stage without work after the inner stages is a pre-stage; one
+function runs consecutive pre-stages. A stage without work for a capability is omitted.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _STAGE_FUNCTIONS: dict[str, Any] = {
     "timeout": timeout.timeout,
 }
 _WRAPPED_STAGES: dict[str, Any] = {"retry": retry.retry, "finalize": finalize.finalize}
-"""Stages whose middlewares stand around them: around all tries, and around the record of one."""
+"""Stages that their middleware wraps as a whole."""
 
 _MUTABLE_STAGES = ("observe", "validate")
 _APPROVED_FIELDS = ("capability", "key", "inputs", "parameters", "values")
@@ -64,162 +64,180 @@ def compose_stages(
     spec: CapabilitySpec,
     middleware: Sequence[Any],
     *,
-    equipment: RunnerConfig,
+    config: RunnerConfig,
     queue: str | None = None,
 ) -> tuple[NextStage, NextStage]:
-    """Return all stages of a capability, and those inside of ``retry``.
+    """Return the composed stages of a capability, and the part of them inside ``retry``.
 
     Args:
-        spec: The capability.
-        middleware: Middlewares, rules, and hooks of its steps, outermost first.
-        equipment: What the operator decided.
-        queue: Queue of the workers that run it; ``None`` if it runs with its turn.
+        spec: Declaration of the capability.
+        middleware: Middleware, rules, and hooks of its steps, outermost first.
+        config: Configuration of the runner.
+        queue: Queue of the workers that run the capability; ``None`` if it runs with its turn.
     """
-    asked = [item for item in middleware if callable(getattr(item, "decide", None))]
-    policies = (*equipment.step_policies, *asked)
-    told: dict[str, dict[str, Any]] = {
+    deciding = [item for item in middleware if callable(getattr(item, "decide", None))]
+    policies = (*config.step_policies, *deciding)
+    arguments: dict[str, dict[str, Any]] = {
         "authorize": {"policies": policies},
         "retry": {"rule": last_of_type(middleware, RetryRule)},
-        "timeout": {"instead": last_of_type(middleware, TimeLimit)},
+        "timeout": {"limit_override": last_of_type(middleware, TimeLimit)},
     }
     gates: dict[str, Any] = {"validate": validate.validate, "authorize": authorize.authorize}
-    if not authorize.may_need_authorization(spec, equipment.settings, policies):
-        gates["authorize"], told["authorize"] = authorize.authorize_if_flagged, {}
-    inner: NextStage = call.call
-    again = inner
+    if not authorize.may_need_authorization(spec, config.settings, policies):
+        gates["authorize"], arguments["authorize"] = authorize.authorize_if_flagged, {}
+    call_next: NextStage = call.call
+    refinalize = call_next
     for stage in reversed(STAGES):
-        if stage == "observe" and (own := [item for item in middleware if not stage_of(item)]):
-            inner = partial(hooks.run_hooks, inner=inner, behaviors=tuple(own), again=again)
-        inner = _wrap_stage(stage, spec, middleware, inner, told.get(stage, {}))
+        if stage == "observe" and (
+            hook_behaviors := [item for item in middleware if not stage_of(item)]
+        ):
+            call_next = partial(
+                hooks.run_hooks,
+                call_next=call_next,
+                behaviors=tuple(hook_behaviors),
+                refinalize=refinalize,
+            )
+        call_next = _wrap_stage(stage, spec, middleware, call_next, arguments.get(stage, {}))
         if stage in gates:
-            gate = partial(gates[stage], **told[stage]) if told.get(stage) else gates[stage]
-            inner = _prepend_gate(gate, inner, settles=stage == "authorize")
+            gate = (
+                partial(gates[stage], **arguments[stage]) if arguments.get(stage) else gates[stage]
+            )
+            call_next = _prepend_gate(gate, call_next, marks_approval=stage == "authorize")
         if stage == "finalize":
-            again = inner
+            refinalize = call_next
             if queue is not None:
-                inner = partial(remote_dispatch.dispatch_remote, inner=inner, queue=queue)
-    return inner, again
+                call_next = partial(
+                    remote_dispatch.dispatch_remote, call_next=call_next, queue=queue
+                )
+    return call_next, refinalize
 
 
 def _wrap_stage(
     stage: str,
     spec: CapabilitySpec,
     candidates: Sequence[Any],
-    inner: NextStage,
+    call_next: NextStage,
     arguments: Mapping[str, Any],
 ) -> NextStage:
-    """Return a stage, with whatever stands at it, around ``inner``."""
-    own = sort_middleware(
+    """Return ``call_next`` wrapped in a stage and its middleware."""
+    stage_middleware = sort_middleware(
         item for item in candidates if stage_of(item) == stage and not is_rule(item)
     )
-    is_examined = stage == "finalize" and bool(own or spec.gate is not None)
+    is_checked = stage == "finalize" and bool(stage_middleware or spec.gate is not None)
     if stage in _WRAPPED_STAGES:
-        arguments = {"leaves": False} if is_examined else arguments
-        inner = partial(_WRAPPED_STAGES[stage], inner=inner, **arguments)
-    # Whoever has to wait for a limit waits without a slot.
-    outer = [i for i in own if stage == "acquire" and getattr(i, "order", 1_000) < 1_000]
-    if stage == "validate" and own:
-        # What leaves the stage is what is shown, agreed to, keyed and run.
-        inner = _prepend_gate(validate.sync_parameters, inner)
-    for middleware in reversed(own[len(outer) :]):
-        inner = partial(_MIDDLEWARE_CALLERS[stage], middleware=middleware, inner=inner)
-    if is_examined:
-        inner = partial(finalize.finish_record, inner=inner)
+        arguments = {"is_final": False} if is_checked else arguments
+        call_next = partial(_WRAPPED_STAGES[stage], call_next=call_next, **arguments)
+    # A rate limit must not hold a slot while it waits.
+    outer_middleware = [
+        i for i in stage_middleware if stage == "acquire" and getattr(i, "order", 1_000) < 1_000
+    ]
+    if stage == "validate" and stage_middleware:
+        # The attempt that leaves the stage is shown, approved, and run.
+        call_next = _prepend_gate(validate.sync_parameters, call_next)
+    for middleware in reversed(stage_middleware[len(outer_middleware) :]):
+        call_next = partial(_MIDDLEWARE_CALLERS[stage], middleware=middleware, call_next=call_next)
+    if is_checked:
+        call_next = partial(finalize.finish_record, call_next=call_next)
     if stage == "idempotency" and spec.effect == "none":
-        inner = partial(idempotency.run_without_effect, inner=inner)
+        call_next = partial(idempotency.run_without_effect, call_next=call_next)
     elif stage in _STAGE_FUNCTIONS:
-        inner = partial(_STAGE_FUNCTIONS[stage], inner=inner, **arguments)
-    for middleware in reversed(outer):
-        inner = partial(_MIDDLEWARE_CALLERS[stage], middleware=middleware, inner=inner)
-    return inner
+        call_next = partial(_STAGE_FUNCTIONS[stage], call_next=call_next, **arguments)
+    for middleware in reversed(outer_middleware):
+        call_next = partial(_MIDDLEWARE_CALLERS[stage], middleware=middleware, call_next=call_next)
+    return call_next
 
 
-def _prepend_gate(gate: PreStage, inner: NextStage, *, settles: bool = False) -> NextStage:
-    """Return a gate in front of ``inner``; several in a row are passed in one function."""
-    if isinstance(inner, partial) and inner.func is _run_gates:
-        more = dict(inner.keywords)
-        return partial(_run_gates, **{**more, "gates": (gate, *more["gates"])})
-    return partial(_run_gates, gates=(gate,), inner=inner, settles=settles)
+def _prepend_gate(
+    gate: PreStage, call_next: NextStage, *, marks_approval: bool = False
+) -> NextStage:
+    """Return ``call_next`` with a pre-stage before it; consecutive pre-stages share one function."""
+    if isinstance(call_next, partial) and call_next.func is _run_gates:
+        arguments = dict(call_next.keywords)
+        return partial(_run_gates, **{**arguments, "gates": (gate, *arguments["gates"])})
+    return partial(_run_gates, gates=(gate,), call_next=call_next, marks_approval=marks_approval)
 
 
 async def _run_gates(
-    job: StepExecution,
+    execution: StepExecution,
     attempt: Attempt,
     *,
     gates: Sequence[PreStage],
-    inner: NextStage,
-    settles: bool,
+    call_next: NextStage,
+    marks_approval: bool,
 ) -> StepResult:
     for gate in gates:
-        found = await gate(job, attempt)
-        if not isinstance(found, Attempt):
-            return found
-        attempt = found
-    result: StepResult = await inner(job, attempt)
-    if settles and job.approval is not None and isinstance(result, StepRecord):
-        await authorize.mark_approval_used(job, result)
+        outcome = await gate(execution, attempt)
+        if not isinstance(outcome, Attempt):
+            return outcome
+        attempt = outcome
+    result: StepResult = await call_next(execution, attempt)
+    if marks_approval and execution.approval is not None and isinstance(result, StepRecord):
+        await authorize.mark_approval_used(execution, result)
     return result
 
 
 async def _call_middleware(
-    job: StepExecution, attempt: Attempt, *, middleware: Middleware, inner: NextStage
+    execution: StepExecution, attempt: Attempt, *, middleware: Middleware, call_next: NextStage
 ) -> Any:
-    async def call_next(changed: Attempt | None = None) -> Any:
+    async def run_next(changed: Attempt | None = None) -> Any:
         if changed is not None and changed is not attempt:
             _check_change(middleware, attempt, changed)
-        return await inner(job, changed if changed is not None else attempt)
+        return await call_next(execution, changed if changed is not None else attempt)
 
-    with execution_scope(job), use_clock(job.config.clock):
-        return await middleware.wrap_step(attempt, call_next)
+    with execution_scope(execution), use_clock(execution.config.clock):
+        return await middleware.wrap_step(attempt, run_next)
 
 
 def _check_change(middleware: Middleware, attempt: Attempt, changed: Attempt) -> None:
-    """Make sure that what a person was shown is what runs.
+    """Check that a middleware did not change what a person was shown.
 
     Raises:
-        CapabilityError: It would be something else.
+        CapabilityError: A protected field of the attempt has changed.
     """
-    fixed = (
+    protected = (
         ("capability", "key")
         if middleware.stage in _MUTABLE_STAGES
         else (*_APPROVED_FIELDS, "step")
     )
-    pairs = ((name, getattr(changed, name), getattr(attempt, name)) for name in fixed)
-    if told := [name for name, new, old in pairs if new is not old and new != old]:
+    pairs = ((name, getattr(changed, name), getattr(attempt, name)) for name in protected)
+    if changed_fields := [name for name, new, old in pairs if new is not old and new != old]:
         raise CapabilityError(
-            f"{middleware!r} (stage {middleware.stage}) changed {', '.join(told)} of"
+            f"{middleware!r} (stage {middleware.stage}) changed {', '.join(changed_fields)} of"
             f" {attempt.key!r}.",
-            fix="Change the step at 'observe' or what it works with at 'validate': what leaves that"
-            " stage is what is shown, agreed to and run. Another capability is another step.",
+            fix="change the step at 'observe', or its inputs and parameters at 'validate'. The attempt"
+            " that leaves 'validate' is shown, approved, and run.",
             severity=ErrorSeverity.CRITICAL,
         )
 
 
 async def _call_record_middleware(
-    job: StepExecution, attempt: Attempt, *, middleware: Middleware, inner: NextStage
+    execution: StepExecution, attempt: Attempt, *, middleware: Middleware, call_next: NextStage
 ) -> StepResult:
-    """Run a middleware above the call: what it raises is a failure of the step."""
-    put_off, tell = False, middleware.stage != "finalize"
+    """Call a middleware outside the ``call`` stage; its exceptions become failures of the step."""
+    is_suspended, emits = False, middleware.stage != "finalize"
 
-    async def watched(job: StepExecution, attempt: Attempt) -> StepResult:
-        nonlocal put_off
-        found: StepResult = await inner(job, attempt)
-        put_off = found is None
-        return found
+    async def watched(execution: StepExecution, attempt: Attempt) -> StepResult:
+        nonlocal is_suspended
+        outcome: StepResult = await call_next(execution, attempt)
+        is_suspended = outcome is None
+        return outcome
 
     try:
-        result = await _call_middleware(job, attempt, middleware=middleware, inner=watched)
+        result = await _call_middleware(
+            execution, attempt, middleware=middleware, call_next=watched
+        )
     except (GraphBubbleUp, FatalExecutionError):
         raise
     except Exception as exc:
-        return await finalize.failed_record(job, attempt, exc, emits=tell)
-    if isinstance(result, (StepRecord, ApprovalRequest)) or (result is None and put_off):
+        return await finalize.failed_record(execution, attempt, exc, emits=emits)
+    if isinstance(result, (StepRecord, ApprovalRequest)) or (result is None and is_suspended):
         return result
-    told = CapabilityError(
-        f"{middleware!r} (stage {middleware.stage}) gave {result!r:.80} for {attempt.key!r}.",
-        fix="Return what 'await call_next(attempt)' gave, or a StepRecord of one's own.",
+    error = CapabilityError(
+        f"Invalid result {result!r:.80} of {middleware!r} (stage {middleware.stage}) for step"
+        f" {attempt.key!r}.",
+        fix="return the result of 'await call_next(attempt)', or a StepRecord.",
     )
-    return await finalize.failed_record(job, attempt, told, emits=tell)
+    return await finalize.failed_record(execution, attempt, error, emits=emits)
 
 
 _MIDDLEWARE_CALLERS: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""A ``Command(update=…)`` that a capability returns: keys of the application's state, and words."""
+"""Support for capabilities that return LangGraph's ``Command(update=…)``."""
 
 from __future__ import annotations
 
@@ -15,33 +15,35 @@ from capgraph.configs.suggestions import suggest_name
 from capgraph.state import STATE_KEYS, ContextTypes
 
 COMMAND_KEY = "__command__"
-"""Marks the plain form of a command in a result, which the ledger of effects can keep."""
+"""Key of a command in a serialized result, which the effect ledger can store."""
 
 
 def serialize_command(result: Any) -> Any:
-    """Return a result with its commands in plain form; nothing is checked, since the work is done.
+    """Return a result with its commands as plain data, without validation.
 
     >>> serialize_command(Command(update={"seat": "4A"}, goto="pay"))
     {'__command__': {'update': {'seat': '4A'}, 'more': ['goto'], 'said': []}}
     """
-    if isinstance(result, (list, tuple)) and any(isinstance(one, Command) for one in result):
-        return [serialize_command(one) for one in result]
+    if isinstance(result, (list, tuple)) and any(isinstance(item, Command) for item in result):
+        return [serialize_command(item) for item in result]
     if not isinstance(result, Command):
         return result
-    more = [name for name in ("goto", "resume", "graph") if getattr(result, name) not in (None, ())]
+    unsupported = [
+        name for name in ("goto", "resume", "graph") if getattr(result, name) not in (None, ())
+    ]
     if not isinstance(result.update, Mapping):
-        return {COMMAND_KEY: {"update": {}, "more": more or ["no named update"], "said": []}}
+        return {COMMAND_KEY: {"update": {}, "more": unsupported or ["no named update"], "said": []}}
     update = dict(result.update)
-    found = update.pop("messages", [])
-    messages = found if isinstance(found, (list, tuple)) else [found]
-    if any(isinstance(one, RemoveMessage) for one in messages):
-        more.append("a removal of messages")
-    said = [_message_text(one) for one in messages]
-    return {COMMAND_KEY: {"update": update, "more": more, "said": said}}
+    message_input = update.pop("messages", [])
+    messages = message_input if isinstance(message_input, (list, tuple)) else [message_input]
+    if any(isinstance(item, RemoveMessage) for item in messages):
+        unsupported.append("a removal of messages")
+    texts = [_message_text(item) for item in messages]
+    return {COMMAND_KEY: {"update": update, "more": unsupported, "said": texts}}
 
 
 def _message_text(message: Any) -> str:
-    """Return the text of a message in any of the forms that LangChain takes."""
+    """Return the text of a message in any form that LangChain accepts."""
     if isinstance(message, BaseMessage):
         return str(message.text)
     is_pair = isinstance(message, (list, tuple)) and len(message) == 2
@@ -55,50 +57,55 @@ def read_command(
     state_keys: Collection[str],
     types: ContextTypes,
 ) -> Any:
-    """Return what a command in plain form writes, by state key and by context type.
+    """Return the values that a serialized command writes, by state key and context type.
 
-    The text of its messages is the plain value that the capability gives.
+    The text of the command's messages becomes the plain value of the capability.
 
     Args:
-        value: A part of a result; anything but a command comes back as it is.
-        spec: The capability.
-        state_keys: Keys of the state around it.
-        types: The registered context types.
+        value: Part of a result. A value that is not a command is returned unchanged.
+        spec: Declaration of the capability.
+        state_keys: Keys of the graph's state.
+        types: Registered context types.
 
     Raises:
-        CapabilityError: It says where the turn goes, names a key that is not the application's, or
-            has messages where the capability gives no plain value.
+        CapabilityError: The command contains ``goto`` or another unsupported part, a key that does
+            not belong to the application, or messages although the capability provides no plain
+            value.
     """
     if not isinstance(value, Mapping) or COMMAND_KEY not in value:
         return value
-    found = value[COMMAND_KEY]
-    if found["more"]:
+    command = value[COMMAND_KEY]
+    if command["more"]:
         raise CapabilityError(
-            f"{spec.name!r} returned a Command with {' and '.join(found['more'])}: the plan says what"
-            " runs next.",
-            fix="Return Command(update={…}), or put the tool into an agent and make that a step.",
+            f"The Command of {spec.name!r} has unsupported parts"
+            f" ({' and '.join(command['more'])}): the plan decides what runs next.",
+            fix="return Command(update={…}), or use the tool in an agent and plan the agent.",
         )
-    own = set(state_keys) - STATE_KEYS
-    for name in found["update"]:
-        if name in own or name in spec.provides:
+    application_keys = set(state_keys) - STATE_KEYS
+    for name in command["update"]:
+        if name in application_keys or name in spec.provides:
             continue
         if name in STATE_KEYS:
-            is_not, fix = "a key of the framework", "Write keys of your own state_schema."
+            cause, fix = "the framework owns it", "use keys of your own state_schema."
         else:
-            near = suggest_name(name, own)
-            fix = f"Write {near!r}." if near else f"Declare {name!r} in the graph's state_schema."
-            is_not = "not a key of the state"
+            suggestion = suggest_name(name, application_keys)
+            fix = (
+                f"use {suggestion!r}."
+                if suggestion
+                else f"declare {name!r} in the graph's state_schema."
+            )
+            cause = "it is not a state key"
         raise CapabilityError(
-            f"{spec.name!r} returned a Command that writes {name!r}, which is {is_not}.", fix=fix
+            f"The Command of {spec.name!r} cannot write {name!r}: {cause}.", fix=fix
         )
-    text = "\n".join(found["said"]) or None
-    kinds = [kind for kind in spec.provides if kind not in found["update"]]
+    text = "\n".join(command["said"]) or None
+    kinds = [kind for kind in spec.provides if kind not in command["update"]]
     if len(kinds) == 1 and issubclass(types.get(kinds[0], ValueContext), ValueContext):
-        return {**found["update"], kinds[0]: {"value": text}}
+        return {**command["update"], kinds[0]: {"value": text}}
     if text is not None:
         raise CapabilityError(
-            f"{spec.name!r} returned a Command with messages, and gives no plain value that could"
-            " hold their text.",
-            fix="Annotate the return type as Command, or leave the messages out.",
+            f"The Command of {spec.name!r} cannot have messages: the capability provides no plain"
+            " value for their text.",
+            fix="annotate the return type as Command, or remove the messages.",
         )
-    return dict(found["update"])
+    return dict(command["update"])

@@ -1,10 +1,10 @@
-"""What was done to the world in a turn, and what a person agreed to: durable, beside the state.
+"""Ledger of effects and approvals of a turn, stored next to the checkpoints.
 
-Every effect has a record under a name of its own: turn, capability, effect key, and a number that
-counts equal requests. A step of a plan *claims* a record. Within one plan every step claims one of
-its own, so that doing something twice is doing it twice; a later plan of the same turn claims the
-records of earlier ones again, in their order, so that nothing is repeated because it was planned
-anew. Agreements are records too: what is only in the state could be forged by an update of it.
+Each effect has a record. Its name consists of the turn, the capability, the effect key, and a
+number that distinguishes equal requests. A planned step *claims* a record. Within one plan, each
+step claims its own record, so that two equal steps have two effects. The steps of a later plan
+claim the records of earlier plans again, in order, so that replanning repeats no effect. Approvals
+are stored the same way, because a state update could forge them.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _SAFE = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 
 
 class UnknownOutcome(GraphBubbleUp):
-    """A part of a step began and nobody knows how it ended.
+    """Signal that a part of a step started and its outcome is unknown.
 
     Attributes:
-        question: What a person is asked; ``None`` when one decided to pass the step over.
+        question: Request to a person; ``None`` if a person decided to skip the step.
     """
 
     def __init__(self, question: ApprovalRequest | None) -> None:
@@ -55,13 +55,13 @@ class UnknownOutcome(GraphBubbleUp):
 
 
 class Claim(NamedTuple):
-    """The record that a step stands for.
+    """Claim of a step on an effect record.
 
     Attributes:
         name: Name of the record.
-        record: What it says; empty for a new one.
-        is_new: Whether nobody claimed it before.
-        is_own: Whether this very step claimed it before: the run was resumed.
+        record: Content of the record; empty for a new one.
+        is_new: True if no step claimed the record before.
+        is_own: True if the same step claimed the record before, because the run was resumed.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Claim(NamedTuple):
 
 
 def compute_digest(content: Any) -> str:
-    """Return a short name for plain data.
+    """Return a short digest of plain data.
 
     >>> compute_digest({"a": 1}) == compute_digest({"a": 2})
     False
@@ -92,9 +92,10 @@ def serialize_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def effect_key(spec: CapabilitySpec, attempt: Attempt) -> str:
-    """Return what makes an effect the same one.
+    """Return the key that identifies equal effects of a capability.
 
-    These are the parameters that the author names, else all parameters and the inputs' values.
+    It is computed from the parameters in ``effect_key``, or from all parameters and inputs if none
+    are declared.
     """
     if spec.effect_key is not None:
         return compute_digest({name: attempt.values.get(name) for name in spec.effect_key})
@@ -102,19 +103,20 @@ def effect_key(spec: CapabilitySpec, attempt: Attempt) -> str:
 
 
 class EffectLedger:
-    """The records of one turn.
+    """Effect records of one turn.
 
     Args:
         journal: Durable records of the thread.
-        view: The state; what it holds of effects counts where nothing is durable.
-        lock: Keeps claims of parallel steps apart.
-        visit_id: Tells this visit of a node from others, where no plan tells its steps apart.
-        existing_claim: What whoever sent the step here claimed for it: only one process claims in a turn.
+        view: Current state; its effects apply if the journal is not durable.
+        lock: Lock that serializes the claims of parallel steps.
+        visit_id: ID of this visit of a node, if no plan identifies its steps.
+        existing_claim: Claim of the process that dispatched the step, since only one process per
+            turn makes claims.
 
     Attributes:
-        approvals: What people agreed to.
-        visit_id: As given.
-        turn_key: What the names of its effects begin with.
+        approvals: Approvals of the turn.
+        visit_id: As passed to the constructor.
+        turn_key: Prefix of the turn's record names.
     """
 
     def __init__(
@@ -148,25 +150,25 @@ class EffectLedger:
 
     @property
     def is_durable(self) -> bool:
-        """Whether records outlive the process."""
+        """True if records survive the process."""
         return self.journal.is_durable
 
     async def read_wait(self, key: str) -> dict[str, Any]:
-        """Return since when a step waits, and for what; empty when it does not."""
+        """Return the wait of a step; empty if it does not wait."""
         return await self._read(f"{self._waits_key}/{compute_digest(key)}")
 
     async def record_wait(self, key: str, record: dict[str, Any]) -> None:
-        """Keep since when a step waits, and for what."""
+        """Record the start and the condition of a step's wait."""
         await self._write(f"{self._waits_key}/{compute_digest(key)}", record)
 
     # --- keys -----------------------------------------------------------------------------
 
     def idempotency_key(self, name: str) -> str:
-        """Return the idempotency key of an effect, to hand to the outside system."""
+        """Return the idempotency key of an effect for the external system."""
         return f"{self.journal.thread_id or 'thread'}/{name}"
 
     def step_key(self, attempt: Attempt) -> str:
-        """Return a stable key for a step without an effect."""
+        """Return a stable idempotency key for a step without an effect."""
         return self.idempotency_key(
             f"{self.turn_key}/{attempt.capability}/{self._step_owner(attempt.key)}"
         )
@@ -177,7 +179,7 @@ class EffectLedger:
     # --- effects --------------------------------------------------------------------------
 
     async def wait_until_saved(self) -> None:
-        """Wait until a restart would come back to this plan.
+        """Wait until the checkpoint with this plan is saved.
 
         Raises:
             PersistenceError: The checkpoint is not saved.
@@ -185,10 +187,10 @@ class EffectLedger:
         await self.journal.wait_until_saved()
 
     async def raise_if_stopped(self, *, confirm: bool = False) -> None:
-        """Make sure that nobody stopped the run; ``confirm`` before an effect begins.
+        """Raise if a user stopped the run. Pass ``confirm=True`` before an effect.
 
         Raises:
-            StoppedError: Somebody did.
+            StoppedError: A user stopped the run.
         """
         if self.is_durable:
             await self.journal.raise_if_stopped(self._view.user_ids, confirm=confirm)
@@ -201,47 +203,47 @@ class EffectLedger:
         claimed_records: Collection[str],
         claimed_steps: Collection[str] = (),
     ) -> Claim:
-        """Find the record that a step stands for, or make one.
+        """Find the record that a step claims, or create one.
 
         Args:
-            spec: The capability.
-            attempt: The step, with inputs and parameters.
-            plan_id: Which plan, or which run of an agent, the step belongs to.
-            claimed_records: Records that other steps of the plan stand for.
-            claimed_steps: Keys of those steps, where their results do not name their records.
+            spec: Declaration of the capability.
+            attempt: Attempt with inputs and parameters.
+            plan_id: ID of the plan, or of the agent run, that the step belongs to.
+            claimed_records: Names of records that other steps of the plan have claimed.
+            claimed_steps: Keys of those steps, if their results do not name the records.
         """
-        if (known := self._existing_claim) is not None:
-            return known._replace(record=await self._read(known.name))
+        if (existing := self._existing_claim) is not None:
+            return existing._replace(record=await self._read(existing.name))
         base = f"{self.turn_key}/{spec.name}/{effect_key(spec, attempt)}"
-        number, asks = 0, self._step_owner(attempt.key)
+        number, owner_key = 0, self._step_owner(attempt.key)
         async with self._lock:
             while True:
                 number += 1
                 name = f"{base}/{number}"
                 record = await self._read(name)
                 claims = record.get("claims") or {}
-                owner = claims.get(plan_id)
-                others = {plan_key(step) for step in claims.values()}
+                claim_owner = claims.get(plan_id)
+                claiming_steps = {plan_key(step) for step in claims.values()}
                 if (
-                    owner is None
+                    claim_owner is None
                     and name not in claimed_records
-                    and others.isdisjoint(claimed_steps)
+                    and claiming_steps.isdisjoint(claimed_steps)
                 ):
-                    fresh = {**record, "claims": {**claims, plan_id: asks}}
+                    fresh = {**record, "claims": {**claims, plan_id: owner_key}}
                     fresh.setdefault("status", "claimed")
                     await self._write(name, fresh)
                     return Claim(name, fresh, is_new=not record)
-                if owner == asks:
+                if claim_owner == owner_key:
                     return Claim(name, record, is_new=False, is_own=True)
 
     def evict(self, name: str) -> None:
-        """Read the record of an effect anew: another process has written it."""
+        """Remove a record from the cache after another process has written it."""
         self._cache.pop(name, None)
 
     def has_earlier_effect(
         self, spec: CapabilitySpec, plan_id: str, name: str, claimed_records: set[str]
     ) -> bool:
-        """Tell whether the capability acted in an earlier plan of the turn, in another way."""
+        """Return whether the capability had a different effect in an earlier plan of the turn."""
         return any(
             entry.get("capability") == spec.name
             and entry.get("plan") != plan_id
@@ -251,42 +253,43 @@ class EffectLedger:
         )
 
     async def record_nested_effect(self, key: str) -> None:
-        """Leave word that an attempt inside a step acted once."""
+        """Record that a nested execution of a step had an effect."""
         await self._write(f"{self._waits_key}/inside/{compute_digest(key)}", {"acted": True})
 
     async def has_nested_effect(self, key: str) -> bool:
-        """Tell whether an attempt inside a step acted once, in whatever process."""
+        """Return whether a nested execution of a step had an effect in any process."""
         return bool(await self._read(f"{self._waits_key}/inside/{compute_digest(key)}"))
 
     async def begin_effect(self, name: str) -> int:
-        """Leave word that an effect is about to happen; return which run of it this is.
+        """Record the start of an effect and return the number of its run.
 
         Raises:
-            PersistenceError: It cannot be left, or another process has the thread.
+            PersistenceError: The record cannot be stored, or another process holds the lease of the
+                thread.
         """
         record = await self._read(name)
         await self.journal.assert_lease_held(query_database=True)
         run = int(record.get("run", 0)) + 1
-        # The audit comes first: an effect that nobody could prove does not begin.
+        # Write the audit first: an effect must not start without an audit record.
         await record_now("effect", effect=name, status="begun", run=run)
         await self._write(name, {**record, "status": "begun", "run": run})
         await self.assert_lease_held()
         return run
 
     async def assert_lease_held(self) -> None:
-        """Make sure that this process still has the thread; what follows begins at once.
+        """Check that this process still holds the lease of the thread.
 
         Raises:
-            PersistenceError: Another process has it: who was frozen begins nothing.
+            PersistenceError: Another process holds it, for example after this one was suspended.
         """
         await self.journal.assert_lease_held()
 
     async def end_effect(self, name: str, status: str, **fields: Any) -> None:
-        """Leave word how an effect ended: ``finished``, ``record_failure``, ``unknown`` or ``asking``.
+        """Record the end of an effect: ``finished``, ``failed``, ``unknown``, or ``asking``.
 
         Raises:
-            PersistenceError: It cannot be left, or it is not ``finished`` and another process,
-                which may have begun it again, has the thread.
+            PersistenceError: The record cannot be stored. For a status other than ``finished``:
+                another process holds the lease and may have started the effect again.
         """
         record, done = await self._read(name), status == "finished"
         if not done:
@@ -296,33 +299,34 @@ class EffectLedger:
         except (PersistenceError, TypeError, ValueError):
             if "result" not in fields:
                 raise
-            # What cannot be kept is done all the same; who was cut off and replaced does not say so.
+            # The effect happened even if its result cannot be stored. A process without the lease
+            # must not record that.
             await self.assert_lease_held()
             await self._write(name, {**record, "status": status, "lost": True})
         await record_soon("effect", effect=name, status=status)
 
     async def update_effect(self, name: str, **fields: Any) -> None:
-        """Put other words into the record of an effect; what it says of its end stays."""
+        """Update fields of an effect's record without changing its status."""
         await self._write(name, {**await self._read(name), **fields})
 
     def stored_result(self, record: Mapping[str, Any]) -> list[Any]:
-        """Return what an effect gave when it was done, as it was let out then.
+        """Return the stored result of a completed effect, as its stage ``finalize`` returned it.
 
         Raises:
-            ValidationError: Its result could not be kept.
-            PolicyError: Guards did not let it out.
+            ValidationError: The result could not be stored.
+            PolicyError: A guardrail withheld the result.
         """
         if record.get("withheld"):
             raise PolicyError(
-                "Guards did not let its result pass when it was done, so it was not kept.",
-                fix="Look at the outside system.",
+                "The result of the effect is not available: a guardrail withheld it.",
+                fix="check the result in the external system.",
                 severity=ErrorSeverity.CRITICAL,
             )
         if record.get("lost"):
-            raise _lost_result_error("The effect")
-        found = record.get("result")
-        if found is not None:
-            return list(found)
+            raise _lost_result_error("the effect")
+        result = record.get("result")
+        if result is not None:
+            return list(result)
         contexts = self._view.contexts
         outputs = record.get("outputs") or {}
         return [
@@ -341,30 +345,30 @@ class EffectLedger:
         effect: str | None,
         plan_keys: Collection[str],
     ) -> Any:
-        """Run a part of a step at most once; see ``BaseCapability.run_once``.
+        """Run a part of a step at most once; see ``BaseCapability.once``.
 
         Args:
-            spec: The step's capability.
-            attempt: The step.
-            key: Names the part.
-            function: The part.
-            effect: Name of the step's own effect; ``None`` for none.
-            plan_keys: Keys of the plan's steps.
+            spec: Declaration of the capability.
+            attempt: Attempt of the step.
+            key: Key of the part.
+            function: Function to run.
+            effect: Name of the step's own effect record; ``None`` if it has no effect.
+            plan_keys: Context keys of the plan's steps.
 
         Raises:
-            UnknownOutcome: It began in an earlier process and nobody knows how it ended.
-            ValidationError: It was done, and its result could not be kept.
+            UnknownOutcome: The part started in an earlier process and its outcome is unknown.
+            ValidationError: The part has finished, but its result could not be stored.
         """
         if not callable(function):
             raise ValidationError(
-                f"once({key!r}, …) was given {function!r:.80}, which cannot be called.",
-                fix="Give the function itself: await self.once('sent', send).",
+                f"Invalid function {function!r:.80} in once({key!r}, …): it is not callable.",
+                fix="pass the function itself: await self.once('sent', send).",
             )
         name = f"{effect or await self._once_prefix(spec, attempt, plan_keys)}/once/{compute_digest(key)}"
         record = await self._read(name)
         if record.get("status") == "finished":
             if record.get("lost"):
-                raise _lost_result_error(f"The part {key!r} of the step")
+                raise _lost_result_error(f"part {key!r} of the step")
             return record.get("result")
         if record.get("status") == "begun":
             run = int(record["run"])
@@ -378,8 +382,8 @@ class EffectLedger:
                     ApprovalRequest(
                         UNKNOWN_OUTCOME,
                         attempt.capability,
-                        f"The part {key!r} of the step had started when its process ended; its"
-                        " effect may have happened.",
+                        f"The process ended while part {key!r} of the step was running. Its effect"
+                        " may have happened.",
                         run=run,
                         effect=name,
                     )
@@ -401,38 +405,41 @@ class EffectLedger:
     async def _once_prefix(
         self, spec: CapabilitySpec, attempt: Attempt, plan_keys: Collection[str]
     ) -> str:
-        """Return under what name the parts of a step lie that has no effect as a whole.
+        """Return the name prefix for the parts of a step that has no effect as a whole.
 
-        They are claimed as effects are: a later plan finds them whatever it calls the step.
+        The prefix is claimed like an effect, so that a later plan finds the parts under any step
+        key.
         """
-        if self.journal.is_remote:  # claims are made where the turn runs
+        if self.journal.is_remote:  # only the process of the turn makes claims
             return f"{self.turn_key}/{attempt.capability}/{self._step_owner(attempt.key)}"
-        others = [key for key in plan_keys if key != plan_key(attempt.key)]
-        kept = {key for key in others if (self._view.results.get(key) or {}).get("success")}
-        return (await self.claim(spec, attempt, self._view.plan_id, (), kept)).name
+        other_keys = [key for key in plan_keys if key != plan_key(attempt.key)]
+        succeeded = {
+            key for key in other_keys if (self._view.results.get(key) or {}).get("success")
+        }
+        return (await self.claim(spec, attempt, self._view.plan_id, (), succeeded)).name
 
     # --- decisions ----------------------------------------------------------------------
 
     async def hold_result(self, key: str, result: Mapping[str, Any]) -> None:
-        """Keep a step's result that a person has to agree to before anything uses it."""
+        """Store a result that a person must approve before it is used."""
         await self._write(f"{self.turn_key}/held/{self._step_owner(key)}", dict(result))
 
     async def held_result(self, key: str) -> dict[str, Any]:
-        """Return the step's result about which a person is asked; empty for none."""
+        """Return the result of a step that waits for approval; empty if there is none."""
         return await self._read(f"{self.turn_key}/held/{self._step_owner(key)}")
 
     async def record_outcome(self, effect: str, run: int, decision: Mapping[str, Any]) -> None:
-        """Leave word what a person decided about an effect of unknown outcome."""
+        """Record a person's decision about an effect of unknown outcome."""
         await self._write(f"{effect}/decided/{run}", dict(decision))
 
     async def read_outcome(self, effect: str, run: int) -> dict[str, Any]:
-        """Return what a person decided about one run of an effect; empty for nothing."""
+        """Return a person's decision about one run of an effect; empty if there is none."""
         return await self._read(f"{effect}/decided/{run}")
 
     # --- waits ----------------------------------------------------------------------------
 
     async def earlier_failures(self, key: str, now: float) -> tuple[int, float | None]:
-        """Return how often a step failed in this turn, and how long to wait before the next try."""
+        """Return the number of failed attempts in this turn and the delay before the next one."""
         if not self.is_durable:
             return 0, None
         if self._retry_waits is None:
@@ -442,28 +449,28 @@ class EffectLedger:
         entry = self._retry_waits.get(key)
         if entry is None:
             return 0, None
-        # A clock that was set back must not make the wait longer than it was.
+        # A clock that was set back must not extend the delay.
         return entry["failures"], min(max(0.0, entry["until"] - now), entry["delay"])
 
     async def record_failure(self, key: str, failures: int, delay: float, now: float) -> None:
-        """Leave word that a step failed and when it is tried again."""
+        """Record a failed attempt and the time of the next one."""
         entry = {"failures": failures, "until": now + delay, "delay": delay}
         async with self._lock:
             self._retry_waits = {**(self._retry_waits or {}), key: entry}
             await self.journal.write(self._waits_key, self._retry_waits)
 
-    # --- rows -----------------------------------------------------------------------------
+    # --- records --------------------------------------------------------------------------
 
     async def _read(self, name: str) -> dict[str, Any]:
-        known = self._cache.get(name)
-        if known is not None:
-            return known
-        found = await self.journal.read(name)
-        if not found and name in self._view.effects:
-            found = _record_from_state(self._view.effects[name])
-        if found:
-            self._cache[name] = found
-        return found
+        cached = self._cache.get(name)
+        if cached is not None:
+            return cached
+        record = await self.journal.read(name)
+        if not record and name in self._view.effects:
+            record = _record_from_state(self._view.effects[name])
+        if record:
+            self._cache[name] = record
+        return record
 
     async def _write(
         self, name: str, record: dict[str, Any], *, allow_lost_lease: bool = False
@@ -474,8 +481,8 @@ class EffectLedger:
 
 def _lost_result_error(subject: str) -> ValidationError:
     return ValidationError(
-        f"{subject} was done earlier, and its result could not be kept.",
-        fix="Look at the outside system; return plain data from what acts.",
+        f"The result of {subject} is not available: it could not be stored when the effect was done.",
+        fix="check the external system, and return plain data from the capability.",
     )
 
 
@@ -485,7 +492,7 @@ def _record_from_state(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def encode_result(result: Any, stored: Sequence[CapabilityContext]) -> list[Any]:
-    """Return what a capability gave in a form that can be kept and sorted again."""
+    """Return a capability's result in a form that can be stored and normalized again."""
     values = list(result) if isinstance(result, (list, tuple)) else [result]
     return [_plain(value) for value in [*values, *stored] if value is not None]
 

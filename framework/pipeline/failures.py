@@ -1,4 +1,4 @@
-"""Failures: read from an exception in one place, raised in the state and taken back in one each."""
+"""Classification of exceptions, and the state updates that report and clear failures."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from capgraph.pipeline.retry_policy import declared_policy
 from capgraph.telemetry.audit import record_refusal
 
 REFUSED_BY_GUARDS = "CG-GUARDRAIL"
-"""Code of the failure of which guards are the reason."""
+"""Error code of a failure that guardrails caused."""
 TOOL_ERROR = "tool_error"
-"""Category of the failure that a LangChain tool reports, which means nothing beyond the tool."""
+"""Category of an error that a LangChain tool reports; it has no meaning beyond the tool."""
 _RANK = (
     ErrorSeverity.FATAL,
     ErrorSeverity.CRITICAL,
@@ -48,24 +48,23 @@ def classify_failure(
     key: str | None = None,
     attempts: int = 1,
 ) -> Failure:
-    """Say what an exception means: the class that failed is asked, else the default holds.
+    """Classify an exception with ``classify_error`` of the failed class, or with the default rules.
 
     Args:
-        cls: The capability or the node.
-        exc: What was raised.
-        context: What ``classify_error`` is told besides.
-        capability: Name of the capability that failed.
-        node: Name of the node that failed.
-        key: The step's context key.
-        attempts: Tries so far.
+        cls: Class of the capability or node.
+        exc: Exception to classify.
+        context: Additional values for ``classify_error``.
+        capability: Name of the failed capability.
+        node: Name of the failed node.
+        key: Context key of the step.
+        attempts: Number of attempts so far.
     """
     record_refusal(exc)
     name = capability or node or cls.__name__
     origin = f"Unhandled error in {name}" if capability else f"Infrastructure error in {name}"
     answer = None
     default = classify_exception(exc, origin, effect=context.get("effect", "none"))
-    # What an operator decides is not the author's to interpret; what asks for other parameters
-    # has been.
+    # The author of a capability cannot reclassify limits, policies, or stops of an operator.
     if not isinstance(exc, (LimitError, PolicyError, StoppedError, AskAgain)):
         try:
             answer = cls.classify_error(exc, dict(context))
@@ -94,7 +93,7 @@ def classify_failure(
 
 
 def fatal_error(name: str, failure: Failure) -> FatalExecutionError:
-    """Return what ends the run, for a failure of severity FATAL.
+    """Return the exception that ends the run for a FATAL failure.
 
     >>> print(fatal_error("read", Failure(ErrorSeverity.FATAL, "The disk is gone")))
     Fatal error in read: The disk is gone. Execution terminated due to system-level failure.
@@ -108,7 +107,7 @@ def fatal_error(name: str, failure: Failure) -> FatalExecutionError:
 
 
 def refusal_failure(node: str, error: CapgraphError) -> Failure:
-    """Return the failure with which a node ends a turn for a reason of the caller's."""
+    """Return the failure with which a node ends a turn because of the caller's input."""
     record_refusal(error)
     return Failure(
         severity=ErrorSeverity.CRITICAL,
@@ -120,7 +119,7 @@ def refusal_failure(node: str, error: CapgraphError) -> Failure:
 
 
 def failure_update(failures: Sequence[Failure]) -> dict[str, Any]:
-    """Return the state update that reports failures; the gravest one decides.
+    """Return the state update that reports failures; the most severe one decides.
 
     >>> update = failure_update([Failure(ErrorSeverity.CRITICAL, "It broke.", node="router")])
     >>> update["control_has_error"], update["control_error_info"]["user_message"]
@@ -130,9 +129,9 @@ def failure_update(failures: Sequence[Failure]) -> dict[str, Any]:
         return {}
     first = most_severe(failures)
     info = first.to_state()
-    others = [failure.to_state() for failure in failures if failure is not first]
-    if others:
-        info["other_failures"] = others
+    other_failures = [failure.to_state() for failure in failures if failure is not first]
+    if other_failures:
+        info["other_failures"] = other_failures
     return {
         "control_has_error": True,
         "control_error_info": info,
@@ -142,7 +141,7 @@ def failure_update(failures: Sequence[Failure]) -> dict[str, Any]:
 
 
 def clear_failure_update() -> dict[str, Any]:
-    """Return the state update that takes an error back."""
+    """Return the state update that clears a failure."""
     return {
         "control_has_error": False,
         "control_error_info": None,
@@ -152,27 +151,27 @@ def clear_failure_update() -> dict[str, Any]:
 
 
 def stop_update(exc: Exception) -> dict[str, Any]:
-    """Return the state update that ends a stopped turn; empty for any other failure."""
+    """Return the state update for a stopped turn; empty for any other failure."""
     if not isinstance(exc, StoppedError):
         return {}
     return {"control_is_killed": True, "control_kill_reason": mask_secrets(str(exc))}
 
 
 def most_severe(failures: Sequence[Failure]) -> Failure:
-    """Return the failure that decides when several steps failed: the gravest, then the first.
+    """Return the most severe of several failures; the first one of those with equal severity.
 
-    Among equals one that has no tries left comes before one that was cut short by it.
+    A failure without attempts left takes precedence over one whose retries it ended.
     """
     return min(failures, key=lambda item: (_RANK.index(item.severity), not item.final))
 
 
 def with_effect_done(failure: Failure) -> Failure:
-    """Return the failure of a step whose effect happened: nothing may repeat it."""
+    """Return the failure of a step whose effect happened, which must not be repeated."""
     if failure.metadata.get("effect_done"):
         return failure
     return replace(
         failure,
         severity=ErrorSeverity.CRITICAL,
-        message=f"The effect of this step is done, but its result cannot be used: {failure.message}",
+        message=f"The effect of this step is done, but its result is not usable: {failure.message}",
         metadata={**failure.metadata, "effect_done": True},
     )

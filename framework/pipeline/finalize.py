@@ -1,4 +1,4 @@
-"""Stage ``finalize``: the only maker of a ``StepRecord``, out of whatever came from inside."""
+"""Stage ``finalize``: create the ``StepRecord`` from the result or failure of an attempt."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from capgraph.telemetry.event_dispatcher import event_context
 
 
 class SkippedStep(NamedTuple):
-    """In place of a result: nobody will run this step.
+    """Result of a step that will not run.
 
     Attributes:
-        reason: Why.
-        is_not_needed: Whether that is as the plan has it.
+        reason: Reason for skipping the step.
+        is_not_needed: True if the plan does not need the step.
     """
 
     reason: str
@@ -51,155 +51,169 @@ class SkippedStep(NamedTuple):
 
 
 async def finalize(
-    job: StepExecution, attempt: Attempt, inner: NextStage, *, leaves: bool = True
+    execution: StepExecution, attempt: Attempt, call_next: NextStage, *, is_final: bool = True
 ) -> StepResult:
-    """Sort and check what one try gave, and say what a failure means.
+    """Normalize and check the result of an attempt, and classify its failure.
 
     Args:
-        job: The run of the stages.
-        attempt: The try.
-        inner: What it runs.
-        leaves: True if the record leaves the stage; False if a middleware or a gate looks at it.
+        execution: State of the step execution.
+        attempt: Attempt to run.
+        call_next: Inner stages.
+        is_final: True if the record is final; False if a middleware or a gate still processes it.
 
     Raises:
-        FatalExecutionError: The failure was classified FATAL; the cause is chained.
+        FatalExecutionError: The failure was classified as FATAL; the cause is chained.
     """
-    job.begin_attempt(attempt.short_circuit.source if attempt.short_circuit is not None else None)
-    found: StepRecord
-    with event_context(attempt_id=_attempt_id(job, attempt)):
+    execution.begin_attempt(
+        attempt.short_circuit.source if attempt.short_circuit is not None else None
+    )
+    record: StepRecord
+    with event_context(attempt_id=_attempt_id(execution, attempt)):
         try:
             if attempt.short_circuit is not None:
                 result = attempt.short_circuit.value
             else:
-                result = job.attempt_state.result = await inner(job, attempt)
+                result = execution.attempt_state.result = await call_next(execution, attempt)
             if result is STOPPED or isinstance(result, ApprovalRequest):
                 return None if result is STOPPED else result
             if isinstance(result, SkippedStep):
-                return skipped_record(job, attempt, result)
-            found = await _gated_record(job, attempt, _normalize(job, attempt, result))
+                return skipped_record(execution, attempt, result)
+            record = await _gated_record(execution, attempt, _normalize(execution, attempt, result))
         except GraphBubbleUp:
             raise
         except Exception as exc:
-            found = await failed_record(job, attempt, exc, emits=False)
-        if not leaves or (
-            found.error is None and not found.approval_reasons and not has_listener()
+            record = await failed_record(execution, attempt, exc, emits=False)
+        if not is_final or (
+            record.error is None and not record.approval_reasons and not has_listener()
         ):
-            return found
-        return await _emit_record(job, attempt, found)
+            return record
+        return await _emit_record(execution, attempt, record)
 
 
 async def _gated_record(
-    job: StepExecution, attempt: Attempt, found: NormalizedResult
+    execution: StepExecution, attempt: Attempt, found: NormalizedResult
 ) -> StepRecord:
-    """Return the record of a try that succeeded, as good as the capability's gate wants it."""
-    # What a replay hands back was looked at when it was made.
-    if job.spec.gate is None or attempt.is_replayed:
-        return _succeeded_record(job, attempt, found)
-    seen = await run_gate(job, attempt, found)
-    record = _succeeded_record(job, attempt, found)
+    """Return the record of a successful attempt, with the result checked by the gate."""
+    # The gate checked a replayed result when it was created.
+    if execution.spec.gate is None or attempt.is_replayed:
+        return _succeeded_record(execution, attempt, found)
+    gate_result = await run_gate(execution, attempt, found)
+    record = _succeeded_record(execution, attempt, found)
     return replace(
         record,
-        quality=seen.level,
-        approval_reasons=(seen.approval_reason,) if seen.approval_reason else (),
+        quality=gate_result.level,
+        approval_reasons=(gate_result.approval_reason,) if gate_result.approval_reason else (),
     )
 
 
-def _normalize(job: StepExecution, attempt: Attempt, result: Any) -> NormalizedResult:
+def _normalize(execution: StepExecution, attempt: Attempt, result: Any) -> NormalizedResult:
     if (
-        job.context.result_options.keeps_dictionary
+        execution.context.result_options.keeps_dictionary
         and isinstance(result, Mapping)
-        and not job.attempt_state.stored_outputs
+        and not execution.attempt_state.stored_outputs
     ):
-        # No schema could drop a key here: a unit test looks at what was returned.
+        # Without a graph there is no schema to drop keys; the caller sees the returned dictionary.
         return NormalizedResult(dict(result), {}, None)
-    types = job.config.registry.context_types
-    found = normalize_result(
+    types = execution.config.registry.context_types
+    normalized = normalize_result(
         result,
-        job.attempt_state.stored_outputs,
-        job.spec,
+        execution.attempt_state.stored_outputs,
+        execution.spec,
         attempt.step,
         attempt.key,
         types,
-        job.config.schema.names
-        if job.context.result_options.state_keys is None
-        else job.context.result_options.state_keys,
+        execution.config.schema.names
+        if execution.context.result_options.state_keys is None
+        else execution.context.result_options.state_keys,
     )
-    unknown = found.contexts.keys() - types.keys()
-    if unknown or job.context.result_options.context_classes is not None:
-        for context in find_contexts(result, job.attempt_state.stored_outputs):
-            if job.context.result_options.context_classes is not None:
-                job.context.result_options.context_classes.setdefault(
+    unknown = normalized.contexts.keys() - types.keys()
+    if unknown or execution.context.result_options.context_classes is not None:
+        for context in find_contexts(result, execution.attempt_state.stored_outputs):
+            if execution.context.result_options.context_classes is not None:
+                execution.context.result_options.context_classes.setdefault(
                     context.CONTEXT_TYPE, type(context)
                 )
             elif context.CONTEXT_TYPE in unknown:
-                _warn_unregistered(job, type(context))
-    return found
+                _warn_unregistered(execution, type(context))
+    return normalized
 
 
-def _warn_unregistered(job: StepExecution, context_class: type[CapabilityContext]) -> None:
-    get_logger("capability", job.spec.name).warning(
-        "%s gave a %s, a class that the registry does not know: only its fields are kept, and what it"
-        " says of itself is not used. Write provides = [%s], or register the class.",
-        job.spec.name,
+def _warn_unregistered(execution: StepExecution, context_class: type[CapabilityContext]) -> None:
+    get_logger("capability", execution.spec.name).warning(
+        "%s returned a %s, which is not registered: only its fields are stored, without the behavior"
+        " of the class. Fix: declare provides = [%s], or register the class.",
+        execution.spec.name,
         context_class.__name__,
         context_class.__name__,
     )
 
 
-def _succeeded_record(job: StepExecution, attempt: Attempt, found: NormalizedResult) -> StepRecord:
+def _succeeded_record(
+    execution: StepExecution, attempt: Attempt, found: NormalizedResult
+) -> StepRecord:
     record = _record(
-        job,
+        execution,
         attempt,
         success=True,
         contexts=found.contexts,
         updates=found.updates,
         plan=found.plan,
     )
-    emit_attempt_started(job, attempt)
-    job.attempt_state.contexts = record.contexts
+    emit_attempt_started(execution, attempt)
+    execution.attempt_state.contexts = record.contexts
     return record
 
 
-def _attempt_id(job: StepExecution, attempt: Attempt) -> str:
-    return "/".join(part for part in (job.view.plan_id, attempt.key, str(attempt.number)) if part)
+def _attempt_id(execution: StepExecution, attempt: Attempt) -> str:
+    return "/".join(
+        part for part in (execution.view.plan_id, attempt.key, str(attempt.number)) if part
+    )
 
 
-async def finish_record(job: StepExecution, attempt: Attempt, inner: NextStage) -> StepResult:
-    """Let a result out of the stage: valid whatever changed it, and agreed to where that is asked.
+async def finish_record(
+    execution: StepExecution, attempt: Attempt, call_next: NextStage
+) -> StepResult:
+    """Revalidate a record that middleware may have changed, and request a required approval.
 
     Args:
-        job: The run of the stages.
-        attempt: The try.
-        inner: The stage, with the middlewares around it.
+        execution: State of the step execution.
+        attempt: Attempt to run.
+        call_next: The stage with its middleware.
     """
-    with event_context(attempt_id=_attempt_id(job, attempt)):
-        held = (
-            await job.context.ledger.held_result(attempt.key)
+    with event_context(attempt_id=_attempt_id(execution, attempt)):
+        held_result = (
+            await execution.context.ledger.held_result(attempt.key)
             if attempt.short_circuit is None
             else {}
         )
-        if held and held["of"] == work_digest(attempt):
-            # A person is asked about this very result; another try would give another one.
-            job.begin_attempt(effect=held["effect"])
-            kept = {name: held[name] for name in ("contexts", "quality")}
-            asks = tuple(held["asks"])
-            found: StepResult = _record(job, attempt, success=True, approval_reasons=asks, **kept)
+        if held_result and held_result["of"] == work_digest(attempt):
+            # A person is asked about this result; another attempt could return a different one.
+            execution.begin_attempt(effect=held_result["effect"])
+            fields = {name: held_result[name] for name in ("contexts", "quality")}
+            reasons = tuple(held_result["asks"])
+            outcome: StepResult = _record(
+                execution, attempt, success=True, approval_reasons=reasons, **fields
+            )
         else:
-            found = await _revalidated(job, attempt, await inner(job, attempt))
-        return await _emit_record(job, attempt, found) if isinstance(found, StepRecord) else found
+            outcome = await _revalidated(execution, attempt, await call_next(execution, attempt))
+        return (
+            await _emit_record(execution, attempt, outcome)
+            if isinstance(outcome, StepRecord)
+            else outcome
+        )
 
 
-async def _emit_record(job: StepExecution, attempt: Attempt, found: StepRecord) -> StepResult:
-    """Return a record that leaves the stage, or the question about it, and say how the try ended."""
-    if job.effect_done:
-        await _update_ledger(job, found)
+async def _emit_record(execution: StepExecution, attempt: Attempt, found: StepRecord) -> StepResult:
+    """Emit the end of the attempt and return its record, or the approval request for its result."""
+    if execution.effect_done:
+        await _update_ledger(execution, found)
     if not found.success:
         if found.error is not None:
-            emit_attempt_failed(job, attempt, found.error)
+            emit_attempt_failed(execution, attempt, found.error)
         return found
     if (
         found.approval_reasons
-        and (question := await _result_question(job, attempt, found)) is not None
+        and (question := await _result_question(execution, attempt, found)) is not None
     ):
         return question
     if has_listener() and not (attempt.short_circuit and attempt.short_circuit.is_emitted):
@@ -212,86 +226,94 @@ async def _emit_record(job: StepExecution, attempt: Attempt, found: StepRecord) 
     return found
 
 
-async def _update_ledger(job: StepExecution, found: StepRecord) -> None:
-    """Have the ledger hold what came out: what a guard took out of a result does not lie there."""
-    if found.success and found.contexts is not job.attempt_state.contexts:
-        gave: list[Any] = [{kind: of[found.key]} for kind, of in found.contexts.items()]
-        gave += [found.updates] if found.updates else []
-        gave += [] if found.plan is None else [{PLAN_KEY: found.plan}]
-        await job.context.ledger.update_effect(str(job.attempt_state.effect), result=gave)
+async def _update_ledger(execution: StepExecution, found: StepRecord) -> None:
+    """Replace the result in the ledger by the final one.
+
+    The ledger must not contain data that a guardrail removed.
+    """
+    if found.success and found.contexts is not execution.attempt_state.contexts:
+        outputs: list[Any] = [{kind: of[found.key]} for kind, of in found.contexts.items()]
+        outputs += [found.updates] if found.updates else []
+        outputs += [] if found.plan is None else [{PLAN_KEY: found.plan}]
+        await execution.context.ledger.update_effect(
+            str(execution.attempt_state.effect), result=outputs
+        )
     elif found.error is not None and found.error.metadata.get("code") == REFUSED_BY_GUARDS:
-        await job.context.ledger.update_effect(
-            str(job.attempt_state.effect), result=[], withheld=True
+        await execution.context.ledger.update_effect(
+            str(execution.attempt_state.effect), result=[], withheld=True
         )
 
 
-async def _revalidated(job: StepExecution, attempt: Attempt, found: StepResult) -> StepResult:
-    """Check what stands around the stage made of a record."""
+async def _revalidated(execution: StepExecution, attempt: Attempt, found: StepResult) -> StepResult:
+    """Return a record whose contexts are validated again if middleware changed them."""
     if (
         isinstance(found, StepRecord)
         and found.success
-        and found.contexts is not job.attempt_state.contexts
+        and found.contexts is not execution.attempt_state.contexts
     ):
         try:
-            return replace(found, contexts=_validate_contexts(job, found.contexts))
+            return replace(found, contexts=_validate_contexts(execution, found.contexts))
         except ValidationError as exc:
-            return await failed_record(job, attempt, exc, emits=False)
+            return await failed_record(execution, attempt, exc, emits=False)
     return found
 
 
 def _validate_contexts(
-    job: StepExecution, contexts: Mapping[str, Mapping[str, Any]]
+    execution: StepExecution, contexts: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, dict[str, Any]]:
-    types = job.config.registry.context_types
+    types = execution.config.registry.context_types
     return {
         kind: {key: dump_context(kind, key, value, types) for key, value in entries.items()}
         for kind, entries in contexts.items()
     }
 
 
-async def _use_approval(job: StepExecution, attempt: Attempt, digest: str) -> bool:
-    book = job.context.ledger.approvals
-    agreed = await book.is_approved(digest, attempt.key, list(job.context.plan_keys))
+async def _use_approval(execution: StepExecution, attempt: Attempt, digest: str) -> bool:
+    book = execution.context.ledger.approvals
+    agreed = await book.is_approved(digest, attempt.key, list(execution.context.plan_keys))
     if agreed:
         await book.mark_used(digest, attempt.key)
     return agreed
 
 
 async def _result_question(
-    job: StepExecution, attempt: Attempt, record: StepRecord
+    execution: StepExecution, attempt: Attempt, record: StepRecord
 ) -> ApprovalRequest | None:
-    """Return the question about a result; ``None`` when a person agreed to it."""
-    gave = {kind: entries[record.key] for kind, entries in record.contexts.items()}
-    gave |= {name: to_plain(value, lenient=True) for name, value in record.updates.items()}
+    """Return the approval request for a result; ``None`` if the result is approved."""
+    result = {kind: entries[record.key] for kind, entries in record.contexts.items()}
+    result |= {name: to_plain(value, lenient=True) for name, value in record.updates.items()}
     if record.plan is not None:
-        gave["plan"] = to_plain(record.plan, lenient=True)
-    digest = compute_digest([RESULT, attempt.capability, gave])
-    if await _use_approval(job, attempt, digest):
+        result["plan"] = to_plain(record.plan, lenient=True)
+    digest = compute_digest([RESULT, attempt.capability, result])
+    if await _use_approval(execution, attempt, digest):
         return None
     if not record.updates and record.plan is None:
-        kept: dict[str, Any] = {"contexts": record.contexts, "effect": job.attempt_state.effect}
-        kept |= {
+        held: dict[str, Any] = {
+            "contexts": record.contexts,
+            "effect": execution.attempt_state.effect,
+        }
+        held |= {
             "of": work_digest(attempt),
             "asks": list(record.approval_reasons),
             "quality": record.quality,
         }
-        await job.context.ledger.hold_result(attempt.key, kept)
-    shown = {"parameters": dict(attempt.values), "result": gave}
+        await execution.context.ledger.hold_result(attempt.key, held)
+    shown = {"parameters": dict(attempt.values), "result": result}
     return ApprovalRequest(
         RESULT, attempt.capability, " ".join(record.approval_reasons), digest=digest, shown=shown
     )
 
 
 def work_digest(attempt: Attempt) -> str:
-    """Name what a step does: another plan may have another step under its key."""
+    """Return a digest of the work of a step, because another plan may reuse its key."""
     return compute_digest([attempt.capability, attempt.values, serialize_inputs(attempt.inputs)])
 
 
-def emit_attempt_started(job: StepExecution, attempt: Attempt) -> None:
-    """Say once that a try begins."""
-    if job.announced_attempt >= attempt.number:
+def emit_attempt_started(execution: StepExecution, attempt: Attempt) -> None:
+    """Emit the start of an attempt once."""
+    if execution.announced_attempt >= attempt.number:
         return
-    mark_announced(job, attempt)
+    mark_announced(execution, attempt)
     if not has_listener():
         return
     name = attempt.capability
@@ -301,113 +323,113 @@ def emit_attempt_started(job: StepExecution, attempt: Attempt) -> None:
     )
 
 
-def mark_announced(job: StepExecution, attempt: Attempt) -> None:
-    """Remember that an event announced a try."""
-    job.announced_attempt = attempt.number
+def mark_announced(execution: StepExecution, attempt: Attempt) -> None:
+    """Record that the start of an attempt was emitted."""
+    execution.announced_attempt = attempt.number
 
 
-def classify_step_failure(job: StepExecution, attempt: Attempt, exc: Exception) -> Failure:
-    """Say what an exception of a try means; asked again, it gives the same answer."""
-    known = job.attempt_state.failure
-    if known is not None and known[0] is exc:
-        return known[1]
+def classify_step_failure(execution: StepExecution, attempt: Attempt, exc: Exception) -> Failure:
+    """Return the classification of an exception of the current attempt, and cache it."""
+    cached = execution.attempt_state.failure
+    if cached is not None and cached[0] is exc:
+        return cached[1]
     context = {
-        "capability": job.spec.name,
+        "capability": execution.spec.name,
         "current_step_index": attempt.index,
-        "execution_time": job.elapsed_seconds(),
-        "current_state": job.view.state,
-        "effect": job.spec.effect,
+        "execution_time": execution.elapsed_seconds(),
+        "current_state": execution.view.state,
+        "effect": execution.spec.effect,
     }
     failure = classify_failure(
-        job.spec.cls,
+        execution.spec.cls,
         exc,
         context,
-        capability=job.spec.name,
+        capability=execution.spec.name,
         key=attempt.key,
         attempts=attempt.number,
     )
-    set_failure(job, exc, failure)
+    set_failure(execution, exc, failure)
     return failure
 
 
-def set_failure(job: StepExecution, exc: BaseException, failure: Failure) -> None:
-    """Remember the classification of an exception of the present try."""
-    job.attempt_state.failure = (exc, failure)
+def set_failure(execution: StepExecution, exc: BaseException, failure: Failure) -> None:
+    """Store the classification of an exception of the current attempt."""
+    execution.attempt_state.failure = (exc, failure)
 
 
 async def failed_record(
-    job: StepExecution, attempt: Attempt, exc: Exception, *, emits: bool = True
+    execution: StepExecution, attempt: Attempt, exc: Exception, *, emits: bool = True
 ) -> StepRecord:
-    """Return the record of a try that failed.
+    """Return the record of a failed attempt.
 
     Args:
-        job: The run of the stages.
-        attempt: The try.
-        exc: The exception.
-        emits: True if the failure is final for the try; False if a middleware may still change it.
+        execution: State of the step execution.
+        attempt: Failed attempt.
+        exc: Exception of the attempt.
+        emits: True to emit the failure; False if a middleware may still change it.
 
     Raises:
-        FatalExecutionError: The failure was classified FATAL; the cause is chained.
-        Exception: The original one, where development mode wants it.
+        FatalExecutionError: The failure was classified as FATAL; the cause is chained.
+        Exception: The original exception, in development mode.
     """
     stops_run = isinstance(exc, PersistenceError) and exc.stops_run
-    if stops_run or job.context.result_options.raw_errors or wants_raw_errors():
+    if stops_run or execution.context.result_options.raw_errors or wants_raw_errors():
         record_refusal(exc)
         raise exc
-    failure = classify_step_failure(job, attempt, exc)
+    failure = classify_step_failure(execution, attempt, exc)
     if failure.severity is ErrorSeverity.FATAL:
-        raise fatal_error(job.spec.name, failure) from exc
-    # An earlier process, or the run that asked a person, may have come as far as acting inside.
-    again = failure.severity is ErrorSeverity.RETRIABLE
-    if job.effect_done or (await job.has_nested_effect() and not again):
+        raise fatal_error(execution.spec.name, failure) from exc
+    # An earlier process, or the run before an approval, may have reached a nested effect.
+    is_retriable = failure.severity is ErrorSeverity.RETRIABLE
+    if execution.effect_done or (await execution.has_nested_effect() and not is_retriable):
         failure = with_effect_done(failure)
-    emit_attempt_started(job, attempt)
+    emit_attempt_started(execution, attempt)
     if emits:
-        emit_attempt_failed(job, attempt, failure)
-    return _record(job, attempt, error=failure, updates=stop_update(exc))
+        emit_attempt_failed(execution, attempt, failure)
+    return _record(execution, attempt, error=failure, updates=stop_update(exc))
 
 
-def skipped_record(job: StepExecution, attempt: Attempt, skipped: SkippedStep) -> StepRecord:
-    """Return the record of a step that nobody will run, and say so."""
-    more = {"reason": skipped.reason, "not_needed": skipped.is_not_needed}
-    telemetry.emit(telemetry.StepSkipped(**more, **attempt.event_fields()))
-    return _record(job, attempt, skipped=skipped.reason, not_needed=skipped.is_not_needed)
+def skipped_record(execution: StepExecution, attempt: Attempt, skipped: SkippedStep) -> StepRecord:
+    """Emit that a step is skipped, and return its record."""
+    fields = {"reason": skipped.reason, "not_needed": skipped.is_not_needed}
+    telemetry.emit(telemetry.StepSkipped(**fields, **attempt.event_fields()))
+    return _record(execution, attempt, skipped=skipped.reason, not_needed=skipped.is_not_needed)
 
 
-def emit_attempt_failed(job: StepExecution, attempt: Attempt, failure: Failure) -> None:
-    """Say that a try failed, in the stream and in the log."""
+def emit_attempt_failed(execution: StepExecution, attempt: Attempt, failure: Failure) -> None:
+    """Emit and log the failure of an attempt."""
     telemetry.emit(
         telemetry.StepFailed(
-            duration=job.elapsed_seconds(),
+            duration=execution.elapsed_seconds(),
             severity=failure.severity.value,
             message=failure.message,
             category=failure.metadata.get("category"),
             **attempt.event_fields(),
         )
     )
-    get_logger("capability", job.spec.name).warning(
+    get_logger("capability", execution.spec.name).warning(
         "step %s failed (%s): %s",
         attempt.key,
         failure.severity.value,
-        # The start of the default message; a failure that the router handles is no such thing.
-        failure.message.removeprefix(f"Unhandled error in {job.spec.name}: "),
+        # The default message calls every error unhandled, but the router handles this one.
+        failure.message.removeprefix(f"Unhandled error in {execution.spec.name}: "),
     )
 
 
 def with_attempts(record: StepRecord, failures: int, *, final: bool) -> StepRecord:
-    """Return a failed record that says how often the step was tried."""
+    """Return a failed record with the number of failed attempts."""
     assert record.error is not None
     error = replace(record.error, attempts=failures, final=final)
     return replace(record, error=error, attempts=failures)
 
 
-def _record(job: StepExecution, attempt: Attempt, **found: Any) -> StepRecord:
+def _record(execution: StepExecution, attempt: Attempt, **found: Any) -> StepRecord:
     return StepRecord.from_attempt(
         attempt,
         attempts=attempt.number,
-        execution_time=job.elapsed_seconds(),
-        source=job.attempt_state.source,
-        effect=job.attempt_state.effect,
+        execution_time=execution.elapsed_seconds(),
+        source=execution.attempt_state.source,
+        effect=execution.attempt_state.effect,
         values=attempt.values,
         **found,
     )

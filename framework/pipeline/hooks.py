@@ -1,4 +1,4 @@
-"""Behaviours without a stage: hooks around a whole step, a model call or a node."""
+"""Hooks of behaviors around a step, a model call, or an infrastructure node."""
 
 from __future__ import annotations
 
@@ -16,77 +16,83 @@ from capgraph.pipeline.step_execution import NextStage, StepExecution, StepResul
 
 
 async def run_hooks(
-    job: StepExecution,
+    execution: StepExecution,
     attempt: Attempt,
-    inner: NextStage,
+    call_next: NextStage,
     *,
     behaviors: Sequence[Behavior],
-    again: NextStage,
+    refinalize: NextStage,
 ) -> StepResult:
-    """Run the hooks of behaviours around a step.
+    """Run the hooks of behaviors around a step.
 
     Args:
-        job: The run of the stages.
-        attempt: What is asked for.
-        inner: What they stand around.
-        behaviors: The behaviours, the outermost first.
-        again: The stage ``finalize`` with what stands around it, for results that hooks give.
+        execution: State of the step execution.
+        attempt: Attempt to run.
+        call_next: Wrapped stages.
+        behaviors: Behaviors with hooks, outermost first.
+        refinalize: Stage ``finalize`` with its middleware, for results that hooks return.
     """
-    if attempt.is_replayed:  # what is handed back is what they made of it
-        replayed: StepResult = await inner(job, attempt)
+    if attempt.is_replayed:  # hooks already processed a replayed result
+        replayed: StepResult = await call_next(execution, attempt)
         return replayed
-    plan = job.view.plan_id
+    plan = execution.view.plan_id
     context = BehaviorContext(
         agent_id=attempt.capability,
         task=attempt.objective,
-        attempt=job.context.failures + 1,
-        execution_id=f"{plan}/{attempt.key}" if plan else job.context.ledger.step_key(attempt),
-        last_completed_step=len(job.view.succeeded_keys) - 1,
+        attempt=execution.context.failures + 1,
+        execution_id=f"{plan}/{attempt.key}"
+        if plan
+        else execution.context.ledger.step_key(attempt),
+        last_completed_step=len(execution.view.succeeded_keys) - 1,
     )
 
-    async def settled(record: StepRecord, given: ShortCircuit) -> StepResult:
-        found = await again(job, replace(attempt, number=record.attempts, short_circuit=given))
-        return replace(found, effect=record.effect) if isinstance(found, StepRecord) else found
+    async def settled(record: StepRecord, short_circuit: ShortCircuit) -> StepResult:
+        value = await refinalize(
+            execution, replace(attempt, number=record.attempts, short_circuit=short_circuit)
+        )
+        return replace(value, effect=record.effect) if isinstance(value, StepRecord) else value
 
     try:
-        with execution_scope(job):
+        with execution_scope(execution):
             await run_before_hooks(behaviors, context)
-        record: StepResult = await inner(job, attempt)
+        record: StepResult = await call_next(execution, attempt)
         if isinstance(record, StepRecord):
             context.attempt = record.attempts
             if record.success:
-                result = _hook_result(job, record)
-                with execution_scope(job):
-                    found = await run_after_hooks(behaviors, context, result)
-                if found is not result:
+                result = _hook_result(execution, record)
+                with execution_scope(execution):
+                    value = await run_after_hooks(behaviors, context, result)
+                if value is not result:
                     record = await settled(
-                        record, ShortCircuit(found, record.source, is_emitted=True)
+                        record, ShortCircuit(value, record.source, is_emitted=True)
                     )
     except (GraphBubbleUp, FatalExecutionError):
         raise
     except Exception as exc:
-        record = await failed_record(job, attempt, exc)
+        record = await failed_record(execution, attempt, exc)
     if not isinstance(record, StepRecord) or record.error is None:
         return record
-    raised = job.attempt_state.failure[0] if job.attempt_state.failure is not None else None
+    raised = (
+        execution.attempt_state.failure[0] if execution.attempt_state.failure is not None else None
+    )
     error = raised if isinstance(raised, Exception) else CapabilityError(record.error.message)
     try:
-        with execution_scope(job):
-            found = await recover_with_hooks(behaviors, context, error)
+        with execution_scope(execution):
+            value = await recover_with_hooks(behaviors, context, error)
     except (GraphBubbleUp, FatalExecutionError):
         raise
     except Exception as second:
-        return await failed_record(job, attempt, second)
-    return record if found is None else await settled(record, ShortCircuit(found, "fallback"))
+        return await failed_record(execution, attempt, second)
+    return record if value is None else await settled(record, ShortCircuit(value, "fallback"))
 
 
 async def call_with_hooks(
     behaviors: Sequence[Behavior], context: BehaviorContext, call: Callable[[], Awaitable[Any]]
 ) -> Any:
-    """Run hooks around work that gives its result as it is: a model call.
+    """Run hooks around a call whose result is not a step record, such as a model call.
 
     Raises:
-        Exception: What the work or a hook raised, when no hook gives a result all the same.
+        Exception: Error of the call or a hook, unless a hook returns a replacement.
     """
     try:
         await run_before_hooks(behaviors, context)
@@ -94,14 +100,14 @@ async def call_with_hooks(
     except (GraphBubbleUp, FatalExecutionError):
         raise
     except Exception as exc:
-        found = await recover_with_hooks(behaviors, context, exc)
-        if found is None:
+        replacement = await recover_with_hooks(behaviors, context, exc)
+        if replacement is None:
             raise
-        return found
+        return replacement
 
 
 async def run_before_hooks(behaviors: Sequence[Behavior], context: BehaviorContext) -> None:
-    """Run the hooks before something begins."""
+    """Run the ``before_execute`` hooks."""
     for behavior in behaviors:
         await maybe_await(behavior.before_execute(context))
 
@@ -109,41 +115,41 @@ async def run_before_hooks(behaviors: Sequence[Behavior], context: BehaviorConte
 async def run_after_hooks(
     behaviors: Sequence[Behavior], context: BehaviorContext, result: Any
 ) -> Any:
-    """Run the hooks that look at a result, the innermost first; give what it became."""
+    """Run the ``after_execute`` hooks, innermost first, and return the resulting value."""
     for behavior in reversed(behaviors):
-        found = await maybe_await(behavior.after_execute(context, result))
-        result = result if found is None else found
+        replacement = await maybe_await(behavior.after_execute(context, result))
+        result = result if replacement is None else replacement
     return result
 
 
 async def recover_with_hooks(
     behaviors: Sequence[Behavior], context: BehaviorContext, error: Exception
 ) -> Any:
-    """Run the hooks that look at a failure; give the first result that stands in, or ``None``.
+    """Run the ``on_error`` hooks and return the first replacement; ``None`` if there is none.
 
-    Nothing stands in for what a policy, or a person, refused: then they are only told.
+    A hook cannot replace the result of a refused step.
     """
     for behavior in behaviors:
         try:
-            found = await maybe_await(behavior.on_error(context, error))
+            replacement = await maybe_await(behavior.on_error(context, error))
         except (GraphBubbleUp, FatalExecutionError):
             raise
         except Exception as second:
-            second.add_note(f"It was raised for what had failed: {error!r}")
+            second.add_note(f"on_error was handling: {error!r}")
             raise
-        if found is not None and not isinstance(error, PolicyError):
-            return found
+        if replacement is not None and not isinstance(error, PolicyError):
+            return replacement
     return None
 
 
-def _hook_result(job: StepExecution, record: StepRecord) -> Any:
-    """Return what the capability returned; of a result that was there already its data."""
-    if job.attempt_state.result is not None and record.source == "run":
-        return job.attempt_state.result
+def _hook_result(execution: StepExecution, record: StepRecord) -> Any:
+    """Return the capability's return value; for a result from another source, its data."""
+    if execution.attempt_state.result is not None and record.source == "run":
+        return execution.attempt_state.result
     return result_data(record)
 
 
 def result_data(record: StepRecord) -> Any:
-    """Return the data of a record: of the one output, or of each by its type."""
+    """Return the data of a record: of its single output, or by type for several outputs."""
     data = {kind: next(iter(entries.values())) for kind, entries in record.contexts.items()}
     return next(iter(data.values())) if len(data) == 1 else data

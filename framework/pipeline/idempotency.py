@@ -1,8 +1,8 @@
-"""Stage ``idempotency``: an effect is never repeated by accident.
+"""Stage ``idempotency``: never repeat a completed effect.
 
-Before a step with ``effect="once"`` starts, a record says so on disk; as soon as it ended, the
-record holds its result. A process that dies in between leaves ``begun`` without an end: the outcome
-is unknown, and only ``on_unknown`` or a person may decide what happens then.
+A record is stored before a step with ``effect="once"`` starts, and the result is added when the
+step ends. If the process dies in between, the record remains ``begun`` and the outcome is unknown.
+In that case ``on_unknown`` or a person decides what happens.
 """
 
 from __future__ import annotations
@@ -25,193 +25,206 @@ from capgraph.planning import fingerprints
 from capgraph.telemetry.audit import record_now, record_soon
 
 _UNKNOWN_CATEGORIES = frozenset({"timeout", "network"})
-"""Failures after which nobody knows whether the effect happened."""
-_SKIP_REASON = "Skipped: nobody knows whether its effect happened."
+"""Failure categories after which the outcome of an effect is unknown."""
+_SKIP_REASON = "Skipped: it is unknown whether its effect happened."
 
 
-async def run_without_effect(job: StepExecution, attempt: Attempt, inner: NextStage) -> Any:
-    """Let a step run that has no effect, as long as the turn goes on and nobody took it over.
+async def run_without_effect(
+    execution: StepExecution, attempt: Attempt, call_next: NextStage
+) -> Any:
+    """Run a step without an effect if the turn is not stopped and this process holds the lease.
 
-    A part of it may be of unknown outcome all the same.
+    A part of the step can still have an unknown outcome, if the step calls ``self.once``.
 
     Raises:
-        PersistenceError: Another process has the thread.
-        StoppedError: Somebody stopped the run.
+        PersistenceError: Another process holds the lease of the thread.
+        StoppedError: A user stopped the run.
     """
-    book = job.context.ledger
-    await book.raise_if_stopped(confirm=False)
-    if (question := await recheck_approval(job, attempt)) is not None:
+    ledger = execution.context.ledger
+    await ledger.raise_if_stopped(confirm=False)
+    if (question := await recheck_approval(execution, attempt)) is not None:
         return question
-    if not book.journal.is_remote:
-        await (
-            book.assert_lease_held()
-        )  # elsewhere, what comes of it is kept for the next who runs the turn
+    if not ledger.journal.is_remote:
+        await ledger.assert_lease_held()  # a remote result is stored for the next process
     try:
-        return await inner(job, attempt)
+        return await call_next(execution, attempt)
     except UnknownOutcome as signal:
         return signal.question or SkippedStep(_SKIP_REASON)
 
 
-async def idempotency(job: StepExecution, attempt: Attempt, inner: NextStage) -> Any:
-    """Keep the record of an effect around the call.
+async def idempotency(execution: StepExecution, attempt: Attempt, call_next: NextStage) -> Any:
+    """Run the inner stages under the record of the step's effect.
 
     Returns:
-        The raw result, an earlier one of the same effect, or a question.
+        The raw result, the stored result of the same effect, or a request to a person.
 
     Raises:
         CapabilityError: The outcome of an earlier run is unknown and ``on_unknown`` is ``fail``.
-        PersistenceError: The record cannot be kept, or another process has the thread.
-        StoppedError: Somebody stopped the run.
+        PersistenceError: The record cannot be stored, or another process holds the lease of the
+            thread.
+        StoppedError: A user stopped the run.
     """
-    spec, book = job.spec, job.context.ledger
-    await book.raise_if_stopped(confirm=spec.effect == "idempotent")
-    if book.journal.is_remote and job.outer is not None:
+    spec, ledger = execution.spec, execution.context.ledger
+    await ledger.raise_if_stopped(confirm=spec.effect == "idempotent")
+    if ledger.journal.is_remote and execution.outer is not None:
         raise CapabilityError(
-            f"{spec.name!r} has an effect and is asked for inside {job.outer.spec.name!r}, which runs"
-            " on another worker than its turn: a restart could not tell it from another effect.",
-            fix="Plan it as a step of its own, or leave out the queue of the outer one.",
+            f"{spec.name!r} cannot run inside {execution.outer.spec.name!r}: it has an effect, and a"
+            " restart of the remote worker could repeat it.",
+            fix="plan it as a separate step, or remove the queue of the outer capability.",
         )
-    await book.wait_until_saved()
-    taken = claimed_effects(
-        job.view.results, [k for k in job.context.plan_keys if k != attempt.key]
+    await ledger.wait_until_saved()
+    claimed = claimed_effects(
+        execution.view.results, [k for k in execution.context.plan_keys if k != attempt.key]
     )
-    plan = job.view.plan_id
-    claim = await book.claim(spec, attempt, plan, taken)
-    job.attempt_state.effect = claim.name
-    keyed = replace(attempt, idempotency_key=book.idempotency_key(claim.name))
+    plan = execution.view.plan_id
+    claim = await ledger.claim(spec, attempt, plan, claimed)
+    execution.attempt_state.effect = claim.name
+    keyed = replace(attempt, idempotency_key=ledger.idempotency_key(claim.name))
     if spec.effect != "once":
-        return await recheck_approval(job, keyed) or await _run_idempotent(job, keyed, inner)
+        return await recheck_approval(execution, keyed) or await _run_idempotent(
+            execution, keyed, call_next
+        )
     status = claim.record.get("status")
     if status == "finished":
-        job.attempt_state.is_replayed_effect = not claim.is_own
-        job.mark_effect_done()
-        return book.stored_result(claim.record)
+        execution.attempt_state.is_replayed_effect = not claim.is_own
+        execution.mark_effect_done()
+        return ledger.stored_result(claim.record)
     if status == "begun":
-        instead = await _resolve_unknown(job, keyed, claim)
-        if instead is not None:
-            return instead
-    question = await _repeat_question(job, keyed, claim, plan, taken)
-    question = question or await recheck_approval(job, keyed)
+        resolved = await _resolve_unknown(execution, keyed, claim)
+        if resolved is not None:
+            return resolved
+    question = await _repeat_question(execution, keyed, claim, plan, claimed)
+    question = question or await recheck_approval(execution, keyed)
     if question is not None:
         return question
-    return await _run_effect(job, keyed, claim, inner)
+    return await _run_effect(execution, keyed, claim, call_next)
 
 
-async def _run_effect(job: StepExecution, attempt: Attempt, claim: Claim, inner: NextStage) -> Any:
-    book = job.context.ledger
-    run = await book.begin_effect(claim.name)
+async def _run_effect(
+    execution: StepExecution, attempt: Attempt, claim: Claim, call_next: NextStage
+) -> Any:
+    ledger = execution.context.ledger
+    run = await ledger.begin_effect(claim.name)
     try:
-        await book.raise_if_stopped(confirm=True)
+        await ledger.raise_if_stopped(confirm=True)
     except CapgraphError:
-        await book.end_effect(claim.name, "failed")
+        await ledger.end_effect(claim.name, "failed")
         raise
-    await book.assert_lease_held()
+    await ledger.assert_lease_held()
     try:
-        result = await inner(job, attempt)
+        result = await call_next(execution, attempt)
     except UnknownOutcome as signal:
-        await book.end_effect(claim.name, "asking" if signal.question else "unknown")
+        await ledger.end_effect(claim.name, "asking" if signal.question else "unknown")
         return signal.question or SkippedStep(_SKIP_REASON)
     except GraphBubbleUp:
-        # The capability asks somebody: what stands before its question runs again.
-        await book.end_effect(claim.name, "asking")
+        # The capability asks a person. The code before its interrupt runs again after the answer.
+        await ledger.end_effect(claim.name, "asking")
         raise
     except Exception as exc:
         if (
-            job.attempt_state.body_result is not None
-        ):  # only what cleans up, or wraps the call, failed
-            await _record_finished(job, claim, job.attempt_state.body_result.value)
+            execution.attempt_state.body_result is not None
+        ):  # only the teardown or a middleware failed
+            await _record_finished(execution, claim, execution.attempt_state.body_result.value)
             raise
-        failure = classify_step_failure(job, attempt, exc)
-        if not (job.attempt_state.timed_out or _has_unknown_outcome(failure)):
-            await book.end_effect(claim.name, "failed")
+        failure = classify_step_failure(execution, attempt, exc)
+        if not (execution.attempt_state.timed_out or _has_unknown_outcome(failure)):
+            await ledger.end_effect(claim.name, "failed")
             raise
-        if job.spec.on_unknown == "skip":
-            await book.end_effect(claim.name, "unknown")
+        if execution.spec.on_unknown == "skip":
+            await ledger.end_effect(claim.name, "unknown")
             return SkippedStep(_SKIP_REASON)
-        if job.spec.on_unknown == "ask":
+        if execution.spec.on_unknown == "ask":
             return _unknown_outcome_question(
-                attempt, claim, run, f"Its end is not known ({failure.message})"
+                attempt, claim, run, f"The outcome of the step is unknown ({failure.message})"
             )
-        await book.end_effect(claim.name, "failed")
-        if job.spec.on_unknown == "fail" and job.attempt_state.timed_out:
+        await ledger.end_effect(claim.name, "failed")
+        if execution.spec.on_unknown == "fail" and execution.attempt_state.timed_out:
             raise CapabilityError(
-                f"{failure.message} Nobody knows whether its effect happened.",
-                fix="Look at the outside system; then run it again, or set on_unknown.",
+                f"{failure.message} It is unknown whether its effect happened.",
+                fix="check the external system, then run the step again or set on_unknown.",
                 severity=ErrorSeverity.CRITICAL,
             ) from exc
         raise
-    await _record_finished(job, claim, result)
+    await _record_finished(execution, claim, result)
     return result
 
 
-async def _record_finished(job: StepExecution, claim: Claim, result: Any) -> None:
-    """Write down at once, before anybody looks at the result, that the effect happened."""
-    await job.record_effect()
-    await job.context.ledger.end_effect(
-        claim.name, "finished", result=encode_result(result, job.attempt_state.stored_outputs)
+async def _record_finished(execution: StepExecution, claim: Claim, result: Any) -> None:
+    """Record the completed effect before any other code processes the result."""
+    await execution.record_effect()
+    await execution.context.ledger.end_effect(
+        claim.name, "finished", result=encode_result(result, execution.attempt_state.stored_outputs)
     )
 
 
-async def _run_idempotent(job: StepExecution, attempt: Attempt, inner: NextStage) -> Any:
-    """Run an effect that bears being repeated; the audit knows of it all the same."""
-    await record_now("effect", effect=job.attempt_state.effect, status="begun", run=attempt.number)
-    await job.context.ledger.assert_lease_held()
+async def _run_idempotent(execution: StepExecution, attempt: Attempt, call_next: NextStage) -> Any:
+    """Run an effect that is safe to repeat, with audit records of its start and end."""
+    await record_now(
+        "effect", effect=execution.attempt_state.effect, status="begun", run=attempt.number
+    )
+    await execution.context.ledger.assert_lease_held()
     status = "failed"
     try:
         try:
-            result = await inner(job, attempt)
+            result = await call_next(execution, attempt)
         except UnknownOutcome as signal:
             result = signal.question or SkippedStep(_SKIP_REASON)
         status = "asking" if isinstance(result, ApprovalRequest) else "finished"
         return result
     finally:
-        await record_soon("effect", effect=job.attempt_state.effect, status=status)
+        await record_soon("effect", effect=execution.attempt_state.effect, status=status)
 
 
-async def _resolve_unknown(job: StepExecution, attempt: Attempt, claim: Claim) -> Any:
-    """Say what happens with an effect that began and has no end; ``None`` to act again."""
+async def _resolve_unknown(execution: StepExecution, attempt: Attempt, claim: Claim) -> Any:
+    """Return the result for an effect of unknown outcome; ``None`` to run it again."""
     run = int(claim.record.get("run", 0))
-    decision = await job.context.ledger.read_outcome(claim.name, run)
-    answer: Any = job.spec.on_unknown
-    # A person decided about one run of the step; the next one that breaks off is asked about.
+    decision = await execution.context.ledger.read_outcome(claim.name, run)
+    answer: Any = execution.spec.on_unknown
+    # A decision applies to one run. If the next run is interrupted, the person is asked again.
     answer = decision.get("decision") or answer
     if answer == "rerun":
         return None
     if answer == "skip":
         return SkippedStep(_SKIP_REASON)
     if answer == "done":
-        job.mark_effect_done()
+        execution.mark_effect_done()
         outputs = [{kind: data} for kind, data in (decision.get("outputs") or {}).items()]
-        await job.context.ledger.end_effect(claim.name, "finished", result=outputs)
+        await execution.context.ledger.end_effect(claim.name, "finished", result=outputs)
         return outputs
     if answer == "fail":
         raise CapabilityError(
-            f"The step {attempt.key!r} ({attempt.capability}) began in an earlier process and"
-            " nobody knows whether its effect happened.",
-            fix="Look at the outside system; then run it again, or set on_unknown.",
+            f"The outcome of step {attempt.key!r} ({attempt.capability}) is unknown: it started in an"
+            " earlier process.",
+            fix="check the external system, then run the step again or set on_unknown.",
         )
-    return _unknown_outcome_question(attempt, claim, run, "It had started when its process ended")
+    return _unknown_outcome_question(
+        attempt, claim, run, "The process ended while the step was running"
+    )
 
 
 async def _repeat_question(
-    job: StepExecution, attempt: Attempt, claim: Claim, plan_id: str, claimed_records: set[str]
+    execution: StepExecution,
+    attempt: Attempt,
+    claim: Claim,
+    plan_id: str,
+    claimed_records: set[str],
 ) -> ApprovalRequest | None:
-    """Ask before a capability acts again in a new plan of the turn, in another way."""
-    spec, book = job.spec, job.context.ledger
-    if spec.repeatable or not claim.is_new or job.approval:
+    """Return a request if a capability would act again in a new plan with different values."""
+    spec, ledger = execution.spec, execution.context.ledger
+    if spec.repeatable or not claim.is_new or execution.approval:
         return None
-    if not book.has_earlier_effect(
+    if not ledger.has_earlier_effect(
         spec, plan_id, claim.name, claimed_records
-    ) or _was_in_earlier_plan(job, attempt):
+    ) or _was_in_earlier_plan(execution, attempt):
         return None
     digest = compute_digest([ACTED_BEFORE, claim.name])
-    if await book.approvals.is_approved(digest, attempt.key, list(job.context.plan_keys)):
+    if await ledger.approvals.is_approved(digest, attempt.key, list(execution.context.plan_keys)):
         return None
     return ApprovalRequest(
         ACTED_BEFORE,
         spec.name,
-        f"{spec.name!r} acted in an earlier plan of this turn already, and the new plan lets it act"
-        " again with other values.",
+        f"{spec.name!r} already had an effect in an earlier plan of this turn. The new plan runs it"
+        " again with different values.",
         digest=digest,
         shown={"parameters": dict(attempt.values)},
         effect=claim.name,
@@ -219,11 +232,11 @@ async def _repeat_question(
     )
 
 
-def _was_in_earlier_plan(job: StepExecution, attempt: Attempt) -> bool:
-    """Tell whether an earlier plan of the turn held this very step, so that it is not new."""
-    own = fingerprints(job.view.plan).get(plan_key(attempt.key))
-    versions: list[Mapping[str, Any]] = job.view.state.get("planning_history") or []
-    return any(own in fingerprints(version["plan"]).values() for version in versions[:-1])
+def _was_in_earlier_plan(execution: StepExecution, attempt: Attempt) -> bool:
+    """Return whether an earlier plan of the turn contained the same step."""
+    fingerprint = fingerprints(execution.view.plan).get(plan_key(attempt.key))
+    versions: list[Mapping[str, Any]] = execution.view.state.get("planning_history") or []
+    return any(fingerprint in fingerprints(version["plan"]).values() for version in versions[:-1])
 
 
 def _unknown_outcome_question(
@@ -232,7 +245,7 @@ def _unknown_outcome_question(
     return ApprovalRequest(
         UNKNOWN_OUTCOME,
         attempt.capability,
-        f"{reason}; its effect may have happened.",
+        f"{reason}. Its effect may have happened.",
         shown={"parameters": dict(attempt.values)},
         run=run,
         effect=claim.name,

@@ -1,4 +1,4 @@
-"""From a planned step to the typed inputs and parameters of its capability."""
+"""Resolution of a planned step's inputs."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ def resolve_inputs(
     types: ContextTypes,
     own_values: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Read and validate what the step names as inputs.
+    """Load and validate the inputs of a step.
 
     Args:
-        spec: The capability.
-        step: The step.
-        context_data: The stored results by type and key.
-        types: The registered types.
-        own_values: The element of a list for which the step runs, by its name.
+        spec: Declaration of the capability.
+        step: Planned step.
+        context_data: Stored results by type and key.
+        types: Registered context types.
+        own_values: Element of the list over which the step runs, by its name.
 
     Returns:
-        Role or context type to object, list of objects (``many``) or ``None`` (an absent
-        optional).
+        Inputs by role or context type: an object, a list of objects (``many``), or ``None`` (absent
+        optional input).
 
     Raises:
-        ValidationError: An input is missing, is not stored, or does not fit its type; a new plan
-            may help, so the severity is REPLANNING.
+        ValidationError: An input is missing, not stored, or invalid. The severity is REPLANNING,
+            because another plan may help.
     """
     named: dict[str, list[str]] = {}
     kinds = {need.label: need.type for need in spec.requires}
@@ -61,9 +61,9 @@ def resolve_inputs(
             inputs[need.label] = None
         elif values or step.get("context_key"):
             raise ValidationError(
-                f"{spec.name!r} needs one {need.label}, and the step"
-                f" {step.get('context_key')!r} names {len(values)}.",
-                fix=f"Give the step exactly one input {need.label} of type {need.type}.",
+                f"Step {step.get('context_key')!r} has {len(values)} inputs {need.label}:"
+                f" {spec.name!r} requires one.",
+                fix=f"give the step exactly one input {need.label} of type {need.type}.",
                 severity=ErrorSeverity.REPLANNING,
             )
     for kind, keys in named.items():
@@ -80,7 +80,7 @@ def _load_many(
     context_data: Mapping[str, Mapping[str, Any]],
     types: ContextTypes,
 ) -> list[Any]:
-    """Read one context, or all of a result that is a list of that type."""
+    """Load one context, or all elements of a result that is a list of that type."""
     if key in context_data.get(kind + LIST_SUFFIX, {}):
         return list(_load(spec, kind + LIST_SUFFIX, key, context_data, types))
     if key not in context_data.get(kind, {}):
@@ -100,8 +100,8 @@ def _load(
     stored = context_data.get(kind, {})
     if key not in stored:
         raise ValidationError(
-            f"{spec.name!r} needs {kind}.{key}, which is not there; stored are {sorted(stored)}.",
-            fix="Plan a step that provides it first.",
+            f"Input {kind}.{key} of {spec.name!r} is missing: the stored keys are {sorted(stored)}.",
+            fix="plan a step that provides it first.",
             severity=ErrorSeverity.REPLANNING,
         )
     return load_context(kind, key, stored[key], types)

@@ -1,13 +1,12 @@
-"""Durable records beside the checkpoints: attempts, waits and effects of single steps.
+"""Durable records of a thread's steps, stored next to the checkpoints.
 
-LangGraph saves a superstep when it ends. What must be on disk earlier (an effect that is about
-to happen, a failed attempt and the moment of the next one) is written here, through the same
-saver, each record under a checkpoint namespace of its own. It therefore survives whatever the
-checkpoint of the running superstep does not.
+LangGraph saves a checkpoint at the end of a superstep. A record that must be durable earlier, such
+as the start of an effect or a failed attempt, is written here through the same saver, under its own
+checkpoint namespace. It survives even if the checkpoint of the running superstep is lost.
 
-A record is needed for as long as its turn can be run again: resumed, forked or replayed from one
-of its checkpoints. So it names the checkpoint that it builds on as its parent, goes with the
-history of its turn (``prune_threads``, the settings' ``persistence.keep_…``) and with the thread.
+A record is needed while its turn can be resumed, forked, or replayed from a checkpoint. It
+therefore names this checkpoint as its parent, and is deleted with the history of the turn
+(``prune_threads``, the settings ``persistence.keep_…``) or with the thread.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _CHECKPOINT_TIMEOUT_SECONDS = 10.0
 
 @contextmanager
 def _errors_end_run() -> Iterator[None]:
-    """Mark what cannot be kept: nothing that the run did could be reported."""
+    """Mark persistence errors as ending the run, because its results could not be reported."""
     try:
         yield
     except PersistenceError as exc:
@@ -42,11 +41,11 @@ def _errors_end_run() -> Iterator[None]:
 
 
 class RunStart(NamedTuple):
-    """With what a run began.
+    """Start of a run.
 
     Attributes:
-        checkpoint_id: The checkpoint.
-        metadata: What is kept of its configuration: who began it.
+        checkpoint_id: ID of the first checkpoint.
+        metadata: Stored configuration of the run, including its caller.
     """
 
     checkpoint_id: str
@@ -54,18 +53,18 @@ class RunStart(NamedTuple):
 
 
 class Journal:
-    """Reads and writes the records of one thread.
+    """Records of one thread.
 
     Args:
-        persistence: Where the graph stores its threads; ``None`` keeps no records.
-        thread_id: The thread.
-        checkpoints: Namespace and id of the checkpoints on which the running superstep builds, the
-            outermost graph's first; none when the run saves nothing before its end.
-        fence: Does what :meth:`have` does, where another process holds the thread's lease.
+        persistence: Storage of the graph's threads; ``None`` stores no records.
+        thread_id: ID of the thread.
+        checkpoints: Namespace and ID of the checkpoints on which the running superstep is based,
+            outermost graph first; empty if nothing is saved before the run ends.
+        fence: Replaces :meth:`assert_lease_held` if another process holds the lease of the thread.
 
     Attributes:
-        persistence: As given.
-        checkpoints: As given.
+        persistence: As passed to the constructor.
+        checkpoints: As passed to the constructor.
     """
 
     def __init__(
@@ -86,35 +85,35 @@ class Journal:
 
     @property
     def is_durable(self) -> bool:
-        """Whether records outlive the process."""
+        """True if records survive the process."""
         return self._saver is not None and self.thread_id is not None
 
     @property
     def is_remote(self) -> bool:
-        """Whether another process runs the turn whose records these are."""
+        """True if another process runs the turn."""
         return self._fence is not None
 
     @property
     def tables(self) -> SqlTables | None:
-        """Tables beside the threads; ``None`` without a database."""
+        """Database tables of the persistence; ``None`` without a database."""
         return self.persistence.tables if self.persistence is not None else None
 
     @property
     def namespace(self) -> str:
-        """Which graph of the thread these records belong to; empty for the outermost."""
+        """Graph of the thread that the records belong to; empty for the outermost graph."""
         namespace = self._checkpoint[0] if self._checkpoint else ""
-        # The identity of a task changes when its graph starts anew; its node's name does not.
+        # A task ID changes when its graph restarts; the name of its node does not.
         return "|".join(part.partition(":")[0] for part in namespace.split("|"))
 
     async def assert_lease_held(self, *, query_database: bool = False) -> None:
-        """Make sure that this process still has the thread.
+        """Check that this process still holds the lease of the thread.
 
         Args:
-            query_database: Whether to ask the database in any case; else it is asked where the last heartbeat
-                is late.
+            query_database: True to query the database in any case; otherwise only if the last
+                heartbeat is late.
 
         Raises:
-            PersistenceError: Another process has the thread.
+            PersistenceError: Another process holds the lease.
         """
         if self.persistence is None or self.thread_id is None:
             return
@@ -125,10 +124,11 @@ class Journal:
                 await self.persistence.leases.confirm(self.thread_id, force_query=query_database)
 
     async def wait_until_saved(self) -> None:
-        """Wait until a restart would come back to the plan that is being run.
+        """Wait until the checkpoint with the running plan is saved.
 
-        LangGraph saves checkpoints in the background. An effect that happens before its plan is
-        saved would be planned anew after a crash, perhaps in other words, and happen again.
+        LangGraph saves checkpoints in the background. If an effect happened before its plan was
+        saved, a crash would lead to a new plan, possibly with different values, and the effect
+        would happen again.
 
         Raises:
             PersistenceError: The checkpoint is not saved.
@@ -136,7 +136,7 @@ class Journal:
         if self._saver is None or self.thread_id is None:
             return
         with _errors_end_run():
-            # An outer graph that starts anew would start this one anew.
+            # An outer graph that restarts also restarts this one.
             for checkpoint in self._unsaved_checkpoints:
                 await self._wait_for_checkpoint(self._saver, *checkpoint)
             self._unsaved_checkpoints = []
@@ -144,7 +144,7 @@ class Journal:
     async def _wait_for_checkpoint(
         self, saver: BaseCheckpointSaver[Any], namespace: str, checkpoint_id: str
     ) -> CheckpointTuple:
-        """Return the checkpoint on which the superstep builds, as soon as it is saved."""
+        """Return the checkpoint on which the superstep is based, once it is saved."""
         config: RunnableConfig = {
             "configurable": {
                 "thread_id": self.thread_id,
@@ -154,70 +154,70 @@ class Journal:
         }
         loop = asyncio.get_running_loop()
         end, delay = loop.time() + _CHECKPOINT_TIMEOUT_SECONDS, 0.002
-        while (found := await saver.aget_tuple(config)) is None:
+        while (saved := await saver.aget_tuple(config)) is None:
             if loop.time() > end:
                 raise PersistenceError(
                     f"The plan of thread {self.thread_id!r} was not saved in"
                     f" {_CHECKPOINT_TIMEOUT_SECONDS:g} s, so no effect is begun.",
-                    fix="Look at the database; then run the thread again.",
+                    fix="check the database, then run the thread again.",
                 )
             await asyncio.sleep(delay)
             delay = min(delay * 2, 0.1)
-        return found
+        return saved
 
     async def starting_checkpoint(self) -> CheckpointTuple | None:
-        """Return the checkpoint with which the running graph began; ``None`` when none is kept."""
+        """Return the first checkpoint of the running graph; ``None`` if it is not saved."""
         if self._saver is None or self.thread_id is None or self._checkpoint is None:
             return None
-        found: CheckpointTuple | None = await self._wait_for_checkpoint(
+        saved: CheckpointTuple | None = await self._wait_for_checkpoint(
             self._saver, *self._checkpoint
         )
-        while found is not None and found.parent_config and run_input(found) is None:
-            found = await self._saver.aget_tuple(found.parent_config)
-        return found
+        while saved is not None and saved.parent_config and run_input(saved) is None:
+            saved = await self._saver.aget_tuple(saved.parent_config)
+        return saved
 
     async def run_start(
         self, cache: dict[str, RunStart], *, is_resumed: bool = False
     ) -> RunStart | None:
-        """Return with what the run of the outermost graph began; ``None`` when nothing is kept.
+        """Return the start of the outermost graph's run; ``None`` if it is not saved.
 
         Args:
-            cache: The same by the checkpoints seen so far; each is read once.
-            is_resumed: Whether it began in an earlier run, so that nothing has to be waited for.
+            cache: Known starts by checkpoint ID; each checkpoint is read once.
+            is_resumed: True if an earlier run started it, so that its checkpoint is already saved.
         """
         if self._saver is None or self.thread_id is None or not self.checkpoints:
             return None
-        space, moment = self.checkpoints[0]
-        place = {"thread_id": self.thread_id, "checkpoint_ns": space}
-        passed: list[str] = []
-        while (found := cache.get(moment)) is None:
-            here: RunnableConfig = {"configurable": {**place, "checkpoint_id": moment}}
-            if passed or is_resumed:
-                read = await self._saver.aget_tuple(here)
-                if read is None and not passed:
-                    read = await self._saver.aget_tuple({"configurable": place})
+        space, checkpoint_id = self.checkpoints[0]
+        location = {"thread_id": self.thread_id, "checkpoint_ns": space}
+        visited: list[str] = []
+        while (start := cache.get(checkpoint_id)) is None:
+            config: RunnableConfig = {"configurable": {**location, "checkpoint_id": checkpoint_id}}
+            if visited or is_resumed:
+                saved = await self._saver.aget_tuple(config)
+                if saved is None and not visited:
+                    saved = await self._saver.aget_tuple({"configurable": location})
             else:
-                read = await self._wait_for_checkpoint(self._saver, space, moment)
-            if read is None:
+                saved = await self._wait_for_checkpoint(self._saver, space, checkpoint_id)
+            if saved is None:
                 return None
-            passed.append(moment)
-            if run_input(read) is not None or not read.parent_config:
-                found = RunStart(read.config["configurable"]["checkpoint_id"], read.metadata)
+            visited.append(checkpoint_id)
+            if run_input(saved) is not None or not saved.parent_config:
+                start = RunStart(saved.config["configurable"]["checkpoint_id"], saved.metadata)
                 break
-            moment = read.parent_config["configurable"]["checkpoint_id"]
-        for name in passed:
-            cache[name] = found
-        return found
+            checkpoint_id = saved.parent_config["configurable"]["checkpoint_id"]
+        for name in visited:
+            cache[name] = start
+        return start
 
     async def raise_if_stopped(self, users: Collection[str], *, confirm: bool = False) -> None:
-        """Make sure that nobody stopped the run.
+        """Raise if a user stopped the run.
 
         Args:
-            users: Whose run it is.
-            confirm: Whether an effect is about to begin.
+            users: IDs of the users of the run.
+            confirm: True if an effect is about to start.
 
         Raises:
-            StoppedError: Somebody did.
+            StoppedError: A user stopped the run.
         """
         if self.persistence is None or self.thread_id is None:
             return
@@ -225,7 +225,7 @@ class Journal:
             await self.persistence.stops.raise_if_stopped(self.thread_id, users, force_read=confirm)
 
     async def read(self, key: str) -> dict[str, Any]:
-        """Return the last record under a key; empty when there is none."""
+        """Return the last record under a key; empty if there is none."""
         if self._saver is None or self.thread_id is None:
             return {}
         with _errors_end_run():
@@ -234,23 +234,23 @@ class Journal:
     async def write(
         self, key: str, record: dict[str, Any], *, allow_lost_lease: bool = False
     ) -> None:
-        """Put a record under a key; it is durable when this returns.
+        """Store a record under a key. It is durable when the method returns.
 
         Args:
             key: Name of the record.
             record: Plain data.
-            allow_lost_lease: Whether it is written also where another process has the thread by now.
+            allow_lost_lease: True to write even if another process holds the lease.
 
         Raises:
-            PersistenceError: It cannot be kept, or another process has the thread.
+            PersistenceError: The record cannot be stored, or another process holds the lease.
         """
         if self._saver is None or self.thread_id is None:
             return
         base = self._checkpoint[1] if self._checkpoint else None
-        told: dict[str, Any] = {PAST_LEASE: True} if allow_lost_lease else {}
+        options: dict[str, Any] = {PAST_LEASE: True} if allow_lost_lease else {}
         with _errors_end_run():
             await write_record(
-                self._saver, self.thread_id, key, record, parent_checkpoint_id=base, **told
+                self._saver, self.thread_id, key, record, parent_checkpoint_id=base, **options
             )
 
 
@@ -258,15 +258,15 @@ def running_journal(persistence: Persistence | None = None) -> Journal:
     """Return the journal of the running thread.
 
     Args:
-        persistence: Where the graph stores its threads; a run may bring another saver.
+        persistence: Default storage of the graph; a run may use another saver.
     """
-    lent: Journal | None = run_context().journal
+    inherited: Journal | None = run_context().journal
     try:
         config = get_config()
     except RuntimeError:
-        return lent or Journal()
-    if lent is not None and inherited_saver(config) is None:
-        return lent
+        return inherited or Journal()
+    if inherited is not None and inherited_saver(config) is None:
+        return inherited
     thread = (config.get("configurable") or {}).get("thread_id")
     return Journal(
         Persistence.for_run(config, persistence),

@@ -1,4 +1,4 @@
-"""Validate, set up, execute, tear down: in this order, and the last one always."""
+"""Lifecycle of a capability: validate, set up, execute, and tear down."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from capgraph.helpers.async_calls import shielded
 Phase = Literal["validate", "setup", "execute", "teardown"]
 PhaseFunction = Callable[[], Awaitable[Any]]
 PhaseListener = Callable[[Phase, Literal["pre", "post"], Any], Awaitable[None]]
-"""Told before and after each phase; after it with what the phase gave."""
+"""Called before and after each phase; after it, with the phase's result."""
 
 
 @dataclass(slots=True)
 class Lifecycle:
-    """One run of four phases; those that are left out do nothing.
+    """One run of up to four phases.
 
-    Whatever is raised after ``validate`` comes out when ``teardown`` is over, which no cancellation
-    cuts short. The first error stands; one of ``teardown`` is attached to it as a note.
+    ``teardown`` always runs after a successful ``validate``, and cancellation does not interrupt
+    it. The first error is raised. An error of ``teardown`` is added to it as a note.
 
     Attributes:
-        execute: The work; its result is that of the run.
-        validate: Raises when the work should not begin.
+        execute: Main work; its result is the result of the run.
+        validate: Raises an exception if the work must not start.
         setup: Prepares the work.
-        teardown: Cleans up, also after half a ``setup``.
-        on_phase: Told before and after each phase.
-        has_executed: Whether the work was done, whatever came afterwards.
-        result: What it gave.
+        teardown: Cleans up, also after an incomplete ``setup``.
+        on_phase: Called before and after each phase.
+        has_executed: True if ``execute`` finished, whether or not a later phase failed.
+        result: Result of ``execute``.
 
     >>> import asyncio
     >>> async def work(): return 42
@@ -45,7 +45,7 @@ class Lifecycle:
     result: Any = None
 
     async def run(self) -> Any:
-        """Go through the phases and return the result."""
+        """Run the phases and return the result of ``execute``."""
         await self._phase("validate", self.validate)
         try:
             await self._phase("setup", self.setup)
@@ -60,10 +60,10 @@ class Lifecycle:
         await shielded(self._phase("teardown", self.teardown))
         return self.result
 
-    async def _phase(self, name: Phase, work: PhaseFunction | None) -> Any:
+    async def _phase(self, name: Phase, function: PhaseFunction | None) -> Any:
         if self.on_phase is not None:
             await self.on_phase(name, "pre", None)
-        result = await work() if work is not None else None
+        result = await function() if function is not None else None
         if self.on_phase is not None:
             await self.on_phase(name, "post", result)
         return result

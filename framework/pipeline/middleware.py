@@ -1,4 +1,4 @@
-"""Middlewares and behaviors: which fit a step, in which order they wrap it, and what is refused."""
+"""Selection, order, and validation of middleware and behaviors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from capgraph.base.ports import STAGES, Behavior, RetryRule, TimeLimit
 from capgraph.base.spec import CapabilitySpec, InfrastructureSpec
 
 TargetKind = Literal["step", "effect", "model", "node"]
-"""What a behaviour may stand around: a step without or with an effect, a model call, a node."""
+"""Target of a behavior: a step without or with an effect, a model call, or a node."""
 
 TARGET_KINDS: dict[TargetKind, str] = {
     "step": "steps without an effect",
@@ -18,50 +18,50 @@ TARGET_KINDS: dict[TargetKind, str] = {
     "model": "model calls",
     "node": "infrastructure nodes",
 }
-"""What may stand in the attribute ``applies_to`` of a behaviour; all of it where it has none."""
+"""Descriptions of the values of a behavior's attribute ``applies_to``."""
 
 _T = TypeVar("_T")
 
 
 def target_kind(spec: CapabilitySpec) -> TargetKind:
-    """Return what a middleware around a capability's steps wraps."""
+    """Return the kind of target that the steps of a capability are."""
     return "step" if spec.effect == "none" else "effect"
 
 
 def applicable(behaviors: Iterable[_T], kind: TargetKind) -> list[_T]:
-    """Return those of a graph's behaviours that can stand around something of a kind."""
+    """Return the behaviors that can wrap a target of this kind."""
     return [item for item in behaviors if kind in getattr(item, "applies_to", (kind,))]
 
 
 def model_middleware(behaviors: Iterable[_T]) -> tuple[_T, ...]:
-    """Return those of a graph's behaviours that stand around model calls: they name a stage.
+    """Return the middleware of a graph that wraps model calls.
 
-    Hooks without one are about steps; a model's role brings its own.
+    Hooks have no stage and belong to steps. A model role declares its own hooks.
     """
     return tuple(item for item in applicable(behaviors, "model") if stage_of(item))
 
 
 def last_of_type(items: Sequence[Any], rule_type: Any) -> Any:
-    """Return the innermost of the rules of a type; the others have no say."""
+    """Return the innermost rule of a type; it overrides the others."""
     return next((item for item in reversed(items) if isinstance(item, rule_type)), None)
 
 
 def stage_of(item: Any) -> str | None:
-    """Return the stage at which something wraps; ``None`` for hooks."""
+    """Return the stage of a middleware; ``None`` for hooks."""
     return getattr(item, "stage", None)
 
 
 def is_rule(item: Any) -> bool:
-    """Tell whether something takes the place of what a stage goes by, and stands around nothing."""
+    """Return whether an object replaces a rule of its stage instead of wrapping the stage."""
     return isinstance(item, (RetryRule, TimeLimit))
 
 
 def sort_middleware(items: Iterable[Any]) -> list[Any]:
-    """Return what stands at one stage from the outside in.
+    """Return the middleware of one stage from the outermost to the innermost.
 
-    Those with a number (``order``) have one place however they are listed; the others, as they are
-    listed, stand inside of those below 1,000 and outside of those above. What is listed twice, for
-    the graph and for a capability, stands once.
+    Middleware with a lower ``order`` is further out. The default is 1,000, and equal numbers keep
+    their order in the list. An object that is listed twice, for the graph and for a capability,
+    occurs once.
     """
     return sorted(
         {id(item): item for item in items}.values(), key=lambda item: getattr(item, "order", 1_000)
@@ -69,15 +69,15 @@ def sort_middleware(items: Iterable[Any]) -> list[Any]:
 
 
 def flatten_behaviors(behaviors: Iterable[Any]) -> tuple[Any, ...]:
-    """Return behaviours with those that stand at several stages (``parts``) taken apart."""
+    """Return behaviors with each object that wraps several stages replaced by its ``parts``."""
     return tuple(part for item in behaviors for part in getattr(item, "parts", (item,)))
 
 
 def check_node_behaviors(spec: InfrastructureSpec) -> None:
-    """Make sure that what an infrastructure node declares can stand around it.
+    """Check that the behaviors of an infrastructure node can wrap it.
 
     Raises:
-        ConfigurationError: It cannot.
+        ConfigurationError: A behavior has a stage, which a node does not have.
     """
     where = f"{spec.name}.behaviors"
     check_middleware(spec.behaviors, where, "node")
@@ -90,16 +90,16 @@ def check_node_behaviors(spec: InfrastructureSpec) -> None:
 
 
 def check_middleware(items: Sequence[Any], location: str, kind: TargetKind | None = None) -> None:
-    """Make sure that everything in a list can stand around an attempt.
+    """Check that each object of a list can wrap an attempt.
 
     Args:
-        items: The list.
-        location: Names it.
-        kind: What it is declared for; ``None`` for whatever fits.
+        items: Objects to check.
+        location: Name of the list for error messages.
+        kind: Target that the list belongs to; ``None`` for a list that applies where it fits.
 
     Raises:
-        ConfigurationError: It names no stage, or an unknown one, or has no ``wrap_step``; and it has
-            no hooks of a behaviour either. Or it cannot stand around this.
+        ConfigurationError: An object is neither middleware, nor a rule, nor a behavior with hooks,
+            or it cannot wrap this target.
     """
     for item in items:
         fits = getattr(item, "applies_to", TARGET_KINDS)

@@ -1,6 +1,6 @@
-"""Stage ``observe``: sees everything below, refusals too; keeps the turn's deadline.
+"""Stage ``observe``: enforce the turn's deadline and label events with their step.
 
-Events from inside say which turn, plan and step they are about.
+The stage is the outermost one, so its middleware sees refusals too.
 """
 
 from __future__ import annotations
@@ -14,29 +14,32 @@ from capgraph.pipeline.step_execution import NextStage, StepExecution
 from capgraph.telemetry.event_dispatcher import event_context
 
 
-def deadline_error(job: StepExecution, attempt: Attempt) -> LimitError:
-    """Return the error of a step for which the turn, or its plan, has no time left."""
-    deadline, limit = job.view.plan.get("deadline"), job.config.limits.run_timeout_seconds
+def deadline_error(execution: StepExecution, attempt: Attempt) -> LimitError:
+    """Return the error for a step whose turn or plan has no time left."""
+    deadline, limit = (
+        execution.view.plan.get("deadline"),
+        execution.config.limits.run_timeout_seconds,
+    )
     if deadline is not None and (limit is None or deadline < limit):
         return LimitError(
-            f"The plan's deadline of {deadline:g} s was reached at step {attempt.key!r}"
+            f"The plan reached its deadline of {deadline:g} s at step {attempt.key!r}"
             f" ({attempt.capability}).",
-            fix="Give the plan a later deadline, or less to do.",
+            fix="set a later deadline for the plan, or plan fewer steps.",
         )
     return LimitError(
-        f"The run's time limit was reached at step {attempt.key!r} ({attempt.capability}).",
-        fix="Raise limits.run_timeout_seconds, or ask for less at once.",
+        f"The run reached its time limit at step {attempt.key!r} ({attempt.capability}).",
+        fix="raise limits.run_timeout_seconds, or split the request.",
     )
 
 
-async def observe(job: StepExecution, attempt: Attempt, inner: NextStage) -> Any:
-    """Begin no step for which the turn has no time left, or of a turn that was stopped."""
-    with event_context(**job.view.event_ids, step_id=attempt.key):
-        left = job.context.control.seconds_left()
+async def observe(execution: StepExecution, attempt: Attempt, call_next: NextStage) -> Any:
+    """Start the step unless the turn was stopped or has no time left."""
+    with event_context(**execution.view.event_ids, step_id=attempt.key):
+        left = execution.context.control.seconds_left()
         if left is not None and left <= 0:
-            return await failed_record(job, attempt, deadline_error(job, attempt))
+            return await failed_record(execution, attempt, deadline_error(execution, attempt))
         try:
-            await job.context.ledger.raise_if_stopped()
+            await execution.context.ledger.raise_if_stopped()
         except StoppedError as exc:
-            return await failed_record(job, attempt, exc)
-        return await inner(job, attempt)
+            return await failed_record(execution, attempt, exc)
+        return await call_next(execution, attempt)

@@ -1,9 +1,10 @@
-"""A step that runs on another worker than its turn: what is inside the stage ``retry`` goes there.
+"""Dispatch of an attempt to a worker in another process.
 
-Here stays what belongs to the turn: ``observe`` to ``retry``, and what the record becomes. There run
-``finalize``'s checks and ``acquire`` to ``call``, with the services of that worker. What travels is plain
-data: the attempt as ``validate`` left it, who asks, what names its effect, and the state but for
-:data:`STAYS`. It is kept by a :class:`~capgraph.base.ports.StepDispatcher`; only names pass its engine.
+The stages from ``observe`` to ``retry`` run where the turn runs, and so does the conversion of the
+record into state. The stages from ``finalize`` to ``call`` run on the worker, with its services.
+The request is plain data: the validated attempt, the caller, the effect record, and the state
+without :data:`NOT_TRANSFERRED`. A :class:`~capgraph.base.ports.StepDispatcher` stores it; only
+names pass through the job queue.
 """
 
 from __future__ import annotations
@@ -29,119 +30,122 @@ from capgraph.telemetry.event_dispatcher import current_event_ids
 from capgraph.telemetry.usage_callback import add_remote_model_calls, current_turn_budget
 
 NOT_TRANSFERRED = frozenset({"messages", "capability_context_data", "capability_context_labels"})
-"""Keys of the state that do not travel: they grow with the thread, and a step has its inputs."""
+"""State keys that are not transferred, because they grow with the thread and a step receives its
+inputs.
+"""
 
 
 async def dispatch_remote(
-    job: StepExecution, attempt: Attempt, inner: NextStage, queue: str
+    execution: StepExecution, attempt: Attempt, call_next: NextStage, queue: str
 ) -> StepResult:
-    """Have a try run on a worker of its queue; here, where this process is one, or there is none.
+    """Run an attempt on a worker of its queue.
+
+    It runs in this process if the process serves the queue or has no dispatcher.
 
     Args:
-        job: The run of the stages.
-        attempt: What is asked for.
-        inner: The try.
-        queue: The capability's queue.
+        execution: State of the step execution.
+        attempt: Attempt to run.
+        call_next: Stages of the attempt.
+        queue: Queue of the capability.
     """
-    if await _runs_locally(job, attempt, queue):
-        here: StepResult = await inner(job, attempt)
-        return here
-    job.begin_attempt()
+    if await _runs_locally(execution, attempt, queue):
+        local_result: StepResult = await call_next(execution, attempt)
+        return local_result
+    execution.begin_attempt()
     try:
-        found = await _send(job, attempt, queue)
-        return None if found is None else await _apply_reply(job, attempt, found)
+        reply = await _send(execution, attempt, queue)
+        return None if reply is None else await _apply_reply(execution, attempt, reply)
     except (GraphBubbleUp, FatalExecutionError):
         raise
     except Exception as exc:
-        return await failed_record(job, attempt, exc)
+        return await failed_record(execution, attempt, exc)
 
 
-async def _runs_locally(job: StepExecution, attempt: Attempt, queue: str) -> bool:
-    sender, journal = job.config.dispatcher, job.context.ledger.journal
+async def _runs_locally(execution: StepExecution, attempt: Attempt, queue: str) -> bool:
+    sender, journal = execution.config.dispatcher, execution.context.ledger.journal
     if sender is None or attempt.short_circuit is not None:
         return True
     if not sender.serves(queue):
         return False
-    # Whoever had the turn before may have sent it: then it runs elsewhere, or has ended.
+    # A process that ran the turn earlier may have dispatched the attempt already.
     is_kept = journal.is_durable and not journal.is_remote
-    return not (is_kept and await sender.is_dispatched(_dispatch_name(job, attempt)))
+    return not (is_kept and await sender.is_dispatched(_dispatch_name(execution, attempt)))
 
 
 async def _apply_reply(
-    job: StepExecution, attempt: Attempt, reply: Mapping[str, Any]
+    execution: StepExecution, attempt: Attempt, reply: Mapping[str, Any]
 ) -> StepResult:
-    """Take over what a worker left of a try, as if the try had been made here."""
+    """Process the reply of a worker as if the attempt had run in this process."""
     if "fatal" in reply:
         raise FatalExecutionError(reply["fatal"])
     if "refused" in reply:
-        # Nothing has begun, and the next worker may be another one.
-        told = reply["refused"]
+        # The worker did not start the attempt, so another worker may succeed.
+        refusal = reply["refused"]
         severity = ErrorSeverity.RETRIABLE
-        raise CapabilityError(told["message"], fix=told["fix"], severity=severity)
-    await _apply_remote_effects(job, reply)
+        raise CapabilityError(refusal["message"], fix=refusal["fix"], severity=severity)
+    await _apply_remote_effects(execution, reply)
     result = _read_result(reply)
-    mark_announced(job, attempt)
+    mark_announced(execution, attempt)
     if isinstance(result, StepRecord):
-        job.begin_attempt(result.source, result.effect)
+        execution.begin_attempt(result.source, result.effect)
         if result.error is not None:
-            set_failure(job, _rebuild_error(reply["raised"]), result.error)
+            set_failure(execution, _rebuild_error(reply["raised"]), result.error)
     return result
 
 
-async def _send(job: StepExecution, attempt: Attempt, queue: str) -> Mapping[str, Any] | None:
-    door, sender = job.context, job.config.dispatcher
+async def _send(execution: StepExecution, attempt: Attempt, queue: str) -> Mapping[str, Any] | None:
+    door, sender = execution.context, execution.config.dispatcher
     assert sender is not None
-    book, journal = door.ledger, door.ledger.journal
+    ledger, journal = door.ledger, door.ledger.journal
     if not journal.is_durable:
         raise CapabilityError(
-            f"{attempt.capability!r} runs on the queue {queue!r}, and nothing keeps this run, so no"
-            " other worker could take it.",
-            fix="Run it with a thread_id, on a graph with a saver.",
+            f"{attempt.capability!r} cannot be dispatched to the queue {queue!r}: the run is not saved.",
+            fix="use a graph with a saver, and pass a thread_id.",
         )
     if journal.is_remote:
         raise CapabilityError(
-            f"{attempt.capability!r} runs on the queue {queue!r} and is asked for inside a step that"
-            " runs on another worker than its turn itself.",
-            fix="Plan it as a step of its own, or let the outer step run where its turn does.",
+            f"{attempt.capability!r} cannot be dispatched to the queue {queue!r}: its outer step"
+            " already runs on a remote worker.",
+            fix="plan it as a separate step, or remove the queue of the outer capability.",
         )
     door.budget.count_attempt()
     result: Mapping[str, Any] | None = None
     try:
         claim = None
-        if job.spec.effect != "none":
-            await book.wait_until_saved()
-            others = [key for key in door.plan_keys if key != attempt.key]
-            taken = claimed_effects(job.view.results, others)
-            claim = await book.claim(job.spec, attempt, job.view.plan_id, taken)
+        if execution.spec.effect != "none":
+            await ledger.wait_until_saved()
+            other_keys = [key for key in door.plan_keys if key != attempt.key]
+            claimed = claimed_effects(execution.view.results, other_keys)
+            claim = await ledger.claim(execution.spec, attempt, execution.view.plan_id, claimed)
         try:
             result = await sender.dispatch(
-                _dispatch_name(job, attempt),
+                _dispatch_name(execution, attempt),
                 queue,
-                _build_request(job, attempt, claim),
+                _build_request(execution, attempt, claim),
                 on_event=_event_forwarder(door.notify),
                 timeout_seconds=door.control.seconds_left(),
-                on_start=job.mark_started,
+                on_start=execution.mark_started,
                 should_detach=door.control.is_draining,
-                should_cancel=job.should_stop,
+                should_cancel=execution.should_stop,
             )
         except TimeoutError:
-            raise deadline_error(job, attempt) from None
+            raise deadline_error(execution, attempt) from None
         finally:
             if claim is not None:
-                book.evict(claim.name)
+                ledger.evict(claim.name)
     finally:
         if result is None or "record" not in result:
             door.budget.uncount_attempt()
     return result
 
 
-def _dispatch_name(job: StepExecution, attempt: Attempt) -> str:
-    """Name a try: the same in whichever process its turn goes on, another for whatever is changed."""
-    book = job.context.ledger
+def _dispatch_name(execution: StepExecution, attempt: Attempt) -> str:
+    """Return the name of a dispatched attempt, the same in each process."""
+    ledger = execution.context.ledger
     return compute_digest(
         [
-            book.step_key(attempt),
-            book.visit_id or job.view.plan_id,
+            ledger.step_key(attempt),
+            ledger.visit_id or execution.view.plan_id,
             attempt.key,
             attempt.number,
             attempt.values,
@@ -150,15 +154,17 @@ def _dispatch_name(job: StepExecution, attempt: Attempt) -> str:
     )
 
 
-def _build_request(job: StepExecution, attempt: Attempt, claim: Claim | None) -> dict[str, Any]:
-    door, view, book = job.context, job.view, job.context.ledger
-    budget, agreement = current_turn_budget(), job.approval
+def _build_request(
+    execution: StepExecution, attempt: Attempt, claim: Claim | None
+) -> dict[str, Any]:
+    door, view, ledger = execution.context, execution.view, execution.context.ledger
+    budget, agreement = current_turn_budget(), execution.approval
     return {
-        "thread": book.journal.thread_id,
-        "room": book.journal.namespace,
+        "thread": ledger.journal.thread_id,
+        "room": ledger.journal.namespace,
         "turn": view.turn_id,
-        "checkpoints": [list(place) for place in book.journal.checkpoints],
-        "visit": book.visit_id,
+        "checkpoints": [list(checkpoint) for checkpoint in ledger.journal.checkpoints],
+        "visit": ledger.visit_id,
         "claim": None if claim is None else [claim.name, claim.is_new, claim.is_own],
         "caller": asdict(view.caller),
         "ids": dict(current_event_ids()),
@@ -180,8 +186,8 @@ def _build_request(job: StepExecution, attempt: Attempt, claim: Claim | None) ->
         "state_keys": None
         if door.result_options.state_keys is None
         else sorted(door.result_options.state_keys),
-        "labels": dict(job.labels),
-        "bounded": job.bounded,
+        "labels": dict(execution.labels),
+        "bounded": execution.has_budget,
         "agreed": None if agreement is None else agreement.question.to_state(),
         "agreed_until": agreement.expires_at if agreement is not None else None,
         "model_calls": budget.model_calls if budget is not None else 0,
@@ -191,7 +197,7 @@ def _build_request(job: StepExecution, attempt: Attempt, claim: Claim | None) ->
 def _event_forwarder(notify: Callable[[str, float | None], None] | None) -> Callable[[Any], None]:
     def tell(event: Any) -> None:
         if not (isinstance(event, Mapping) and "seq" in event):
-            with suppress(RuntimeError):  # what the author sent past us goes on as it is
+            with suppress(RuntimeError):  # custom stream data is forwarded unchanged
                 get_stream_writer()(event)
         elif notify is not None and event.get("event_type") == "step_progress":
             notify(event.get("message", ""), event.get("progress"))
@@ -201,11 +207,11 @@ def _event_forwarder(notify: Callable[[str, float | None], None] | None) -> Call
     return tell
 
 
-async def _apply_remote_effects(job: StepExecution, reply: Mapping[str, Any]) -> None:
+async def _apply_remote_effects(execution: StepExecution, reply: Mapping[str, Any]) -> None:
     add_remote_model_calls(reply["model_calls"])
-    job.nested_effect_done = job.nested_effect_done or reply["acted_inside"]
+    execution.nested_effect_done = execution.nested_effect_done or reply["acted_inside"]
     if reply["effect_done"]:
-        await job.record_effect()
+        await execution.record_effect()
 
 
 # --- plain data -------------------------------------------------------------------------------
@@ -231,7 +237,7 @@ def _read_result(reply: Mapping[str, Any]) -> StepRecord | ApprovalRequest:
 
 
 def _rebuild_error(description: Mapping[str, Any] | None) -> Exception:
-    """Return an error of the same kind as the one over there, as far as this process knows it."""
+    """Return an error of the closest class that this process knows."""
     for module, name in description["types"] if description is not None else ():
         cls = getattr(sys.modules.get(module), name, None) or _error_class(name)
         if isinstance(cls, type) and issubclass(cls, Exception):
@@ -240,12 +246,12 @@ def _rebuild_error(description: Mapping[str, Any] | None) -> Exception:
                     return cls(description["message"], fix=description["fix"])  # type: ignore[index]
                 return cls(description["message"])  # type: ignore[index]
             except TypeError:
-                continue  # it wants other arguments; its base is told of all the same
+                continue  # the constructor needs other arguments; try the base class
     return CapabilityError(description["message"] if description is not None else "")
 
 
 def _error_class(name: str) -> type[CapgraphError] | None:
-    """Return the project's error class of that name: its module may have moved since it was sent."""
+    """Return the project's error class with this name, in any module."""
     classes: list[type[CapgraphError]] = [CapgraphError]
     for cls in classes:
         if cls.__qualname__ == name:

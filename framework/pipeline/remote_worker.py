@@ -1,7 +1,7 @@
-"""The other end of a step that runs on another worker than its turn: ``finalize``'s checks to ``call``.
+"""Execution of an attempt that another process dispatched.
 
-What :mod:`capgraph.pipeline.remote_dispatch` sent is read, run with the services of this worker, and what came of it
-told as plain data.
+It reads a request of :mod:`capgraph.pipeline.remote_dispatch`, runs the stages from ``finalize`` to
+``call`` with the services of this worker, and returns the reply as plain data.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from capgraph.telemetry.usage_callback import current_turn_budget
 
 
 def remote_turn_view(request: Mapping[str, Any]) -> TurnView:
-    """Return the reading of a turn that a step of it gets on another worker."""
+    """Return the view of a turn for a step that runs on a remote worker."""
     return TurnView(
         request["state"],
         thread_id=request["thread"],
@@ -53,48 +53,48 @@ async def run_remote_step(
     seconds_left: Callable[[], float | None],
     is_draining: Callable[[], bool],
 ) -> dict[str, Any] | None:
-    """Run a try that another worker's turn asks for; what comes back is plain data.
+    """Run a dispatched attempt and return the reply as plain data.
 
     Args:
-        runner: The runner of this worker.
-        request: What :func:`~capgraph.pipeline.remote_dispatch.away` sent.
-        journal: The records of the thread.
-        seconds_left: How long the turn may still run its steps.
-        is_draining: Whether this process is to stop.
+        runner: Step runner of this worker.
+        request: Request of :func:`~capgraph.pipeline.remote_dispatch.dispatch_remote`.
+        journal: Records of the thread.
+        seconds_left: Returns the remaining time for the turn's steps.
+        is_draining: Returns True if this process is shutting down.
 
     Returns:
-        What :func:`~capgraph.pipeline.remote_dispatch.away` reads; ``None`` where the process is to stop before the step began.
+        The reply; ``None`` if the process is shutting down before the step started.
 
     Raises:
-        PersistenceError: Nothing that the step did could be reported.
+        PersistenceError: The result of the step cannot be reported.
     """
     spec = runner.config.registry.capabilities[request["attempt"]["capability"]]
-    job = _remote_execution(runner, spec, request, journal, seconds_left, is_draining)
+    execution = _remote_execution(runner, spec, request, journal, seconds_left, is_draining)
     budget = current_turn_budget() or TurnBudget()
-    attempt = _remote_attempt(job.view, request["attempt"], request["element"])
+    attempt = _remote_attempt(execution.view, request["attempt"], request["element"])
     try:
-        prepared = _with_validated_inputs(attempt, job, request)
-        result: StepResult = await runner.attempt_stages(spec, has_budget=job.bounded)(
-            job, prepared
+        prepared = _with_validated_inputs(attempt, execution, request)
+        result: StepResult = await runner.attempt_stages(spec, has_budget=execution.has_budget)(
+            execution, prepared
         )
         if isinstance(result, StepRecord):
-            result = with_nested_effects(result, job.nested_effects)
+            result = with_nested_effects(result, execution.nested_effects)
     except GraphBubbleUp as signal:
-        result = await failed_record(job, attempt, _interrupt_error(spec.name, signal))
+        result = await failed_record(execution, attempt, _interrupt_error(spec.name, signal))
     except FatalExecutionError as exc:
         return {"fatal": str(exc)}
     except CapgraphError as exc:
         if getattr(exc, "stops_run", False):
             raise
-        result = await failed_record(job, attempt, exc)
+        result = await failed_record(execution, attempt, exc)
     if result is None:
         return None
-    failure = job.attempt_state.failure
+    failure = execution.attempt_state.failure
     return {
         **_serialize_result(result),
         "raised": _describe_error(failure[0]) if failure is not None else None,
-        "effect_done": job.effect_done,
-        "acted_inside": job.nested_effect_done,
+        "effect_done": execution.effect_done,
+        "acted_inside": execution.nested_effect_done,
         "model_calls": budget.model_calls - request["model_calls"],
     }
 
@@ -123,7 +123,7 @@ def _remote_execution(
         runner.config,
         door,
         key=request["attempt"]["key"],
-        bounded=request["bounded"],
+        has_budget=request["bounded"],
         flow=runner.config.flow,
         labels=request["labels"],
         approval=None
@@ -135,9 +135,9 @@ def _remote_execution(
 def _remote_attempt(
     view: TurnView, fields: Mapping[str, Any], element: Mapping[str, Any] | None
 ) -> Attempt:
-    place = {name: fields[name] for name in ("key", "index", "total")}
+    position = {name: fields[name] for name in ("key", "index", "total")}
     return replace(
-        view.create_attempt(fields["capability"], fields["step"], **place),
+        view.create_attempt(fields["capability"], fields["step"], **position),
         number=fields["number"],
         objective=fields["objective"],
         element=None if element is None else ForEachElement(**element),
@@ -145,11 +145,11 @@ def _remote_attempt(
 
 
 def _with_validated_inputs(
-    attempt: Attempt, job: StepExecution, request: Mapping[str, Any]
+    attempt: Attempt, execution: StepExecution, request: Mapping[str, Any]
 ) -> Attempt:
-    """Return the attempt as ``validate`` left it where its turn runs."""
-    types = job.config.registry.context_types
-    parameters, values = validated_parameters(job.spec, request["values"])
+    """Return the attempt in the form in which ``validate`` left it in the turn's process."""
+    types = execution.config.registry.context_types
+    parameters, values = validated_parameters(execution.spec, request["values"])
     inputs = {
         label: _unpack_input(value, f"{attempt.key}.{label}", types)
         for label, value in request["inputs"].items()
@@ -158,15 +158,15 @@ def _with_validated_inputs(
 
 
 def refusal_reply(error: Exception) -> dict[str, Any]:
-    """Return what :func:`~capgraph.pipeline.remote_dispatch.away` reads of a step that a worker could not even begin."""
+    """Return the reply for a step that the worker could not start."""
     return {"refused": _describe_error(error)}
 
 
 def _interrupt_error(name: str, signal: GraphBubbleUp) -> CapabilityError:
     return CapabilityError(
-        f"{name!r} interrupted itself ({type(signal).__name__}), and it runs on another worker than"
-        " its turn, which alone can ask a person.",
-        fix="Leave out its queue; or declare requires_approval, which is asked before it is sent.",
+        f"{name!r} cannot interrupt ({type(signal).__name__}): it runs on a remote worker, which"
+        " cannot ask a person.",
+        fix="remove its queue, or declare requires_approval, which is checked before dispatch.",
     )
 
 
@@ -181,9 +181,12 @@ def _unpack_input(value: Mapping[str, Any], key: str, types: ContextTypes) -> An
 def _serialize_result(result: StepRecord | ApprovalRequest) -> dict[str, Any]:
     if isinstance(result, ApprovalRequest):
         return {"question": result.to_state()}
-    record = {one.name: getattr(result, one.name) for one in fields(result)}
+    record = {attribute.name: getattr(result, attribute.name) for attribute in fields(result)}
     if result.error is not None:
-        error = {one.name: getattr(result.error, one.name) for one in fields(result.error)}
+        error = {
+            attribute.name: getattr(result.error, attribute.name)
+            for attribute in fields(result.error)
+        }
         record["error"] = {**error, "severity": result.error.severity.value}
     return {"record": record}
 

@@ -1,4 +1,4 @@
-"""What a capability's gate says of its result, inside the stage ``finalize``."""
+"""Evaluation of a capability's result gate in the stage ``finalize``."""
 
 from __future__ import annotations
 
@@ -10,26 +10,30 @@ from capgraph.pipeline.step_execution import StepExecution
 from capgraph.state import load_context
 
 
-async def run_gate(job: StepExecution, attempt: Attempt, found: NormalizedResult) -> GateResult:
-    """Let a result pass, perhaps when a person has looked at it.
+async def run_gate(
+    execution: StepExecution, attempt: Attempt, found: NormalizedResult
+) -> GateResult:
+    """Evaluate a result with the gate of its capability.
 
     Raises:
-        CapgraphError: It is not good enough; the severity says what happens then.
+        CapgraphError: The result is not good enough; the severity decides what happens next.
     """
-    what = f"the result of {attempt.key!r} ({attempt.capability})"
-    seen: GateResult = await job.spec.gate.evaluate_result(_value(job, attempt, found), what)
-    return seen
+    subject = f"the result of {attempt.key!r} ({attempt.capability})"
+    gate_result: GateResult = await execution.spec.gate.evaluate_result(
+        _value(execution, attempt, found), subject
+    )
+    return gate_result
 
 
-def _value(job: StepExecution, attempt: Attempt, found: NormalizedResult) -> Any:
-    """Return what the capability returned; of a result that was there already, its objects."""
-    given = attempt.short_circuit
-    if given is not None and (given.is_emitted or given.source != "cache"):
-        return given.value
-    if given is None and (returned := job.attempt_state.body_result) is not None:
-        stored = job.attempt_state.stored_outputs
+def _value(execution: StepExecution, attempt: Attempt, found: NormalizedResult) -> Any:
+    """Return the value of a result: as returned, or its context objects."""
+    short_circuit = attempt.short_circuit
+    if short_circuit is not None and (short_circuit.is_emitted or short_circuit.source != "cache"):
+        return short_circuit.value
+    if short_circuit is None and (returned := execution.attempt_state.body_result) is not None:
+        stored = execution.attempt_state.stored_outputs
         return returned.value if returned.value is not None or not stored else stored[-1]
-    types = job.config.registry.context_types
+    types = execution.config.registry.context_types
     objects = {
         kind: load_context(kind, key, data, types)
         for kind, entries in found.contexts.items()

@@ -1,4 +1,4 @@
-"""Where each value goes that a capability returns: no key is ever lost."""
+"""Normalization of a capability's result into state updates and context data; no key is lost."""
 
 from __future__ import annotations
 
@@ -41,18 +41,17 @@ GRAPH_OWNED_KEYS = frozenset(
         "planning_history",
     }
 )
-"""Keys by which the graph knows what ran, what failed and what was agreed to; what somebody else
-writes there would be believed."""
+"""State keys that only the graph may write, because it trusts their values."""
 PLAN_KEY = "planning_execution_plan"
 
 
 class NormalizedResult(NamedTuple):
-    """A result, sorted.
+    """Normalized result of a capability.
 
     Attributes:
         updates: Updates of state channels.
-        contexts: Context type to context key to plain data.
-        plan: A plan that was proposed.
+        contexts: Plain data by context type and context key.
+        plan: Plan that the capability proposed.
     """
 
     updates: dict[str, Any]
@@ -71,13 +70,16 @@ def normalize_result(
 ) -> NormalizedResult:
     """Split a result into state updates and context data.
 
-    A context object goes under its type; a key that is a type in ``provides`` goes there; a key
-    that is a state channel is merged into the state; all other keys together are the step's
-    output and go under ``expected_output``, else under the only type it provides. A command writes
-    keys of the application's state, and the text of its messages is the output.
+    - A context object belongs to its type.
+    - A key that is a type in ``provides`` belongs to that type.
+    - A key that is a state channel becomes a state update.
+    - All other keys together form the output of the step. Their type is ``expected_output``, or
+      else the only type in ``provides``.
+    - A command writes keys of the application's state; the text of its messages is the output.
 
     Raises:
-        CapabilityError: The result has another form, or a key fits nowhere or is the graph's.
+        CapabilityError: The result has an unsupported type, or a key is unknown or owned by the
+            graph.
     """
     updates: dict[str, Any] = {}
     contexts: Contexts = {}
@@ -87,19 +89,19 @@ def normalize_result(
     def put(kind: str, value: Any) -> None:
         if kind not in spec.provides:
             raise CapabilityError(
-                f"{spec.name!r} gave {kind}, which it does not declare; it declares"
+                f"{spec.name!r} returned an undeclared type {kind}: 'provides' is"
                 f" {list(spec.provides)}.",
-                fix=f"Add {kind!r} to 'provides'.",
+                fix=f"add {kind!r} to 'provides'.",
             )
         if kind in contexts:
             raise CapabilityError(
-                f"{spec.name!r} gave {kind} twice in one step.",
-                fix="Return one value for each type, or plan one step for each.",
+                f"{spec.name!r} returned {kind} twice: a step returns one value per type.",
+                fix="return one value per type, or plan one step per value.",
             )
         contexts[kind] = {key: dump_context(kind, key, value, types)}
 
-    for given in _result_values(result, spec):
-        value = read_command(given, spec, state_keys, types)
+    for raw_value in _result_values(result, spec):
+        value = read_command(raw_value, spec, state_keys, types)
         if isinstance(value, CapabilityContext):
             put(value.CONTEXT_TYPE, value)
             continue
@@ -122,11 +124,11 @@ def normalize_result(
 
 def find_contexts(result: Any, stored: list[CapabilityContext]) -> list[CapabilityContext]:
     """Return the context objects of a result."""
-    found = list(stored)
+    contexts = list(stored)
     for value in result if isinstance(result, (list, tuple)) else [result]:
-        inside = value.values() if isinstance(value, Mapping) else [value]
-        found += [item for item in inside if isinstance(item, CapabilityContext)]
-    return found
+        items = value.values() if isinstance(value, Mapping) else [value]
+        contexts += [item for item in items if isinstance(item, CapabilityContext)]
+    return contexts
 
 
 def _check_expected_output(
@@ -139,31 +141,31 @@ def _check_expected_output(
     expected = step.get("expected_output")
     if expected and expected not in contexts and expected not in _written_types(updates):
         raise CapabilityError(
-            f"The step {key!r} promised {expected}, and {spec.name!r} returned nothing for it"
-            f" (returned: {sorted([*updates, *contexts]) or 'nothing'}).",
-            fix=f"Return a value for {expected}, or remove expected_output from the step.",
+            f"Step {key!r} has no output {expected}: {spec.name!r} returned"
+            f" {sorted([*updates, *contexts]) or 'nothing'}.",
+            fix=f"return a value for {expected}, or remove expected_output from the step.",
         )
 
 
 def _channel_value(name: str, item: Any, spec: CapabilitySpec) -> Any:
     if name in GRAPH_OWNED_KEYS:
         raise CapabilityError(
-            f"{spec.name!r} returned {name!r}, which only the graph itself may write.",
-            fix="Raise an error with a severity to report a failure.",
+            f"{spec.name!r} cannot write {name!r}: the graph owns this state key.",
+            fix="raise an error with a severity to report a failure.",
         )
     return serialize_state_value(name, item, spec.name)
 
 
 def serialize_state_value(name: str, value: Any, writer: str) -> Any:
-    """Return what a node writes under a state key in the form in which it is kept.
+    """Return a value that a node writes to a state key, in its stored form.
 
     Args:
-        name: The key.
-        value: The value; messages stay what they are.
+        name: State key.
+        value: Value to serialize; messages are returned unchanged.
         writer: Name of the node.
 
     Raises:
-        ValidationError: Something in it has no plain form, or another one than the key.
+        ValidationError: The value cannot be serialized, or has the wrong type for the key.
     """
     if isinstance(value, Overwrite):
         return Overwrite(serialize_state_value(name, value.value, writer))
@@ -178,10 +180,10 @@ def serialize_state_value(name: str, value: Any, writer: str) -> Any:
 def _convert_messages(messages: Any, writer: str) -> Any:
     try:
         return convert_to_messages(list(messages))
-    except Exception as exc:  # of many types, which LangChain does not name
+    except Exception as exc:  # LangChain does not document the exception types
         raise ValidationError(
-            f"{writer!r} wrote messages that cannot be read: {exc!s:.200}.",
-            fix='Write messages, or pairs such as ("ai", "Done.").',
+            f"Invalid messages from {writer!r}: {exc!s:.200}.",
+            fix='return messages, or pairs such as ("ai", "Done.").',
         ) from exc
 
 
@@ -192,9 +194,9 @@ def _result_values(result: Any, spec: CapabilitySpec) -> list[Any]:
     for value in values:
         if not isinstance(value, (CapabilityContext, Mapping)):
             raise CapabilityError(
-                f"{spec.name!r} returned {type(value).__name__} ({value!r:.80}).",
-                fix="Return a dictionary, a CapabilityContext, or a list of them; a function that"
-                " returns another value says so by its annotation (-> float).",
+                f"{spec.name!r} returned an unsupported {type(value).__name__} ({value!r:.80}).",
+                fix="return a dictionary, a CapabilityContext, or a list of them. For another type,"
+                " write the capability as a function with a return annotation (-> float).",
             )
     return values
 
@@ -205,13 +207,13 @@ def _output_type(
     expected = step.get("expected_output")
     if expected and expected in spec.provides and expected not in contexts:
         return expected
-    free = [kind for kind in spec.provides if kind not in contexts]
-    if len(spec.provides) == 1 and free:
-        return free[0]
+    unused = [kind for kind in spec.provides if kind not in contexts]
+    if len(spec.provides) == 1 and unused:
+        return unused[0]
     raise CapabilityError(
-        f"{spec.name!r} returned {sorted(rest)}, which is neither a state key nor an output that"
-        f" it declares (it provides {list(spec.provides)}).",
-        fix="Declare a context type in 'provides' and return the values under it, or use a key of"
+        f"{spec.name!r} returned unknown keys {sorted(rest)}: they are neither state keys nor"
+        f" declared outputs ('provides' is {list(spec.provides)}).",
+        fix="declare a context type in 'provides' and return the values under it, or use keys of"
         " AgentState.",
     )
 

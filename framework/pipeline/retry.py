@@ -1,4 +1,4 @@
-"""The tries of a step (stage ``retry``) and of a model call; each passes the stages inside again."""
+"""Stage ``retry``: repeat the inner stages of a step, or a model call, after a failure."""
 
 from __future__ import annotations
 
@@ -22,79 +22,87 @@ T = TypeVar("T")
 
 
 async def retry(
-    job: StepExecution, attempt: Attempt, inner: NextStage, rule: RetryRule | None = None
+    execution: StepExecution, attempt: Attempt, call_next: NextStage, rule: RetryRule | None = None
 ) -> StepResult:
-    """Try until the step succeeds, fails for good, or has to wait for somebody.
+    """Repeat an attempt until the step succeeds, fails permanently, or waits for a person.
 
     Args:
-        job: The run of the stages.
-        attempt: What is asked for.
-        inner: One try.
-        rule: What takes the place of the class's own policy.
+        execution: State of the step execution.
+        attempt: Attempt to run.
+        call_next: Stages of a single attempt.
+        rule: Rule that replaces the retry policy of the capability.
     """
-    door = job.context
+    door = execution.context
     if attempt.short_circuit is not None:
-        given: StepResult = await inner(job, attempt)
-        return given
-    failures, wait = await door.ledger.earlier_failures(attempt.key, job.config.clock.now())
+        outcome: StepResult = await call_next(execution, attempt)
+        return outcome
+    failures, wait = await door.ledger.earlier_failures(attempt.key, execution.config.clock.now())
     failures = max(failures, door.failures)
     while True:
         if wait is not None:
-            await job.config.clock.sleep(wait)
-        if job.should_stop() or door.control.is_draining():
+            await execution.config.clock.sleep(wait)
+        if execution.should_stop() or door.control.is_draining():
             return None
         if attempt.number != failures + 1:
             attempt = replace(attempt, number=failures + 1)
-        result: StepResult = await inner(job, attempt)
+        result: StepResult = await call_next(execution, attempt)
         if not isinstance(result, StepRecord) or result.error is None:
             return result
         failures += 1
-        wait = await _next_delay(job, attempt, result.error, failures, rule)
+        wait = await _next_delay(execution, attempt, result.error, failures, rule)
         if wait is not None and door.control.is_draining():
-            return None  # the journal holds the attempt and the wait
-        if wait is None or job.should_stop():
-            # Cut short by another failure, it may have tries left; that one has not.
-            if wait is None and await job.has_nested_effect():
+            return None  # the journal contains the attempt and the delay
+        if wait is None or execution.should_stop():
+            # If another failure ended the retries, attempts may be left.
+            if wait is None and await execution.has_nested_effect():
                 result = replace(result, error=with_effect_done(result.error))
             return with_attempts(result, failures, final=wait is None)
         reset_task_counters()
 
 
 async def _next_delay(
-    job: StepExecution, attempt: Attempt, error: Failure, failures: int, rule: RetryRule | None
+    execution: StepExecution,
+    attempt: Attempt,
+    error: Failure,
+    failures: int,
+    rule: RetryRule | None,
 ) -> float | None:
-    """Return how long to wait before the next try; ``None`` when there is none."""
-    if not _is_retriable(job, error, rule):
+    """Return the delay before the next attempt; ``None`` if no attempt is left."""
+    if not _is_retriable(execution, error, rule):
         return None
-    limits, door = job.config.limits, job.context
+    limits, door = execution.config.limits, execution.context
     declared = RetryPolicy.from_dict(error.retry_policy, limits).max_attempts
-    allowed = _max_attempts(declared if rule is None else rule.max_attempts, job)
-    found = next_attempt(error, failures, limits, rule, allowed)
-    left = door.control.seconds_left()
-    if found is None or (left is not None and found.delay >= left):
+    allowed = _max_attempts(declared if rule is None else rule.max_attempts, execution)
+    upcoming = next_attempt(error, failures, limits, rule, allowed)
+    seconds_left = door.control.seconds_left()
+    if upcoming is None or (seconds_left is not None and upcoming.delay >= seconds_left):
         return None
     if failures >= declared and limits.max_turn_attempts is None:
-        door.budget.allow_more_attempts(1)  # the budget was made of what the class says
-    await door.ledger.record_failure(attempt.key, failures, found.delay, job.config.clock.now())
-    telemetry.emit(found.event(attempt.capability, error.message, attempt.key))
-    return found.delay
+        door.budget.allow_more_attempts(1)  # the budget was computed from the declared number
+    await door.ledger.record_failure(
+        attempt.key, failures, upcoming.delay, execution.config.clock.now()
+    )
+    telemetry.emit(upcoming.event(attempt.capability, error.message, attempt.key))
+    return upcoming.delay
 
 
-def _is_retriable(job: StepExecution, error: Failure, rule: RetryRule | None) -> bool:
-    """Tell whether a failure is worth another try; what acted once is never guessed about."""
+def _is_retriable(execution: StepExecution, error: Failure, rule: RetryRule | None) -> bool:
+    """Return whether a failure may be retried; a once-only effect is never retried on a guess."""
     passing = error.severity is ErrorSeverity.RETRIABLE
-    if rule is not None and (job.effect_done or (job.spec.effect == "once" and not passing)):
+    if rule is not None and (
+        execution.effect_done or (execution.spec.effect == "once" and not passing)
+    ):
         return False
-    failure = job.attempt_state.failure
+    failure = execution.attempt_state.failure
     return is_retriable(error, rule, failure[0] if failure is not None else None)
 
 
-def _max_attempts(declared: int, job: StepExecution) -> int:
-    """Return how often the step is tried: as often as is said of it, unless a node said otherwise."""
-    retries = job.view.state.get("control_max_retries")
+def _max_attempts(declared: int, execution: StepExecution) -> int:
+    """Return the maximum number of attempts; the state may override the declared number."""
+    retries = execution.view.state.get("control_max_retries")
     if isinstance(retries, int) and not isinstance(retries, bool) and retries >= 0:
         declared = retries + 1
-    return min(declared, job.config.limits.max_attempts)
+    return min(declared, execution.config.limits.max_attempts)
 
 
 async def retry_call(
@@ -103,16 +111,16 @@ async def retry_call(
     call: Callable[[int], Awaitable[T]],
     classify: Callable[[Exception], Failure],
 ) -> T:
-    """Make a call as often as a rule says, and return the result of the first that succeeds.
+    """Repeat a call according to a rule, and return the first successful result.
 
     Args:
-        name: The role that is called.
-        rule: Which failures are worth another try, and how many tries there are.
-        call: Makes the call; its argument is the number of the try.
+        name: Role of the model.
+        rule: Rule that selects failures to retry and limits the attempts.
+        call: Makes the call; the argument is the number of the attempt.
         classify: Classifies an exception.
 
     Raises:
-        Exception: The last try failed with it.
+        Exception: Error of the last attempt.
     """
     failures = 0
     while True:
@@ -123,10 +131,10 @@ async def retry_call(
         except Exception as exc:
             failures += 1
             failure = classify(exc)
-            found = (
+            upcoming = (
                 next_attempt(failure, failures, rule=rule) if rule.applies(exc, failure) else None
             )
-            if found is None:
+            if upcoming is None:
                 raise
-        telemetry.emit(found.event(name, failure.message))
-        await current_clock().sleep(found.delay)
+        telemetry.emit(upcoming.event(name, failure.message))
+        await current_clock().sleep(upcoming.delay)

@@ -1,7 +1,7 @@
-"""Rules of retries: which failure is worth another try, how many there are, and the wait before each.
+"""Retry rules: which failures are retried, how often, and after which delay.
 
-Steps, infrastructure nodes, and model calls follow the same rules. :mod:`capgraph.pipeline.retry` runs
-the tries.
+Steps, infrastructure nodes, and model calls share these rules. :mod:`capgraph.pipeline.retry`
+applies them.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ JITTER = 0.1
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often and how long.
+    """Number of attempts and delays between them.
 
     Attributes:
-        max_attempts: Total tries, the first included.
-        delay_seconds: Wait before the second try, in seconds.
-        backoff_factor: Each further wait is this many times the one before.
+        max_attempts: Maximum number of attempts, including the first.
+        delay_seconds: Delay before the second attempt.
+        backoff_factor: Factor by which each further delay grows.
 
     >>> RetryPolicy(3, 0.5, 2.0).delay(2)
     1.0
@@ -44,19 +44,19 @@ class RetryPolicy:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any] | None, limits: Limits) -> RetryPolicy:
-        """Read what ``get_retry_policy`` returned; nonsense falls back to one try."""
-        given = values or {}
+        """Read the result of ``get_retry_policy``; invalid values fall back to one attempt."""
+        policy = values or {}
         try:
-            wanted = float(given.get("max_attempts", 1))
-            attempts = limits.max_attempts if wanted == math.inf else int(wanted)
-            delay = float(given.get("delay_seconds", 0.0))
-            factor = float(given.get("backoff_factor", 1.0))
+            requested = float(policy.get("max_attempts", 1))
+            attempts = limits.max_attempts if requested == math.inf else int(requested)
+            delay = float(policy.get("delay_seconds", 0.0))
+            factor = float(policy.get("backoff_factor", 1.0))
         except (TypeError, ValueError, OverflowError):
             return cls(1, 0.0, 1.0)
         return cls(max(1, min(attempts, limits.max_attempts)), max(0.0, delay), max(0.0, factor))
 
     def delay(self, failures: int) -> float:
-        """Return the wait in seconds after this many failures, before cap and jitter."""
+        """Return the delay in seconds after this number of failures, before limit and jitter."""
         try:
             return self.delay_seconds * self.backoff_factor ** max(0, failures - 1)
         except OverflowError:
@@ -64,35 +64,36 @@ class RetryPolicy:
 
 
 def declared_policy(cls: type[Any]) -> dict[str, Any]:
-    """Return what a class says about its retries, as plain data; ``{}`` when it says nonsense.
+    """Return the retry policy of a class as plain data; ``{}`` if it is invalid.
 
-    The failure that is being reported must not be hidden by a second one, in the policy.
+    An error in the policy must not hide the failure that is being handled.
     """
     try:
         policy = cls.get_retry_policy()
     except Exception as exc:
         get_logger("framework", "retry").error(
-            "get_retry_policy of %s raised %r; it is not tried again", cls.__name__, exc
+            "get_retry_policy of %s raised %r; the step is not retried", cls.__name__, exc
         )
         return {}
     return to_plain(policy, lenient=True) if isinstance(policy, Mapping) else {}
 
 
 class RetryBehavior:
-    """Tries again what failed, in place of the capability's own policy.
+    """Retry rule that replaces the retry policy of a capability.
 
-    It counts nothing itself: tries and waits stand in the turn's records, outlive a restart, and
-    each one passes rate limits, breakers and guards again. What acted is never repeated, and of a
-    capability that acts once only what says of itself that it may pass is tried again.
+    Attempts and delays are part of the turn's records, so they survive a restart. Each attempt
+    passes rate limits, circuit breakers, and guardrails again. A completed effect is never
+    repeated. A capability with ``effect="once"`` is retried only after failures that its error
+    class marks as transient.
 
     Args:
-        max_retries: Tries after the first.
-        base_delay: Seconds before the second try.
-        backoff_factor: Each further wait is this many times the one before.
-        max_delay: Longest wait.
-        exceptions_to_retry: Types, or names of types, of what is tried again, here or along its
-            causes. What was classified as something else than passing is tried again only if its
-            own type, and not just ``Exception``, is among them.
+        max_retries: Maximum number of attempts after the first.
+        base_delay: Delay before the second attempt in seconds.
+        backoff_factor: Factor by which each further delay grows.
+        max_delay: Maximum delay in seconds.
+        exceptions_to_retry: Exception types, or their names, that are retried. Causes of the
+            exception are checked too. A failure that is classified as permanent is retried only if
+            its own type is listed; ``Exception`` is not enough.
 
     Raises:
         ValueError: A number is out of range.
@@ -128,7 +129,8 @@ class RetryBehavior:
                 isinstance(kind, type) and issubclass(kind, BaseException)
             ):
                 raise ValueError(
-                    f"exceptions_to_retry of {self!r} holds {kind!r}. Fix: give types of exceptions."
+                    f"Invalid exceptions_to_retry {kind!r} of {self!r}: expected an exception type."
+                    " Fix: pass exception types or their names."
                 )
 
     def __repr__(self) -> str:
@@ -136,31 +138,31 @@ class RetryBehavior:
 
     @property
     def max_attempts(self) -> int:
-        """Tries in all, the first included."""
+        """Maximum number of attempts, including the first."""
         return self.max_retries + 1
 
     def applies(self, error: BaseException | None, failure: Failure) -> bool:
-        """Tell whether a failure is worth another try.
+        """Return whether a failure is retried.
 
         Args:
-            error: What was raised; ``None`` when nobody knows.
-            failure: What it was read as.
+            error: Exception; ``None`` if it is unknown.
+            failure: Classified failure.
         """
-        passing = failure.severity is ErrorSeverity.RETRIABLE
+        is_transient = failure.severity is ErrorSeverity.RETRIABLE
         if error is None:
-            return passing
+            return is_transient
         names = {
             name
             for raised in iter_causes(error)
             for kind in type(raised).__mro__
             for name in (kind, kind.__name__)
         }
-        listed = names.intersection(self.exceptions_to_retry)
-        own = listed - {Exception, BaseException, "Exception", "BaseException"}
-        return bool(own) or (bool(listed) and (passing or failure.unclassified))
+        matching = names.intersection(self.exceptions_to_retry)
+        specific = matching - {Exception, BaseException, "Exception", "BaseException"}
+        return bool(specific) or (bool(matching) and (is_transient or failure.unclassified))
 
     def delay(self, failures: int) -> float:
-        """Return how long to wait after so many failures, in seconds."""
+        """Return the delay in seconds after this number of failures."""
         try:
             wait = self.base_delay * self.backoff_factor ** max(0, failures - 1)
         except OverflowError:
@@ -168,7 +170,7 @@ class RetryBehavior:
         return min(wait, self.max_delay)
 
     def policy(self) -> dict[str, Any]:
-        """Return the same in the form of ``get_retry_policy``."""
+        """Return the rule in the form of ``get_retry_policy``."""
         return {
             "max_attempts": self.max_attempts,
             "delay_seconds": min(self.base_delay, self.max_delay),
@@ -177,12 +179,12 @@ class RetryBehavior:
 
 
 class NextAttempt(NamedTuple):
-    """A further try.
+    """Next attempt after a failure.
 
     Attributes:
-        number: Its number, from 2.
-        max_attempts: The most tries there are.
-        delay: Seconds before it.
+        number: Number of the attempt, starting at 2.
+        max_attempts: Maximum number of attempts.
+        delay: Delay before the attempt in seconds.
     """
 
     number: int
@@ -190,10 +192,10 @@ class NextAttempt(NamedTuple):
     delay: float
 
     def event(self, name: str, message: str, key: str | None = None) -> telemetry.Retry:
-        """Return the event that announces the try.
+        """Return the event that announces the attempt.
 
         Args:
-            name: The capability, node, or role that is tried again.
+            name: Name of the capability, node, or role.
             message: Message of the failure.
             key: Context key of the step.
         """
@@ -208,17 +210,17 @@ class NextAttempt(NamedTuple):
 
 
 def declared_max_attempts(cls: type[Any], limits: Limits) -> int:
-    """Return how many tries a class declares, the first included."""
+    """Return the maximum number of attempts that a class declares, including the first."""
     return RetryPolicy.from_dict(declared_policy(cls), limits).max_attempts
 
 
 def has_attempts_left(failure: Failure, limits: Limits, failures: int | None = None) -> bool:
-    """Return whether a failure may pass and its class declares further tries.
+    """Return whether a failure is transient and its class declares further attempts.
 
     Args:
-        failure: The failure.
-        limits: Bounds of a run.
-        failures: Failed tries so far; those of the failure when not given.
+        failure: Classified failure.
+        limits: Limits of a run.
+        failures: Number of failed attempts; defaults to that of the failure.
     """
     bound = RetryPolicy.from_dict(failure.retry_policy, limits).max_attempts
     used = failure.attempts if failures is None else failures
@@ -226,12 +228,12 @@ def has_attempts_left(failure: Failure, limits: Limits, failures: int | None = N
 
 
 def is_retriable(failure: Failure, rule: RetryRule | None, error: BaseException | None) -> bool:
-    """Return whether a failure may pass, by its class or by a rule in place of that.
+    """Return whether a failure may be retried, by its class or by a rule that replaces it.
 
     Args:
-        failure: The failure.
-        rule: Rule in place of the class's own policy.
-        error: The exception; ``None`` when nobody knows.
+        failure: Classified failure.
+        rule: Rule that replaces the retry policy of the class.
+        error: Exception; ``None`` if it is unknown.
     """
     if rule is None:
         return failure.severity is ErrorSeverity.RETRIABLE
@@ -239,7 +241,7 @@ def is_retriable(failure: Failure, rule: RetryRule | None, error: BaseException 
 
 
 def apply_retry_rule(failure: Failure, rule: RetryRule | None, error: Exception) -> Failure:
-    """Return a failure of a node with the severity and the policy that a rule gives it."""
+    """Return the failure of a node with the severity and retry policy that a rule assigns."""
     if rule is None or failure.severity is ErrorSeverity.FATAL:
         return failure
     severity = failure.severity
@@ -257,26 +259,26 @@ def next_attempt(
     rule: RetryRule | None = None,
     max_attempts: int | None = None,
 ) -> NextAttempt | None:
-    """Return the next try after a failure that may pass; ``None`` when there is none.
+    """Return the next attempt after a transient failure; ``None`` if none is left.
 
     Args:
-        failure: The failure.
-        failures: Failed tries so far.
-        limits: Bounds of a run; ``None`` for a call that no run bounds.
-        rule: Rule in place of the class's own policy.
-        max_attempts: The most tries, in place of those of the rule or the policy.
+        failure: Classified failure.
+        failures: Number of failed attempts.
+        limits: Limits of a run; ``None`` for a call outside a run.
+        rule: Rule that replaces the retry policy of the class.
+        max_attempts: Overrides the maximum of the rule or policy.
     """
     bounds = limits or Limits(max_retry_delay_seconds=sys.float_info.max)
     policy = rule or RetryPolicy.from_dict(failure.retry_policy, bounds)
-    most = policy.max_attempts if max_attempts is None else max_attempts
+    attempt_limit = policy.max_attempts if max_attempts is None else max_attempts
     if limits is not None:
-        most = min(most, limits.max_attempts)
-    if failures >= most:
+        attempt_limit = min(attempt_limit, limits.max_attempts)
+    if failures >= attempt_limit:
         return None
-    asked = failure.metadata.get("retry_after_seconds")
+    retry_after = failure.metadata.get("retry_after_seconds")
     jitter = JITTER if rule is None else 0.0
-    delay = retry_delay_seconds(policy, failures, bounds, retry_after=asked, jitter=jitter)
-    return NextAttempt(failures + 1, most, delay)
+    delay = retry_delay_seconds(policy, failures, bounds, retry_after=retry_after, jitter=jitter)
+    return NextAttempt(failures + 1, attempt_limit, delay)
 
 
 _JITTERS = ("none", "full", "equal", "decorrelated")
@@ -291,20 +293,20 @@ def backoff_delay(
     *,
     rng: random.Random | None = None,
 ) -> float:
-    """Return how long to wait before a further try, in seconds, spread by chance.
+    """Return the delay before the next attempt in seconds, with random jitter.
 
     Args:
-        attempt: Which try failed; the wait without jitter is ``base ** attempt``.
-        base: Growth of the wait; of ``decorrelated`` its least.
-        jitter: ``none``, ``full`` (up to the wait), ``equal`` (from half of it up) or
-            ``decorrelated`` (between ``base`` and three times the last wait); ``True`` is ``full``
-            and ``False`` is ``none``.
-        cap: Upper bound.
-        prev_delay: The last wait, for ``decorrelated``.
-        rng: Source of chance.
+        attempt: Number of the failed attempt; the delay without jitter is ``base ** attempt``.
+        base: Base of the exponential growth; the minimum of ``decorrelated``.
+        jitter: ``none``, ``full`` (from zero to the delay), ``equal`` (from half of the delay to
+            the delay), or ``decorrelated`` (from ``base`` to three times the previous delay).
+            ``True`` means ``full``, and ``False`` means ``none``.
+        cap: Maximum delay.
+        prev_delay: Previous delay, for ``decorrelated``.
+        rng: Random number generator.
 
     Raises:
-        ValueError: The jitter is none of these.
+        ValueError: The jitter name is unknown.
 
     >>> backoff_delay(3, jitter="none")
     8.0
@@ -314,18 +316,19 @@ def backoff_delay(
     name = {True: "full", False: "none"}[jitter] if isinstance(jitter, bool) else jitter
     if name not in _JITTERS:
         raise ValueError(
-            f"{jitter!r} is no jitter. Fix: use one of {', '.join(map(repr, _JITTERS))}."
+            f"Invalid jitter {jitter!r}: unknown name."
+            f" Fix: use one of {', '.join(map(repr, _JITTERS))}."
         )
     uniform = rng.uniform if rng is not None else random.uniform
     if name == "decorrelated":
         return min(float(cap), uniform(base, max(base, 3 * (prev_delay or base))))
     try:
-        whole = min(float(cap), float(base) ** attempt)
+        delay = min(float(cap), float(base) ** attempt)
     except OverflowError:
-        whole = float(cap)
+        delay = float(cap)
     if name == "none":
-        return whole
-    return uniform(0, whole) if name == "full" else whole / 2 + uniform(0, whole / 2)
+        return delay
+    return uniform(0, delay) if name == "full" else delay / 2 + uniform(0, delay / 2)
 
 
 def retry_delay_seconds(
@@ -337,10 +340,11 @@ def retry_delay_seconds(
     jitter: float = JITTER,
     rng: random.Random | None = None,
 ) -> float:
-    """Return how long to wait before the next try.
+    """Return the delay before the next attempt in seconds.
 
-    What the other side asked for (``Retry-After``) is a lower bound; the setting
-    ``max_retry_delay_seconds`` is the upper one. Jitter spreads clients that failed together.
+    A ``Retry-After`` value of the remote side is the lower limit. The setting
+    ``max_retry_delay_seconds`` is the upper limit. Jitter spreads clients that failed at the same
+    time.
 
     >>> retry_delay_seconds(RetryPolicy(3, 100.0, 1.0), 1, Limits(max_retry_delay_seconds=2.0))
     2.0

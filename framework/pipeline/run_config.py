@@ -1,4 +1,4 @@
-"""What a step reads of the run around it."""
+"""Access to the configuration of the running graph."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ if TYPE_CHECKING:
     from capgraph.configs.settings import Settings
 
 TextApprover = Callable[[str, Any, Sequence[str]], Awaitable[Verdict]]
-"""Asks a person whether words may pass: what or who is told them, the words, and why."""
+"""Asks a person to approve a text. The arguments are the subject, the text, and the reasons."""
 
 
 def current_chat_model(role: str) -> Any:
-    """Return the chat model that the running graph has for a role.
+    """Return the chat model of the running graph for a role.
 
     Raises:
-        ConfigurationError: It has none, or no graph runs.
+        ConfigurationError: The graph has no such model, or no graph is running.
     """
-    around = run_context().services
-    found = around[-1].chat_model(role) if around else None
-    if found is None:
+    services = run_context().services
+    model = services[-1].chat_model(role) if services else None
+    if model is None:
         raise ConfigurationError(
-            f"No graph runs here that has a chat model for the role {role!r}.",
-            fix=f"Give build_graph(model={{{role!r}: …}}), or name a model in place of the role.",
+            f"No chat model is available for the role {role!r}: no running graph has one.",
+            fix=f"pass build_graph(model={{{role!r}: …}}), or use a model name instead of the role.",
         )
-    return found
+    return model
 
 
 async def request_text_approval(subject: str, text: Any, reasons: Sequence[str]) -> Verdict:
-    """Ask a person whether words may pass; denied where nobody can be asked.
+    """Ask a person to approve a text; the verdict is ``deny`` outside a graph.
 
     Args:
-        subject: The role of the model that is told them, or the node that says them.
-        text: The words.
-        reasons: Why somebody is asked.
+        subject: Role of the model that receives the text, or node that writes it.
+        text: Text to approve.
+        reasons: Reasons for the request.
 
     >>> import asyncio
     >>> asyncio.run(request_text_approval("respond", "The safe is open.", ["It names the safe."])).decision
@@ -50,12 +50,12 @@ async def request_text_approval(subject: str, text: Any, reasons: Sequence[str])
     """
     ask: TextApprover | None = run_context().text_approver
     if ask is None:
-        return Verdict("deny", ["nobody can be asked outside of a graph"])
+        return Verdict("deny", ["a person can only be asked inside a graph"])
     return await ask(subject, text, reasons)
 
 
 def current_runtime() -> Any:
-    """Return LangGraph's ``Runtime`` of the run that calls this, or ``None`` outside of one."""
+    """Return LangGraph's ``Runtime`` of the current run; ``None`` outside a run."""
     try:
         return get_runtime()
     except (RuntimeError, KeyError):
@@ -63,7 +63,7 @@ def current_runtime() -> Any:
 
 
 def current_configurable() -> Mapping[str, Any]:
-    """Return the run's ``current_configurable``; empty outside of a run."""
+    """Return the ``configurable`` of the current run; empty outside a run."""
     try:
         return get_config().get("configurable") or {}
     except RuntimeError:
@@ -71,45 +71,48 @@ def current_configurable() -> Mapping[str, Any]:
 
 
 def billed_to(caller: Caller) -> AbstractContextManager[None]:
-    """Have :func:`current_payer` name ``caller`` inside the block."""
+    """Return a context manager that makes :func:`billing_subject` return ``caller``."""
     return override_run_context(turn_caller=caller)
 
 
 def enclosing_billing_subject() -> Caller | None:
-    """Return for whom limits and usage count in the turn around; ``None`` outside of one."""
+    """Return the caller that the enclosing turn is billed to; ``None`` outside a turn."""
     payer: Caller | None = run_context().turn_caller
     return payer
 
 
 def billing_subject() -> Caller:
-    """Return for whom limits and usage count: who began the turn, whoever goes on with it."""
+    """Return the caller whose limits and usage apply: the one who started the turn."""
     return enclosing_billing_subject() or current_caller()
 
 
 def acting_as(caller: Caller | None) -> AbstractContextManager[None]:
-    """Have :func:`current_caller` name whom a program asks for; ``None`` for the run's own again."""
+    """Return a context manager that makes :func:`current_caller` return ``caller``.
+
+    ``None`` restores the caller of the run.
+    """
     return override_run_context(caller=caller)
 
 
 def current_sender() -> Caller:
-    """Return who sent the run's input, which may be the answer to another person's question."""
+    """Return the caller who sent the input of the run."""
     return caller_from_configurable(current_configurable())
 
 
 def current_caller() -> Caller:
-    """Return for whom the code acts: who began the turn, whom a program names, or who asks: whom a server authenticated, and only without one what the run says.
+    """Return the caller on whose behalf the code runs.
 
-    A ``current_configurable`` is a caller's input: once a server made sure who it is, nothing else in it
-    is believed.
+    It is the caller of an enclosing :func:`acting_as` block, or else the sender of the run's input.
+    If a server authenticated the sender, the ``configurable`` cannot override that identity.
     """
     caller: Caller | None = run_context().caller
     return caller or current_sender()
 
 
 def caller_from_configurable(configurable: Mapping[str, Any]) -> Caller:
-    """Return who asks, by a run's ``current_configurable``; see :func:`current_caller`.
+    """Return the caller that a run's ``configurable`` names; see :func:`current_caller`.
 
-    A server without authentication says so by a user of no name; then what the run says holds.
+    A server without authentication sets a user without a name. In that case the other keys apply.
     """
     user = configurable.get("langgraph_auth_user")
 
@@ -117,10 +120,10 @@ def caller_from_configurable(configurable: Mapping[str, Any]) -> Caller:
         return _text(user.get(field) if isinstance(user, Mapping) else getattr(user, field, None))
 
     identity = _text(configurable.get("langgraph_auth_user_id") or read("identity") or None)
-    found = Caller(identity, read("role"), read("tenant"), authenticated=True)
-    if identity or found.role or found.tenant or read("is_authenticated") == "True":
-        return found
-    # A role or a tenant of another form is nobody's, and stays so.
+    authenticated = Caller(identity, read("role"), read("tenant"), authenticated=True)
+    if identity or authenticated.role or authenticated.tenant or read("is_authenticated") == "True":
+        return authenticated
+    # A role or tenant of another type matches nothing, so it is not converted.
     return Caller(
         _text(configurable.get("user_id")), configurable.get("role"), configurable.get("tenant")
     )
@@ -131,19 +134,22 @@ def _text(value: Any) -> str | None:
 
 
 def configurable_for(caller: Caller) -> dict[str, Any]:
-    """Return what a run's ``current_configurable`` says of who asks; :func:`caller_of` reads it."""
-    known = {"role": caller.role, "tenant": caller.tenant}
+    """Return the ``configurable`` that names a caller.
+
+    It is the inverse of :func:`caller_from_configurable`.
+    """
+    configurable = {"role": caller.role, "tenant": caller.tenant}
     if caller.authenticated:
-        named = {"identity": caller.user_id, "is_authenticated": True, **known}
+        named = {"identity": caller.user_id, "is_authenticated": True, **configurable}
         return {"langgraph_auth_user": named}
-    known["user_id"] = caller.user_id
-    return {name: value for name, value in known.items() if value is not None}
+    configurable["user_id"] = caller.user_id
+    return {name: value for name, value in configurable.items() if value is not None}
 
 
 def configured_caller(settings: Settings) -> Caller:
-    """Return the caller that settings name: ``user``, ``role`` and ``tenant``.
+    """Return the caller in the settings ``user``, ``role``, and ``tenant``.
 
-    Every command that runs a turn uses it, so that a role means the same in each.
+    All commands that run a turn use this caller, so that a role means the same in each of them.
 
     >>> from capgraph.configs.settings import Settings
     >>> configurable_for(configured_caller(Settings(user="ada", role="operator")))
@@ -153,10 +159,10 @@ def configured_caller(settings: Settings) -> Caller:
 
 
 def wants_raw_errors() -> bool:
-    """Return whether the run asks for the original exceptions, for debugging.
+    """Return whether the run requests original exceptions for debugging.
 
-    Whoever a server authenticated cannot ask for them.
+    An authenticated caller cannot request them.
     """
-    wanted = current_configurable().get("development")
-    wanted = isinstance(wanted, Mapping) and wanted.get("raise_raw_errors")
-    return bool(wanted) and not current_sender().authenticated
+    development = current_configurable().get("development")
+    development = isinstance(development, Mapping) and development.get("raise_raw_errors")
+    return bool(development) and not current_sender().authenticated

@@ -1,4 +1,4 @@
-"""The one way into a capability: every attempt passes the same stages, whoever asks for it."""
+"""Entry point for running a capability. Every attempt passes the same stages."""
 
 from __future__ import annotations
 
@@ -50,20 +50,20 @@ if TYPE_CHECKING:
 
 
 class StepRunner:
-    """Runs attempts through the stages that an operator's decisions make.
+    """Runs attempts through the stages that the configuration of an operator selects.
 
     Args:
-        config: What an operator gave.
-        behaviors: What stands around each attempt, besides what a capability brings itself.
-        own_behaviors: Name of a capability to what stands around it besides.
-        budget_behaviors: What stands around each attempt besides where something is bounded: always,
-            if ``has_budgets``; else where the plan brings a budget, or the step around is so.
-        has_budgets: Whether the operator has budgets.
+        config: Configuration of the runner.
+        behaviors: Behaviors that wrap every attempt, in addition to those of the capability.
+        own_behaviors: Further behaviors by capability name.
+        budget_behaviors: Behaviors that wrap attempts with a budget: all of them if ``has_budgets``
+            is True, otherwise those whose plan or outer step has a budget.
+        has_budgets: True if the operator configured budgets.
 
     Attributes:
-        queues: Name of a capability to the queue of the workers that run its steps.
-        model_middleware: What of it stands around every model call.
-        has_per_user_limits: Whether anything of it counts for each person or tenant.
+        queues: Worker queue by capability name.
+        model_middleware: Behaviors that wrap model calls.
+        has_per_user_limits: True if a behavior counts per user or tenant.
     """
 
     def __init__(
@@ -90,21 +90,21 @@ class StepRunner:
             )
         for node in registry.infrastructure.values():
             check_node_behaviors(node)
-        known = registry.capabilities
+        capabilities = registry.capabilities
         self._availability_providers = [
             *(
-                (item, [*known])
+                (item, [*capabilities])
                 for item in self._behaviors
                 if isinstance(item, AvailabilityProvider)
             ),
             *(
                 (i, [name])
-                for name in known
-                for i in self._own_behaviors_of(known[name])
+                for name in capabilities
+                for i in self._own_behaviors_of(capabilities[name])
                 if isinstance(i, AvailabilityProvider)
             ),
         ]
-        owned = [item for spec in known.values() for item in self._own_behaviors_of(spec)]
+        owned = [item for spec in capabilities.values() for item in self._own_behaviors_of(spec)]
         self.has_per_user_limits: bool = any(
             {"user", "tenant"}.intersection(getattr(item, "per", ()))
             for item in (*self._behaviors, *owned)
@@ -112,7 +112,7 @@ class StepRunner:
         self._chains: dict[tuple[str, bool], tuple[NextStage, NextStage]] = {}
         self.queues: dict[str, str] = {
             name: queue
-            for name, spec in known.items()
+            for name, spec in capabilities.items()
             if (queue := capability_queue(spec, config.settings)) is not None
         }
 
@@ -120,38 +120,38 @@ class StepRunner:
         """Run one step through all stages.
 
         Args:
-            attempt: What is asked for.
-            context: What the asker brings.
+            attempt: Attempt to run.
+            context: Data and services from the entry point.
 
         Returns:
-            What the step left behind; a question that a person has to answer first; or ``None``
-            when the process is to stop and another one goes on with the step.
+            The record of the step, a request that a person must answer first, or ``None`` if the
+            process is shutting down and another one continues the step.
 
         Raises:
-            FatalExecutionError: A failure was classified FATAL; the cause is chained.
-            GraphBubbleUp: An interrupt of the capability's own, or another signal of LangGraph.
+            FatalExecutionError: A failure was classified as FATAL; the cause is chained.
+            GraphBubbleUp: The capability interrupted itself, or LangGraph raised another signal.
         """
         spec = self.config.registry.capabilities[attempt.capability]
         outer = enclosing_execution()
-        around = outer is not None and outer.bounded
-        bounded = self._has_budgets or around or bool(context.view.plan.get("budget"))
+        is_inside_budget = outer is not None and outer.has_budget
+        has_budget = self._has_budgets or is_inside_budget or bool(context.view.plan.get("budget"))
         hearing = current_label_scope()
-        heard = hearing.labels if hearing is not None else {}
+        inherited = hearing.labels if hearing is not None else {}
         flow = self.config.flow or (outer.flow if outer else None)
-        flow = hearing.make_flow() if flow is None and hearing is not None and heard else flow
+        flow = hearing.make_flow() if flow is None and hearing is not None and inherited else flow
         labels: Mapping[str, str] = {}
         if flow is not None:
-            given = flow.labels_for_step(spec, authorize.planned_step(attempt), context.view)
-            heard |= outer.labels if outer is not None else {}
-            labels = {**heard, **context.labels, **given}
-        about: Any = {"flow": flow, "bounded": bounded, "labels": labels}
-        job = StepExecution(spec, self.config, context, outer, attempt.key, **about)
-        result: StepResult = await self._stages(spec, has_budget=bounded)[0](job, attempt)
+            input_labels = flow.labels_for_step(spec, authorize.planned_step(attempt), context.view)
+            inherited |= outer.labels if outer is not None else {}
+            labels = {**inherited, **context.labels, **input_labels}
+        fields: Any = {"flow": flow, "has_budget": has_budget, "labels": labels}
+        execution = StepExecution(spec, self.config, context, outer, attempt.key, **fields)
+        result: StepResult = await self._stages(spec, has_budget=has_budget)[0](execution, attempt)
         if not isinstance(result, StepRecord):
             return result
-        record = with_nested_effects(result, job.nested_effects)
-        if job.flow is not None:
-            record = job.flow.label_record(record, spec, job.labels, context.view)
+        record = with_nested_effects(result, execution.nested_effects)
+        if execution.flow is not None:
+            record = execution.flow.label_record(record, spec, execution.labels, context.view)
         if outer is not None:
             outer.nested_effects |= effects_for_parent(record, outer.key, Undo.of(spec.undo))
         for labels in record.labels.values():
@@ -159,11 +159,11 @@ class StepRunner:
         return record
 
     def attempt_stages(self, spec: CapabilitySpec, *, has_budget: bool) -> NextStage:
-        """Return one try of a capability: the stages inside of ``retry``.
+        """Return the stages of a single attempt, which are those inside ``retry``.
 
         Args:
-            spec: The capability.
-            has_budget: Whether a budget is asked.
+            spec: Declaration of the capability.
+            has_budget: True if a budget applies.
         """
         return self._stages(spec, has_budget=has_budget)[1]
 
@@ -173,7 +173,7 @@ class StepRunner:
             chain = compose_stages(
                 spec,
                 self._behaviors_for(spec, self._budget_behaviors if has_budget else ()),
-                equipment=self.config,
+                config=self.config,
                 queue=self.queues.get(spec.name),
             )
             self._chains[spec.name, has_budget] = chain
@@ -182,24 +182,26 @@ class StepRunner:
     async def list_elements(
         self, attempt: Attempt, context: AttemptContext
     ) -> list[Any] | StepRecord:
-        """Return for what a step with ``for_each`` runs; or its record, where it cannot run.
+        """Return the elements over which a ``for_each`` step runs, or its record if it cannot run.
 
         Args:
-            attempt: The step; for each element an attempt of its own goes through all stages.
-            context: What the asker brings.
+            attempt: The step. Each element becomes an attempt of its own that passes all stages.
+            context: Data and services from the entry point.
         """
         spec = self.config.registry.capabilities[attempt.capability]
-        job = StepExecution(spec, self.config, context, enclosing_execution(), attempt.key)
-        found: list[Any] | StepRecord = await observe.observe(job, attempt, validate.list_elements)
-        return found
+        execution = StepExecution(spec, self.config, context, enclosing_execution(), attempt.key)
+        elements: list[Any] | StepRecord = await observe.observe(
+            execution, attempt, validate.list_elements
+        )
+        return elements
 
     async def unavailable_capabilities(self) -> dict[str, str]:
-        """Return the capabilities that cannot be called now, each with why and until when."""
-        found: dict[str, str] = {}
+        """Return the reason for each unavailable capability, by name."""
+        reasons: dict[str, str] = {}
         with use_clock(self.config.clock):
             for item, names in self._availability_providers:
-                found |= await item.unavailable_capabilities(names)
-        return found
+                reasons |= await item.unavailable_capabilities(names)
+        return reasons
 
     def behaviors_for(self, spec: CapabilitySpec) -> list[Any]:
         """Return the behaviors that wrap a step of a capability, outermost first."""
@@ -209,24 +211,24 @@ class StepRunner:
         return [*spec.behaviors, *self._own_behaviors.get(spec.name, ())]
 
     def _behaviors_for(self, spec: CapabilitySpec, budget_behaviors: Sequence[Any]) -> list[Any]:
-        around = [*self._behaviors, *budget_behaviors, *self._own_behaviors_of(spec)]
-        guards = [item for item in around if isinstance(item, TurnGuardrail)]
-        if len(guards) > 1:  # as one, so that all of them are asked and named
-            others = [item for item in around if not isinstance(item, TurnGuardrail)]
-            around = [guards[0].merged_with(guards[1:]), *others]
-        return applicable(flatten_behaviors(around), target_kind(spec))
+        behaviors = [*self._behaviors, *budget_behaviors, *self._own_behaviors_of(spec)]
+        guards = [item for item in behaviors if isinstance(item, TurnGuardrail)]
+        if len(guards) > 1:  # merged, so that every guard runs and is named in errors
+            other_behaviors = [item for item in behaviors if not isinstance(item, TurnGuardrail)]
+            behaviors = [guards[0].merged_with(guards[1:]), *other_behaviors]
+        return applicable(flatten_behaviors(behaviors), target_kind(spec))
 
 
 def capability_queue(spec: CapabilitySpec, settings: Settings) -> str | None:
-    """Return the queue of a capability: what the settings say, else what it declares itself.
+    """Return the queue of a capability from the settings or its declaration.
 
     Raises:
-        ConfigurationError: The settings name none that there could be.
+        ConfigurationError: The setting is not a valid queue name.
     """
-    found = settings.capabilities.get(spec.name, {}).get("queue", spec.queue)
-    if found is None or (isinstance(found, str) and re.match(QUEUE_PATTERN, found)):
-        return found
+    queue = settings.capabilities.get(spec.name, {}).get("queue", spec.queue)
+    if queue is None or (isinstance(queue, str) and re.match(QUEUE_PATTERN, queue)):
+        return queue
     raise ConfigurationError(
-        f"capabilities.{spec.name}.queue is {found!r}, which names no queue.",
-        fix="Use letters, digits, '_', '.' and '-'.",
+        f"Invalid capabilities.{spec.name}.queue {queue!r}: expected a queue name.",
+        fix="use letters, digits, '_', '.', and '-'.",
     )

@@ -1,4 +1,4 @@
-"""What an operator decided that the stages of an attempt go by."""
+"""Configuration of the step runner."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 
 class RunnerConfig:
-    """What every attempt of a process finds; it holds nothing of a run.
+    """Configuration that all attempts of a graph share. It contains no data of a run.
 
     Args:
         registry: Capabilities and context types.
         settings: All settings.
-        clock: Time.
-        capacity: Slots of the process.
-        chat_model: Role to chat model, or ``None``.
-        step_policies: What is asked before a step starts.
-        flow: Knows the labels of data; ``None`` where nothing declares one.
+        clock: Clock of the graph.
+        capacity: Concurrency slots of the process.
+        chat_model: Function from role to chat model, or to ``None``.
+        step_policies: Policies that are evaluated before a step starts.
+        flow: Policy for data labels; ``None`` if no capability declares labels.
         schema: Keys of the graph's state.
 
     Attributes:
-        dispatcher: Has steps run on other workers, where this process is one of several.
+        dispatcher: Sends steps to other workers; ``None`` in a process without workers.
     """
 
     def __init__(
@@ -57,5 +57,5 @@ class RunnerConfig:
 
     @property
     def limits(self) -> Limits:
-        """Bounds of a run."""
+        """Limits of a run."""
         return self.settings.limits

@@ -1,4 +1,4 @@
-"""What steps left behind, as updates of the state: the one place where a record becomes state."""
+"""Conversion of step records into state updates."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def to_state(record: StepRecord, plan: str = "") -> dict[str, Any]:
     """Return the state update of one step.
 
     Args:
-        record: What it left behind.
-        plan: Stamp of the plan that it belongs to.
+        record: Record of the step.
+        plan: ID of the plan that the step belongs to.
     """
     update = dict(record.updates)
     if record.contexts:
@@ -37,13 +37,15 @@ def to_state(record: StepRecord, plan: str = "") -> dict[str, Any]:
         update["capability_context_data"] = merged
     if record.labels:
         stored = update.get("capability_context_data") or {}
-        known = {
+        context_labels = {
             kind: {key: dict(labels) for key in stored[kind]}
             for kind, labels in record.labels.items()
             if kind in stored
         }
-        update |= {"capability_context_labels": known} if known else {}
-        update["control_labels"] = {k: v for own in record.labels.values() for k, v in own.items()}
+        update |= {"capability_context_labels": context_labels} if context_labels else {}
+        update["control_labels"] = {
+            k: v for own_labels in record.labels.values() for k, v in own_labels.items()
+        }
     update["execution_step_results"] = {record.key: record.to_state_entry()}
     if record.error is not None:
         update["control_attempts"] = {record.key: record.error.attempts}
@@ -53,15 +55,15 @@ def to_state(record: StepRecord, plan: str = "") -> dict[str, Any]:
 
 
 def step_effects(record: StepRecord, plan: str = "") -> dict[str, dict[str, Any]]:
-    """Return the effects that a step stands for, those that were done inside of it first.
+    """Return the effects of a step, those of nested executions first.
 
     Args:
-        record: What it left behind.
-        plan: Stamp of the plan that it belongs to.
+        record: Record of the step.
+        plan: ID of the plan that the step belongs to.
     """
-    found = dict(record.updates.get("execution_effects") or {})
+    effects = dict(record.updates.get("execution_effects") or {})
     if record.effect is not None and record.success:
-        found[record.effect] = {
+        effects[record.effect] = {
             "capability": record.capability,
             "plan": plan,
             "step": record.key,
@@ -69,11 +71,11 @@ def step_effects(record: StepRecord, plan: str = "") -> dict[str, dict[str, Any]
             "outputs": record.outputs,
             "parameters": dict(record.values),
         }
-    return found
+    return effects
 
 
 def with_nested_effects(record: StepRecord, effects: Mapping[str, Any]) -> StepRecord:
-    """Return a record that knows of the effects that attempts inside of it had."""
+    """Return a record that includes the effects of nested executions."""
     if not effects:
         return record
     return replace(record, updates={**record.updates, "execution_effects": dict(effects)})
@@ -82,40 +84,43 @@ def with_nested_effects(record: StepRecord, effects: Mapping[str, Any]) -> StepR
 def effects_for_parent(
     record: StepRecord, parent_key: str, undo: Undo | None
 ) -> dict[str, dict[str, Any]]:
-    """Return a step's effects for the step around it: their outputs stay in no state.
+    """Return the effects of a nested step for its outer step, with their outputs as data.
 
     Args:
-        record: What it left behind.
-        parent_key: Key of the step around it.
-        undo: What takes its effect back; a graph around need not know its capability.
+        record: Record of the nested step.
+        parent_key: Context key of the outer step.
+        undo: How to undo the effect; the outer graph need not know the nested capability.
     """
-    found = step_effects(record)
-    if record.effect in found:
-        made = {kind: data[key] for kind, data in record.contexts.items() for key in data}
-        found[record.effect] |= {"outputs": {}, "data": made}
-        found[record.effect] |= {"undo": undo.name} if undo is not None else {}
-    return {name: {**one, "step": f"{parent_key}_{one['step']}"} for name, one in found.items()}
+    effects = step_effects(record)
+    if record.effect in effects:
+        output_data = {kind: data[key] for kind, data in record.contexts.items() for key in data}
+        effects[record.effect] |= {"outputs": {}, "data": output_data}
+        effects[record.effect] |= {"undo": undo.name} if undo is not None else {}
+    return {
+        name: {**effect, "step": f"{parent_key}_{effect['step']}"}
+        for name, effect in effects.items()
+    }
 
 
 def last_result(entry: Mapping[str, Any], failure: Failure | None) -> dict[str, Any]:
-    """Return what ``execution_last_result`` says of a step.
+    """Return the value of ``execution_last_result`` for a step.
 
     Args:
-        entry: The step's entry in ``execution_step_results``.
-        failure: Why it failed.
+        entry: Entry of the step in ``execution_step_results``.
+        failure: Failure of the step.
     """
     fields = ("capability", "success", "execution_time", "timestamp", "error")
-    found = {name: entry[name] for name in fields if name in entry}
+    result = {name: entry[name] for name in fields if name in entry}
     if failure is not None:
-        found["classification"] = failure.classification.to_dict()
-    return found
+        result["classification"] = failure.classification.to_dict()
+    return result
 
 
 def merge_writes(writes: Iterable[tuple[str, Any]], schema: StateSchema = _AGENT_SCHEMA) -> Writes:
-    """Bring writes together, as few as say the same.
+    """Merge state writes into as few as possible with the same result.
 
-    Keys with a reducer keep what every write says, in their order; of any other key the last
-    counts. A write that replaces what a reducer would merge makes the earlier ones of its key void.
+    For a key with a reducer, all writes are kept in order; for any other key, only the last one. An
+    ``Overwrite`` discards the earlier writes of its key.
     """
     single: dict[str, Any] = {}
     many: Writes = []
@@ -144,7 +149,10 @@ def merge_writes(writes: Iterable[tuple[str, Any]], schema: StateSchema = _AGENT
 def apply_writes(
     state: Mapping[str, Any], writes: Writes, schema: StateSchema = _AGENT_SCHEMA
 ) -> dict[str, Any]:
-    """Apply writes as the graph's reducers will, so that routing can go on before the superstep."""
+    """Apply writes as the graph's reducers will.
+
+    Routing can then continue before the superstep ends.
+    """
     view = dict(state)
     for name, value in writes:
         key = schema.keys.get(name)
@@ -158,10 +166,10 @@ def apply_writes(
         elif reducer is not None and view.get(name) is not None:
             try:
                 view[name] = reducer(view[name], value)
-            except Exception as exc:  # foreign code
+            except Exception as exc:  # reducers are user code
                 raise ValidationError(
-                    f"The reducer of {name!r} does not take {value!r:.80}: {exc}.",
-                    fix=f"Have every node and capability return {name!r} in the form of your state.",
+                    f"Invalid value {value!r:.80} for state key {name!r}: its reducer raised {exc}.",
+                    fix=f"return values for {name!r} that match your state class.",
                 ) from exc
         else:
             view[name] = value

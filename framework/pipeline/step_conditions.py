@@ -1,8 +1,8 @@
-"""Whether a step is needed, once all that it reads has ended.
+"""Decision whether a step is needed, after all steps that it reads have ended.
 
-What it reads may never come to be: the step that would give it is not needed itself, failed and was
-optional, or was skipped. A step does without an optional input, and without some of many; without
-anything else that it reads it cannot run.
+A step that it reads may have no result: it was not needed, failed although optional, or was
+skipped. The reading step runs without an optional input and without some inputs of a ``many`` role.
+Without any other input it is skipped.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from capgraph.state import ContextTypes, TurnView
 def resolve_condition(
     spec: CapabilitySpec, step: PlannedStep, view: TurnView, types: ContextTypes
 ) -> PlannedStep | SkippedStep:
-    """Return a step with the inputs that there are, or why nobody will run it.
+    """Return the step with its available inputs, or the reason to skip it.
 
     Args:
-        spec: Its capability.
-        step: The step.
-        view: The turn as it stands.
-        types: The registered types.
+        spec: Declaration of the capability.
+        step: Planned step.
+        view: Current state of the turn.
+        types: Registered context types.
 
     Raises:
-        ValidationError: Its condition cannot be judged; the severity is REPLANNING.
+        ValidationError: The condition cannot be evaluated; the severity is REPLANNING.
     """
     results, condition = view.results, step.get("when")
     reads = list(step_reads(step, view.steps_by_key))
@@ -39,18 +39,20 @@ def resolve_condition(
     if condition:
 
         def value_of(text: str) -> Any:
-            gone = reference_key(text, view.steps_by_key) in absent
-            return MISSING if gone else resolve_reference(text, view.contexts, types)
+            lost_keys = reference_key(text, view.steps_by_key) in absent
+            return MISSING if lost_keys else resolve_reference(text, view.contexts, types)
 
-        held = evaluate_condition(condition, value_of)
-        if held is False:
+        holds_now = evaluate_condition(condition, value_of)
+        if holds_now is False:
             return SkippedStep(
                 f"{describe_condition(condition)} does not hold.", is_not_needed=True
             )
-        if held is None:
-            gone = {r.key for r in reads if r.path[0] == "when"} & absent
+        if holds_now is None:
+            lost_keys = {r.key for r in reads if r.path[0] == "when"} & absent
             return _missing_inputs(
-                gone, view, f"nobody knows whether {describe_condition(condition)}: "
+                lost_keys,
+                view,
+                f"the condition {describe_condition(condition)} cannot be evaluated: ",
             )
     if not absent:
         return step
@@ -59,13 +61,13 @@ def resolve_condition(
     for read in reads:
         if read.path[0] != "when":
             named.setdefault(read.label, set()).add(read.key)
-    lost: set[str] = set()
+    missing_keys: set[str] = set()
     for label, keys in named.items():
         kind = kinds.get(label, "one")
         if kind == "one" or (kind == "many" and keys <= absent):
-            lost |= keys & absent
-    if lost:
-        return _missing_inputs(lost, view)
+            missing_keys |= keys & absent
+    if missing_keys:
+        return _missing_inputs(missing_keys, view)
     entries = [{k: v for k, v in e.items() if v not in absent} for e in step.get("inputs") or ()]
     return {**step, "inputs": [entry for entry in entries if entry]}
 
@@ -75,9 +77,11 @@ def _is_skipped(record: Any) -> bool:
 
 
 def _missing_inputs(keys: set[str], view: TurnView, prefix: str = "") -> SkippedStep:
-    """Say that a step cannot do without results that will never be there."""
+    """Return a skipped step for inputs that will never exist."""
     lost = sorted(key for key in keys if not view.results[key].get("not_needed"))
     if not lost:
         names = ", ".join(map(repr, sorted(keys)))
-        return SkippedStep(f"{prefix}it reads {names}, which is not needed.", is_not_needed=True)
+        return SkippedStep(
+            f"{prefix}it reads {names}, which the plan does not need.", is_not_needed=True
+        )
     return SkippedStep(f"{prefix}it reads {', '.join(map(repr, lost))}, which is missing.")

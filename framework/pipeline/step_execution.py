@@ -1,4 +1,4 @@
-"""What the stages of one attempt share, beside the attempt itself."""
+"""State that the stages of one step execution share."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from capgraph.pipeline.runner_config import RunnerConfig
 from capgraph.state.turn_view import TurnView
 
 StepResult = StepRecord | ApprovalRequest | None
-"""What comes out of the outer stages; ``None`` for a step that was put off to another run."""
+"""Result of the outer stages. ``None`` if another run continues the step."""
 
 NextStage = Callable[["StepExecution", Attempt], Awaitable[Any]]
-"""What stands inside a stage."""
+"""Function that runs the stages inside the current one."""
 
 PreStage = Callable[["StepExecution", Attempt], Awaitable[Attempt | StepResult]]
-"""A stage that has nothing to do after the ones inside it: it prepares the attempt, or ends it."""
+"""Stage without work after the inner stages. It returns a prepared attempt, or the final result."""
 
 
 STOPPED: Any = object()
-"""Given in place of a result when another step failed for good while this one waited."""
+"""Result of a step that did not start because another step failed permanently."""
 
 
 def _never(_begun: bool = False) -> bool:
@@ -45,14 +45,15 @@ def _unbounded() -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class TurnControl:
-    """How a turn bounds, stops, and suspends its steps.
+    """Functions by which a turn limits, stops, and suspends its steps.
 
     Attributes:
-        seconds_left: Returns how long the turn may still run steps; ``None`` for no bound.
-        should_stop: Returns True if no further try may begin because something else failed for good. Its
-            argument is True if a try has begun.
-        is_draining: Returns True if the process is to stop.
-        can_wait: True if a step may wait for a moment or an event while the turn goes on.
+        seconds_left: Returns the remaining time for the turn's steps in seconds; ``None`` without a
+            limit.
+        should_stop: Returns True if no further attempt may start because another step failed
+            permanently. The argument is True if an attempt of this step has started.
+        is_draining: Returns True if the process is shutting down.
+        can_wait: True if a step may wait for a time or an event while the turn continues.
     """
 
     seconds_left: Callable[[], float | None] = _unbounded
@@ -63,13 +64,14 @@ class TurnControl:
 
 @dataclass(frozen=True, slots=True)
 class ResultOptions:
-    """How an entry point wants results read.
+    """Options of an entry point for processing results.
 
     Attributes:
-        state_keys: Keys of the state of a graph of one's own; ``None`` for those of ``AgentState``.
-        keeps_dictionary: True if a returned dictionary stays as it is: outside of any graph.
-        raw_errors: True if what the capability raises is raised as it is.
-        context_classes: Collects the classes of returned context objects; ``None`` for nobody.
+        state_keys: State keys of a custom graph; ``None`` for the keys of ``AgentState``.
+        keeps_dictionary: True if a returned dictionary is not split, because no graph is running.
+        raw_errors: True if exceptions of the capability are raised unchanged.
+        context_classes: Dictionary that collects the classes of returned context objects, or
+            ``None``.
     """
 
     state_keys: frozenset[str] | None = None
@@ -80,20 +82,20 @@ class ResultOptions:
 
 @dataclass(frozen=True, slots=True)
 class AttemptContext:
-    """What an entry point brings for an attempt.
+    """Data and services that an entry point supplies for an attempt.
 
     Attributes:
-        view: The state as it stands.
-        ledger: Effects, waits and agreements of the turn.
-        plan_keys: Keys of the plan's steps.
-        failures: Failed tries of the step so far.
-        control: How the turn bounds, stops, and suspends the step.
-        result_options: How the result is read.
-        notify: Takes a step's progress; ``None`` for the stream of the run.
-        budget: Where the turn's tries are counted.
-        missing_state_keys: Keys of the state that are not here: they stayed with the turn, on another worker.
-        labels: Labels of what whoever asks has heard, with their sources.
-        work: The asker's own work, which the capability's body only runs.
+        view: Current state of the turn.
+        ledger: Effects, waits, and approvals of the turn.
+        plan_keys: Context keys of the plan's steps.
+        failures: Number of failed attempts of the step so far.
+        control: Functions by which the turn limits, stops, and suspends the step.
+        result_options: Options for processing the result.
+        notify: Receives progress messages; ``None`` sends them to the stream of the run.
+        budget: Counter of the turn's attempts.
+        missing_state_keys: State keys that were not transferred to this worker.
+        labels: Labels of the data that the caller has read, with their sources.
+        work: Work of the caller that the capability's body runs.
     """
 
     view: TurnView
@@ -110,11 +112,11 @@ class AttemptContext:
 
 
 class StepApproval(NamedTuple):
-    """The agreement of people to a step.
+    """Approval of a step.
 
     Attributes:
-        question: What they agreed to.
-        expires_at: When it lapses, by the graph's clock; ``None`` for never.
+        question: Request that was approved.
+        expires_at: Expiry time by the graph's clock; ``None`` if the approval does not expire.
     """
 
     question: ApprovalRequest
@@ -122,11 +124,11 @@ class StepApproval(NamedTuple):
 
 
 class BodyResult(NamedTuple):
-    """What a capability's body returned.
+    """Return value of a capability's body.
 
     Attributes:
-        value: The value, unsorted.
-        source: Where it comes from.
+        value: Value before normalization.
+        source: Source of the value.
     """
 
     value: Any
@@ -135,20 +137,20 @@ class BodyResult(NamedTuple):
 
 @dataclass(slots=True)
 class AttemptState:
-    """One try of a step, as far as it has come.
+    """State of the current attempt.
 
     Attributes:
-        started_at: Loop time at which it began.
-        short_circuit_source: Source of a result that was given to it; ``None`` if it runs.
-        body_result: What the body returned, whatever failed afterwards; written by ``call``.
-        stored_outputs: Outputs that the body handed over with ``store``; written by ``call``.
-        timed_out: True if a time limit of ours ended it, so that nobody knows how far it came;
-            written by ``timeout``.
-        effect: Name of its effect in the ledger; written by ``idempotency``.
-        is_replayed_effect: True if the ledger gave the result; written by ``idempotency``.
-        result: What the stages inside of ``finalize`` gave; written by ``finalize``.
-        contexts: The result, sorted and checked; written by ``finalize``.
-        failure: The last exception with its classification; written by ``finalize``.
+        started_at: Event loop time of the start.
+        short_circuit_source: Source of a short-circuit result; ``None`` if the capability runs.
+        body_result: Return value of the body, also if a later stage failed. Written by ``call``.
+        stored_outputs: Outputs that the body passed to ``store``. Written by ``call``.
+        timed_out: True if a time limit ended the attempt, so that its progress is unknown. Written
+            by ``timeout``.
+        effect: Name of the effect's record in the ledger. Written by ``idempotency``.
+        is_replayed_effect: True if the result comes from the ledger. Written by ``idempotency``.
+        result: Result of the stages inside ``finalize``. Written by ``finalize``.
+        contexts: Normalized and validated context data. Written by ``finalize``.
+        failure: Last exception with its classification. Written by ``finalize``.
     """
 
     started_at: float
@@ -164,7 +166,7 @@ class AttemptState:
 
     @property
     def source(self) -> Source:
-        """Where its result comes from."""
+        """Source of the result."""
         if self.short_circuit_source is not None or self.is_replayed_effect:
             return self.short_circuit_source or "ledger"
         return self.body_result.source if self.body_result is not None else "run"
@@ -172,29 +174,30 @@ class AttemptState:
 
 @dataclass(slots=True)
 class StepExecution:
-    """One run of the stages.
+    """State of one run through the stages.
 
     Attributes:
-        spec: What the capability declares.
-        config: What an operator decided.
-        context: What the asker brought.
-        outer: The attempt inside which this one runs.
-        key: Key of the step.
-        bounded: Whether a budget is asked about it, and about what goes on inside.
-        flow: Knows the labels of data; the outer attempt's where the graph has none of its own.
-        labels: Labels of what it is given, and of what attempts inside it gave, with their sources;
-            written by :func:`hear`.
-        nested_effects: The effects that attempts inside had, as the state keeps them; written by the runner.
-        approval: What people agreed to; ``None`` when nobody was asked; written by ``authorize``.
-        has_started: True if a try has begun; written by :meth:`begin`.
-        slot: The slot in which it runs, its own or the outer one's; written by ``acquire``.
-        announced_attempt: Number of the last try that an event announced; written by ``finalize``.
-        effect_done: True if the effect happened; written by :meth:`happened`.
-        nested_effect_done: True if an attempt inside acted once; written by :meth:`act`, of a remote
-            step by ``away``.
-        request_counts: How often its body asked for each capability, by LangGraph's task; written by
-            :func:`nth_request`.
-        attempt_state: The present try; written by :meth:`begin_try`.
+        spec: Declaration of the capability.
+        config: Configuration of the runner.
+        context: Data and services from the entry point.
+        outer: Execution whose body requested this one; ``None`` at the top level.
+        key: Context key of the step.
+        has_budget: True if a budget applies to the step and to its nested executions.
+        flow: Policy for data labels, inherited from the outer execution if the graph has none.
+        labels: Labels of inputs and of results of nested executions, with their sources. Written by
+            :func:`propagate_labels`.
+        nested_effects: Effects of nested executions in the form of the state. Written by the
+            runner.
+        approval: Approval of the step; ``None`` if none was required. Written by ``authorize``.
+        has_started: True if an attempt has started. Written by :meth:`mark_started`.
+        slot: Concurrency slot of the step or of the outer one. Written by ``acquire``.
+        announced_attempt: Number of the last attempt with an event. Written by ``finalize``.
+        effect_done: True if the effect happened. Written by :meth:`mark_effect_done`.
+        nested_effect_done: True if a nested execution had an effect. Written by
+            :meth:`record_effect`, and by ``remote_dispatch`` for a remote step.
+        request_counts: Number of requests of the body for each capability, by LangGraph task.
+            Written by :func:`count_nested_request`.
+        attempt_state: State of the current attempt. Written by :meth:`begin_attempt`.
     """
 
     spec: CapabilitySpec
@@ -202,7 +205,7 @@ class StepExecution:
     context: AttemptContext
     outer: StepExecution | None = None
     key: str = ""
-    bounded: bool = False
+    has_budget: bool = False
     flow: FlowPolicy | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     nested_effects: dict[str, Any] = field(default_factory=dict)
@@ -217,44 +220,44 @@ class StepExecution:
 
     @property
     def view(self) -> TurnView:
-        """The state as it stands."""
+        """Current state of the turn."""
         return self.context.view
 
     def elapsed_seconds(self) -> float:
-        """Return how long the present try has taken."""
+        """Return the duration of the current attempt in seconds."""
         return _loop_time() - self.attempt_state.started_at
 
     def begin_attempt(
         self, short_circuit_source: Source | None = None, effect: str | None = None
     ) -> None:
-        """Begin another try; nothing of the last one counts any more."""
+        """Reset the attempt state for another attempt."""
         self.attempt_state = AttemptState(_loop_time(), short_circuit_source, effect=effect)
 
     def mark_started(self) -> None:
-        """Remember that a try has begun, here or on another worker."""
+        """Record that an attempt has started, on this worker or another one."""
         self.has_started = True
 
     def mark_effect_done(self) -> None:
-        """Remember that the effect happened, so that no later failure may repeat it."""
+        """Record that the effect happened, so that no later failure repeats it."""
         self.effect_done = True
 
     def should_stop(self) -> bool:
-        """Tell whether no further try may begin."""
+        """Return whether no further attempt may start."""
         return self.context.control.should_stop(self.has_started)
 
     async def record_effect(self) -> None:
-        """Have the step, and those around it, know that it acted once."""
+        """Record an effect of this step in this execution and in all outer ones."""
         self.mark_effect_done()
         durable, outer = self.context.ledger.is_durable, self.outer
         while outer is not None:
-            # Another try of it finds what is kept; another plan would act anew.
+            # A retry of the outer step finds these records. Another plan would repeat the effect.
             if not outer.nested_effect_done:
                 await outer.context.ledger.record_nested_effect(outer.key)
             outer.nested_effect_done = True
             outer.effect_done, outer = outer.effect_done or not durable, outer.outer
 
     async def has_nested_effect(self) -> bool:
-        """Return whether an attempt inside acted once, also in an earlier process."""
+        """Return whether a nested execution had an effect, in this process or an earlier one."""
         self.nested_effect_done = (
             self.nested_effect_done or await self.context.ledger.has_nested_effect(self.key)
         )
@@ -266,7 +269,7 @@ def _loop_time() -> float:
 
 
 class _ExecutionPosition(NamedTuple):
-    """A step that is executing, and whether its body runs or a middleware around it."""
+    """Running execution, and whether its body or a middleware runs."""
 
     execution: StepExecution
     in_body: bool
@@ -276,16 +279,16 @@ _position: ContextVar[_ExecutionPosition | None] = ContextVar("capgraph_step", d
 
 
 LABELS_KEY = "capgraph_labels"
-"""Where labels stand beside words, or beside what is kept of a task."""
+"""Key of data labels in message metadata and saved task results."""
 
 
 class LabelScope(NamedTuple):
-    """What a member of a team, or a node of a workflow, has before it that others have read.
+    """Data labels that a team member or a workflow node has read.
 
     Attributes:
-        inherited: Labels of it, with their sources.
-        collected: Takes up the labels of what it reads itself.
-        make_flow: Gives what knows the labels where nothing else does.
+        inherited: Labels of data that was read before, with their sources.
+        collected: Labels of data that was read inside the scope.
+        make_flow: Creates a flow policy if the graph has none.
     """
 
     inherited: Mapping[str, str]
@@ -294,71 +297,72 @@ class LabelScope(NamedTuple):
 
     @property
     def labels(self) -> dict[str, str]:
-        """All that whoever works here has heard."""
+        """All labels that apply in the scope."""
         return {**self.inherited, **self.collected}
 
 
 def current_label_scope() -> LabelScope | None:
-    """Return what the member at work has before it; a graph around hears by the team's attempt."""
+    """Return the label scope of the running team member or workflow node."""
     hearing: LabelScope | None = run_context().labels
     return hearing
 
 
 def propagate_labels(labels: Mapping[str, str]) -> None:
-    """Have whatever goes on around carry the labels of something that was read here."""
-    outer, around = enclosing_execution(), current_label_scope()
+    """Add the labels of data that was read here to the enclosing execution and label scope."""
+    outer, scope = enclosing_execution(), current_label_scope()
     if outer is not None:
         outer.labels = {**labels, **outer.labels}
-    if around is not None:
-        around.collected.update(labels)
+    if scope is not None:
+        scope.collected.update(labels)
 
 
 def current_execution() -> StepExecution | None:
-    """Return the run of the stages that the caller belongs to; ``None`` outside of any."""
+    """Return the running step execution; ``None`` outside a step."""
     step = _position.get()
     return step.execution if step is not None else None
 
 
 def requested_work() -> Any:
-    """Return the work that the asker of the executing step gave its body to do."""
-    job = current_execution()
-    return job.context.work if job is not None else None
+    """Return the work that the caller passed to the running step's body."""
+    execution = current_execution()
+    return execution.context.work if execution is not None else None
 
 
 def count_nested_request(outer: StepExecution, task_namespace: str, name: str) -> int:
-    """Return how often a step's body has asked for a capability, this time included.
+    """Count a request of a step's body for a capability, and return the new count.
 
     Args:
-        outer: The step.
-        task_namespace: LangGraph's task that asks: a graph inside the body has some of its own.
-        name: The capability.
+        outer: Execution whose body makes the request.
+        task_namespace: LangGraph task that makes the request. A graph inside the body has its own
+            tasks.
+        name: Name of the capability.
     """
     outer.request_counts[task_namespace, name] += 1
     return outer.request_counts[task_namespace, name]
 
 
 def enclosing_execution() -> StepExecution | None:
-    """Return the run of the stages whose body is running, which is that of a nested attempt."""
+    """Return the execution whose body is running; it is the outer one of a nested execution."""
     step = _position.get()
     if step is None:
         return None
     return step.execution if step.in_body else step.execution.outer
 
 
-def execution_scope(job: StepExecution) -> AbstractContextManager[None]:
-    """Let a middleware know which run of the stages it stands in."""
-    return set_context_variable(_position, _ExecutionPosition(job, in_body=False))
+def execution_scope(execution: StepExecution) -> AbstractContextManager[None]:
+    """Return a context manager that makes an execution the current one for a middleware."""
+    return set_context_variable(_position, _ExecutionPosition(execution, in_body=False))
 
 
-def body_scope(job: StepExecution | None) -> AbstractContextManager[None]:
-    """Let nested attempts know in which body they run; ``None`` for that of no step."""
+def body_scope(execution: StepExecution | None) -> AbstractContextManager[None]:
+    """Return a context manager that marks a body as running; ``None`` for code outside of steps."""
     return set_context_variable(
-        _position, _ExecutionPosition(job, in_body=True) if job is not None else None
+        _position, _ExecutionPosition(execution, in_body=True) if execution is not None else None
     )
 
 
 def claimed_effects(results: Mapping[str, Mapping[str, Any]], keys: Collection[str]) -> set[str]:
-    """Name the effects that steps of the present plan stand for already."""
+    """Return the names of effects that finished steps of the plan have claimed."""
     return {
         effect for key in keys if (effect := (results.get(key) or {}).get("effect")) is not None
     }

@@ -1,4 +1,4 @@
-"""The state as a capability sees it: to read, never to write."""
+"""Read-only view of the state for a capability."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _CONTEXT_LEVELS = 2
 
 
 class StepState(Mapping[str, Any]):
-    """Hands out copies, made when a key is first read.
+    """Mapping that copies each value of the state when its key is first read.
 
-    What a capability changed in place would otherwise be seen by the steps beside it, and saved
-    although the step failed. A key that nobody reads costs nothing, however large it is.
+    Without copies, in-place changes of a capability would reach parallel steps, and would be saved
+    even if the step failed. Keys that are not read cause no cost.
 
     Args:
-        state: The state when the step began.
-        levels: How many levels below are opened key by key as well; context data has two (type
-            and key).
-        missing_keys: Keys that stayed with the turn, which runs on another worker.
+        state: State at the start of the step.
+        levels: Number of nested levels that are also copied key by key. Context data has two
+            levels, type and key.
+        missing_keys: Keys that were not transferred to this worker.
 
     >>> state = {"ui_captured_figures": ["a.png"]}
     >>> StepState(state)["ui_captured_figures"].append("b.png")
@@ -42,14 +42,14 @@ class StepState(Mapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         if key in self._absent:
             raise CapabilityError(
-                f"The state's {key!r} is not here: the step runs on another worker than its turn.",
-                fix="Take what is needed from its inputs (requires), or leave out the queue.",
+                f"State key {key!r} is not available: the step runs on a remote worker.",
+                fix="declare the data as an input in 'requires', or remove 'queue' from the capability.",
             )
         if key not in self._copies:
             value = self._state[key]
             levels = _CONTEXT_LEVELS if key == "capability_context_data" else self._levels
             if levels and isinstance(value, Mapping):
-                # Reading one entry must not cost a copy of all that earlier steps left.
+                # Reading one entry must not copy the results of all earlier steps.
                 self._copies[key] = StepState(value, levels - 1)
             else:
                 self._copies[key] = copy_plain(value)
@@ -65,7 +65,7 @@ class StepState(Mapping[str, Any]):
         return key in self._state
 
     def copy(self) -> dict[str, Any]:
-        """Return all of it as a dictionary of one's own, as ``dict.copy`` does.
+        """Return a dictionary copy of all values, as ``dict.copy`` does.
 
         >>> StepState({"a": 1}).copy() | {"a": 2}
         {'a': 2}

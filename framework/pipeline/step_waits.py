@@ -1,7 +1,7 @@
-"""What a step waits for before it runs: nothing is held meanwhile.
+"""Waits of a step for a time or an event; a waiting step holds no resources.
 
-A step that has to wait leaves a :class:`Question` that nobody is asked. When it began to wait, and so
-until when, is a record: a run that was killed goes on waiting for the same moment.
+A waiting step leaves an :class:`ApprovalRequest` of kind ``wait`` that no person receives. The
+start of the wait is recorded, so that a run that was killed waits until the same time.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ from capgraph.telemetry.audit import record_later
 
 
 async def check_wait(
-    job: StepExecution, attempt: Attempt, step: PlannedStep
+    execution: StepExecution, attempt: Attempt, step: PlannedStep
 ) -> ApprovalRequest | dict[str, Any]:
-    """Return what a step is given of its event, or the question that it leaves while it waits.
+    """Return the event's value for the step, or a request while the step has to wait.
 
     Raises:
-        ValidationError: What it waits for cannot be read; the severity is REPLANNING.
-        CapabilityError: It waited for as long as it may, or would have to wait longer.
+        ValidationError: The condition of the wait is invalid; the severity is REPLANNING.
+        CapabilityError: The wait exceeded its limit, or would exceed it.
     """
     if not any(step.get(name) for name in WAIT_FIELDS):
         return {}
-    ledger, now = job.context.ledger, job.config.clock.now()
-    if not job.context.control.can_wait:
+    ledger, now = execution.context.ledger, execution.config.clock.now()
+    if not execution.context.control.can_wait:
         raise ValidationError(
-            f"The step {attempt.key!r} is to wait, and only the router of a plan lets steps wait.",
-            fix="Let the plan run by itself, without Command(goto=…) or a node of one's own.",
+            f"Step {attempt.key!r} cannot wait: only a step that the router runs can wait.",
+            fix="let the router run the step, without Command(goto=…) or a custom node.",
         )
     record = await ledger.read_wait(attempt.key)
     if not record:
-        record = _start_wait(job, attempt, step, now)
+        record = _start_wait(execution, attempt, step, now)
         await ledger.record_wait(attempt.key, record)
     sent = None
     if record["for"]:
-        sent = await find_signal(ledger.journal.read, record["for"], job.view.turn_id)
+        sent = await find_signal(ledger.journal.read, record["for"], execution.view.turn_id)
     if sent is not None:
-        name, entry = signal_receipt(record["for"], job.view.turn_id, sent)
+        name, entry = signal_receipt(record["for"], execution.view.turn_id, sent)
         if await ledger.journal.read(name) != entry:
             await ledger.journal.write(name, entry)
     if now < record["until"] or (record["for"] and sent is None and now < record["latest"]):
@@ -68,8 +68,8 @@ async def check_wait(
         )
     if record["for"] and sent is None:
         raise CapabilityError(
-            f"The event {record['for']!r} did not come until {format_moment(record['latest'])}.",
-            fix="Signal it in time ('capgraph signal'), or let the step wait longer: 'within', and"
+            f"Event {record['for']!r} did not arrive before {format_moment(record['latest'])}.",
+            fix="signal it in time ('capgraph signal'), or increase 'within' and"
             " limits.max_wait_seconds.",
             severity=ErrorSeverity.CRITICAL,
         )
@@ -82,13 +82,13 @@ async def check_wait(
 
 
 async def is_wait_over(details: Mapping[str, Any], journal: Journal, turn: str, now: float) -> bool:
-    """Tell whether a step that waits may go on, or has waited for too long.
+    """Return whether a waiting step can continue or has exceeded its limit.
 
     Args:
-        details: What it left, as :class:`Question` shows it.
+        details: Details of the wait from the step's request.
         journal: Records of the thread.
-        turn: The turn.
-        now: The present moment.
+        turn: ID of the turn.
+        now: Current time.
     """
     if now < parse_moment(details.get("until", 0), 0.0):
         return False
@@ -101,40 +101,40 @@ async def is_wait_over(details: Mapping[str, Any], journal: Journal, turn: str, 
 
 
 def next_wake_time(details: Mapping[str, Any], now: float) -> float:
-    """Return when a step that waits has to be looked at again, unless its event comes."""
+    """Return the time at which to check a waiting step again if its event does not arrive."""
     until = parse_moment(details.get("until", 0), 0.0)
     return until if now < until or "latest" not in details else parse_moment(details["latest"], 0.0)
 
 
 def _start_wait(
-    job: StepExecution, attempt: Attempt, step: PlannedStep, now: float
+    execution: StepExecution, attempt: Attempt, step: PlannedStep, now: float
 ) -> dict[str, Any]:
-    def value(given: Any) -> Any:
-        types = job.config.registry.context_types
-        return resolve_references(given, job.view.contexts, types, attempt.element_values)
+    def value(reference: Any) -> Any:
+        types = execution.config.registry.context_types
+        return resolve_references(reference, execution.view.contexts, types, attempt.element_values)
 
     try:
         until = parse_moment(value(step.get("wait_until") or 0), now)
         key, within = (value(part) for part in awaited_event(step))
         if key is not None and not is_event_key(key := str(key)):
-            raise ValueError(f"{key[:80]!r} is no key of an event")
+            raise ValueError(f"{key[:80]!r} is not an event key")
     except ValueError as exc:
         raise ValidationError(
-            f"What the step {attempt.key!r} is to wait for {exc}.",
-            fix="Refer to a result that holds a moment with its offset, or a key.",
+            f"Invalid wait of step {attempt.key!r}: {exc}.",
+            fix="use a result that contains a timestamp with a UTC offset, or an event key.",
             severity=ErrorSeverity.REPLANNING,
         ) from exc
-    most = job.config.limits.max_wait_seconds
-    latest = max(until, now) + min(parse_duration(within) or most, most)
-    if until - now > most:
+    max_seconds = execution.config.limits.max_wait_seconds
+    latest = max(until, now) + min(parse_duration(within) or max_seconds, max_seconds)
+    if until - now > max_seconds:
         raise CapabilityError(
-            f"The step {attempt.key!r} would wait until {format_moment(until)}, and limits.max_wait_seconds"
-            f" allows {most:g} s.",
-            fix="Plan it later, or raise the limit.",
+            f"Step {attempt.key!r} cannot wait until {format_moment(until)}: limits.max_wait_seconds is"
+            f" {max_seconds:g} s.",
+            fix="plan the step later, or raise the limit.",
             severity=ErrorSeverity.CRITICAL,
         )
-    # To the microsecond, as it is shown: whoever wakes the thread goes by that, and must not find
-    # that the wait is over while the step finds that it is not.
+    # Round to microseconds, the precision of the displayed time, so that the process that wakes the
+    # thread and the step agree on the end of the wait.
     moments = {"until": until, "latest": latest, "since": now}
     return {"for": key or "", **{name: round(moment, 6) for name, moment in moments.items()}}
 

@@ -1,4 +1,4 @@
-"""Stage ``timeout``: the step's own time limit."""
+"""Stage ``timeout``: enforce the time limit of an attempt."""
 
 from __future__ import annotations
 
@@ -11,40 +11,47 @@ from capgraph.pipeline.step_execution import NextStage, StepExecution
 
 
 async def timeout(
-    job: StepExecution, attempt: Attempt, inner: NextStage, instead: TimeLimit | None = None
+    execution: StepExecution,
+    attempt: Attempt,
+    call_next: NextStage,
+    limit_override: TimeLimit | None = None,
 ) -> Any:
-    """Stop what takes longer than the capability, or the turn, may.
+    """Cancel an attempt that exceeds the time limit of the capability or the turn.
 
     Args:
-        job: The run of the stages.
-        attempt: What is asked for.
-        inner: The work.
-        instead: What takes the place of the capability's own limit.
+        execution: State of the step execution.
+        attempt: Attempt to run.
+        call_next: Inner stages.
+        limit_override: Time limit that replaces the capability's own.
 
     Raises:
-        TimeoutError: The step took too long.
-        LimitError: The turn's time is over.
+        TimeoutError: The attempt took too long.
+        LimitError: The turn has no time left.
     """
     planned = attempt.step.get("timeout")
-    own = instead.time_limit if instead is not None else job.spec.timeout_seconds
+    limit_seconds = (
+        limit_override.time_limit if limit_override is not None else execution.spec.timeout_seconds
+    )
     if planned is not None:
-        own = planned if instead is None else min(planned, instead.time_limit)
-    limit = own or job.config.limits.step_timeout_seconds
-    left = job.context.control.seconds_left()
-    by_turn = left is not None and (limit is None or left < limit)
-    timer = asyncio.timeout(left if by_turn else limit)
+        limit_seconds = (
+            planned if limit_override is None else min(planned, limit_override.time_limit)
+        )
+    limit = limit_seconds or execution.config.limits.step_timeout_seconds
+    seconds_left = execution.context.control.seconds_left()
+    by_turn = seconds_left is not None and (limit is None or seconds_left < limit)
+    timer = asyncio.timeout(seconds_left if by_turn else limit)
     try:
         async with timer:
-            return await inner(job, attempt)
+            return await call_next(execution, attempt)
     except TimeoutError as exc:
         if not timer.expired():
             raise
-        job.attempt_state.timed_out = True
+        execution.attempt_state.timed_out = True
         if by_turn:
-            raise deadline_error(job, attempt) from exc
-        what = "timeout_seconds" if instead is None else repr(instead)
-        what = "the step's timeout, or that" if planned is not None else what
+            raise deadline_error(execution, attempt) from exc
+        setting = "timeout_seconds" if limit_override is None else repr(limit_override)
+        setting = "the timeout of the step or the limit" if planned is not None else setting
         raise TimeoutError(
-            f"{job.spec.name!r} took longer than {limit:g} s in step {attempt.key!r}."
-            f" Fix: raise {what} of {job.spec.name!r}, or give it less to do."
+            f"{execution.spec.name!r} exceeded its time limit of {limit:g} s in step {attempt.key!r}."
+            f" Fix: raise {setting} of {execution.spec.name!r}, or reduce its work."
         ) from exc

@@ -1,6 +1,7 @@
-"""Stage ``validate``: resolves inputs and validates parameters, defaults filled in.
+"""Stage ``validate``: resolve inputs and validate parameters.
 
-What leaves here is what is shown, agreed to, keyed and run; nothing below rewrites it.
+The attempt that leaves this stage is shown to a person, approved, used for keys, and run. Inner
+stages cannot change it.
 """
 
 from __future__ import annotations
@@ -25,37 +26,39 @@ from capgraph.planning.references import iter_references, resolve_reference, res
 from capgraph.state import ContextTypes, TurnView
 
 
-async def validate(job: StepExecution, attempt: Attempt) -> Attempt | StepResult:
-    """Give the attempt its inputs and parameters, or fail it; where it has to wait, say so."""
+async def validate(execution: StepExecution, attempt: Attempt) -> Attempt | StepResult:
+    """Return the attempt with its inputs and parameters, a failed record, or a request to wait."""
     try:
-        found = await _resolve_step(job, attempt)
+        outcome = await _resolve_step(execution, attempt)
     except GraphBubbleUp:
         raise
     except Exception as exc:
-        return await failed_record(job, attempt, exc)
-    return skipped_record(job, attempt, found) if isinstance(found, SkippedStep) else found
+        return await failed_record(execution, attempt, exc)
+    return (
+        skipped_record(execution, attempt, outcome) if isinstance(outcome, SkippedStep) else outcome
+    )
 
 
-async def sync_parameters(job: StepExecution, attempt: Attempt) -> Attempt | StepResult:
-    """Bring parameters and their plain form together after a middleware changed one of them."""
+async def sync_parameters(execution: StepExecution, attempt: Attempt) -> Attempt | StepResult:
+    """Synchronize parameters and their plain form after a middleware changed one of them."""
     try:
-        return _sync_values(job, attempt)
+        return _sync_values(execution, attempt)
     except Exception as exc:
-        return await failed_record(job, attempt, exc)
+        return await failed_record(execution, attempt, exc)
 
 
 async def _resolve_step(
-    job: StepExecution, attempt: Attempt
+    execution: StepExecution, attempt: Attempt
 ) -> Attempt | SkippedStep | ApprovalRequest:
-    types = job.config.registry.context_types
-    step = resolve_condition(job.spec, attempt.step, job.view, types)
+    types = execution.config.registry.context_types
+    step = resolve_condition(execution.spec, attempt.step, execution.view, types)
     if isinstance(step, SkippedStep):
         return step
-    given = await check_wait(job, attempt, step)
-    if isinstance(given, ApprovalRequest):
-        return given
-    found = attempt if step is attempt.step else replace(attempt, step=step)
-    return resolve_attempt(found, job.spec, job.view, types, given)
+    event = await check_wait(execution, attempt, step)
+    if isinstance(event, ApprovalRequest):
+        return event
+    resolved_attempt = attempt if step is attempt.step else replace(attempt, step=step)
+    return resolve_attempt(resolved_attempt, execution.spec, execution.view, types, event)
 
 
 def resolve_attempt(
@@ -65,59 +68,60 @@ def resolve_attempt(
     types: ContextTypes,
     own_values: Mapping[str, Any] | None = None,
 ) -> Attempt:
-    """Return an attempt with its inputs and parameters, validated, defaults filled in.
+    """Return an attempt with resolved inputs and validated parameters, defaults included.
 
     Args:
-        attempt: The attempt.
-        spec: Its capability.
-        view: The turn.
-        types: The registered types.
-        own_values: What only this step can refer to, by name.
+        attempt: Attempt to resolve.
+        spec: Declaration of the capability.
+        view: Current state of the turn.
+        types: Registered context types.
+        own_values: Named values that only this step can reference.
 
     Raises:
-        ValidationError: They are not there, or do not fit.
+        ValidationError: An input or a parameter is missing or invalid.
     """
     contexts, step = view.contexts, attempt.step
     inputs = resolve_inputs(spec, step, contexts, types, attempt.element_values)
-    given = step.get("parameters") or {}
-    if any(iter_references(given)):
+    parameters_input = step.get("parameters") or {}
+    if any(iter_references(parameters_input)):
         own_values = {**attempt.element_values, **(own_values or {})}
-        given = resolve_references(given, contexts, types, own_values)
-        step = {**step, "parameters": given}
-    parameters, values = validated_parameters(spec, given)
+        parameters_input = resolve_references(parameters_input, contexts, types, own_values)
+        step = {**step, "parameters": parameters_input}
+    parameters, values = validated_parameters(spec, parameters_input)
     return replace(attempt, step=step, inputs=inputs, parameters=parameters, values=values)
 
 
-async def list_elements(job: StepExecution, attempt: Attempt) -> list[Any] | StepRecord:
-    """Return for what a step runs, each by itself; or its record, where it cannot run."""
-    types = job.config.registry.context_types
-    of, bound = (attempt.step.get("for_each") or {})["of"], job.config.limits.max_elements
+async def list_elements(execution: StepExecution, attempt: Attempt) -> list[Any] | StepRecord:
+    """Return the elements of a ``for_each`` step, or its record if the step cannot run."""
+    types = execution.config.registry.context_types
+    reference, max_elements = (
+        (attempt.step.get("for_each") or {})["of"],
+        execution.config.limits.max_elements,
+    )
     try:
-        step = resolve_condition(job.spec, attempt.step, job.view, types)
+        step = resolve_condition(execution.spec, attempt.step, execution.view, types)
         if isinstance(step, SkippedStep):
-            return skipped_record(job, attempt, step)
-        found = resolve_reference(of, job.view.contexts, types)
-        if isinstance(found, list) and len(found) <= bound:
-            return found
-        cause = (
-            f"a list of {len(found):,}" if isinstance(found, list) else f"{found!r:.80}, no list"
-        )
+            return skipped_record(execution, attempt, step)
+        value = resolve_reference(reference, execution.view.contexts, types)
+        if isinstance(value, list) and len(value) <= max_elements:
+            return value
+        cause = f"it has {len(value):,} elements" if isinstance(value, list) else "it is not a list"
         raise ValidationError(
-            f"The step {attempt.key!r} runs for each of {of}, which is {cause}.",
-            fix=f"Name a list of at most {bound:,} elements (limits.max_elements), or do it in parts.",
+            f"Invalid 'for_each' of step {attempt.key!r}: {reference} is {value!r:.80}, and {cause}.",
+            fix=f"use a list of at most {max_elements:,} elements (limits.max_elements).",
             severity=ErrorSeverity.REPLANNING,
         )
     except ValidationError as exc:
-        return await failed_record(job, attempt, exc)
+        return await failed_record(execution, attempt, exc)
 
 
-def _sync_values(job: StepExecution, attempt: Attempt) -> Attempt:
+def _sync_values(execution: StepExecution, attempt: Attempt) -> Attempt:
     values, changed = dict(attempt.values), attempt.parameters
     if isinstance(changed, BaseModel):
         changed = changed.model_dump(mode="json")
     if isinstance(changed, dict) and changed != values:
-        # The one that differs from what the step says is the one that was changed.
-        _, planned = validated_parameters(job.spec, attempt.step.get("parameters") or {})
+        # The form that differs from the planned step is the one that was changed.
+        _, planned = validated_parameters(execution.spec, attempt.step.get("parameters") or {})
         values = changed if values == planned else values
-    parameters, values = validated_parameters(job.spec, values)
+    parameters, values = validated_parameters(execution.spec, values)
     return replace(attempt, parameters=parameters, values=values)

@@ -154,7 +154,7 @@ class ActivityReader:
         if by == "step":
             values = await self._graph.aget_state(thread_config(str(chosen["thread_id"])))
             chosen["turn_id"] = TurnView(dict(values.values)).turn_id
-        await self._services.purse.book.written()
+        await self._services.budget_policy.recorder.aflush()
         found = await usage_totals(self._tables, group_by=by, **chosen)
         return [{by: one.model, **asdict(one)} for one in found], None
 

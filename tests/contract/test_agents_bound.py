@@ -140,7 +140,7 @@ async def test_permissions_hold_for_tools_that_were_only_given_to_the_agent() ->
     ("action", "tries", "told"),
     [
         ("retry_agent", 2, "paid Ann"),
-        ("advance_phase", 1, "goes on without"),
+        ("advance_phase", 1, "skipped the step"),
         ("abort_phase", 1, ""),
     ],
 )

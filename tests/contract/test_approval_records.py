@@ -192,7 +192,7 @@ async def test_an_answer_that_was_refused_does_not_count_later(
     saver, remember = InMemorySaver(), {"decision": "approve", "remember": {"scope": "thread"}}
     it = desk([step("a", "pay", {"amount": 5})], checkpointer=saver)
     await it.ask()
-    assert "without a store" in shown(await answer(it, {"a": remember}))
+    assert "has no store" in shown(await answer(it, {"a": remember}))
     it = desk([], checkpointer=saver, store=InMemoryStore())  # there the first one would be right
     assert _asked(await answer(it, 5))
     assert paid == []

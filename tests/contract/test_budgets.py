@@ -119,7 +119,7 @@ async def test_a_call_counts_once_whoever_is_told_of_its_end_first(
     )
     assert status(await soon(it.ask())) == "completed"
     assert told[0] == first, "LangChain tells handlers in their order; the test forces both"
-    [budget] = it.graph.services.purse.budgets
+    [budget] = it.graph.services.budget_policy.budgets
     assert await budget.left("1") == {"requests": 7, "tokens": 1000 - 3 * 6}
 
 
@@ -139,7 +139,7 @@ async def test_a_call_that_holds_up_the_loop_counts_when_its_step_has_ended(
     assert status(await soon(it.ask())) == "completed"
     services = it.graph.services
     assert len(model.calls) == 2
-    [budget] = services.purse.budgets
+    [budget] = services.budget_policy.budgets
     assert await budget.left("1") == {"requests": 0}
 
 
@@ -400,7 +400,7 @@ async def test_what_calls_used_goes_with_the_days_of_the_settings(
             )
             for _, expected in enumerate(calls):
                 await soon(it.ask(thread="t"))
-                await asyncio.to_thread(it.graph.services.purse.book.flush)
+                await asyncio.to_thread(it.graph.services.budget_policy.recorder.flush)
                 if kept is not None:
                     await prune_threads(saver, policy="older_than", older_than=timedelta(days=kept))
                 found = await usage_totals(rows)
@@ -423,7 +423,7 @@ async def test_what_calls_used_is_kept_by_model_thread_and_user(
         for thread, user in (("t", "ada"), ("u", "bob")):
             config = {"configurable": {"thread_id": thread, "user_id": user}}
             await soon(it.graph.ainvoke({"messages": [("user", "talk")]}, config))
-        await asyncio.to_thread(it.graph.services.purse.book.flush)
+        await asyncio.to_thread(it.graph.services.budget_policy.recorder.flush)
         rows = Persistence.of(saver).tables
         assert rows is not None
         [every] = await usage_totals(rows)
@@ -535,7 +535,7 @@ async def test_a_plan_is_priced_by_what_its_capabilities_used_before(
         options: dict[str, Any] = {"model": {"capability": model}, "checkpointer": saver}
         one = agent(Gauge, chatter(2), plans=[[step("a", "chatter")]], **options)
         await soon(one.ask(thread="t"))
-        await asyncio.to_thread(one.graph.services.purse.book.flush)
+        await asyncio.to_thread(one.graph.services.budget_policy.recorder.flush)
         plans = [[step(key, "chatter") for key in "abc"]]
         it = agent(Gauge, chatter(2), plans=plans, budget=Budget(tokens=500), **options)
         out = await soon(it.ask(thread="u"))
@@ -602,7 +602,7 @@ def test_the_command_shows_what_was_used(agent: Any, step: Any, tmp_path: Path) 
                 )
                 config = {"configurable": {"thread_id": name, "user_id": "ada"}}
                 await it.graph.ainvoke({"messages": [("user", "talk")]}, config)
-                await asyncio.to_thread(it.graph.services.purse.book.flush)
+                await asyncio.to_thread(it.graph.services.budget_policy.recorder.flush)
 
     asyncio.run(run())
     runner = CliRunner()

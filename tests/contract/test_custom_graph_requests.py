@@ -113,7 +113,7 @@ async def test_the_same_message_sent_again_does_not_act_again() -> None:
     own = in_a_row(saver=InMemorySaver(), look=services.node(look), pay=services.node(pay))
     say = {"messages": [HumanMessage("Pay", id="m1")]}
     await own.ainvoke(say, THREAD)
-    with pytest.raises(ValidationError, match="nothing new"):
+    with pytest.raises(ValidationError, match="no new message"):
         await own.ainvoke(say, THREAD)
     assert paid == [5]
     await own.ainvoke({"messages": [HumanMessage("Pay more", id="m1")]}, THREAD)

@@ -297,7 +297,7 @@ async def test_what_cannot_be_remembered_leaves_the_question_of_a_bound_node_ope
     await own.ainvoke({"messages": [("user", "Pay")]}, THREAD)
     agreed = {"decision": "approve", "remember": {"scope": "everywhere"}}
     out = await own.ainvoke(Command(resume={"0_pay": agreed}), THREAD)
-    assert "without a store" in str(out["__interrupt__"][0].value["problems"])
+    assert "has no store" in str(out["__interrupt__"][0].value["problems"])
 
 
 async def test_a_standing_rule_answers_no_policy_of_a_bound_node() -> None:

@@ -363,4 +363,4 @@ async def test_an_earlier_question_can_be_answered_again_and_repeats_no_effect(
     await it.graph.ainvoke(Command(resume="approve"), it.config())
     out = await it.graph.ainvoke(Command(resume="approve"), asked)
     assert (status(out), paid) == ("completed", [5])
-    await refused(it.graph.ainvoke(Command(resume="approve"), it.config()), "asks nothing")
+    await refused(it.graph.ainvoke(Command(resume="approve"), it.config()), "no open question")

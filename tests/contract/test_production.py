@@ -62,7 +62,7 @@ def test_the_declaration_that_comes_along_can_be_kept(
             "policies",
             "condition",
         ),
-        ({"policies": [{"use": "Budget", "tokens": 3}]}, "policies", "is no policy"),
+        ({"policies": [{"use": "Budget", "tokens": 3}]}, "policies", "Invalid policy"),
         ({"answer_gate": {"use": "QualityGate", "required_level": 9}}, "answer_gate", "9"),
         ({"sinks": [{"use": "json_line"}]}, "sinks", "json_line"),
     ],

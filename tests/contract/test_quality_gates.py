@@ -227,5 +227,5 @@ async def test_an_answer_that_stays_below_is_not_given(desk: Any) -> None:
         out = await desk(None, [3], more).ask()
         assert status(out) == "failed"
         assert "it is not polite" in last_words(out)
-    with pytest.raises(ConfigurationError, match="shown the answer"):
+    with pytest.raises(ConfigurationError, match="below='ask'"):
         desk(None, [3], {"answer_gate": gate("ask", polite)})

@@ -428,4 +428,4 @@ async def test_a_cancelled_turn_holds_nothing(agent: Any, step: Any, stage: str)
     assert capacity.running == 0
     assert asyncio.all_tasks() == {asyncio.current_task()}
     async with asyncio.timeout(PATIENCE):  # a slot that somebody holds would never come
-        await capacity.take("read", 1, 1)
+        await capacity.acquire("read", 1, 1)

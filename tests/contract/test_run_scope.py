@@ -303,5 +303,5 @@ async def test_nonsense_in_what_is_kept_of_a_turn_does_not_end_the_thread(
 @pytest.mark.parametrize("thread", [None, ""])
 async def test_a_thread_without_a_name_is_refused(agent: Any, thread: Any) -> None:
     it = agent(Gauge, plans=[[]], checkpointer=InMemorySaver())
-    with pytest.raises(ValidationError, match="no thread is named"):
+    with pytest.raises(ValidationError, match="thread_id is missing"):
         await it.ask(thread=thread)

@@ -110,7 +110,7 @@ async def test_an_approval_in_the_middle(streaming: bool) -> None:
         assert OpenValve.opened == [4.0]
         found = await agent.get_task(GetTaskRequest(id=task.id))
         assert (found.status.state, found.context_id) == (DONE, task.context_id)
-        with pytest.raises(A2AError, match="asks nothing"):
+        with pytest.raises(A2AError, match="no open question"):
             await sent(agent, message("approve", task=task.id))
         second = await sent(agent, message("Open the valve", context=task.context_id))
         assert second.id != task.id

@@ -385,7 +385,7 @@ async def test_a_question_and_a_wait_stand_side_by_side(tools: list[Any], ran: l
 async def test_no_answer_ends_a_wait(tools: list[Any], ran: list[Any]) -> None:
     it = Agent(tools)
     await it.begin(step("a", wait_for="paid"))
-    with pytest.raises(ValidationError, match=r"asks nothing.*goes on by a signal"):
+    with pytest.raises(ValidationError, match=r"no open question.*with a signal"):
         await it.go_on(Command(resume="yes"))
     assert ran == []
 

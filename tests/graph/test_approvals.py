@@ -131,7 +131,7 @@ async def test_one_question_for_a_wave(desk: Any, step: Any, work: dict[str, lis
         ({"a": {"decision": "reject", "message": "no"}}, "no field message"),
         ({"a": {"decision": "respond"}}, "requires a message"),
         ({"a": {"decision": "rerun"}}, "not allowed for step"),
-        ({"a": {"decision": "approve", "remember": {}}}, "without a store"),
+        ({"a": {"decision": "approve", "remember": {}}}, "has no store"),
         ({"a": ["approve"]}, "is invalid"),
     ],
 )
@@ -157,12 +157,12 @@ async def test_stale_duplicate_and_foreign_answers_are_refused(
     other = (await agent.ask(thread="2"))["__interrupt__"][0].id
     with pytest.raises(UnknownInterruptError):
         await _answer(agent, {other: "approve"})
-    with pytest.raises(ValidationError, match="names no question"):
+    with pytest.raises(ValidationError, match="does not identify a question"):
         await _answer(agent, {})
     await _answer(agent, {first: "approve"})
     assert work["paid"] == [5]
     for again in ({first: "approve"}, "approve"):
-        with pytest.raises(ValidationError, match="asks nothing"):
+        with pytest.raises(ValidationError, match="no open question"):
             await _answer(agent, again)
     assert work["paid"] == [5]
 

@@ -49,7 +49,7 @@ def test_what_is_typed(crew: Crew) -> None:
     crew.run("ask", "--submit", "--thread", thread, "--yes")
     _until(lambda: f"{thread}\tcompleted" in crew.run("threads", "list", engine=False))
     assert json.loads(crew.run("workers", "--json"))["waiting"] == {}
-    assert "asks nothing" in crew.run("ask", "--submit", "--thread", thread, "--yes", code=2)
+    assert "no open question" in crew.run("ask", "--submit", "--thread", thread, "--yes", code=2)
     crew.run("ask", "--submit", "--thread", f"{thread}2", "--plan", crew.plan(VALVE))
     _until(lambda: "open_valve" in crew.run("approvals", engine=False))
     assert f"thread {thread}2\n" in crew.run("approvals", "--submit", text="what?\napprove\n")

@@ -56,9 +56,9 @@ def test_a_guide_that_fails_stops_the_build_and_is_named() -> None:
 @pytest.mark.parametrize("settings", [{"model": "x"}, "capgraph.yml", dict])
 async def test_settings_of_another_type_are_refused_by_name(settings: Any) -> None:
     for build in (build_graph, bind):
-        with pytest.raises(ConfigurationError, match="not a Settings object"):
+        with pytest.raises(ConfigurationError, match="expected a Settings object"):
             build([capability("look")], settings=settings)
-    with pytest.raises(ConfigurationError, match="not a Settings object"):
+    with pytest.raises(ConfigurationError, match="expected a Settings object"):
         async with open_graph([capability("look")], settings=settings):
             pass
 
