@@ -93,7 +93,7 @@ class StatusReader:
         permissions = self._services.permissions
         known = self._services.registry
         if permissions is not None:
-            known = permissions.registry_of(caller)
+            known = permissions.visible_registry(caller)
         return [
             {
                 "name": spec.name,
