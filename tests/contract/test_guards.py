@@ -445,7 +445,7 @@ async def test_what_settles_from_the_ledger_is_what_was_let_out(action: Any) -> 
     else:
         assert seen == [f"Sent to {SECRET}"], "nothing of it is kept"
         assert status(out) == "failed"
-        assert "Guards did not let its result pass" in said(out)
+        assert "a guardrail withheld it" in said(out)
 
 
 async def test_a_result_of_a_cache_is_looked_at() -> None:
