@@ -723,7 +723,9 @@ async def test_roles_of_a_class_and_in_a_test_of_one_step() -> None:
     given = {"old": Reading(metres=1), "new": Reading(metres=3)}
     assert (await run_capability(Change, inputs=given)).contexts["DIFFERENCE"] == {"m": 2.0}  # type: ignore[arg-type]
     twice = type("Twice", (BaseCapability,), {**vars(Change), "requires": [Reading, Reading]})
-    with pytest.raises(ValidationError, match=r"contains READING more than once.*Give each entry a role"):
+    with pytest.raises(
+        ValidationError, match=r"contains READING more than once.*Give each entry a role"
+    ):
         capability_node(twice)
 
 

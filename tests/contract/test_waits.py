@@ -516,7 +516,10 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"wait_for": ["a"]}, "is not an event key"),
     ({"wait_for": {"key": "a", "until": 3}}, "is not an event"),
     ({"wait_for": {"key": "a", "within": "soon"}}, "is not a duration"),
-    ({"wait_for": "a", "for_each": {"of": "order.ids", "as": "signal"}}, "data of the awaited event"),
+    (
+        {"wait_for": "a", "for_each": {"of": "order.ids", "as": "signal"}},
+        "data of the awaited event",
+    ),
     ({"wait_for": {"$from": "item.x"}, "for_each": {"of": "order.ids"}}, "has no field 'x'"),
     ({"wait_for": {"$from": "item"}}, "no step or stored context"),
     ({"parameters": VALUE}, "no step or stored context"),

@@ -1,4 +1,4 @@
-"""Standing rules whose store is away or holds nonsense."""
+"""Standing rules whose store is unavailable or contains invalid data."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def desk(agent: Any, step: Any, sent: list[str]) -> Any:
     return make
 
 
-async def test_with_the_store_away_a_turn_ends_or_asks(desk: Any, sent: list[str]) -> None:
+async def test_a_turn_ends_or_requires_approval_if_the_store_is_unavailable(
+    desk: Any, sent: list[str]
+) -> None:
     store = Away()
     it = desk(store=store)
     out = await soon(it.ask())
@@ -61,7 +63,7 @@ async def test_with_the_store_away_a_turn_ends_or_asks(desk: Any, sent: list[str
 
 
 @pytest.mark.parametrize("limits", [{"max_attempts": 100}, {"run_timeout_seconds": None}])
-async def test_that_is_bounded_whatever_the_limits(desk: Any, limits: dict[str, Any]) -> None:
+async def test_reading_rules_has_a_timeout(desk: Any, limits: dict[str, Any]) -> None:
     store = Away()
     await soon(desk(store=store, limits=limits).ask())
     assert store.tries <= 150
@@ -75,7 +77,7 @@ async def _spoil(store: InMemoryStore) -> None:
         await store.aput(kept.namespace, name, value)
 
 
-async def test_an_unreadable_rule_allows_nothing_and_fails_nothing(
+async def test_an_unreadable_rule_neither_allows_a_step_nor_fails_it(
     desk: Any, sent: list[str]
 ) -> None:
     store = InMemoryStore()
@@ -87,7 +89,7 @@ async def test_an_unreadable_rule_allows_nothing_and_fails_nothing(
     assert sent == ["sent"]
 
 
-async def test_beside_an_unreadable_rule_the_others_hold(desk: Any, sent: list[str]) -> None:
+async def test_other_rules_apply_if_one_is_unreadable(desk: Any, sent: list[str]) -> None:
     store = InMemoryStore()
     await _spoil(store)
     await add_rule(store, StandingRule(capability="send"))
@@ -95,7 +97,9 @@ async def test_beside_an_unreadable_rule_the_others_hold(desk: Any, sent: list[s
     assert (status(out), sent) == ("completed", ["sent"])
 
 
-async def test_one_can_still_remember_beside_it(desk: Any, sent: list[str]) -> None:
+async def test_a_new_rule_can_be_created_if_another_is_unreadable(
+    desk: Any, sent: list[str]
+) -> None:
     store = InMemoryStore()
     await _spoil(store)
     it = desk(store=store)
@@ -106,7 +110,7 @@ async def test_one_can_still_remember_beside_it(desk: Any, sent: list[str]) -> N
     assert len(sent) == 2
 
 
-async def test_reading_the_list_names_what_cannot_be_read() -> None:
+async def test_listing_rules_names_the_unreadable_one() -> None:
     store = InMemoryStore()
     await _spoil(store)
     found, said = await tried(list_rules(store))

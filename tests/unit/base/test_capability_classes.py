@@ -1,4 +1,4 @@
-"""What can go wrong in a class, and where one is told."""
+"""Errors in capability classes and when they are reported."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_class_method_is_refused(kind: Any) -> None:
         kind(Wrong)
 
 
-def test_an_instance_method_with_arguments_that_nobody_gives_is_refused() -> None:
+def test_an_instance_method_with_unknown_arguments_is_refused() -> None:
     class Wrong(BaseCapability):
         name = "wrong"
         description = "Takes too much"
@@ -131,7 +131,7 @@ def test_an_instance_method_with_arguments_that_nobody_gives_is_refused() -> Non
     "missing", ["name", "description", "execute", "classify_error", "get_retry_policy"]
 )
 @pytest.mark.parametrize("kind", [capability_node, infrastructure_node])
-def test_the_decorators_name_what_is_missing(kind: Any, missing: str) -> None:
+def test_the_decorators_name_the_missing_attribute(kind: Any, missing: str) -> None:
     async def execute(state: Any, **kwargs: Any) -> dict[str, Any]:
         return {}
 
@@ -149,7 +149,7 @@ def test_the_decorators_name_what_is_missing(kind: Any, missing: str) -> None:
 
 
 @pytest.mark.parametrize("empty", ["", "  ", None, 5])
-def test_an_empty_name_is_named_before_anything_else(empty: Any) -> None:
+def test_an_empty_name_is_the_first_reported_error(empty: Any) -> None:
     with pytest.raises(ValueError, match="name="):
         capability_node(make(name=empty))
 
@@ -176,7 +176,7 @@ def test_the_decorator_returns_the_same_class_with_a_described_node() -> None:
 # --- the node by itself ------------------------------------------------------------------------------
 
 
-async def test_a_node_passes_what_the_signature_asks_for() -> None:
+async def test_a_node_passes_the_arguments_in_the_signature() -> None:
     seen: dict[str, Any] = {}
 
     async def narrow(state: Any, step: Any, logger: Any) -> dict[str, Any]:
@@ -194,7 +194,7 @@ async def test_a_node_passes_what_the_signature_asks_for() -> None:
 
 
 @pytest.mark.parametrize("result", [5, "text", [1]])
-async def test_a_result_that_is_no_update_is_an_error_and_not_nothing(result: Any) -> None:
+async def test_an_invalid_result_is_an_error(result: Any) -> None:
     async def execute(state: Any, **kwargs: Any) -> Any:
         return result
 
@@ -228,7 +228,7 @@ async def test_a_failure_is_recorded_as_plain_data_and_counted() -> None:
     assert update["execution_step_results"]["0_made"]["success"] is False
 
 
-async def test_success_moves_on_and_clears_the_error() -> None:
+async def test_success_advances_the_step_index_and_clears_the_error() -> None:
     plan = {"steps": [{"context_key": "key", "capability": "made", "task_objective": "Do"}]}
     update = await capability_node(make()).langgraph_node(  # type: ignore[attr-defined]
         {"planning_execution_plan": plan, "control_has_error": True, "control_retry_count": 2}
@@ -260,7 +260,7 @@ async def test_the_result_of_a_node_is_not_changed_in_place() -> None:
     assert update == result
 
 
-async def test_a_node_that_succeeds_takes_its_own_error_back() -> None:
+async def test_a_node_that_succeeds_clears_its_own_error() -> None:
     class Node(BaseInfrastructureNode):
         name = "some_node"
         description = "Some"
@@ -310,7 +310,7 @@ async def test_a_node_logs_its_start_and_end(caplog: pytest.LogCaptureFixture) -
 # --- forms -------------------------------------------------------------------------------------------
 
 
-async def test_all_forms_give_the_same_kind_of_node() -> None:
+async def test_all_forms_create_the_same_kind_of_node() -> None:
     class Place(CapabilityContext):
         name: str
 
@@ -347,7 +347,7 @@ async def test_all_forms_give_the_same_kind_of_node() -> None:
         assert callable(cls.langgraph_node)  # type: ignore[attr-defined]
 
 
-async def test_the_helpers_of_the_instance_form() -> None:
+async def test_properties_and_methods_of_the_instance_form() -> None:
     class Settings(pydantic.BaseModel):
         factor: int = 2
 
@@ -403,7 +403,7 @@ async def test_one_instance_does_not_serve_two_runs() -> None:
     assert len(set(seen)) == 2
 
 
-def test_a_helper_outside_of_a_step_says_what_to_do() -> None:
+def test_a_property_used_outside_a_step_raises_an_error_with_a_fix() -> None:
     with pytest.raises(ValidationError, match=r"run_capability"):
         make()().inputs  # noqa: B018
 
@@ -425,7 +425,7 @@ async def test_inputs_and_parameters_are_validated() -> None:
         await run_capability(take, inputs={Reading: {"valu": 1}}, parameters={"n": 1})
 
 
-async def test_what_is_not_decorated_is_refused_by_the_kit() -> None:
+async def test_an_undecorated_class_is_refused_by_the_test_kit() -> None:
     with pytest.raises(ValidationError, match="capability_node"):
         await run_capability(make())
 
@@ -433,7 +433,7 @@ async def test_what_is_not_decorated_is_refused_by_the_kit() -> None:
 # --- guides --------------------------------------------------------------------------------------------
 
 
-def test_guides_are_made_once_also_when_there_is_none_and_from_two_threads() -> None:
+def test_guides_are_created_once_even_if_they_are_none_and_from_two_threads() -> None:
     calls: list[str] = []
 
     def guide(self: Any) -> None:
@@ -463,7 +463,7 @@ def test_capability_classes_are_not_kept_alive() -> None:
 # --- results ---------------------------------------------------------------------------------------------
 
 
-def test_data_and_error_exclude_each_other() -> None:
+def test_data_and_error_are_mutually_exclusive() -> None:
     error = ExecutionError(ErrorSeverity.CRITICAL, "x")
     with pytest.raises(ValidationError, match="success=False and no data"):
         ExecutionResult(success=False, data=1, error=error)
@@ -480,12 +480,12 @@ def test_a_record_cannot_be_changed() -> None:
 
 
 @pytest.mark.parametrize("lax", ["yes", 1, "true", None])
-def test_a_match_is_a_proper_boolean(lax: Any) -> None:
+def test_a_match_must_be_a_boolean(lax: Any) -> None:
     with pytest.raises(pydantic.ValidationError):
         CapabilityMatch(is_match=lax)
 
 
-def test_a_severity_may_be_given_by_value_and_must_exist() -> None:
+def test_a_severity_may_be_a_value_and_must_exist() -> None:
     assert ErrorClassification("fatal").severity is ErrorSeverity.FATAL  # type: ignore[arg-type]
     with pytest.raises(ValidationError, match="'odd'"):
         ErrorClassification("odd")  # type: ignore[arg-type]
@@ -494,7 +494,7 @@ def test_a_severity_may_be_given_by_value_and_must_exist() -> None:
 # --- examples ------------------------------------------------------------------------------------------------
 
 
-def test_every_filled_field_of_a_step_is_written_and_nothing_is_eaten() -> None:
+def test_every_non_empty_field_of_a_step_is_written() -> None:
     step = PlannedStep(
         context_key="a", capability="b", task_objective='Say "hi",\nthen go,', parameters={}
     )
@@ -516,7 +516,7 @@ def test_quotes_in_a_query_cannot_end_it() -> None:
     assert text == 'User Query: "He said \\"go\\" now" -> Expected Output: True -> Reason: r'
 
 
-def test_the_order_of_examples_can_be_repeated_and_leaves_the_global_generator_alone() -> None:
+def test_the_order_of_examples_is_reproducible_and_does_not_use_the_global_generator() -> None:
     examples = [ClassifierExample(str(n), True, "r") for n in range(9)]
     state = random.getstate()
     one = ClassifierExample.format_examples_for_prompt(examples, rng=7)
@@ -559,7 +559,9 @@ def test_an_empty_plan_is_read_back_as_an_empty_plan(tmp_path: Path, plan: Any) 
         ({"steps": [{"task_objective": "\ud800"}]}, "not valid JSON data"),
     ],
 )
-def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, plan: Any, words: str) -> None:
+def test_a_plan_that_could_not_be_read_back_is_not_written(
+    tmp_path: Path, plan: Any, words: str
+) -> None:
     with pytest.raises(PlanError, match=words):
         save_execution_plan_to_file(plan, tmp_path / "plan.json")
     assert not list(tmp_path.iterdir())
@@ -583,7 +585,9 @@ def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, plan: Any, w
         ("[" * 100_000, "JSON"),
     ],
 )
-def test_a_file_that_is_no_plan_says_why(tmp_path: Path, content: str, words: str) -> None:
+def test_a_file_without_a_plan_is_refused_with_the_reason(
+    tmp_path: Path, content: str, words: str
+) -> None:
     path = tmp_path / "plan.json"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(PlanError, match=words) as info:
@@ -591,13 +595,13 @@ def test_a_file_that_is_no_plan_says_why(tmp_path: Path, content: str, words: st
     assert "Fix:" in str(info.value)
 
 
-def test_a_file_that_is_not_there_says_so(tmp_path: Path) -> None:
+def test_a_missing_plan_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="cannot be read"):
         load_execution_plan_from_file(tmp_path / "none.json")
 
 
 @pytest.mark.parametrize("form", ["data class", "own initialiser"])
-async def test_a_class_with_an_initialiser_of_its_own_runs(form: str) -> None:
+async def test_a_class_with_its_own_initializer_runs(form: str) -> None:
     class Read(BaseCapability):
         name = "read"
         description = "Read the level"

@@ -1,4 +1,4 @@
-"""Every name that a form of capability accepts, and the refusal of names that it does not accept."""
+"""Names that each form of a capability accepts, and errors about unknown names."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_the_documented_table_is_up_to_date() -> None:
     assert made(page) == page, "run: python docs/_make_reference.py"
 
 
-def test_retries_and_methods_are_declared_by_keyword_where_there_is_no_class_body() -> None:
+def test_retries_and_methods_are_keywords_in_forms_without_a_class_body() -> None:
     def read(task: str) -> dict[str, Any]:
         return {"order": "7"}
 
@@ -226,7 +226,7 @@ def test_retries_and_methods_are_declared_by_keyword_where_there_is_no_class_bod
 @pytest.mark.parametrize(
     "name", ["requires_aproval", "efect", "Effect", "timeout_second", "provide", "cost_usdd"]
 )
-def test_a_misspelled_attribute_is_refused_wherever_it_is_inherited_from(name: str) -> None:
+def test_a_misspelled_inherited_attribute_is_refused(name: str) -> None:
     class Mixin:
         pass
 
@@ -252,7 +252,7 @@ def test_a_misspelled_class_variable_or_field_is_refused_too() -> None:
 
 
 @pytest.mark.parametrize("name", ["calls", "rate", "unit", "max_attempts", "table"])
-def test_any_other_plain_attribute_is_refused_and_told_how_to_keep_it(name: str) -> None:
+def test_any_other_plain_attribute_is_refused_with_instructions_to_keep_it(name: str) -> None:
     with pytest.raises(ValidationError, match=rf"Made\.{name} is not a declaration") as caught:
         declared_class(**{name: 1})
     told = "get_retry_policy" if name == "max_attempts" else "underscore"
@@ -361,7 +361,7 @@ async def test_declared_examples_reach_the_selection(form: Form) -> None:
     assert registry.candidates()[0].positives == ("what does order 7 cost?",)
 
 
-def test_examples_may_stand_in_the_decorator_above_a_class_and_only_they() -> None:
+def test_only_examples_may_be_passed_to_the_decorator_of_a_class() -> None:
     made = capability_node(examples=["do it"])(class_with())
     assert made.capability_spec.examples == ("do it",)
     with pytest.raises(ValidationError, match="once"):
@@ -385,13 +385,13 @@ def test_examples_are_added_to_those_of_a_guide() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["do it", [""], [3]])
-def test_examples_that_are_no_requests_are_refused(wrong: Any) -> None:
+def test_empty_examples_are_refused(wrong: Any) -> None:
     for maker in (declared_class, declared_function, declared_tool):
         with pytest.raises(ValidationError, match="examples is"):
             maker(examples=wrong)
 
 
-def test_a_class_with_examples_is_chosen_by_them() -> None:
+def test_a_class_is_selected_by_its_examples() -> None:
     @capability_node
     class Sail(BaseCapability):
         name = "sail"
@@ -433,7 +433,7 @@ def test_a_misspelled_option_of_a_node_is_refused(name: str) -> None:
         infrastructure_node(node_with(**{name: "classifier"}))
 
 
-def test_a_node_declares_in_its_class_what_the_decorator_takes() -> None:
+def test_a_node_may_set_the_options_of_the_decorator_as_attributes() -> None:
     made: Any = infrastructure_node(node_with(before="classifier", quiet=True, _own=1, LIMIT=2))
     spec = made.infrastructure_spec
     assert (spec.before, spec.quiet) == ("classifier", True)
@@ -457,7 +457,7 @@ async def test_a_misspelled_keyword_of_a_graph_is_refused_with_the_nearest_name(
         as_mcp_server([declared_function()], instructons="Ask first.")
 
 
-def test_a_misspelled_keyword_of_an_initializer_names_the_class_that_was_made() -> None:
+def test_a_misspelled_keyword_of_an_initializer_names_the_created_class() -> None:
     with pytest.raises(ConfigurationError, match=r"ReActAgent .*'max_stepz'") as caught:
         ReActAgent(None, max_stepz=3)
     assert "'max_steps'" in str(caught.value)
@@ -479,7 +479,7 @@ def test_methods_and_callables_under_the_name_of_a_method_override_it() -> None:
     assert made.matches_task("axb")
 
 
-def test_examples_that_are_no_list_are_refused_by_the_form_that_authors_write() -> None:
+def test_a_string_as_examples_is_refused() -> None:
     with pytest.raises(ValidationError, match="should be a list"):
         declared_tool(examples="pay the order")
 

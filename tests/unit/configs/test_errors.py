@@ -1,4 +1,4 @@
-"""Exceptions of the project: copies and pickles keep every field."""
+"""Exceptions of the project: copies, pickles, pages, and facts."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_copies_of_an_authors_exception_keep_its_fields(copier: Any) -> None:
     assert error.pressure == 2
 
 
-def test_a_copy_has_a_question_as_the_original() -> None:
+def test_a_copy_keeps_the_approval_request() -> None:
     question = ApprovalRequest("step", "fill_tank", reason="Unknown outcome.")
     copied = copy.deepcopy(UnknownOutcome(question))
     assert copied.question == question

@@ -1,4 +1,4 @@
-"""Loggers that leave the application's logging alone, and status events that know their place."""
+"""Component loggers and status events."""
 
 from __future__ import annotations
 
@@ -94,11 +94,11 @@ async def test_preparation_has_three_steps(component: str, place: int) -> None:
 
 
 @pytest.mark.parametrize("state", [None, {}, {"planning_execution_plan": "odd"}])
-async def test_a_streamer_needs_no_plan(state: Any) -> None:
+async def test_a_streamer_works_without_a_plan(state: Any) -> None:
     assert "step" not in (await events_of("weather", state))[0]
 
 
-async def test_steps_side_by_side_name_their_own_place() -> None:
+async def test_parallel_steps_report_their_own_position() -> None:
     plan = {"planning_execution_plan": {"steps": [{}] * 5}, "planning_current_step_index": 0}
 
     async def step(index: int) -> Any:

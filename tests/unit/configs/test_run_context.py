@@ -1,4 +1,4 @@
-"""The context of a run: changed for a block, restored after it, whatever the order of the ends."""
+"""The context of a run, changed and restored by nested and overlapping blocks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_a_block_changes_its_fields_and_no_others() -> None:
     assert run_context() == RunContext()
 
 
-def test_a_block_that_ends_before_one_inside_it_restores_its_own_fields_only() -> None:
+def test_a_block_that_ends_before_a_nested_one_restores_only_its_own_fields() -> None:
     outer, inner = (
         override_run_context(has_listener=False),
         override_run_context(step_position=(1, 2)),
@@ -29,7 +29,7 @@ def test_a_block_that_ends_before_one_inside_it_restores_its_own_fields_only() -
     assert run_context().step_position is None
 
 
-def test_the_same_block_is_entered_again_for_each_piece_of_a_stream() -> None:
+def test_the_same_block_is_entered_again_for_each_chunk_of_a_stream() -> None:
     block = override_run_context(has_listener=False)
     for position in ((0, 2), (1, 2)):
         with override_run_context(step_position=position):
@@ -57,7 +57,7 @@ def test_an_unknown_field_is_refused() -> None:
         pass
 
 
-def test_a_block_that_ends_late_leaves_what_a_later_block_set() -> None:
+def test_a_block_that_ends_late_keeps_the_values_of_a_later_block() -> None:
     def ends_late() -> tuple[int, int] | None:
         outer, inner = (
             override_run_context(step_position=(0, 2)),

@@ -1,4 +1,4 @@
-"""What may be shown: no secrets, and no characters that deceive."""
+"""Masking of secrets and escaping of control characters."""
 
 from __future__ import annotations
 
@@ -76,15 +76,15 @@ def test_known_forms_are_masked(text: str, secret: str) -> None:
         "sk-learn",
     ],
 )
-def test_ordinary_text_is_left_alone(text: str) -> None:
+def test_ordinary_text_is_unchanged(text: str) -> None:
     assert mask_secrets(text) == text
 
 
-def test_of_a_url_only_the_password_goes() -> None:
+def test_only_the_password_of_a_url_is_masked() -> None:
     assert mask_secrets("https://me:pw@host/a@v2") == "https://me:***@host/a@v2"
 
 
-def test_data_is_masked_in_values_and_under_telling_names() -> None:
+def test_data_is_masked_in_values_and_under_secret_names() -> None:
     data = {
         "headers": {"X-Api-Key": "abc", "Accept": "text/html"},
         "rows": [1, 2.5, None, True, ("postgresql://me:pw12@host/db",)],
@@ -99,7 +99,7 @@ def test_data_is_masked_in_values_and_under_telling_names() -> None:
     }
 
 
-def test_settings_tell_their_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_in_settings_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEATHER_API_KEY", "from-the-environment")
     settings = load_settings(
         models={"default": {"model": "openai:m", "api_key": "declared secret"}},
@@ -121,7 +121,7 @@ def test_settings_tell_their_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert masker.text("none of it") == "none of it"
 
 
-def test_a_value_that_begins_another_does_not_uncover_it() -> None:
+def test_a_secret_that_is_a_prefix_of_another_does_not_reveal_it() -> None:
     assert SecretMasker(["alpha", "alphabet"]).text("alphabet alpha") == "*** ***"
 
 

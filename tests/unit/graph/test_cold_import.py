@@ -1,4 +1,4 @@
-"""What only some runs need is imported by them, not with ``capgraph.graph``."""
+"""Imports of ``capgraph.graph``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LATER = (
 )
 
 
-def test_a_graph_is_imported_without_what_only_its_runs_need() -> None:
+def test_importing_a_graph_does_not_import_modules_that_only_runs_need() -> None:
     code = f"import sys, capgraph.graph; print([m for m in {LATER} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

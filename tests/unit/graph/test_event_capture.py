@@ -1,4 +1,4 @@
-"""Whoever runs a turn hears its events on the spot, and of runs inside it what their streams bring."""
+"""Capturing the events of a turn and of runs nested in it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def run(take: Any) -> Any:
     )
 
 
-async def test_events_are_heard_from_wherever_they_are_sent() -> None:
+async def test_events_are_captured_from_every_thread_and_nested_run() -> None:
     events: list[dict[str, Any]] = []
     end, state = await run(events.append)
     assert end.status == "completed"
@@ -71,7 +71,7 @@ async def test_events_are_heard_from_wherever_they_are_sent() -> None:
     assert kinds.count("turn_finished") == 1
 
 
-async def test_a_view_that_fails_ends_the_run_and_no_step_is_blamed() -> None:
+async def test_a_failing_event_handler_ends_the_run_without_failing_a_step() -> None:
     def take(event: dict[str, Any]) -> None:
         if event["event_type"] == "step_started":
             raise OSError("The screen is gone.")

@@ -1,4 +1,4 @@
-"""``invoke`` and ``stream`` for callers without an event loop, and for those inside of one."""
+"""``invoke`` and ``stream``, with and without a running event loop."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Count(TypedDict):
     count: int
 
 
-def test_a_slow_reader_holds_the_run_back() -> None:
+def test_a_slow_reader_slows_the_run() -> None:
     seen = 0
 
     async def add(state: Count) -> Count:

@@ -1,4 +1,4 @@
-"""What a graph cannot be built of is said when it is built, all at once."""
+"""Validation of the registry when a graph is built."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from capgraph.configs.errors import UnknownOptionError
 from tests.support.toys import Reading, capability
 
 
-def test_every_problem_of_a_registry_stands_in_one_error() -> None:
+def test_one_error_lists_every_problem_of_a_registry() -> None:
     registry = Registry(infrastructure=["capgraph.infrastructure.router"])
     registry.register(capability("router", requires=["MISSING"]))
     with pytest.raises(RegistryError) as info:
@@ -26,14 +26,14 @@ def test_every_problem_of_a_registry_stands_in_one_error() -> None:
         assert part in str(info.value)
 
 
-def test_given_and_optional_types_need_no_provider() -> None:
+def test_provided_and_optional_types_need_no_provider() -> None:
     registry = Registry(provided_types=["A"])
     registry.register(capability("a", requires=["A", ("B", "optional"), "READING"]))
     registry.declare_provided(Reading)
     assert "a" in build_graph(registry).get_graph().nodes
 
 
-def test_a_graph_has_a_node_for_everything_and_draws_itself() -> None:
+def test_a_graph_has_all_nodes_and_can_be_drawn() -> None:
     registry = Registry()
     registry.register(capability("a"))
     graph = build_graph(registry)
@@ -41,7 +41,7 @@ def test_a_graph_has_a_node_for_everything_and_draws_itself() -> None:
     assert "router" in graph.get_graph().draw_mermaid()
 
 
-def test_a_guide_that_fails_stops_the_build_and_is_named() -> None:
+def test_a_failing_guide_stops_the_build_and_is_named() -> None:
     def guide(self: Any) -> Any:
         return self.nothing_of_the_kind
 
@@ -54,7 +54,7 @@ def test_a_guide_that_fails_stops_the_build_and_is_named() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"model": "x"}, "capgraph.yml", dict])
-async def test_settings_of_another_type_are_refused_by_name(settings: Any) -> None:
+async def test_settings_of_another_type_are_refused(settings: Any) -> None:
     for build in (build_graph, bind):
         with pytest.raises(ConfigurationError, match="expected a Settings object"):
             build([capability("look")], settings=settings)
@@ -72,13 +72,13 @@ def test_bind_refuses_a_synchronous_saver() -> None:
         saver.conn.close()
 
 
-async def test_a_misspelled_argument_of_open_graph_comes_with_the_nearest_name() -> None:
+async def test_a_misspelled_argument_of_open_graph_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(UnknownOptionError, match="Write 'settings'"):
         async with open_graph([capability("look")], setting=None):
             pass
 
 
-def test_a_misspelled_field_of_a_plan_comes_with_the_nearest_name(tmp_path: Path) -> None:
+def test_a_misspelled_field_of_a_plan_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
     graph = build_graph([capability("look")])
     plan: Any = {"stpes": []}
     out = graph.invoke({"messages": [("user", "go")], "planning_execution_plan": plan})
@@ -89,7 +89,7 @@ def test_a_misspelled_field_of_a_plan_comes_with_the_nearest_name(tmp_path: Path
         load_execution_plan_from_file(file)
 
 
-def test_a_file_may_hold_a_bare_list_of_steps(tmp_path: Path) -> None:
+def test_a_file_may_contain_only_a_list_of_steps(tmp_path: Path) -> None:
     step = {"context_key": "a", "capability": "look"}
     file = tmp_path / "plan.json"
     file.write_text(json.dumps([step]))

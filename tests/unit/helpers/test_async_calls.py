@@ -1,4 +1,4 @@
-"""What no cancellation cuts short, and what takes it back."""
+"""Shielding from cancellation, and undoing the result of canceled work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from capgraph.helpers.async_calls import shielded
 
 
 @pytest.mark.parametrize("times", [1, 3])
-async def test_work_ends_and_is_taken_back_however_often_its_caller_is_cancelled(
+async def test_shielded_work_ends_and_is_undone_when_its_caller_is_cancelled_repeatedly(
     times: int,
 ) -> None:
     done: list[str] = []
@@ -54,7 +54,7 @@ async def test_a_failure_of_cancelled_work_is_a_note() -> None:
     assert "disk full" in caught.value.__notes__[0]
 
 
-async def test_nothing_is_taken_back_where_nobody_cancels() -> None:
+async def test_undo_is_not_called_without_cancellation() -> None:
     async def work() -> int:
         return 4
 

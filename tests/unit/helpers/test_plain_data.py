@@ -1,4 +1,4 @@
-"""Plain data: what is kept, in which form, and what is refused when it is stored."""
+"""Conversion to plain data, and errors about values that cannot be stored."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Many(RootModel[list[Any]]):
         ({1: "x", None: "y"}, {"1": "x", "None": "y"}),
     ],
 )
-def test_what_has_one_plain_form_is_kept_in_it(value: Any, plain: Any) -> None:
+def test_values_with_a_plain_form_are_converted_to_it(value: Any, plain: Any) -> None:
     if plain is None:
         with pytest.raises(ValidationError, match="a key of value is"):
             to_plain(value)
@@ -122,7 +122,7 @@ def test_what_has_one_plain_form_is_kept_in_it(value: Any, plain: Any) -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_has_none_is_refused_with_its_place_and_the_fix(value: Any) -> None:
+def test_values_without_a_plain_form_are_refused_with_their_path(value: Any) -> None:
     with pytest.raises(ValidationError, match=r"report\.rows\[1\].*Fix: ") as caught:
         to_plain({"rows": [1, value]}, "report")
     assert len(str(caught.value)) < 500
@@ -131,7 +131,7 @@ def test_what_has_none_is_refused_with_its_place_and_the_fix(value: Any) -> None
     JsonPlusSerializer().dumps_typed(told)
 
 
-def test_a_value_that_holds_itself_is_refused() -> None:
+def test_a_value_that_contains_itself_is_refused() -> None:
     loop: list[Any] = []
     loop.append(loop)
     with pytest.raises(ValidationError, match="nested too deeply"):
@@ -202,11 +202,11 @@ def there_and_back(context: CapabilityContext) -> Any:
     ],
     ids=["aliases and a computed field", "no finite number", "a numpy number"],
 )
-def test_a_context_comes_back_as_it_was_stored(context: CapabilityContext) -> None:
+def test_a_context_is_restored_as_it_was_stored(context: CapabilityContext) -> None:
     assert there_and_back(context) == context
 
 
-def test_aliases_serve_a_caller_and_an_author_alike() -> None:
+def test_callers_and_authors_may_use_aliases() -> None:
     types = {"CIRCLE": Circle}
     assert load_context("CIRCLE", "k", {"r": 2, "unit": "cm"}, types).area == 12
     data = dump_context("CIRCLE", "k", {"r": 2}, types)
@@ -219,7 +219,7 @@ def test_numpy_in_a_context_becomes_numbers() -> None:
     assert data == {"x": 2, "y": [0, 1, 2]}
 
 
-def test_a_type_with_a_serializer_and_a_validator_is_kept() -> None:
+def test_a_type_with_a_serializer_and_a_validator_is_stored() -> None:
     assert (there_and_back(KeptGrid(cells=np.eye(2))).cells == np.eye(2)).all()
 
 
@@ -239,7 +239,7 @@ def test_a_type_with_a_serializer_and_a_validator_is_kept() -> None:
     ],
 )
 @pytest.mark.parametrize("registered", [True, False])
-def test_what_could_not_be_read_back_is_refused_when_it_is_stored(
+def test_a_value_that_could_not_be_restored_is_refused_when_it_is_stored(
     context: CapabilityContext, words: str, registered: bool
 ) -> None:
     kind = context.CONTEXT_TYPE
@@ -247,7 +247,7 @@ def test_what_could_not_be_read_back_is_refused_when_it_is_stored(
         dump_context(kind, "k", context, {kind: type(context)} if registered else {})
 
 
-def test_a_value_changed_after_its_making_is_checked_again() -> None:
+def test_a_value_changed_after_its_creation_is_validated_again() -> None:
     circle = Circle(r=2)
     circle.radius = "wide"  # type: ignore[assignment]
     with pytest.raises(ValidationError, match="radius"):
@@ -257,7 +257,7 @@ def test_a_value_changed_after_its_making_is_checked_again() -> None:
 # --- summaries --------------------------------------------------------------------------------------
 
 
-def test_a_summary_of_a_million_rows_is_short_and_says_what_is_left_out() -> None:
+def test_a_summary_of_a_million_rows_is_short_and_counts_the_omitted_rows() -> None:
     rows = [[n, "x" * 50] for n in range(1_000_000)]
     text = Anything(x=rows, y="z" * 100_000).get_summary()
     assert len(text) < 3_000
@@ -271,12 +271,12 @@ def test_a_summary_of_a_million_rows_is_short_and_says_what_is_left_out() -> Non
     assert len(summarize_context("OTHER", "a", wide, {})) < 3_000
 
 
-def test_a_summary_shows_what_the_author_lets_out() -> None:
+def test_a_summary_shows_only_serialized_fields() -> None:
     text = Login(user="ada", secret="pw", note="inner").get_summary()  # type: ignore[arg-type]
     assert text == "user: ada, secret: **********"
     assert short_text([Masked(name="Ada", key="k")]) == "[{'name': 'ada', 'key': '***'}]"
 
 
-def test_short_values_are_shown_as_they_are() -> None:
+def test_short_values_are_shown_unchanged() -> None:
     assert Anything(x=[1, "a"], y={"k": None}).get_summary() == "x: [1, 'a'], y: {'k': None}"
     assert short_text("plain") == "plain"

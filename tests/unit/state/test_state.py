@@ -47,7 +47,7 @@ contexts = st.dictionaries(
 
 
 @given(contexts, contexts)
-def test_merging_changes_neither_side(left: Any, right: Any) -> None:
+def test_merging_does_not_modify_its_arguments(left: Any, right: Any) -> None:
     before = copy.deepcopy((left, right))
     merge_context(left, right)
     assert (left, right) == before
@@ -65,7 +65,7 @@ def test_merging_with_nothing_changes_nothing(data: Any) -> None:
     assert merge_context(data, None) == merge_context(None, data) == merge_context(data, {}) == data
 
 
-def test_a_key_that_comes_again_replaces_the_whole_entry() -> None:
+def test_a_repeated_key_replaces_the_whole_entry() -> None:
     merged = merge_context({"A": {"x": {"old": 1, "more": 2}}}, {"A": {"x": {"new": 3}}})
     assert merged == {"A": {"x": {"new": 3}}}
 
@@ -84,7 +84,7 @@ def test_other_reducers() -> None:
     assert old == [1]
 
 
-def test_the_reset_empties_all_but_what_survives() -> None:
+def test_the_reset_empties_all_but_thread_scoped_keys() -> None:
     full: dict[str, Any] = {key: {"left": 1} for key in SCHEMA.names}
     update = SCHEMA.reset(full)
     assert set(update) == SCHEMA.names - SCHEMA.thread_keys
@@ -109,14 +109,14 @@ def test_keys_that_parallel_steps_write_have_reducers() -> None:
     } <= SCHEMA.reduced_keys
 
 
-def test_context_is_checked_on_the_way_in() -> None:
+def test_context_is_validated_when_written() -> None:
     assert dump_context("READING", "a", Reading(value=1), TYPES) == {"value": 1.0, "unit": "K"}
     assert dump_context("READING", "a", {"value": "2"}, TYPES) == {"value": 2.0, "unit": "K"}
     with pytest.raises(ValidationError, match=r"READING of step 'a'.*value"):
         dump_context("READING", "a", {"valu": 2}, TYPES)
 
 
-def test_context_of_an_unregistered_type_is_kept_as_plain_data() -> None:
+def test_context_of_an_unregistered_type_stays_plain_data() -> None:
     assert dump_context("OTHER", "a", {"when": {1, 2}}, {}) == {"when": [1, 2]}
     stored = {"a": [1]}
     loaded = load_context("OTHER", "a", stored, {})
@@ -124,7 +124,7 @@ def test_context_of_an_unregistered_type_is_kept_as_plain_data() -> None:
     assert stored == {"a": [1]}
 
 
-def test_context_is_checked_on_the_way_out() -> None:
+def test_context_is_validated_when_read() -> None:
     with pytest.raises(ValidationError, match=r"READING\.old is not a valid Reading.*Fix:"):
         load_context("READING", "old", {"version": 0}, TYPES)
 
@@ -146,7 +146,7 @@ def test_summaries() -> None:
         ("Context", "CONTEXT"),
     ],
 )
-def test_the_name_of_a_type_comes_from_its_class(name: str, expected: str) -> None:
+def test_the_name_of_a_type_is_derived_from_its_class(name: str, expected: str) -> None:
     made = type(name, (CapabilityContext,), {"__module__": __name__})
     assert expected == made.CONTEXT_TYPE
 

@@ -1,4 +1,4 @@
-"""State classes are read once: keys, reducers, lifetimes, and what a caller may send."""
+"""State schemas: keys, reducers, lifetimes, and keys that callers may send."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class MyState(AgentState, total=False):
     seen: dict[str, int]
 
 
-def test_keys_of_ones_own_are_read_beside_the_others() -> None:
+def test_custom_keys_are_read_together_with_the_others() -> None:
     schema, base = StateSchema.of(MyState), StateSchema.of(AgentState)
     assert schema.names - base.names == {"tenant", "notes", "visits", "seen"}
     assert schema.caller_keys - base.caller_keys == {"tenant"}
@@ -46,7 +46,7 @@ def test_keys_of_ones_own_are_read_beside_the_others() -> None:
     assert StateSchema.of(MyState) is schema
 
 
-def test_langgraph_reads_the_same_from_a_class_of_ones_own() -> None:
+def test_langgraph_reads_a_custom_state_class_in_the_same_way() -> None:
     builder = StateGraph(MyState)
     builder.add_node("node", lambda state: {"notes": ["b"], "visits": 1})
     builder.set_entry_point("node")
@@ -58,7 +58,7 @@ def test_langgraph_reads_the_same_from_a_class_of_ones_own() -> None:
     assert set(builder.channels) == StateSchema.of(MyState).names
 
 
-def test_only_what_belongs_to_a_turn_is_emptied_and_only_once() -> None:
+def test_only_turn_scoped_keys_are_reset_and_only_once() -> None:
     left = {"tenant": "a", "notes": ["x"], "visits": 3, "seen": {"a": 1}, "control_has_error": True}
     update = StateSchema.of(MyState).reset(left)
     assert update == {"notes": Overwrite([]), "visits": 0, "control_has_error": Overwrite(False)}
@@ -66,7 +66,7 @@ def test_only_what_belongs_to_a_turn_is_emptied_and_only_once() -> None:
     assert StateSchema.of(MyState).reset(empty) == {}
 
 
-def test_the_reset_does_not_look_at_what_a_thread_keeps() -> None:
+def test_the_reset_does_not_read_thread_scoped_keys() -> None:
     class Kept(list):
         def __bool__(self) -> bool:
             raise AssertionError
@@ -74,7 +74,7 @@ def test_the_reset_does_not_look_at_what_a_thread_keeps() -> None:
     assert StateSchema.of(MyState).reset({"messages": Kept(), "seen": Kept()}) == {}
 
 
-def test_a_reducer_that_langgraph_would_not_see_is_refused() -> None:
+def test_a_reducer_that_langgraph_would_ignore_is_refused() -> None:
     class Wrong(AgentState, total=False):
         notes: Annotated[list[str], append_entries, CallerInput]
 
@@ -92,7 +92,7 @@ def test_the_table_has_every_key() -> None:
     assert "| `messages` | the conversation | thread | the caller and nodes | merged |" in lines
 
 
-def test_what_grows_with_a_thread_is_saved_as_it_comes() -> None:
+def test_keys_that_grow_with_a_thread_are_saved_as_deltas() -> None:
     schema = StateSchema.of(AgentState)
     for name in ("messages", "capability_context_data"):
         assert isinstance(schema.keys[name].reducer, DeltaChannel)
@@ -112,9 +112,7 @@ def plain(messages: list[Any]) -> list[Any]:
 
 
 @given(st.lists(st.lists(_message, max_size=3), max_size=6), st.integers(0, 6))
-def test_a_thread_comes_out_the_same_however_it_is_put_together(
-    updates: list[Any], cut: int
-) -> None:
+def test_a_thread_is_the_same_however_its_writes_are_batched(updates: list[Any], cut: int) -> None:
     whole = merge_messages([], [_copied(u) for u in updates])
     parts = merge_messages(
         merge_messages([], [_copied(u) for u in updates[:cut]]), [_copied(u) for u in updates[cut:]]
@@ -145,7 +143,7 @@ def test_messages_are_replaced_and_removed_by_id() -> None:
         merge_messages([one], [RemoveMessage(id="7")])
 
 
-def test_the_same_words_after_a_removal_are_another_message() -> None:
+def test_the_same_text_after_a_removal_is_a_new_message() -> None:
     thread = merge_messages([], [[("user", "a"), ("user", "b")]])
     shorter = merge_messages(thread, [[RemoveMessage(id=thread[0].id)], ("user", "b")])
     assert [m.content for m in shorter] == ["b", "b"]
@@ -157,7 +155,7 @@ _entries = st.dictionaries(
 
 
 @given(_entries, st.lists(_entries, max_size=4))
-def test_context_comes_together_in_any_batches(current: Any, updates: list[Any]) -> None:
+def test_context_is_merged_in_any_batches(current: Any, updates: list[Any]) -> None:
     expected, before = current, repr(current)
     for update in updates:
         expected = merge_context_data(expected, [update])

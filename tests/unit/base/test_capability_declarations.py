@@ -1,4 +1,4 @@
-"""What a class, a function or a node may declare, and what is said of a declaration that is off."""
+"""Declarations of classes, functions and nodes, and errors about invalid ones."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def make(**attributes: Any) -> type[BaseCapability]:
 # --- types of inputs and outputs --------------------------------------------------------------------
 
 
-def test_context_classes_serve_as_names_and_are_registered_with_the_capability() -> None:
+def test_context_classes_are_accepted_as_names_and_registered_with_the_capability() -> None:
     made = capability_node(make(provides=[Total], requires=[Reading, ("UNIT", "optional")]))
     assert made.capability_spec.provides == ("TOTAL",)
     assert [(n.type, n.cardinality) for n in made.capability_spec.requires] == [
@@ -67,13 +67,13 @@ def test_context_classes_serve_as_names_and_are_registered_with_the_capability()
         ("provides", {"TOTAL": Total}),
     ],
 )
-def test_one_type_in_place_of_a_list_is_refused_and_never_split(name: str, value: Any) -> None:
+def test_a_single_type_instead_of_a_list_is_refused(name: str, value: Any) -> None:
     with pytest.raises(ValidationError, match=rf"Made\.{name} is .*Total.*|'TOTAL'") as caught:
         capability_node(make(**{name: value}))
     assert f"Write {name} = [" in str(caught.value)
 
 
-def test_an_output_that_is_no_type_is_refused() -> None:
+def test_an_output_that_is_not_a_context_type_is_refused() -> None:
     with pytest.raises(ValidationError, match=r"Made\.provides contains 3"):
         capability_node(make(provides=[3]))
 
@@ -97,7 +97,7 @@ def test_an_output_that_is_no_type_is_refused() -> None:
     ],
 )
 @pytest.mark.parametrize("form", ["class", "function"])
-def test_a_declaration_that_does_not_fit_is_named(name: str, value: Any, form: str) -> None:
+def test_an_invalid_declaration_is_named(name: str, value: Any, form: str) -> None:
     with pytest.raises(ValidationError, match=f"{name} is {value!r}"):
         if form == "class":
             capability_node(make(**{name: value}))
@@ -154,7 +154,7 @@ def test_the_effect_key_names_parameters() -> None:
     assert pay.capability_spec.repeatable  # type: ignore[attr-defined]
 
 
-def test_what_annotated_says_of_a_parameter_of_a_function_holds() -> None:
+def test_annotated_constraints_of_function_parameters_are_enforced() -> None:
     @capability_node
     async def hold(
         reading: Annotated[Reading, "an input"],
@@ -174,7 +174,7 @@ def test_what_annotated_says_of_a_parameter_of_a_function_holds() -> None:
 # --- decorators -------------------------------------------------------------------------------------
 
 
-def test_the_class_may_be_given_by_keyword() -> None:
+def test_the_class_may_be_passed_by_keyword() -> None:
     made = make()
     assert capability_node(cls=made) is made
 
@@ -203,7 +203,7 @@ async def _brings_it(state: Any) -> dict[str, Any]:
     return await _asks(state, {})
 
 
-def test_a_static_execute_is_given_what_it_asks_for_or_refused() -> None:
+def test_a_static_execute_receives_its_arguments_or_is_refused() -> None:
     with pytest.raises(ValueError, match=r"unknown arguments \['config'\]. Fix: take state"):
         capability_node(make(execute=staticmethod(_asks)))
     with pytest.raises(ValueError, match="no 'state' argument"):
@@ -212,7 +212,7 @@ def test_a_static_execute_is_given_what_it_asks_for_or_refused() -> None:
 
 
 @pytest.mark.parametrize("method", ["classify_error", "get_retry_policy"])
-def test_what_is_called_on_the_class_must_be_static(method: str) -> None:
+def test_methods_that_are_called_on_the_class_must_be_static(method: str) -> None:
     def on_self(self: Any, *given: Any) -> None: ...
 
     async def coroutine(*given: Any) -> None: ...
@@ -248,7 +248,7 @@ def test_an_undecorated_subclass_does_not_run_its_parent() -> None:
 # --- guides -----------------------------------------------------------------------------------------
 
 
-def test_an_attribute_error_in_a_guide_is_not_taken_for_no_guide() -> None:
+def test_an_attribute_error_in_a_guide_is_not_hidden() -> None:
     def guide(self: Any) -> None:
         return self.no_such_thing
 
@@ -259,7 +259,7 @@ def test_an_attribute_error_in_a_guide_is_not_taken_for_no_guide() -> None:
         getattr(capability, "classifier_guide", None)
 
 
-def test_guides_are_made_once_also_from_many_threads() -> None:
+def test_guides_are_created_once_from_many_threads() -> None:
     calls: list[int] = []
     together = threading.Barrier(4, timeout=30)
 
@@ -281,7 +281,7 @@ def test_guides_are_made_once_also_from_many_threads() -> None:
     assert calls == [1]
 
 
-def test_a_class_without_examples_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_class_without_examples_causes_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     made = make()
     with caplog.at_level(logging.WARNING):
         for capability in (made(), made()):
@@ -291,7 +291,9 @@ def test_a_class_without_examples_is_warned_of_once(caplog: pytest.LogCaptureFix
     assert "Made has no examples" in record.getMessage()
 
 
-def test_a_class_needs_no_planning_advice(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_class_without_a_planning_guide_causes_no_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Advised(make()):
         def _create_classifier_guide(self) -> TaskClassifierGuide:
             return TaskClassifierGuide(instructions="When asked", examples=[])
@@ -305,7 +307,7 @@ def test_a_class_needs_no_planning_advice(caplog: pytest.LogCaptureFixture) -> N
 # --- the state that a step reads --------------------------------------------------------------------
 
 
-def test_the_state_of_a_step_copies_and_joins_as_a_dictionary_does() -> None:
+def test_the_state_of_a_step_copies_and_merges_like_a_dictionary() -> None:
     data = {"capability_context_data": {"READING": {"a": {"value": 1}}}, "task_current_task": "x"}
     state = StepState(data)
     copied = state.copy()
