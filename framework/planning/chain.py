@@ -193,7 +193,7 @@ class _Suppliers:
         self.names = names
         self.values = values
         self.specs = catalog.capabilities
-        self.given = set(provided_needs(catalog.provided_types, {}))
+        self.caller_needs = set(provided_needs(catalog.provided_types, {}))
         self.gives = {name: needs_provided_by(spec) for name, spec in self.specs.items()}
         self.needs = {
             name: {required_need(need) for need in spec.requires if need.cardinality != "optional"}
@@ -204,7 +204,7 @@ class _Suppliers:
 
     def choose(self, stored: dict[str, list[str]]) -> tuple[dict[str, list[str]], list[str]]:
         """Return the usable stored contexts and the required capabilities."""
-        outdated_needs = self.outdated_needs() - self.given
+        outdated_needs = self.outdated_needs() - self.caller_needs
         fresh = {need: keys for need, keys in stored.items() if need not in outdated_needs}
         chosen = self.include_producers(fresh)
         if self.find_missing(chosen, fresh) is None or len(fresh) == len(stored):
@@ -218,18 +218,20 @@ class _Suppliers:
         These are all results downstream of a selected capability, including through optional inputs, like
         the targets of a build.
         """
-        made = {need for name in self.names for need in self.gives[name]}
+        newly_provided = {need for name in self.names for need in self.gives[name]}
         readers: dict[str, list[str]] = {}
         for name, spec in self.specs.items():
             for need in spec.requires:
                 readers.setdefault(required_need(need), []).extend(self.gives[name])
-        return reachable_from(made, readers) - made
+        return reachable_from(newly_provided, readers) - newly_provided
 
     def unsatisfied_needs(self) -> set[str]:
         """Return the needs that no selected or automatically included capability satisfies."""
         producers = {name for name in self.specs if self.values.can_auto_include(name)}
-        made = {need for name in producers | {*self.names} for need in self.gives[name]}
-        return {need for name in self.specs for need in self.needs[name]} - (made - self.given)
+        newly_provided = {need for name in producers | {*self.names} for need in self.gives[name]}
+        return {need for name in self.specs for need in self.needs[name]} - (
+            newly_provided - self.caller_needs
+        )
 
     def include_producers(self, stored: Mapping[str, list[str]]) -> list[str]:
         """Return the selected capabilities with the cheapest producers of everything that they require."""
@@ -299,10 +301,10 @@ class _Suppliers:
         unsatisfied_needs = [
             (name, need) for name, needs in waiting.items() for need in sorted(needs)
         ]
-        made = {need for name, _ in unsatisfied_needs for need in self.gives[name]}
+        newly_provided = {need for name, _ in unsatisfied_needs for need in self.gives[name]}
         # Return the root cause: a need that none of the blocked capabilities would satisfy.
         return next(
-            (pair for pair in unsatisfied_needs if pair[1] not in made),
+            (pair for pair in unsatisfied_needs if pair[1] not in newly_provided),
             unsatisfied_needs[0] if unsatisfied_needs else None,
         )
 

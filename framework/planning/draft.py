@@ -103,10 +103,10 @@ class PlanDraft:
 
     def used_keys(self) -> set[str]:
         """Return every context key that a new step must not use."""
-        taken = {key for step in self.steps if isinstance(key := step.get("context_key"), str)}
+        keys = {key for step in self.steps if isinstance(key := step.get("context_key"), str)}
         for stored in self.available.values():
-            taken.update(stored)
-        return taken
+            keys.update(stored)
+        return keys
 
     def record(
         self, code: str, step: int | None, path: Path, before: object, after: object, reason: str

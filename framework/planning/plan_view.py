@@ -279,9 +279,9 @@ class PlanView:
 
     def accepts_element(self, index: int, label: str) -> bool:
         """Return True if an input can read an element of the step's ``for_each`` list."""
-        wanted = self.context_class(self.need_of(index, label).removesuffix(MANY_SUFFIX))
-        return wanted is None or self.element_shape(index).is_compatible_with(
-            result_shape(wanted, "validation")
+        context_class = self.context_class(self.need_of(index, label).removesuffix(MANY_SUFFIX))
+        return context_class is None or self.element_shape(index).is_compatible_with(
+            result_shape(context_class, "validation")
         )
 
     def unused_element_name(self, index: int, label: str) -> str | None:

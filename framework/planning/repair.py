@@ -156,7 +156,7 @@ def _label_input(view: PlanView, index: int, name: str | None, earlier_inputs: l
     if not places and not stored and name.isdecimal() and 1 <= int(name) <= index:
         places = [int(name) - 1]
     key = view.keys[places[0]] if places else name
-    taken = {label for entry in earlier_inputs if isinstance(entry, dict) for label in entry}
+    used_labels = {label for entry in earlier_inputs if isinstance(entry, dict) for label in entry}
     fitting = [
         label
         for label, need in contract.need_by_label.items()
@@ -169,7 +169,7 @@ def _label_input(view: PlanView, index: int, name: str | None, earlier_inputs: l
         label
         for label in fitting
         if len(fitting) == 1
-        or label not in taken
+        or label not in used_labels
         or contract.requirements[label].cardinality == "many"
     ]
     return {open_ones[0]: key} if open_ones else None

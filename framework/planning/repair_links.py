@@ -74,8 +74,8 @@ def repair_links(draft: PlanDraft, view: PlanView, problems: list[Problem]) -> b
         )
         changed.add(index)
     for index in changed:
-        kept = [entry for entry in draft.steps[index]["inputs"] if entry != {}]
-        draft.steps[index] = {**draft.steps[index], "inputs": kept}
+        remaining_inputs = [entry for entry in draft.steps[index]["inputs"] if entry != {}]
+        draft.steps[index] = {**draft.steps[index], "inputs": remaining_inputs}
     return bool(changed)
 
 

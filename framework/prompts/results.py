@@ -124,7 +124,10 @@ class ResultPreviews:
         self._types: ContextTypes = types or {}
 
     def full_texts(self, outputs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
-        """Return the texts of results, complete while the budget lasts, and charge the budget."""
+        """Return the texts of results and charge their size to the budget.
+
+        A text beyond the budget is a preview.
+        """
         texts = {}
         for kind, key in outputs:
             content = self._available.get(kind, {}).get(key)

@@ -18,7 +18,7 @@ TODAY = [date(2026, 3, 4)]  # a Wednesday
 
 
 @pytest.mark.parametrize(
-    ("said", "value"),
+    ("message", "value"),
     [
         ("Transfer 1,200 euros", 1200),
         ("Transfer 1.200,50 euros", 1200.5),
@@ -48,12 +48,12 @@ TODAY = [date(2026, 3, 4)]  # a Wednesday
         ("anything", True),
     ],
 )
-def test_a_value_from_the_conversation_is_grounded_in_any_form(said: str, value: Any) -> None:
-    assert GroundingSources([said], today=TODAY).supports(value)
+def test_a_value_from_the_conversation_is_grounded_in_any_form(message: str, value: Any) -> None:
+    assert GroundingSources([message], today=TODAY).supports(value)
 
 
 @pytest.mark.parametrize(
-    ("said", "value"),
+    ("message", "value"),
     [
         ("Transfer 200 euros", 2000),
         ("Transfer 200 euros", "2026-03-05"),
@@ -69,8 +69,8 @@ def test_a_value_from_the_conversation_is_grounded_in_any_form(said: str, value:
         ("order O-11", "O-12"),
     ],
 )
-def test_an_invented_value_is_not_grounded(said: str, value: Any) -> None:
-    assert not GroundingSources([said], today=TODAY).supports(value)
+def test_an_invented_value_is_not_grounded(message: str, value: Any) -> None:
+    assert not GroundingSources([message], today=TODAY).supports(value)
 
 
 class Booking(BaseModel):

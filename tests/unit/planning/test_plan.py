@@ -53,11 +53,11 @@ def test_invalid_builder_arguments_are_refused(wrong: Any) -> None:
 
 
 def test_a_step_without_a_key_gets_the_name_that_a_condition_uses() -> None:
-    mended = repair_plan(
+    repaired = repair_plan(
         {"steps": [{"capability": "read"}, {"capability": "warn", "when": CONDITION}]}, CATALOG
     )
-    assert mended.ok
-    assert [step["context_key"] for step in mended.plan["steps"]][:1] == ["read"]
+    assert repaired.ok
+    assert [step["context_key"] for step in repaired.plan["steps"]][:1] == ["read"]
 
 
 def test_a_condition_follows_a_renamed_step_and_restores_the_order() -> None:
@@ -70,8 +70,8 @@ def test_a_condition_follows_a_renamed_step_and_restores_the_order() -> None:
         {"context_key": "a b", "capability": "read"},
         {"context_key": "answer", "capability": "respond"},
     ]
-    mended = repair_plan({"steps": steps}, CATALOG)
-    assert mended.ok, mended.problems
-    assert [step["context_key"] for step in mended.plan["steps"]] == ["a_b", "w", "answer"]
-    assert mended.plan["steps"][1]["when"] == {"not": {**CONDITION, "of": "a_b.value"}}
-    assert check_plan(mended.plan, CATALOG) == []
+    repaired = repair_plan({"steps": steps}, CATALOG)
+    assert repaired.ok, repaired.problems
+    assert [step["context_key"] for step in repaired.plan["steps"]] == ["a_b", "w", "answer"]
+    assert repaired.plan["steps"][1]["when"] == {"not": {**CONDITION, "of": "a_b.value"}}
+    assert check_plan(repaired.plan, CATALOG) == []

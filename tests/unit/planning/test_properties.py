@@ -326,8 +326,8 @@ FAULTS: dict[str, Fault] = {
 @given(worlds())
 def test_a_valid_plan_has_no_problems_and_is_not_changed(world: World) -> None:
     assert world.check() == []
-    mended = world.repair()
-    assert (mended.plan, mended.repairs) == ({"steps": world.steps}, ())
+    repaired = world.repair()
+    assert (repaired.plan, repaired.repairs) == ({"steps": world.steps}, ())
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -363,22 +363,26 @@ def test_repair_changes_only_what_it_reports(data: st.DataObject, faults: list[s
         for step, before in ((s, b) for s in world.steps for b in original if s == b)
         if id(step) not in world.touched and step["capability"] != "respond"
     }
-    mended = world.repair()
+    repaired = world.repair()
     assert repr(world.steps) == repr(faulty), "the argument was changed"
-    left = {(problem.code, problem.context_key, problem.field) for problem in mended.problems}
-    for repair in mended.repairs:
+    left = {(problem.code, problem.context_key, problem.field) for problem in repaired.problems}
+    for repair in repaired.repairs:
         if repair.context_key is not None:
             assert (repair.code, repair.context_key, repair.field) not in left
     shared = [s.get("context_key") for s in faulty if isinstance(s, dict)]
-    after = {step.get("context_key"): step for step in mended.plan["steps"]}
-    renamed = any(r.code in ("CG-P09", "CG-P10", "CG-P11") for r in mended.repairs)
+    after = {step.get("context_key"): step for step in repaired.plan["steps"]}
+    renamed = any(r.code in ("CG-P09", "CG-P10", "CG-P11") for r in repaired.repairs)
     for key, step in untouched.items():
         if shared.count(key) == 1:
             same = after[key] | {"inputs": None} == step | {"inputs": None}
             assert same
             assert renamed or after[key]["inputs"] == step["inputs"]
     again = repair_plan(
-        mended.plan, world.catalog, world.available, active=world.active, max_steps=world.max_steps
+        repaired.plan,
+        world.catalog,
+        world.available,
+        active=world.active,
+        max_steps=world.max_steps,
     )
     assert again.repairs == ()
 
@@ -407,9 +411,9 @@ REPAIRABLE: dict[str, Callable[[list[dict[str, Any]]], object]] = {
 @given(worlds(least=2))
 def test_problems_with_one_solution_are_repaired(name: str, world: World) -> None:
     REPAIRABLE[name](world.steps)
-    mended = world.repair()
-    assert mended.problems == []
-    assert [str(repair) for repair in mended.repairs] or name == "input form"
+    repaired = world.repair()
+    assert repaired.problems == []
+    assert [str(repair) for repair in repaired.repairs] or name == "input form"
 
 
 @QUICK
@@ -418,9 +422,9 @@ def test_the_order_of_a_shuffled_plan_is_restored(data: st.DataObject) -> None:
     world = data.draw(worlds(least=3))
     right = copy.deepcopy(world.steps)
     world.steps = data.draw(st.permutations(world.steps))
-    mended = world.repair()
-    assert mended.problems == []
-    assert sorted(map(repr, mended.plan["steps"])) == sorted(map(repr, right))
+    repaired = world.repair()
+    assert repaired.problems == []
+    assert sorted(map(repr, repaired.plan["steps"])) == sorted(map(repr, right))
 
 
 JSON = st.recursive(
@@ -459,11 +463,11 @@ def test_checking_repairing_and_drawing_never_raise_on_json(plan: Any) -> None:
         json.dumps([str(problem), problem.value], allow_nan=False)
         assert problem.code in PROBLEM_KINDS
         assert len(str(problem)) < 2000
-    mended = repair_plan(plan, FETCH, {"T0": ["a"]}, active=["fetch"])
-    for repair in mended.repairs:
+    repaired = repair_plan(plan, FETCH, {"T0": ["a"]}, active=["fetch"])
+    for repair in repaired.repairs:
         str(repair)
     if isinstance(plan, dict):
-        again = repair_plan(mended.plan, FETCH, {"T0": ["a"]}, active=["fetch"])
+        again = repair_plan(repaired.plan, FETCH, {"T0": ["a"]}, active=["fetch"])
         assert again.repairs == ()
     plan_mermaid(plan)
 

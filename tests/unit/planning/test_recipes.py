@@ -51,9 +51,9 @@ def turn(steps: list[dict[str, Any]], request: str) -> dict[str, Any]:
 
 @given(plans(), st.lists(st.sampled_from([*PLACES, "7", "12"]), max_size=3))
 def test_expanding_a_recipe_restores_the_original_plan(
-    steps: list[dict[str, Any]], said: list[str]
+    steps: list[dict[str, Any]], values_in_request: list[str]
 ) -> None:
-    request = "Do it for " + " and ".join(said)
+    request = "Do it for " + " and ".join(values_in_request)
     recipe = Recipe.from_turn(turn(steps, request), "again", CATALOG)
     read = recipe.match_request(request + "!")
     assert read is not None
@@ -67,8 +67,8 @@ def test_expanding_a_recipe_restores_the_original_plan(
     }
     plan: Any = {"steps": [one, {"context_key": "end", "capability": "respond", "inputs": []}]}
     assert check_plan(plan, whole) == []
-    found, told = expand_recipes(plan, whole)
-    assert len(told) == 1
+    found, descriptions = expand_recipes(plan, whole)
+    assert len(descriptions) == 1
     assert len(found["steps"]) == len(steps) + 1
     for was, now in zip(steps, found["steps"], strict=False):
         assert now["context_key"] == f"x.{was['context_key']}"
@@ -90,11 +90,10 @@ def test_expanding_a_recipe_restores_the_original_plan(
 
 @given(st.text(max_size=40), st.dictionaries(st.sampled_from(["p", "q"]), st.text(max_size=5)))
 def test_any_request_matches_its_own_pattern(request: str, values: dict[str, str]) -> None:
-    found = re.fullmatch(
-        request_pattern(request, values), normalize_request(request), re.IGNORECASE
-    )
-    said = {name for name in values if f"(?P<{name}>" in request_pattern(request, values)}
-    assert found is not None or said  # a value that holds a comma is a list, which no slot takes
+    pattern = request_pattern(request, values)
+    found = re.fullmatch(pattern, normalize_request(request), re.IGNORECASE)
+    # A value with a comma is a list, which no slot matches.
+    assert found is not None or any(f"(?P<{name}>" in pattern for name in values)
 
 
 def test_a_repeated_value_is_one_parameter() -> None:

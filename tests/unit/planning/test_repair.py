@@ -57,13 +57,13 @@ ANSWER = step("answer", "respond")
 def mend(*steps: Any, stored: Any = None, **options: Any) -> tuple[list[Any], list[str], list[str]]:
     plan = {"steps": list(steps)}
     before = copy.deepcopy(plan)
-    mended = repair_plan(plan, CATALOG, stored, **options)
+    repaired = repair_plan(plan, CATALOG, stored, **options)
     assert plan == before
-    assert mended.problems == check_plan(mended.plan, CATALOG, stored, **options)
+    assert repaired.problems == check_plan(repaired.plan, CATALOG, stored, **options)
     return (
-        mended.plan["steps"],
-        [repair.code for repair in mended.repairs],
-        [problem.code for problem in mended.problems],
+        repaired.plan["steps"],
+        [repair.code for repair in repaired.repairs],
+        [problem.code for problem in repaired.problems],
     )
 
 
@@ -420,10 +420,10 @@ def test_the_respond_step_comes_last_and_reads_unread_results() -> None:
 
 def test_malformed_input_is_returned_with_its_problems() -> None:
     for garbage in (None, "steps", 3, {"steps": 4}, {"steps": ["fetch"]}, ["fetch"]):
-        mended = repair_plan(garbage, CATALOG)
-        assert not mended.ok
-        assert mended.repairs == ()
-        assert mended.problems == check_plan(garbage, CATALOG)
+        repaired = repair_plan(garbage, CATALOG)
+        assert not repaired.ok
+        assert repaired.repairs == ()
+        assert repaired.problems == check_plan(garbage, CATALOG)
 
 
 def test_other_fields_of_a_plan_are_kept() -> None:
@@ -432,13 +432,13 @@ def test_other_fields_of_a_plan_are_kept() -> None:
 
 
 def test_a_repair_describes_its_change() -> None:
-    mended = repair_plan({"steps": [step("d", "Fetch", {"PLACE": "home"}), ANSWER]}, CATALOG)
-    assert [str(repair) for repair in mended.repairs] == [
+    repaired = repair_plan({"steps": [step("d", "Fetch", {"PLACE": "home"}), ANSWER]}, CATALOG)
+    assert [str(repair) for repair in repaired.repairs] == [
         "[CG-P04] 'd', capability: 'Fetch' became 'fetch' (the only similar registered name)",
         "[CG-P13] 'd', inputs: 'no PLACE' became 'PLACE: home, from locate' (the only capability"
         " that supplies it)",
     ]
-    assert mended.repairs[0] == Repair(
+    assert repaired.repairs[0] == Repair(
         code="CG-P04",
         context_key="d",
         field="capability",
@@ -455,6 +455,6 @@ def test_a_reversed_plan_of_a_thousand_steps_is_repaired() -> None:
     )
     steps = [step("k0", "start")]
     steps += [step(f"k{n}", "next", {"T": f"k{n - 1}"}) for n in range(1, 999)]
-    mended = repair_plan({"steps": [*reversed(steps)]}, catalog)
-    assert mended.ok
-    assert mended.plan["steps"][:-1] == steps
+    repaired = repair_plan({"steps": [*reversed(steps)]}, catalog)
+    assert repaired.ok
+    assert repaired.plan["steps"][:-1] == steps

@@ -61,7 +61,7 @@ async def test_an_excluded_sibling_does_not_block_others() -> None:
 
 async def test_parameter_texts_are_compared() -> None:
     bare = Candidate("make_drink", "Prepares what a guest asks for.")
-    told = Candidate(
+    with_parameters = Candidate(
         "make_drink",
         "Prepares what a guest asks for.",
         parameters=("milk Kind of milk oat soy almond", "temperature How hot it is served"),
@@ -69,7 +69,7 @@ async def test_parameter_texts_are_compared() -> None:
     request = "One with oat milk, served very hot"
     selector = LexicalSelector()
     assert not (await selector.select(request, [bare, *GREENHOUSE])).names
-    assert (await selector.select(request, [told, *GREENHOUSE])).names == ("make_drink",)
+    assert (await selector.select(request, [with_parameters, *GREENHOUSE])).names == ("make_drink",)
 
 
 class Size(BaseModel):

@@ -59,11 +59,13 @@ async def test_a_negative_example_excludes_a_capability() -> None:
 
 async def test_instructions_count() -> None:
     bare = Candidate("tool_a", "Does its work.")
-    told = Candidate("tool_a", "Does its work.", "Choose it for questions about volcanoes.")
+    with_instructions = Candidate(
+        "tool_a", "Does its work.", "Choose it for questions about volcanoes."
+    )
     selector = LexicalSelector()
     request = "Which volcanoes erupted?"
     assert not (await selector.select(request, [bare, NEWS])).names
-    assert (await selector.select(request, [told, NEWS])).names == ("tool_a",)
+    assert (await selector.select(request, [with_instructions, NEWS])).names == ("tool_a",)
 
 
 async def test_an_excluded_capability_is_never_chosen() -> None:
@@ -145,9 +147,9 @@ class Counting(LexicalSelector):
         super().__init__()
         self.fits = 0
 
-    async def _fit(self, candidates: tuple[Candidate, ...]):  # type: ignore[no-untyped-def]
+    async def _fit_classifier(self, candidates: tuple[Candidate, ...]):  # type: ignore[no-untyped-def]
         self.fits += 1
-        return await super()._fit(candidates)
+        return await super()._fit_classifier(candidates)
 
 
 async def test_concurrent_requests_fit_the_candidates_once() -> None:

@@ -9,22 +9,22 @@ ALL = (*DATA_AGENT, *SUPPORT, *HOME)
 
 
 async def names(task: str, **options: object) -> list[str]:
-    kept = await LexicalSelector().nearest_candidates(task, ALL, **options)  # type: ignore[arg-type]
-    return [candidate.name for candidate in kept]
+    shortlist = await LexicalSelector().nearest_candidates(task, ALL, **options)  # type: ignore[arg-type]
+    return [candidate.name for candidate in shortlist]
 
 
 async def test_the_shortlist_keeps_the_order_of_the_registry() -> None:
-    kept = await names("Dim the lamp, play a song and pay my money back", limit=5)
-    assert len(kept) == 5
-    assert {"refund", "lights", "music"} <= set(kept)
+    shortlist = await names("Dim the lamp, play a song and pay my money back", limit=5)
+    assert len(shortlist) == 5
+    assert {"refund", "lights", "music"} <= set(shortlist)
     order = [candidate.name for candidate in ALL]
-    assert kept == sorted(kept, key=order.index)
+    assert shortlist == sorted(shortlist, key=order.index)
 
 
 async def test_excluded_candidates_are_not_listed() -> None:
-    kept = await names("Dim the lamp", limit=3, excluded={"lights": "offline", "memory": "x"})
-    assert "lights" not in kept
-    assert len(kept) == 3
+    shortlist = await names("Dim the lamp", limit=3, excluded={"lights": "offline", "memory": "x"})
+    assert "lights" not in shortlist
+    assert len(shortlist) == 3
 
 
 async def test_a_small_registry_is_not_scored() -> None:
@@ -41,7 +41,7 @@ async def test_an_unrelated_task_still_gets_a_full_shortlist() -> None:
 
 async def test_the_shortlist_contains_the_right_candidate_of_hundreds() -> None:
     many = [Candidate(f"handle_{n}", f"Handles case {n}.") for n in range(300)]
-    kept = await LexicalSelector().nearest_candidates(
+    shortlist = await LexicalSelector().nearest_candidates(
         "Track my parcel please", [*many, *ALL], limit=10
     )
-    assert "order_status" in {candidate.name for candidate in kept}
+    assert "order_status" in {candidate.name for candidate in shortlist}
