@@ -1,4 +1,4 @@
-"""What an operator allows: permissions, information flow, policies, budgets, quality gates, recovery."""
+"""Governance: permissions, information flow, policies, budgets, quality gates, and recovery."""
 
 from typing import TYPE_CHECKING
 

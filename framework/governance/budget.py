@@ -1,7 +1,7 @@
-"""Budgets: what may be used up, reserved before it is used and settled after.
+"""Budgets: limited amounts that are reserved before use and settled afterwards.
 
-A reservation takes all of what it names or nothing. What was reserved and not used comes back when
-it is settled; used more than that, the whole is counted, so the next one is refused.
+A reservation takes all requested amounts or none. Settling it returns unused amounts. If more was
+used than reserved, the full usage counts, and the next reservation is refused.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ Per = Literal["step", "turn", "thread", "user", "tenant"]
 Window = Literal["hour", "day", "month"]
 T = TypeVar("T")
 
-# Counters are whole numbers, so that ten times a tenth of a dollar is a dollar.
+# Counters are integers, so that ten times $0.10 is exactly $1.
 _UNITS = {"cost_usd": 1_000_000_000, "seconds": 1_000_000}
-_LENGTHS = {"hour": 2 * 3_600, "day": 2 * 86_400, "month": 32 * 86_400}  # seconds, and some more
+_LENGTHS = {"hour": 2 * 3_600, "day": 2 * 86_400, "month": 32 * 86_400}  # seconds, with a margin
 _MOST_PLACES = 100_000
 _PERIODS = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d", "month": "%Y-%m"}
 
 
 class BudgetExceededError(LimitError):
-    """A budget does not hold what was asked for; nothing was taken.
+    """Error for a reservation that exceeds a budget. Nothing was reserved.
 
     Attributes:
         limit: Name of the limit, such as ``tokens``.
-        value: What it allows.
-        used: What is used or reserved of it.
-        asked: What was asked for.
+        value: Value of the limit.
+        used: Amount used or reserved.
+        asked: Amount requested.
     """
 
     limit: str = ""
@@ -60,38 +60,39 @@ class BudgetExceededError(LimitError):
     asked: float = 0
 
     def with_message(self, message: str) -> BudgetExceededError:
-        """Return the same error with other words."""
+        """Return a copy of the error with another message."""
         told: Any = {name: getattr(self, name) for name in ("limit", "value", "used", "asked")}
         return type(self)(message, fix=self.fix, **told)
 
 
 class Budget:
-    """What may be used up by a step, a turn, a thread, a person or a tenant, for ever or in a window.
+    """Limits on usage per step, turn, thread, user, or tenant, in total or per time window.
 
     Args:
-        requests: Calls of models.
-        tokens: Tokens of prompts and answers.
-        cost_usd: US dollars.
-        tool_calls: Tries of steps, and calls of tools in one's own code.
-        steps: Tries of steps.
-        seconds: Seconds that steps take, added up.
-        consecutive_failures: Failures in a row, after which nothing more begins.
-        per: What has such a budget each: ``step``, ``turn``, ``thread``, ``user`` or ``tenant``. A
-            run of a graph of one's own that a saver keeps is a turn, where no message opened one.
-        window: ``hour``, ``day`` or ``month`` (of UTC) after which it begins anew; ``None`` for never.
-        clock: Tells the time: a ``Clock``, or a function that returns seconds since the epoch; a
-            graph's own when not given.
-        store: ``sqlite:///file.db``, ``postgresql://…`` or ``redis://…`` to share it between
-            processes. Without one, a graph counts in the database of its saver, and all else in
+        requests: Maximum number of model calls.
+        tokens: Maximum number of prompt and output tokens.
+        cost_usd: Maximum cost in US dollars.
+        tool_calls: Maximum number of step attempts and of tool calls in application code.
+        steps: Maximum number of step attempts.
+        seconds: Maximum total duration of steps in seconds.
+        consecutive_failures: Number of consecutive failures after which no step starts.
+        per: Subject of the budget: ``step``, ``turn``, ``thread``, ``user``, or ``tenant``. In a
+            custom graph without messages, each run with a saver counts as a turn.
+        window: ``hour``, ``day``, or ``month`` (in UTC) after which usage resets; ``None`` for no
+            reset.
+        clock: A ``Clock``, or a function that returns seconds since the epoch; by default, the
+            graph's clock.
+        store: ``sqlite:///file.db``, ``postgresql://…``, or ``redis://…`` for counters shared
+            between processes. By default, a graph counts in its saver's database, and other code in
             memory.
-        name: Tells budgets of the same kind apart that count in one place.
-        unknown_price: ``refuse`` calls of models whose price nobody knows where money is limited;
-            or the price to count for them.
-        assumed_output_tokens: What is reserved for an answer whose length nobody bounds; less
-            where less is left.
+        name: Name that distinguishes budgets of the same kind in one store.
+        unknown_price: ``refuse`` calls of models without a known price if the cost is limited, or
+            the price to assume.
+        assumed_output_tokens: Tokens to reserve for an answer without a length limit, or the
+            remaining tokens if fewer.
 
     Raises:
-        ValidationError: A limit is negative or no number, or a word is unknown.
+        ValidationError: A limit is negative or not a number, or an option is unknown.
 
     >>> async def main():
     ...     budget = Budget(requests=2, tokens=100)
@@ -122,13 +123,13 @@ class Budget:
     ) -> None:
         if per not in get_args(Per) or window not in (None, *get_args(Window)):
             raise ValidationError(
-                f"A budget per {per!r} with the window {window!r} does not exist.",
-                fix="Use per='step', 'turn', 'thread', 'user' or 'tenant', and window='hour', 'day',"
-                " 'month' or None.",
+                f"Invalid per={per!r} or window={window!r}.",
+                fix="Use per='step', 'turn', 'thread', 'user', or 'tenant', and window='hour', 'day',"
+                " 'month', or None.",
             )
         if unknown_price != "refuse" and not isinstance(unknown_price, ModelPricing):
             raise ValidationError(
-                f"unknown_price is {unknown_price!r}.", fix="Give 'refuse' or a ModelPricing."
+                f"Invalid unknown_price {unknown_price!r}.", fix="Pass 'refuse' or a ModelPricing."
             )
         given = {
             "requests": requests,
@@ -157,21 +158,21 @@ class Budget:
 
     @property
     def scope(self) -> str:
-        """What its counters are called where they lie."""
+        """Scope of the counters in their store."""
         return "/".join(part for part in (self.per, self.window or "", self.name) if part)
 
     def with_clock(self, clock: Clock | None) -> Budget:
-        """Return the same budget with a graph's clock, unless it has one of its own."""
+        """Return a copy with the graph's clock, unless the budget has its own."""
         found = copy.copy(self)
         found._clock = self._clock or clock
         return found
 
     def with_counters(self, values: AtomicValueStore, leases: Leases | None = None) -> Budget:
-        """Return the same budget with its counters elsewhere, unless it has a store of its own.
+        """Return a copy with counters in another store, unless the budget has its own.
 
         Args:
-            values: Where.
-            leases: Know which runs on the same database go on.
+            values: Store of the counters.
+            leases: Leases of the runs in the same database, to detect runs that ended.
         """
         if self._own_store:
             return self
@@ -191,22 +192,22 @@ class Budget:
         seconds: float = 0,
         resume_key: str = "",
     ) -> Reservation:
-        """Take what something will need, all of it or nothing.
+        """Reserve all given amounts, or none.
 
         Args:
-            key: Whose budget: a turn, a person.
-            requests: Calls of models.
+            key: Subject of the budget, such as a turn or user ID.
+            requests: Model calls.
             tokens: Tokens.
             cost_usd: US dollars.
-            tool_calls: Calls of tools.
-            steps: Tries of steps.
+            tool_calls: Tool calls.
+            steps: Step attempts.
             seconds: Seconds.
-            resume_key: Names what it is for. If a process died that had reserved for the same, that
-                reservation goes first.
+            resume_key: Key of the work that the reservation is for. A reservation with the same key
+                by a process that died is removed first.
 
         Raises:
-            BudgetExceededError: It does not fit; nothing was taken.
-            ValidationError: An amount is negative or no number.
+            BudgetExceededError: The amounts exceed the budget. Nothing was reserved.
+            ValidationError: An amount is negative or not a number.
         """
         asked = to_units(
             {
@@ -225,19 +226,19 @@ class Budget:
     def open_reservation(
         self, key: str = "", *, resume_key: str = "", thread_id: str | None = None
     ) -> Reservation:
-        """Return a reservation of nothing yet, for parts that take what they need.
+        """Return an empty reservation whose draws reserve amounts.
 
         Args:
-            key: Whose budget.
-            resume_key: Names what it is for; see :meth:`reserve`.
-            thread_id: The thread whose run it is for.
+            key: Subject of the budget.
+            resume_key: Key of the work; see :meth:`reserve`.
+            thread_id: Thread of the run that the reservation is for.
         """
         held = self._leases.find_held(thread_id or "")
         owner = held.owner.owner_id if held is not None and held.is_acquired else ""
         return Reservation(self, self._place(key), resume_key, owner)
 
     async def left(self, key: str = "") -> dict[str, float]:
-        """Return what is left of each limit, reservations taken off."""
+        """Return the remaining amount of each limit, without reserved amounts."""
         cell = await self._turn(self._place(key), lambda cell: (cell, cell))
         found = cell[0] if cell else {}
         return {
@@ -257,13 +258,13 @@ class Budget:
     async def apply_change(
         self, counter: CounterKey, change: CounterChange, resume_key: str = ""
     ) -> None:
-        """Change the counters; bounded by the limits where something is added.
+        """Change the counters within the limits.
 
-        What a process had reserved for the same and died goes first; where that is not enough, what
-        runs had reserved that are over, whatever it was for.
+        If a limit refuses the change, reservations of ended runs are removed, and the change is
+        retried.
 
         Raises:
-            BudgetExceededError: They do not hold it.
+            BudgetExceededError: The change exceeds a limit.
         """
         bounded = change._replace(bounds=self._bounds)
         of_the_same = f"{_short(resume_key)}|"
@@ -279,9 +280,9 @@ class Budget:
             raise self._exceeded(counter, refusal)
 
     async def _left_behind(self, place: CounterKey) -> set[str]:
-        """Return the marks of reservations that nobody will give back."""
+        """Return the IDs of reservations whose run has ended."""
         if isinstance(self._cells, MemoryValues):
-            return set()  # of this process, which lives
+            return set()  # counters of this process, which is alive
         cell = await self._turn(place, lambda cell: (cell, cell))
         over: dict[LeaseOwner, bool] = {}
         found = set()
@@ -295,7 +296,7 @@ class Budget:
         return found
 
     async def record_change(self, counter: CounterKey, change: CounterChange) -> None:
-        """Change the counters, whatever the limits say: it has happened."""
+        """Change the counters without checking the limits, for usage that already happened."""
         await self._turn(counter, lambda cell: change.apply(cell, lambda mark: False))
 
     async def _turn(self, place: CounterKey, work: Callable[[Any], tuple[Any, T]]) -> T:
@@ -311,14 +312,14 @@ class Budget:
         over = refusal.limit
         limit, used = self.limits[over], from_units(over, refusal.used)
         asked = from_units(over, refusal.requested)
-        # The name of a turn says nothing to a person, and is another one in a replay.
+        # A turn ID means nothing to a person, and differs in a replay.
         known = place.subject if self.per not in ("turn", "step") else ""
         whose = f"{self.per} {known!r}" if known else f"the {self.per}"
-        more = f", and {asked:g} more would be needed" if asked else ""
+        more = f", and {asked:g} more is required" if asked else ""
         return BudgetExceededError(
-            f"The budget of {whose} does not hold it: {over} is limited to {limit:g}"
+            f"The budget of {whose} is exceeded: {over} is limited to {limit:g}"
             f"{' per ' + self.window if self.window else ''}, {used:g} is used or reserved{more}.",
-            fix=f"Ask for less, {'wait for the next ' + self.window + ', ' if self.window else ''}"
+            fix=f"Request less, {'wait for the next ' + self.window + ', ' if self.window else ''}"
             f"or raise Budget({over}=…).",
             limit=over,
             value=limit,
@@ -328,7 +329,7 @@ class Budget:
 
 
 class Reservation:
-    """What was taken of a budget, until it is settled or released; each counts once."""
+    """Reserved amounts of a budget, until they are settled or released."""
 
     def __init__(
         self, budget: Budget, counter: CounterKey, resume_key: str = "", owner: str = ""
@@ -336,10 +337,10 @@ class Reservation:
         self.budget: Budget = budget
         self.counter: CounterKey = counter
         self._resumable = resume_key
-        self._base = dict.fromkeys(METRICS, 0)  # what is reserved for the whole of it
-        self._open = dict.fromkeys(METRICS, 0)  # what is reserved for parts under way
+        self._base = dict.fromkeys(METRICS, 0)  # reserved directly
+        self._open = dict.fromkeys(METRICS, 0)  # reserved by open draws
         self._held = dict.fromkeys(METRICS, 0)
-        # For what it is, by whose run, of which process.
+        # Work, unique ID, lease owner, and (later) process and machine.
         self._mark = f"{_short(resume_key) if resume_key else ''}|{uuid.uuid4().hex[:12]}|{owner}"
         self._named = isinstance(budget._cells, MemoryValues)
         self._over = False
@@ -347,24 +348,26 @@ class Reservation:
         self._lock = asyncio.Lock()
 
     async def take(self, amounts: Mapping[str, int]) -> None:
-        """Take what is asked for.
+        """Reserve amounts.
 
         Raises:
-            BudgetExceededError: It does not fit.
+            BudgetExceededError: The amounts exceed the budget.
         """
         await self.run_to_completion(
             self._move({**self._base, **amounts}, self._open, bounded=True), self.release
         )
 
     async def settle(self, **used: float) -> None:
-        """Say what was used in the end; what is not named was used as it was reserved.
+        """Record the actual usage and close the reservation.
+
+        Amounts that are not given count as reserved.
 
         Args:
-            **used: Amounts by the names of the limits. ``consecutive_failures=1`` says that it
-                failed; without it, the failures in a row are over.
+            **used: Amounts by limit name. ``consecutive_failures=1`` records a failure; without it,
+                the count of consecutive failures is reset.
 
         Raises:
-            ValidationError: An amount is negative or no number, or its name is unknown.
+            ValidationError: An amount is negative or not a number, or its name is unknown.
         """
         counted = to_units(used)
         failed = bool(counted.pop(FAILURES, 0)) if FAILURES in self.budget.limits else None
@@ -376,7 +379,7 @@ class Reservation:
         self._landed(*self._passing)
 
     async def release(self) -> None:
-        """Give everything back: nothing was used."""
+        """Return all reserved amounts without recording usage."""
         if self._over:
             return
         self._over = True
@@ -391,23 +394,23 @@ class Reservation:
                 self.budget.in_flight.end(self.counter)
 
     async def left(self) -> dict[str, float]:
-        """Return what a part of it could take of each limit."""
+        """Return the amount of each limit that a draw could take."""
         left = await self.budget.left(self.counter.subject)
         free = {name: self._held[name] - self._open[name] for name in METRICS}
         return {name: value + from_units(name, free.get(name, 0)) for name, value in left.items()}
 
     async def count(self, **used: float) -> None:
-        """Count what was used without having been reserved."""
+        """Record usage that was not reserved."""
         await BudgetDraw(self, dict.fromkeys(METRICS, 0)).settle(**used)
 
     async def draw(self, **amounts: float) -> BudgetDraw:
-        """Take what a part of it needs: of what is reserved, and only what is missing besides.
+        """Draw amounts from the reservation. Only the missing part is reserved in addition.
 
         Args:
-            **amounts: Amounts by the names of the limits.
+            **amounts: Amounts by limit name.
 
         Raises:
-            BudgetExceededError: It does not fit; nothing was taken.
+            BudgetExceededError: The amounts exceed the budget. Nothing was reserved.
         """
         part = BudgetDraw(self, {**dict.fromkeys(METRICS, 0), **to_units(amounts)})
 
@@ -420,7 +423,10 @@ class Reservation:
         return part
 
     def track_in_flight(self, draw: BudgetDraw, task: asyncio.Task[Any] | None) -> None:
-        """Let others wait for the end of a part, or of the task that it is the one thing in."""
+        """Register a draw so that others can wait until it ends.
+
+        It also counts as ended when its task ends.
+        """
         self._passing[draw] = task
         draw.is_in_flight = True
         self.budget.in_flight.begin(self.counter)
@@ -428,7 +434,7 @@ class Reservation:
             task.add_done_callback(lambda _: self._landed(draw))
 
     def orphaned_draws(self, task: asyncio.Task[Any] | None) -> list[BudgetDraw]:
-        """Return the parts that will not end by themselves: their task goes on, or is over."""
+        """Return draws that nobody will settle, because their task has moved on or ended."""
         found = [(part, known) for part, known in self._passing.items() if known is not None]
         return [part for part, known in found if known is task or known.done()]
 
@@ -467,9 +473,9 @@ class Reservation:
         work: Coroutine[Any, Any, None],
         undo: Callable[[], Coroutine[Any, Any, Any]] | None = None,
     ) -> None:
-        """Let a change of counters come to its end, whoever cancels; then undo it."""
+        """Complete a change of counters even if the caller is cancelled, and then undo it."""
         if isinstance(self.budget._cells, MemoryValues):
-            await work  # nothing in it waits
+            await work  # in memory, the work never suspends
             return
 
         async def take_back(_: None) -> None:
@@ -480,7 +486,7 @@ class Reservation:
 
 
 class BudgetDraw:
-    """What a part of something reserved needs: a model call inside a step."""
+    """Part of a reservation, such as a model call inside a step."""
 
     def __init__(self, reservation: Reservation, amounts: Mapping[str, int]) -> None:
         self._whole = reservation
@@ -489,15 +495,15 @@ class BudgetDraw:
 
     @property
     def budget(self) -> Budget:
-        """Whose part it is."""
+        """Budget of the reservation."""
         return self._whole.budget
 
     async def settle_as_reserved(self) -> None:
-        """Say that it used what was reserved."""
+        """Record the reserved amounts as used."""
         await self._end(self.amounts)
 
     async def settle(self, **used: float) -> None:
-        """Say what it used; ``consecutive_failures`` of a step, whether it failed."""
+        """Record the actual usage; for a step, ``consecutive_failures`` tells whether it failed."""
         counted = to_units(used)
         ended = counted.pop(FAILURES, None) if FAILURES in self.budget.limits else None
         failed = None if ended is None else bool(ended)
@@ -505,7 +511,7 @@ class BudgetDraw:
         await self._end({**dict.fromkeys(METRICS, 0), **counted}, failed=failed)
 
     async def release(self) -> None:
-        """Give it back: nothing was used."""
+        """Return the amounts without recording usage."""
         await self._end(dict.fromkeys(METRICS, 0))
 
     async def _end(self, used: Mapping[str, int], *, failed: bool | None = None) -> None:
@@ -526,7 +532,7 @@ class BudgetDraw:
 
 
 class InFlightCalls:
-    """What is under way and may give something back when it ends; by several loops and threads."""
+    """Counter of draws in flight, safe for several event loops and threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -534,23 +540,23 @@ class InFlightCalls:
         self._waiting: dict[CounterKey, list[asyncio.Future[None]]] = {}
 
     def begin(self, counter: CounterKey) -> None:
-        """Note that something began."""
+        """Count the start of a draw."""
         with self._lock:
             self._counts[counter] += 1
 
     def end(self, counter: CounterKey) -> None:
-        """Note that something ended; who waits for that goes on."""
+        """Count the end of a draw and wake waiting tasks."""
         with self._lock:
             self._counts[counter] -= 1
             if not self._counts[counter]:
                 del self._counts[counter]
             waiting = self._waiting.pop(counter, [])
         for future in waiting:
-            with suppress(RuntimeError):  # its loop was closed
+            with suppress(RuntimeError):  # the loop is closed
                 future.get_loop().call_soon_threadsafe(_wake, future)
 
     async def wait(self, counter: CounterKey) -> bool:
-        """Wait until something ended; ``False``, at once, when nothing is under way."""
+        """Wait until a draw ends. Return False immediately if none is in flight."""
         with self._lock:
             if not self._counts[counter]:
                 del self._counts[counter]
@@ -567,10 +573,10 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 
 def to_units(amounts: Mapping[str, float]) -> dict[str, int]:
-    """Return amounts as whole numbers of their smallest unit.
+    """Convert amounts to integers of the smallest unit.
 
     Raises:
-        ValidationError: One is negative or no number, or its name is unknown.
+        ValidationError: An amount is negative or not a number, or its name is unknown.
 
     >>> to_units({"cost_usd": 0.1})
     {'cost_usd': 100000000}
@@ -579,7 +585,7 @@ def to_units(amounts: Mapping[str, float]) -> dict[str, int]:
     for name, value in amounts.items():
         if name not in (*METRICS, FAILURES):
             raise ValidationError(
-                f"{name!r} is nothing that a budget counts.",
+                f"Unknown budget limit {name!r}.",
                 fix=f"Use {', '.join((*METRICS, FAILURES))}.",
             )
         check_number(name, value)
@@ -588,7 +594,7 @@ def to_units(amounts: Mapping[str, float]) -> dict[str, int]:
 
 
 def from_units(name: str, amount: int) -> float:
-    """Return an amount in the unit in which it is given."""
+    """Convert an amount from the smallest unit."""
     return amount / _UNITS[name] if name in _UNITS else amount
 
 

@@ -1,7 +1,7 @@
-"""What a budget has counted of a turn, a thread or a person: one cell, and how it changes.
+"""Counters of a budget: one atomic value per turn, thread, user, or tenant.
 
-The cell holds what is used or reserved together, and beside it what each open reservation holds of it,
-under the mark of that reservation. So what is reserved goes exactly once, whoever takes it back.
+The value contains the totals (used or reserved) and the amounts of each open reservation by its ID.
+A reservation is therefore removed exactly once, whichever process removes it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 METRICS = ("requests", "tokens", "cost_usd", "tool_calls", "steps", "seconds")
-"""What a budget counts, besides failures in a row."""
+"""Metrics of a budget other than consecutive failures."""
 
 FAILURES = "consecutive_failures"
 Amounts = Mapping[str, int]
@@ -20,12 +20,12 @@ _NONE: Amounts = MappingProxyType({})
 
 
 class CounterKey(NamedTuple):
-    """Names one set of counters.
+    """Key of a set of counters.
 
     Attributes:
-        scope: Which budget.
-        subject: Whose: a turn, a thread, a person.
-        period: Which hour, day or month; empty for ever.
+        scope: Scope of the budget.
+        subject: ID of the turn, thread, user, or tenant.
+        period: Hour, day, or month; empty for a budget without a window.
     """
 
     scope: str
@@ -34,17 +34,17 @@ class CounterKey(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of the cell."""
+        """Name of the atomic value."""
         return "/".join(("budget", *(quote(part, safe="") for part in self)))
 
 
 class LimitRefusal(NamedTuple):
-    """Which limit stands against a change.
+    """Limit that a change would exceed.
 
     Attributes:
         limit: Name of the limit.
-        used: What is used or reserved of it.
-        requested: What would come to that.
+        used: Amount used or reserved.
+        requested: Amount that the change would add.
     """
 
     limit: str
@@ -53,14 +53,14 @@ class LimitRefusal(NamedTuple):
 
 
 class CounterChange(NamedTuple):
-    """One change of counters.
+    """Change of a set of counters.
 
     Attributes:
-        reservation_id: Names the reservation.
-        reserved: What it holds from now on.
-        used: What was used besides.
-        failed: ``True`` for one more failure in a row, ``False`` for none, ``None`` to leave it.
-        bounds: What the counters that grow may at most be; a counter that is not named has none.
+        reservation_id: ID of the reservation.
+        reserved: Amounts that the reservation holds after the change.
+        used: Amounts to add to the usage.
+        failed: True to add a consecutive failure, False to reset them, ``None`` to keep the count.
+        bounds: Maximum totals of growing counters. A counter without an entry is unlimited.
     """
 
     reservation_id: str
@@ -70,11 +70,13 @@ class CounterChange(NamedTuple):
     bounds: Amounts = _NONE
 
     def apply(self, value: Any, is_stale: Callable[[str], bool]) -> tuple[Any, LimitRefusal | None]:
-        """Return the changed cell; but for what is stale the same one when a bound stands against.
+        """Return the changed value, or the refusal of a limit.
+
+        A refused change still removes stale reservations.
 
         Args:
-            value: The cell.
-            is_stale: Tells of a mark whether the process died that reserved under it.
+            value: Current value.
+            is_stale: Function that returns whether the process of a reservation has died.
         """
         total: Amounts = value[0] if value else {}
         marks: dict[str, Amounts] = dict(value[1]) if value else {}

@@ -1,8 +1,8 @@
-"""What the runs of a graph may spend: budgets around tries of steps and calls of models.
+"""Enforcement of budgets for step attempts and model calls.
 
-A step, or a node of the graph, is one reservation of each budget; the model calls inside draw on it,
-so nothing counts twice. A call is reserved by its prompt and the most that it may answer, and settled
-by what the model says it used.
+A step or graph node is one reservation per budget. Model calls inside it draw on the reservation,
+so nothing counts twice. A model call reserves its prompt and maximum output, and is settled with
+the usage that the model reports.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ Draws = list[tuple[BudgetDraw, float | None]]
 
 @dataclass(frozen=True, slots=True)
 class BudgetPolicy:
-    """The budgets of a graph, and where prices come from. Holds nothing of a run.
+    """Budgets and prices of a graph. It holds no state of a run.
 
     Attributes:
-        budgets: What the operator allows.
-        prices: What models cost.
-        recorder: Takes up what was used.
+        budgets: Budgets that the operator configured.
+        prices: Prices of models.
+        recorder: Recorder of the usage.
     """
 
     budgets: tuple[Budget, ...] = ()
@@ -66,20 +66,20 @@ class BudgetPolicy:
     def from_option(
         cls, budget: Any, prices: PriceTable | None, clock: Clock | None = None
     ) -> BudgetPolicy:
-        """Read what an operator gave as ``budget``: one, several or none.
+        """Create the policy from the ``budget`` option: one budget, several, or ``None``.
 
         Raises:
-            ConfigurationError: Something else was given, or two would count in one place.
+            ConfigurationError: The option is not a budget, or two budgets share their counters.
         """
         several = isinstance(budget, (list, tuple))
         budgets = () if budget is None else tuple(budget) if several else (budget,)
         for item in budgets:
             if not isinstance(item, Budget):
-                raise ConfigurationError(f"{item!r} is no budget.", fix="Give Budget(tokens=…).")
+                raise ConfigurationError(f"{item!r} is not a Budget.", fix="Pass Budget(tokens=…).")
         scopes = [item.scope for item in budgets]
         if twice := sorted({scope for scope in scopes if scopes.count(scope) > 1}):
             raise ConfigurationError(
-                f"Two budgets count as {twice[0]!r}.", fix="Give one of them a name=."
+                f"Two budgets have the scope {twice[0]!r}.", fix="Pass name= to one of them."
             )
         table = prices or PriceTable.of_process()
         return cls(tuple(item.with_clock(clock) for item in budgets), table, UsageRecorder(table))
@@ -93,14 +93,14 @@ class BudgetPolicy:
         plan_limits: Mapping[str, float] | None = None,
         run_id: str = "",
     ) -> TurnSpending | None:
-        """Return the budgets of a turn; ``None`` when there are none and nothing is kept.
+        """Return the spending of a turn, or ``None`` if there is nothing to limit or record.
 
         Args:
-            view: The turn.
-            persistence: Where the graph stores its threads.
-            has_saver: Whether a saver keeps the thread; without one each run is a turn of its own.
-            plan_limits: What the plan in force may use up besides.
-            run_id: Names the run that stands for a turn, in a graph of one's own that has none.
+            view: State of the turn.
+            persistence: Persistence of the graph's threads.
+            has_saver: True if a saver stores the thread. Without one, each run is a separate turn.
+            plan_limits: Limits of the current plan.
+            run_id: ID of the run, for custom graphs without turns.
         """
         own = [Budget(**plan_limits, name="plan")] if plan_limits else []  # type: ignore[arg-type]
         rows = persistence.tables if persistence is not None else None
@@ -115,10 +115,10 @@ class BudgetPolicy:
 
 
 def budgets_from_settings(entries: Sequence[Mapping[str, Any]]) -> list[Budget]:
-    """Make budgets of what settings say.
+    """Create budgets from the settings.
 
     Raises:
-        ConfigurationError: A name is unknown, or a value does not fit.
+        ConfigurationError: A name is unknown, or a value is invalid.
 
     >>> [budget.per for budget in budgets_from_settings([{"tokens": 100, "per": "user"}])]
     ['user']
@@ -131,30 +131,33 @@ def budgets_from_settings(entries: Sequence[Mapping[str, Any]]) -> list[Budget]:
             made.append(Budget(**{**item, "unknown_price": priced}))
         except (TypeError, ValueError) as exc:
             raise ConfigurationError(
-                f"budgets.{place} of the settings is {dict(item)!r}: {exc}",
+                f"Invalid setting budgets.{place} {dict(item)!r}: {exc}",
                 fix="Use the arguments of Budget.",
             ) from exc
     return made
 
 
 def prices_from_settings(entries: Mapping[str, Mapping[str, float]]) -> PriceTable | None:
-    """Make a table of what settings say; ``None`` when they say nothing.
+    """Create a price table from the settings, or return ``None`` if they contain no prices.
 
     Raises:
-        ConfigurationError: A name is unknown, or a value does not fit.
+        ConfigurationError: A name is unknown, or a value is invalid.
     """
     try:
         prices = {model: ModelPricing(**price) for model, price in entries.items()}
     except (TypeError, ValueError) as exc:
         raise ConfigurationError(
-            f"prices of the settings cannot be used: {exc}",
+            f"Invalid setting prices: {exc}",
             fix="Use the arguments of ModelPricing.",
         ) from exc
     return PriceTable(prices) if prices else None
 
 
 def _visit(view: TurnView, *, kept: bool) -> str:
-    """Tell apart what the turn's own name does not: runs that nobody keeps, visits without a turn."""
+    """Return an ID for runs that the turn ID does not distinguish.
+
+    These are runs without a saver, and nodes of graphs without turns.
+    """
     if view.turn_id:
         return "" if kept else current_event_ids().get("run_id", "")
     runtime = current_runtime()
@@ -173,7 +176,7 @@ def _subjects(view: TurnView, payer: Caller, run: str) -> dict[str, str]:
 
 
 class TurnSpending:
-    """The budgets of one turn."""
+    """Budgets of one turn."""
 
     def __init__(
         self,
@@ -195,38 +198,39 @@ class TurnSpending:
             "tenant": payer.tenant,
         }
         self._calls: dict[UUID, tuple[str, Draws]] = {}
-        self._paid: set[UUID] = set()  # calls that are settled
+        self._paid: set[UUID] = set()  # settled calls
         self._late: list[tuple[Reservation, dict[str, float]]] = []
-        self._plan: dict[int, Reservation] = {}  # of the plan under way, by its budget
+        self._plan: dict[int, Reservation] = {}  # of the current plan, by budget
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
 
     def belongs_to(self, policy: BudgetPolicy) -> bool:
-        """Tell whether it is an account of some purse."""
+        """Return whether this spending was created by a policy."""
         return self._book is policy.recorder
 
     @property
     def has_budgets(self) -> bool:
-        """Whether anything is limited."""
+        """True if the turn has budgets."""
         return bool(self._budgets)
 
     def current_reservations(self) -> tuple[Reservation, ...]:
-        """Return what the step or node around holds."""
+        """Return the reservations of the surrounding step or node."""
         reservations: Mapping[int, tuple[Reservation, ...]] = run_context().reservations
         return reservations.get(id(self), ())
 
     @asynccontextmanager
     async def reserve_for(self, name: str, **amounts: float) -> AsyncIterator[dict[str, float]]:
-        """Reserve for a step or a node; model calls inside draw on it.
+        """Reserve amounts for a step or node. Model calls inside it draw on the reservation.
 
         Args:
-            name: Names it within the turn, the same after a restart.
-            **amounts: What it needs for itself.
+            name: Name of the step or node, unique within the turn and stable across restarts.
+            **amounts: Amounts that the step itself needs.
 
         Yields:
-            What it used for itself, for the body to fill; what is not there is nothing.
+            Dictionary for the actual usage, to be filled by the body. If it stays empty, the
+            amounts are released.
 
         Raises:
-            BudgetExceededError: A budget does not hold it; nothing was taken.
+            BudgetExceededError: The amounts exceed a budget. Nothing was reserved.
         """
         taken: list[Reservation | BudgetDraw] = []
         held: list[Reservation] = []
@@ -259,14 +263,14 @@ class TurnSpending:
     async def reserve_plan(
         self, capabilities: Sequence[str], specs: Mapping[str, CapabilitySpec]
     ) -> AsyncIterator[None]:
-        """Hold what the steps of a plan will need while they run; each draws on it.
+        """Reserve the estimated usage of a plan while its steps run. Each step draws on it.
 
         Args:
-            capabilities: The capability of each step that has to run.
-            specs: What they declare.
+            capabilities: Capability of each step that has to run.
+            specs: Specifications of the capabilities.
 
         Raises:
-            BudgetExceededError: It does not fit at once; the message has the figure.
+            BudgetExceededError: The estimate exceeds a budget. The message contains the amounts.
         """
         rows, plan = self._rows, dict[int, Reservation]()
         history = (
@@ -285,7 +289,7 @@ class TurnSpending:
         except BudgetExceededError as error:
             if self._plan is plan:
                 raise
-            raise error.with_message(f"The plan is too dear. {error.message}") from None
+            raise error.with_message(f"The plan exceeds a budget. {error.message}") from None
         finally:
             self._plan = {}
             for made in plan.values():
@@ -305,16 +309,16 @@ class TurnSpending:
     async def check_plan_fits(
         self, capabilities: Sequence[str], specs: Mapping[str, CapabilitySpec]
     ) -> None:
-        """Make sure that all of a plan fits at once, before anything of it runs; see :meth:`planned`.
+        """Raise if the estimated usage of a plan exceeds a budget; see :meth:`reserve_plan`.
 
         Raises:
-            BudgetExceededError: It does not fit.
+            BudgetExceededError: The estimate exceeds a budget.
         """
         async with self.reserve_plan(capabilities, specs):
             pass
 
     async def left(self) -> dict[str, float]:
-        """Return the least that is left of each limit."""
+        """Return the smallest remaining amount of each limit."""
         found: dict[str, float] = {}
         for budget in self._budgets:
             if budget.per == "step":
@@ -324,14 +328,14 @@ class TurnSpending:
         return found
 
     def has_reserved(self, run_id: UUID) -> bool:
-        """Tell whether something is reserved for a call."""
+        """Return whether amounts are reserved for a model call."""
         return run_id in self._calls
 
     async def reserve_call(self, call: ModelCall) -> None:
-        """Reserve for a call of a model, before it is sent.
+        """Reserve amounts for a model call before it is sent.
 
         Raises:
-            BudgetExceededError: A budget does not hold it; it must not be sent.
+            BudgetExceededError: A budget is exceeded. The call must not be sent.
         """
         if call.run_id in self._calls:
             return
@@ -348,7 +352,9 @@ class TurnSpending:
                 for r in a.current_reservations()
             }
             for reservation in self.current_reservations():
-                if reservation.counter not in others:  # a graph inside a step of this one pays
+                if (
+                    reservation.counter not in others
+                ):  # a nested graph's reservation covers the call
                     taken.append(await self._draw(reservation, call))
         except BaseException:
             del self._calls[call.run_id]
@@ -357,7 +363,7 @@ class TurnSpending:
             raise
 
     async def _load_prices(self, model: str) -> None:
-        # The prices of others are a large module, which must not hold up the event loop.
+        # Loading genai_prices is slow and must not block the event loop.
         if "genai_prices" not in sys.modules and self._prices.find(model) is None:
             await asyncio.to_thread(self._prices.cost, model, UsageSnapshot())
 
@@ -377,7 +383,7 @@ class TurnSpending:
             least["cost_usd"] = self._cost(budget, call.model, call.prompt_tokens, 0)
         while True:
             for cut in reservation.orphaned_draws(call.task):
-                await cut.settle(requests=1)  # it was sent, and nothing came back
+                await cut.settle(requests=1)  # it was sent, and no response arrived
             try:
                 part = await reservation.draw(**wanted)
                 reservation.track_in_flight(part, call.task)
@@ -385,12 +391,12 @@ class TurnSpending:
             except BudgetExceededError as error:
                 if error.limit not in ("tokens", "cost_usd"):
                     raise
-                # What others have reserved and do not use comes back when their calls end.
+                # Other calls release unused amounts when they end.
                 if await budget.in_flight.wait(reservation.counter):
                     continue
                 if call.max_output_tokens is not None:
                     raise
-                # Nobody said how long the answer may be: it may be as long as what is left.
+                # Without a length limit, reserve what is left.
                 left = await reservation.left()
                 for name, value in least.items():
                     if name in ("tokens", "cost_usd") and left.get(name, math.inf) <= value:
@@ -405,9 +411,9 @@ class TurnSpending:
             return cost
         if isinstance(budget.unknown_price, str):
             raise BudgetExceededError(
-                f"Nobody knows the price of the model {model!r}, and cost_usd is limited to"
+                f"The price of the model {model!r} is unknown, but cost_usd is limited to"
                 f" {budget.limits['cost_usd']:g}.",
-                fix="register_pricing(…), pip install 'capgraph[costs]', or give"
+                fix="Call register_pricing(…), run pip install 'capgraph[costs]', or pass"
                 " Budget(unknown_price=ModelPricing(…)).",
                 limit="price",
                 value=budget.limits["cost_usd"],
@@ -417,17 +423,17 @@ class TurnSpending:
     async def settle_call(
         self, run_id: UUID, model: str, usage: UsageSnapshot | None, *, failed: bool = False
     ) -> None:
-        """Settle a call; one that says nothing of what it used counts as it was reserved.
+        """Settle a model call. A call without reported usage counts as reserved.
 
         Args:
-            run_id: The call.
-            model: The model's name, as it gave it itself.
-            usage: What it used.
-            failed: Whether it failed: it was sent, and nothing came back.
+            run_id: ID of the call.
+            model: Name that the model reported.
+            usage: Reported usage.
+            failed: True if the call was sent and failed.
         """
         if (found := self._calls.pop(run_id, None)) is None:
             return
-        # LangChain tells handlers of one call in any order: the count of it may come only now.
+        # LangChain notifies handlers in any order, so record_call may follow.
         self._paid.add(run_id)
         asked_model, taken = found
         for part, _ in taken:
@@ -454,7 +460,7 @@ class TurnSpending:
         return used
 
     def record_call(self, run_id: UUID, model: str, role: str, usage: UsageSnapshot) -> None:
-        """Take up what a call used; one that was not reserved counts when its step has ended."""
+        """Record the usage of a model call. An unreserved call counts when its step ends."""
         if self._rows is not None:
             job, ids = enclosing_execution(), current_event_ids()
             own = {"step_id": ids.get("step_id"), "capability": job.spec.name if job else None}
@@ -467,17 +473,17 @@ class TurnSpending:
 
 
 def current_spending() -> TurnSpending | None:
-    """Return what the turn that calls this may spend, the innermost one's."""
+    """Return the spending of the innermost running turn."""
     return next((item for item in current_accounts() if isinstance(item, TurnSpending)), None)
 
 
 @asynccontextmanager
 async def charge_node(spending: TurnSpending | None, node: str) -> AsyncIterator[None]:
-    """Have an account pay for what a node of the graph does.
+    """Context manager: charge the model calls of a graph node to a turn.
 
     Args:
-        spending: The account; ``None`` for nobody.
-        node: The node.
+        spending: Spending of the turn; ``None`` to charge nothing.
+        node: Name of the node.
     """
     if spending is None:
         yield
@@ -494,7 +500,7 @@ async def _drawn(
     used: Mapping[str, float],
     taken: Collection[CounterKey] = (),
 ) -> AsyncIterator[None]:
-    """Draw what a step needs on the steps that it goes on inside of: their reservation covers it."""
+    """Draw amounts from the reservations of the surrounding steps, which cover the nested step."""
     held = {
         made.counter: made
         for one in accounts
@@ -504,7 +510,7 @@ async def _drawn(
     parts: list[BudgetDraw] = []
     try:
         for reservation in held.values():
-            parts.append(await reservation.draw(**own))  # noqa: PERF401  what was taken is given back
+            parts.append(await reservation.draw(**own))  # noqa: PERF401  draws must be settled on error
         yield
     finally:
         for part in parts:
@@ -512,16 +518,16 @@ async def _drawn(
 
 
 class BudgetStage:
-    """Reserves for each try of a step, outside of the slots, and settles when it ended."""
+    """Middleware that reserves amounts for each step attempt and settles them afterwards."""
 
     stage = "acquire"
     order = 10
 
     async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
-        """Reserve, run, and settle by what the try used.
+        """Reserve, run the attempt, and record its usage.
 
         Raises:
-            BudgetExceededError: A budget does not hold it; nothing has begun.
+            BudgetExceededError: A budget is exceeded. The attempt has not started.
         """
         job, accounts = current_execution(), current_accounts()
         bounded = [a for a in accounts if isinstance(a, TurnSpending) and a.has_budgets]
@@ -535,7 +541,7 @@ class BudgetStage:
         reserved: Any = spending.reserve_for(attempt.key, **own, seconds=_INSTANT)
         inside = job.outer is not None and bool(spending.current_reservations())
         async with nullcontext({}) if inside else reserved as used:
-            # What it has reserved itself is drawn on by nobody but what goes on inside of it.
+            # Only nested steps draw on the step's own reservation.
             taken = (
                 set[CounterKey]()
                 if inside

@@ -1,4 +1,4 @@
-"""What the one who calls may use: on the whole plan, at dispatch, and in what planners are shown."""
+"""Permission checks for the caller: on plans, before steps, and on what planners are shown."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from capgraph.planning.recipes import underlying_capabilities
 from capgraph.registry import Registry
 
 _KEPT = 64
-"""How many cuts of the registry are kept, one for each set of capabilities that somebody may use."""
+"""Maximum number of cached registries, one per set of denied capabilities."""
 
 
 def unknown_names(
     names: Iterable[str], case_sensitive: Collection[str], known: Collection[str]
 ) -> list[str]:
-    """Return the names of permissions that no capability is registered by.
+    """Return the names in permissions that match no registered capability.
 
     Args:
         names: All names.
-        case_sensitive: Those that are compared exactly; the case of others does not count.
+        case_sensitive: Names that are compared with case; the others are not.
         known: Names of the capabilities.
     """
     folded = {normalize_name(name) for name in known}
@@ -44,17 +44,20 @@ def unknown_names(
 
 
 def required_mode(spec: CapabilitySpec) -> PermissionMode:
-    """Return what a capability asks for: what it declares, and for an effect at least write."""
+    """Return the mode that a capability requires.
+
+    With an effect, it is at least ``WORKSPACE_WRITE``.
+    """
     least = PermissionMode.READ_ONLY if spec.effect == "none" else PermissionMode.WORKSPACE_WRITE
     return max(spec.permission or least, least)
 
 
 class CallerPermissions:
-    """Holds permissions against the capabilities of a graph; a step policy.
+    """Step policy that applies permissions to the capabilities of a graph.
 
     Args:
-        registry: The capabilities.
-        permissions: What decides.
+        registry: Registered capabilities.
+        permissions: Permissions to apply.
     """
 
     def __init__(self, registry: Registry, permissions: Permissions) -> None:
@@ -70,14 +73,14 @@ class CallerPermissions:
         if not unknown:
             return []
         return [
-            f"The permissions name {', '.join(map(repr, unknown))}, and no registered capability"
-            " has this name, so the entry decides nothing here."
+            f"The permissions name {', '.join(map(repr, unknown))}, but no registered capability has"
+            " this name, so the entry has no effect."
             f" Fix: {suggest_fix(*unknown, candidates=self._registry.capabilities)}"
         ]
 
     def outcome(self, name: str, caller: Caller) -> PermissionOutcome:
-        """Decide about one capability; what cannot be decided is denied."""
-        # A caller's configuration holds whatever the caller likes.
+        """Return the decision about a capability for a caller. A failed check is a denial."""
+        # The caller controls these values, so their types are unchecked.
         role, tenant, user = (
             str(given) if isinstance(given, (str, int)) else None
             for given in (caller.role, caller.tenant, caller.user_id)
@@ -90,31 +93,34 @@ class CallerPermissions:
                 role, name, tenant=tenant, user_id=user, required=needed
             )
         except Exception as exc:
-            get_logger("framework", "permissions").exception("nobody knows who may use %r", name)
+            get_logger("framework", "permissions").exception(
+                "The permissions for %r could not be evaluated", name
+            )
             return PermissionOutcome(
-                False, f"it cannot be said who may use {name!r} ({type(exc).__name__}: {exc})"
+                False,
+                f"the permissions for {name!r} could not be evaluated ({type(exc).__name__}: {exc})",
             )
 
     def visible_registry(self, caller: Caller) -> Registry:
-        """Return what the caller may use of the registry: nothing else is shown to whoever plans."""
+        """Return the part of the registry that the caller may use. Planners see nothing else."""
         names = self._registry.capabilities
         found_denied = {name for name in names if not self.outcome(name, caller).allowed}
         for name in names:
-            # Whoever may not use a step of a recipe may not use the recipe.
+            # A recipe is denied if any of its steps is denied.
             if found_denied.intersection(underlying_capabilities(name, self._registry)):
                 found_denied.add(name)
         denied = frozenset(found_denied)
         if not denied:
             return self._registry
         found = self._cuts.get(denied) or self._registry.with_(without=denied).freeze()
-        self._cuts[denied] = found  # the last one used is the last to go
+        self._cuts[denied] = found  # most recently used, so evicted last
         return found
 
     def check_plan(self, plan: Any, view: TurnSnapshot) -> None:
-        """Refuse a plan with a step that its caller may not use; what is done stays done.
+        """Raise if a plan contains steps that its caller may not use. Finished steps are accepted.
 
         Raises:
-            PermissionDeniedError: There is one; all are named.
+            PermissionDeniedError: At least one step is denied. The message names all of them.
         """
         steps = plan.get("steps") if isinstance(plan, Mapping) else None
         denied: dict[str, PermissionOutcome] = {}
@@ -134,10 +140,10 @@ class CallerPermissions:
             )
 
     async def decide(self, step: PlannedStep, view: TurnSnapshot) -> Verdict:
-        """Allow a step to whoever calls now.
+        """Allow a step if the current caller may use its capability.
 
         Raises:
-            PermissionDeniedError: The caller may not use its capability.
+            PermissionDeniedError: The caller may not use the capability.
         """
         found = self.outcome(step["capability"], view.caller)
         if not found.allowed:

@@ -1,4 +1,4 @@
-"""Permissions written as Cedar policies (the extra ``cedar``)."""
+"""Permissions defined by Cedar policies (extra ``cedar``)."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from capgraph.governance.permissions import PermissionOutcome
 
 
 class CedarPermissions:
-    """Decides by Cedar policies; give it to ``build_graph(permissions=…)``.
+    """Permissions defined by Cedar policies, for ``build_graph(permissions=…)``.
 
-    A request is: may ``User::"<user_id>"`` do ``Action::"use"`` to ``Capability::"<name>"``? The user
-    stands in ``Role::"<role>"`` and, where there is one, in ``Tenant::"<tenant>"``. The capability has
-    ``mode`` (name) and ``level`` (1 to 3) of what it asks for. What no policy permits is denied; so
-    is a caller without a role, and a request at which a policy failed.
+    Each request asks whether ``User::"<user_id>"`` may perform ``Action::"use"`` on
+    ``Capability::"<name>"``. The user is a member of ``Role::"<role>"`` and, if the caller has a
+    tenant, of ``Tenant::"<tenant>"``. The capability has the attributes ``mode`` (name) and
+    ``level`` (1 to 3) of its required permission mode. A request that no policy permits is denied.
+    So is a caller without a role, and a request for which a policy fails.
 
     Args:
         policies: The policies as text.
-        entities: Further entities, in Cedar's JSON form.
-        schema: A Cedar schema against which the policies are checked.
+        entities: Additional entities, in Cedar's JSON format.
+        schema: Cedar schema to validate the policies with.
 
     Raises:
-        ConfigurationError: The policies cannot be read, or do not fit the schema.
+        ConfigurationError: The policies cannot be parsed, or do not match the schema.
         MissingExtraError: ``cedarpy`` is not installed.
 
     >>> cedar = CedarPermissions('''
@@ -52,12 +53,13 @@ class CedarPermissions:
                 checked = self._cedar.validate_policies(policies, text)
         except ValueError as exc:
             raise ConfigurationError(
-                f"The Cedar policies cannot be read: {exc}.", fix="Correct them."
+                f"The Cedar policies cannot be parsed: {exc}.", fix="Correct the policies."
             ) from exc
         if checked is not None and not checked.validation_passed:
             told = "; ".join(str(error) for error in checked.errors)
             raise ConfigurationError(
-                f"The Cedar policies do not fit their schema: {told}.", fix="Correct them."
+                f"The Cedar policies do not match their schema: {told}.",
+                fix="Correct the policies or the schema.",
             )
 
     def authorize(
@@ -69,7 +71,7 @@ class CedarPermissions:
         user_id: str | None = None,
         required: PermissionMode = PermissionMode.READ_ONLY,
     ) -> PermissionOutcome:
-        """Decide about one capability; see :class:`~capgraph.governance.Permissions`."""
+        """Decide whether a caller may use a capability. See ``Permissions.authorize``."""
         if not role:
             return PermissionOutcome(False, f"the caller of {name!r} has no role")
         groups = [_uid("Role", role), *([_uid("Tenant", tenant)] if tenant else [])]
@@ -86,7 +88,7 @@ class CedarPermissions:
         except ValueError as exc:
             return PermissionOutcome(False, f"Cedar could not decide about {name!r}: {exc}")
         if errors := found.diagnostics.errors:
-            # A "forbid" that failed would have been passed over.
+            # Cedar skips a failed "forbid" policy, which would allow the request.
             return PermissionOutcome(
                 False, f"a Cedar policy failed at {name!r}: {'; '.join(map(str, errors))}"
             )

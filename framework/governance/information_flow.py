@@ -1,9 +1,9 @@
-"""Information flow: what may not reach an effect, and what may not leave, found before it runs.
+"""Information flow control: taint labels, and the rules for where labeled data may go.
 
-Data carries labels. They begin at a context type or a capability that declares them, travel with
-every result that was made from it, and with every word of a plan whose author had it before him.
-Where labelled data would reach something that its label forbids, the plan is refused or a person is
-asked; and the same is looked at again just before the step, with the values that are there then.
+Context types and capabilities declare labels. A label propagates to every result derived from
+labeled data, and to the text of a plan whose author has seen such data. If labeled data would reach
+a step that its label forbids, the plan is denied or a person is asked. The check runs on the whole
+plan, and again before each step with the actual values.
 """
 
 from __future__ import annotations
@@ -26,31 +26,33 @@ from capgraph.registry import Registry
 from capgraph.state import TurnView
 
 Labels = Mapping[str, str]
-"""Label to where it comes from, in words."""
+"""Taint labels, each with a description of its source."""
 Barrier = Literal["effect", "outside"]
 
 UNTRUSTED = "untrusted"
 SECRET = "secret"  # noqa: S105
 _RULES: Mapping[str, tuple[Barrier, ...]] = {UNTRUSTED: ("effect",), SECRET: ("outside",)}
-_WORDS = ""  # stands for a step's words among the types of what it gives
+_WORDS = ""  # key of the labels of a step's text
 
 
 class InformationFlow:
-    """Stops labelled data before it goes where its label forbids.
+    """Policy that stops labeled data before it reaches a step that its label forbids.
 
-    ``untrusted`` data does not reach the parameters or inputs of a capability with an effect, and
-    ``secret`` data does not reach one with ``sends_externally = True``; a label of one's own travels, and
-    stops where ``labels`` says. A person takes a label off by agreeing to the very step, a
-    capability by declaring ``removes_labels``: it checks what it is given. A graph has the
-    check as soon as anything that is registered declares a label.
+    ``untrusted`` data must not reach the parameters or inputs of a capability with an effect.
+    ``secret`` data must not reach a capability with ``sends_externally = True``. Custom labels
+    propagate in the same way and stop where ``labels`` says. A person removes a label by approving
+    the step; a capability removes it by declaring ``removes_labels``, which means that it checks
+    its input. A graph applies the policy as soon as a registered type or capability declares a
+    label.
 
     Args:
-        on_violation: ``ask`` a person, which is ``deny`` where no question could be kept; or ``deny``.
-        labels: Where data with a label of one's own must not go: ``effect``, ``outside`` or both.
-            A rule for ``untrusted`` or ``secret`` takes the place of the usual one.
+        on_violation: ``ask`` a person, or ``deny``. Without a saver that could store the question,
+            ``ask`` means ``deny``.
+        labels: Forbidden destinations of each custom label: ``effect``, ``outside``, or both. An
+            entry for ``untrusted`` or ``secret`` replaces the default rule.
 
     Raises:
-        ConfigurationError: A value is none of these.
+        ConfigurationError: A value is invalid.
 
     >>> policy = InformationFlow(on_violation="deny", labels={"personal": "outside"})
     >>> policy.rules["personal"]
@@ -65,7 +67,7 @@ class InformationFlow:
     ) -> None:
         if on_violation not in ("ask", "deny"):
             raise ConfigurationError(
-                f"on_violation is {on_violation!r}.", fix="Use 'ask' or 'deny'."
+                f"Invalid on_violation {on_violation!r}.", fix="Use 'ask' or 'deny'."
             )
         given: dict[str, Any] = {
             label: (where,) if isinstance(where, str) else tuple(where)
@@ -74,7 +76,7 @@ class InformationFlow:
         for label, where in given.items():
             if unknown := sorted(set(where) - set(get_args(Barrier))):
                 raise ConfigurationError(
-                    f"The label {label!r} is to stop at {unknown}.",
+                    f"The label {label!r} has unknown destinations {unknown}.",
                     fix="Use 'effect' or 'outside'.",
                 )
         self.rules: Mapping[str, tuple[Barrier, ...]] = {**_RULES, **given}
@@ -84,11 +86,11 @@ class InformationFlow:
         self._may_ask: Callable[[], bool] = lambda: True
 
     def bind(self, registry: Registry, can_ask: Callable[[], bool]) -> InformationFlow:
-        """Return this check for the capabilities and types of a graph.
+        """Return this policy for the capabilities and types of a graph.
 
         Args:
-            registry: What the graph is made of.
-            can_ask: Whether a question would be kept until a person answers it.
+            registry: Registry of the graph.
+            can_ask: Function that returns whether a question can be stored until it is answered.
         """
         bound = copy.copy(self)
         bound._registry, bound._types = registry, context_type_labels(registry)
@@ -98,7 +100,7 @@ class InformationFlow:
     # --- before anything runs -------------------------------------------------------------
 
     async def review(self, plan: ExecutionPlan, view: Any) -> Verdict:
-        """Look at a whole plan, with what is stored and what its author had before him."""
+        """Check a whole plan, given the stored data and the data that its author has seen."""
         steps = plan["steps"]
         done = carry_over(view.plan if view.has_plan else None, plan, view.results).kept
         words = plan_text_labels(plan, view)
@@ -125,16 +127,17 @@ class InformationFlow:
         *,
         include_plan_text: bool = True,
     ) -> Labels:
-        """Return the labels of what a step is given.
+        """Return the labels of a step's inputs.
 
         Args:
-            spec: The capability.
+            spec: Specification of the capability.
             step: The step.
-            view: The turn.
-            include_plan_text: Whether the plan's own words count; a person may have agreed to them.
+            view: State of the turn.
+            include_plan_text: True to include the labels of the plan's text, unless a person
+                approved it.
         """
         key = plan_key(step["context_key"])
-        # What reaches the stage has values in the place of its references; the plan has these.
+        # At this stage, values have replaced the references, so the planned step is used.
         planned = view.steps_by_key.get(key, step)
         if planned.get("capability") != step["capability"]:
             planned = step
@@ -143,19 +146,19 @@ class InformationFlow:
         return self._reaching(planned, spec, {}, view, said.get(key, {}))
 
     def check(self, spec: CapabilitySpec, step: PlannedStep, labels: Labels) -> Verdict:
-        """Say whether data with some labels may reach a step."""
+        """Decide whether data with these labels may reach a step."""
         return self._said(self._problems(step, spec, labels))
 
     def label_record(
         self, record: StepRecord, spec: CapabilitySpec, labels: Labels, view: TurnView
     ) -> StepRecord:
-        """Say of what a step left behind which labels it carries."""
+        """Return the record of a step with the labels of its results."""
         kinds = {*record.contexts, *(record.updates.get("capability_context_data") or {})}
         known = view.labels
         found = {
             kind: own
             for kind, own in self._gives(spec, labels, record.key, kinds).items()
-            # What carries nothing leaves word of it where something is known already.
+            # An unlabeled result is recorded only if it replaces a known label.
             if own or self._types.get(kind) or known.get(kind, {}).get(record.key)
         }
         return replace(record, labels=found)
@@ -170,17 +173,17 @@ class InformationFlow:
         view: TurnView,
         words: Labels,
     ) -> Labels:
-        """Return the labels of all that a step is given."""
+        """Return the labels of a step's inputs."""
         found: dict[str, str] = {}
         kinds = {need.label: need.type for need in spec.requires}
         for read in step_reads(step, StoredKeys({"": given, **view.contexts})):
             kind = None if read.label == FROM else kinds.get(read.label, read.label)
             made = given.get(read.key) or dict(self._stored(read.key, view))
-            # A list of a type goes by its own name; then all that bears the key counts.
+            # A list has another type name; in that case, all contexts of the key count.
             one = made.get(kind) if kind is not None else None
             for labels in made.values() if one is None else [one]:
                 found = {**labels, **found}
-        if uses_signal(step):  # whoever sends it is outside
+        if uses_signal(step):  # the sender is external
             found.setdefault("untrusted", f"the event {awaited_event(step)[0]!r}")
         return {**{label: _written(source) for label, source in words.items()}, **found}
 
@@ -197,7 +200,7 @@ class InformationFlow:
         return dict.fromkeys(self._types.get(kind, ()), f"the stored {kind} {key!r}")
 
     def thread_labels(self, view: TurnView) -> Labels:
-        """Return the labels of all that the thread holds: results, failures, earlier answers."""
+        """Return the labels of all data in the thread: results, failures, and earlier answers."""
         found = dict(view.thread_labels)
         for kind, entries in view.contexts.items():
             for key in entries:
@@ -205,7 +208,7 @@ class InformationFlow:
         return found
 
     def proposer_labels(self, capability: str, view: TurnView) -> Labels:
-        """Return the labels of what a capability, which proposes a plan, was given or has itself."""
+        """Return the labels of the inputs and results of a capability that proposes a plan."""
         found: Labels = {}
         for step in view.steps:
             if step["capability"] == capability and step["context_key"] in view.succeeded_keys:
@@ -216,9 +219,9 @@ class InformationFlow:
         return found
 
     def note_labels(self, capabilities: Collection[str]) -> Labels:
-        """Return the labels of what capabilities say about the state at hand."""
+        """Return the labels of the notes that capabilities add to prompts."""
         return {
-            label: f"what {name!r} notes"
+            label: f"notes of {name!r}"
             for name in capabilities
             for label in self._registry.capabilities[name].labels
         }
@@ -226,7 +229,7 @@ class InformationFlow:
     def _gives(
         self, spec: CapabilitySpec, reaches: Labels, key: str, kinds: Collection[str]
     ) -> dict[str, Labels]:
-        """Return the labels of what a step gives, by type; and of its words."""
+        """Return the labels of a step's results by type, and of its text."""
         derived = {label: at for label, at in reaches.items() if label not in spec.removes_labels}
         own = {**dict.fromkeys(spec.labels, f"step {key!r} ({spec.name})"), **derived}
         found: dict[str, Labels] = {_WORDS: {**self._of_types(spec, key, spec.provides), **own}}
@@ -246,12 +249,12 @@ class InformationFlow:
     def _problems(self, step: PlannedStep, spec: CapabilitySpec, reaches: Labels) -> list[str]:
         here = {"effect": spec.effect != "none", "outside": spec.sends_externally}
         told = {
-            "effect": f"which acts on the world ({spec.effect})",
-            "outside": "through which data leaves",
+            "effect": f"a capability with effect={spec.effect!r}",
+            "outside": "a capability that sends data externally",
         }
         return [
-            f"Data labelled {label!r}, from {source}, would reach step {step['context_key']!r}:"
-            f" {spec.name}, {told[barrier]}."
+            f"Data with the label {label!r}, from {source}, would reach step"
+            f" {step['context_key']!r} ({spec.name}), {told[barrier]}."
             for label, source in reaches.items()
             for barrier in self.rules.get(label, ())
             if here[barrier]
@@ -264,7 +267,7 @@ class InformationFlow:
 
 
 def context_type_labels(registry: Registry) -> dict[str, tuple[str, ...]]:
-    """Return the labels of each context type, with those of the types inside it."""
+    """Return the labels of each context type, including those of nested types."""
     types = registry.context_types
     items = list_item_types(types.values())
     found: dict[str, set[str]] = {}
@@ -277,14 +280,14 @@ def context_type_labels(registry: Registry) -> dict[str, tuple[str, ...]]:
 
 
 def declares_labels(registry: Registry) -> bool:
-    """Tell whether anything that is registered declares a label."""
+    """Return whether a registered type or capability declares a label."""
     return bool(context_type_labels(registry)) or any(
         spec.labels or spec.removes_labels for spec in registry.capabilities.values()
     )
 
 
 def _declared(cls: type[CapabilityContext]) -> Collection[str]:
-    # A field of that name is data of the type, not something said about it.
+    # A field named labels is data, not a declaration.
     return () if "labels" in cls.model_fields else getattr(cls, "labels", ())
 
 
@@ -302,10 +305,10 @@ def _types_inside(cls: type[Any], seen: set[type[Any]]) -> Iterator[type[Capabil
 
 
 def plan_text_labels(plan: ExecutionPlan, view: TurnView) -> dict[str, Labels]:
-    """Return the labels of each step's own words, by context key.
+    """Return the labels of each step's text, by context key.
 
-    They are those of all that the plan's author had before him, which its stamp says; a step that
-    stood so in an earlier plan of the turn, without a label, carries none now.
+    The labels are those of the data that the plan's author had seen, which the plan's stamp
+    records. A step that an earlier plan of the turn contained without labels has none.
     """
     labels = (plan.get("stamp") or {}).get("labels")
     if not labels:
@@ -321,11 +324,11 @@ def plan_text_labels(plan: ExecutionPlan, view: TurnView) -> dict[str, Labels]:
 
 
 def _said(plan: ExecutionPlan) -> dict[str, tuple[str, str]]:
-    """Name what each step does and what it is for."""
+    """Return the fingerprint and objective of each step, by context key."""
     objectives = {step["context_key"]: step.get("task_objective") or "" for step in plan["steps"]}
     return {key: (name, objectives[key]) for key, name in fingerprints(plan).items()}
 
 
 def _written(source: str) -> str:
-    told = "the plan's own words, whose author had before him "
+    told = "text of the plan, whose author had seen "
     return source if source.startswith(told) else told + source

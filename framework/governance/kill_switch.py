@@ -1,4 +1,4 @@
-"""The kill switch: stops runs in all processes that share a database."""
+"""Kill switch: stops runs in all processes that share a database."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ async def stop(
     *,
     thread: str | None = None,
     user: str | None = None,
-    all: bool = False,  # noqa: A002 - as the command has it
+    all: bool = False,  # noqa: A002 - same name as the CLI option
     reason: str = "",
 ) -> Stop:
-    """Stop runs at their next safe point; no effect begins afterwards, in no process.
+    """Stop runs at their next safe point. No further effect starts in any process.
 
-    It holds until :func:`clear_stop`: new messages and answers begin nothing either. A saver
-    whose database is unknown stores the request as a record.
+    The request stays in force until :func:`clear_stop`: new messages and answers are refused too.
+    If the saver's database is unknown, the request is stored as a record.
 
     Args:
         saver: The saver of the graph, or the URL of its database.
-        thread: The thread to stop.
-        user: Whose runs to stop.
-        all: Stop every run.
-        reason: Why; the turns end with it.
+        thread: ID of the thread to stop.
+        user: ID of the user whose runs to stop.
+        all: True to stop all runs.
+        reason: Reason, which the outcome of the stopped turns includes.
 
     Raises:
-        ConfigurationError: Not exactly one of ``thread``, ``user`` and ``all`` is given.
+        ConfigurationError: Not exactly one of ``thread``, ``user``, and ``all`` is set.
         PersistenceError: The database cannot be reached.
 
     >>> import asyncio
@@ -60,9 +60,9 @@ async def clear_stop(
     user: str | None = None,
     all: bool = False,  # noqa: A002
 ) -> bool:
-    """Let go on what :func:`stop` stopped; tells whether anything was stopped.
+    """Clear a stop request. Return whether it existed.
 
-    The turns that were stopped have ended; a new message begins a new one.
+    The stopped turns have ended. A new message starts a new turn.
     """
     kind, name = _one(thread, user, all)
     async with _stops(saver) as stops:
@@ -70,7 +70,7 @@ async def clear_stop(
 
 
 async def list_stops(saver: SaverOrUrl) -> list[Stop]:
-    """Return what is stopped, the oldest first."""
+    """Return all stop requests, oldest first."""
     async with _stops(saver) as stops:
         return await stops.all()
 
@@ -95,7 +95,7 @@ def _one(thread: str | None, user: str | None, every: bool) -> tuple[StopKind, s
         given.append(("all", ""))
     if len(given) != 1:
         raise ConfigurationError(
-            f"What to stop is named {len(given)} times.",
-            fix="Name one thread, one user, or all.",
+            f"Exactly one of thread, user, and all must be set, but {len(given)} are.",
+            fix="Pass one thread, one user, or all=True.",
         )
     return given[0]

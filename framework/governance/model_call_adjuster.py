@@ -1,4 +1,4 @@
-"""What a policy's action changes of the model calls that follow: the model, and the history's length."""
+"""Middleware that changes the model or shortens the history after policy actions."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class ModelCallAdjuster:
-    """Stands around model calls; what a turn goes on with is counted with the turn.
+    """Middleware for model calls that switches the model or shortens the history.
 
     Args:
-        models: What is asked after the role's own, one after the other; the last one stays.
+        models: Fallback models, in order. The last one is used for all further switches.
 
     Raises:
-        ConfigurationError: A model cannot be made.
+        ConfigurationError: A model cannot be created.
     """
 
     stage = "call"
@@ -31,12 +31,12 @@ class ModelCallAdjuster:
     applies_to: ClassVar[tuple[str, ...]] = ("model",)
 
     def __init__(self, models: Sequence[Any] = ()) -> None:
-        from capgraph.models.roles import chat_models  # not before there is a model
+        from capgraph.models.roles import chat_models  # imported only if models are used
 
         self.models: list[BaseChatModel] = [chat_models(model)["answer"] for model in models]
 
     async def wrap_step(self, attempt: Attempt, call_next: CallNext) -> Any:
-        """Change what is sent as the turn's policies want it."""
+        """Apply the turn's policy actions to the model call."""
         turn = current_turn_budget()
         inputs = dict(attempt.inputs)
         if turn is not None and turn.model_switches and self.models:
@@ -50,7 +50,7 @@ class ModelCallAdjuster:
 
 
 def _shorter(messages: Sequence[BaseMessage], cuts: int) -> list[BaseMessage]:
-    """Leave out the oldest messages; instructions and the last message stay."""
+    """Drop the oldest messages. Instructions and the last message are kept."""
     room = sum(len(str(message.text)) for message in messages)
     for _ in range(cuts):
         room = smaller_context_budget(room)

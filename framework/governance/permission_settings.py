@@ -1,4 +1,4 @@
-"""Permissions that settings declare."""
+"""Permissions from the settings."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 def permissions_from_settings(
     settings: PermissionSettings | None, registry: Registry
 ) -> Permissions | None:
-    """Return the permissions that settings declare; ``None`` when they declare none.
+    """Return the permissions that the settings define, or ``None``.
 
     Raises:
-        ConfigurationError: A mode or a list makes no sense, or names a capability that there is
-            not: what it denies would not be denied.
+        ConfigurationError: A mode or a list is invalid, or a name matches no capability. A rule
+            with such a name would have no effect.
     """
     if settings is None:
         return None
@@ -37,7 +37,7 @@ def permissions_from_settings(
     named = sorted({*settings.tool_requirements, *allowed, *denied})
     if unknown := unknown_names(named, allowed, registry.capabilities):
         raise ConfigurationError(
-            f"permissions: there is no capability called {', '.join(map(repr, unknown))}.",
+            f"permissions: unknown capability {', '.join(map(repr, unknown))}.",
             fix=suggest_fix(*unknown, candidates=registry.capabilities),
         )
     try:
@@ -46,4 +46,6 @@ def permissions_from_settings(
             settings.tool_requirements,  # type: ignore[arg-type]
         )
     except (TypeError, ValueError) as exc:
-        raise ConfigurationError(f"permissions: {exc}", fix="Correct them.") from exc
+        raise ConfigurationError(
+            f"permissions: {exc}", fix="Correct the permissions in the settings."
+        ) from exc

@@ -1,4 +1,4 @@
-"""Permissions: who may use which capability, by role and by tenant."""
+"""Permissions by role and tenant."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ _NOT_APPLICABLE = "N/A"
 
 
 def normalize_name(name: str) -> str:
-    """Return a capability's name in the form in which names are compared, everywhere.
+    """Return a capability name in the form in which names are compared.
 
     >>> normalize_name(" Send_Mail ")
     'send_mail'
     """
     if not isinstance(name, str) or not name.strip():
         raise ValueError(
-            f"{name!r} is no name of a capability. Fix: give a text that is not empty."
+            f"Invalid capability name {name!r}: expected a non-empty string. Fix: pass a name."
         )
     return name.strip().casefold()
 
 
 @dataclass(frozen=True, slots=True)
 class PermissionOutcome:
-    """What was decided about one capability.
+    """Decision on whether a caller may use a capability.
 
     Attributes:
-        allowed: Whether it may be used.
-        reason: Why not; empty where nothing is to be said.
+        allowed: True if the caller may use it.
+        reason: Reason for a denial.
         active_mode: Name of the caller's mode.
-        required_mode: Name of the mode that the capability asks for.
+        required_mode: Name of the mode that the capability requires.
 
     >>> PermissionOutcome(False, "it is denied").to_dict()
     {'allowed': False, 'reason': 'it is denied'}
@@ -46,19 +46,19 @@ class PermissionOutcome:
     required_mode: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data; what is empty is left out."""
+        """Return plain data without empty fields."""
         named = {name: getattr(self, name) for name in ("reason", "active_mode", "required_mode")}
         return {"allowed": self.allowed, **{name: text for name, text in named.items() if text}}
 
 
 class PermissionDeniedError(PolicyError):
-    """The caller may not use a capability.
+    """Error for a caller who may not use a capability.
 
     Args:
-        outcome: What was decided.
+        outcome: The decision.
 
     Attributes:
-        outcome: The same.
+        outcome: The decision.
     """
 
     code = "CG-PERMISSION"
@@ -68,24 +68,24 @@ class PermissionDeniedError(PolicyError):
         self.outcome = outcome
         super().__init__(
             f"Permission denied: {outcome.reason or 'the caller may not do this'}.",
-            fix="Ask somebody who may, or have the permissions of the role changed.",
+            fix="Ask an operator to change the permissions of the role.",
         )
 
 
 @dataclass(slots=True)
 class RolePermissionConfig:
-    """What a role may do.
+    """Permissions of a role.
 
     Attributes:
-        role: Name of the role, as whoever authenticates callers writes it.
-        mode: How much it may do: a mode or its name.
-        allowed_tools: The only capabilities that it may use; ``None`` for all that its mode allows.
-        denied_tools: Capabilities that it may not use whatever else is said.
-        tenant: The only tenant for which this holds, in place of what holds for all.
+        role: Name of the role, as the authentication provides it.
+        mode: Permission mode, or its name.
+        allowed_tools: Capabilities that the role may use; ``None`` for all that its mode allows.
+        denied_tools: Capabilities that the role may not use. This list takes precedence.
+        tenant: Tenant that the entry applies to, instead of the entry for all tenants.
 
     Raises:
-        ValueError: A name is empty, or the mode is none.
-        TypeError: One text is given where a list of names belongs.
+        ValueError: A name is empty, or the mode is unknown.
+        TypeError: A list of names is a string or missing.
     """
 
     role: str
@@ -96,20 +96,25 @@ class RolePermissionConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.role, str) or not self.role.strip():
-            raise ValueError(f"{self.role!r} is no role. Fix: give its name.")
+            raise ValueError(
+                f"Invalid role {self.role!r}: expected a non-empty string. Fix: pass its name."
+            )
         self.role = self.role.strip()
         self.mode = PermissionMode.of(self.mode)
         for name in ("allowed_tools", "denied_tools"):
             given = getattr(self, name)
             if isinstance(given, str) or (given is None and name == "denied_tools"):
-                raise TypeError(f"{name} of {self.role!r} is {given!r}. Fix: give a list of names.")
+                raise TypeError(
+                    f"{name} of role {self.role!r} is {given!r}: expected a list of names."
+                    " Fix: pass a list."
+                )
             if given is not None:
-                # A list of one's own: nobody changes a permission by changing his list.
+                # A copy, so that later changes to the caller's list have no effect.
                 setattr(self, name, [tool.strip() for tool in given if normalize_name(tool)])
 
 
 class Permissions(Protocol):
-    """Decides who may use a capability; :class:`PermissionPolicy` is one, Cedar policies another."""
+    """Protocol of permissions, such as :class:`PermissionPolicy` and ``CedarPermissions``."""
 
     def authorize(
         self,
@@ -120,14 +125,14 @@ class Permissions(Protocol):
         user_id: str | None = None,
         required: PermissionMode = PermissionMode.READ_ONLY,
     ) -> PermissionOutcome:
-        """Decide about one capability.
+        """Decide whether a caller may use a capability.
 
         Args:
-            role: The caller's role; ``None`` where nobody said.
-            name: The capability.
-            tenant: To whom the caller belongs.
-            user_id: The caller.
-            required: What the capability itself asks for.
+            role: Role of the caller; ``None`` if unknown.
+            name: Name of the capability.
+            tenant: Tenant of the caller.
+            user_id: ID of the caller.
+            required: Mode that the capability requires.
         """
 
 
@@ -148,24 +153,24 @@ class _Role:
 
 
 class PermissionPolicy:
-    """Permissions by role: the deny list first, then the mode, then the allow list.
+    """Permissions by role: first the deny list, then the mode, then the allow list.
 
-    What is allowed is compared exactly with the name that a capability is registered by. What is
-    denied or required is compared without regard to case, so that no spelling gets around it. A
-    role that is not configured may do nothing.
+    Allowed names must match the registered name exactly. Denied names and requirements ignore case,
+    so no spelling avoids them. A role without an entry may use nothing.
 
     Args:
-        role_configs: The roles: a list, or a dictionary by role.
-        tool_requirements: The least mode for a capability, beside what it declares itself.
-        default_allow_unknown_roles: Whether callers without a configured role may do everything.
+        role_configs: Entries of the roles, as a list or a dictionary by role.
+        tool_requirements: Minimum mode by capability, in addition to what capabilities declare.
+        default_allow_unknown_roles: True if callers without a configured role may use everything.
 
     Attributes:
-        capability_names: Names of capabilities in all lists, as they are written.
-        allowed_names: Those of the allow lists.
+        capability_names: Capability names in all lists, as written.
+        allowed_names: Capability names in allow lists.
 
     Raises:
-        ValueError: Two entries are for one role and tenant, or a key is not its entry's role.
-        TypeError: An entry is no ``RolePermissionConfig``.
+        ValueError: Two entries have the same role and tenant, or a key differs from its entry's
+            role.
+        TypeError: An entry is not a ``RolePermissionConfig``.
 
     >>> policy = PermissionPolicy(
     ...     [RolePermissionConfig("clerk", PermissionMode.READ_ONLY, denied_tools=["audit"])],
@@ -195,18 +200,18 @@ class PermissionPolicy:
         for role, config in entries:
             if not isinstance(config, RolePermissionConfig):
                 raise TypeError(
-                    f"{config!r} is no RolePermissionConfig. Fix: give one for each role."
+                    f"{config!r} is not a RolePermissionConfig. Fix: pass one for each role."
                 )
             place = (config.role, config.tenant)
             if role.strip() != config.role or place in self._roles:
                 raise ValueError(
-                    f"The role {config.role!r} stands under {role!r}, or twice."
-                    " Fix: give each role once for a tenant, under its own name."
+                    f"The role {config.role!r} has the key {role!r} or two entries for one tenant."
+                    " Fix: use the role as its key, with one entry per tenant."
                 )
             self._roles[place] = _Role.of(config)
         self._required: dict[str, PermissionMode] = {}
         for tool, mode in (tool_requirements or {}).items():
-            # Two spellings of one name: the stricter one holds.
+            # For two spellings of one name, the stricter mode applies.
             known = self._required.get(normalize_name(tool), PermissionMode.READ_ONLY)
             self._required[normalize_name(tool)] = max(known, PermissionMode.of(mode))
         self._allow_unknown = default_allow_unknown_roles is True
@@ -231,21 +236,24 @@ class PermissionPolicy:
         user_id: str | None = None,
         required: PermissionMode = PermissionMode.READ_ONLY,
     ) -> PermissionOutcome:
-        """Decide about one capability; see :class:`Permissions`."""
+        """Decide whether a caller may use a capability; see :class:`Permissions`."""
         tool = normalize_name(name)
         known = role.strip() if isinstance(role, str) else None
         found = self._roles.get((known or "", tenant)) or self._roles.get((known or "", None))
         needed = max(required, self._required.get(tool, PermissionMode.READ_ONLY))
         if found is None:
             if self._allow_unknown:
-                return PermissionOutcome(True, "no role is configured, and such callers may")
+                return PermissionOutcome(True, "callers without a configured role are allowed")
             why = f"the caller of {name!r} has no role"
             if known:
                 why = f"no permissions are configured for the role {known!r}"
             return PermissionOutcome(False, why, _NOT_APPLICABLE, _NOT_APPLICABLE)
         if tool in found.denied:
             return PermissionOutcome(
-                False, f"{name!r} is denied to the role {known!r}", found.mode.name, _NOT_APPLICABLE
+                False,
+                f"{name!r} is in denied_tools of the role {known!r}",
+                found.mode.name,
+                _NOT_APPLICABLE,
             )
         reason: str | None = None
         if found.mode < needed:
@@ -253,15 +261,15 @@ class PermissionPolicy:
                 f"{name!r} requires {needed.name}, and the role {known!r} has {found.mode.name}"
             )
         elif found.allowed is not None and name not in found.allowed:
-            reason = f"{name!r} is not among what the role {known!r} may use"
+            reason = f"{name!r} is not in allowed_tools of the role {known!r}"
         return PermissionOutcome(reason is None, reason, found.mode.name, needed.name)
 
 
 class PermissionEnforcer:
-    """Asks permissions in short.
+    """Convenience methods for a permission policy.
 
     Args:
-        policy: What decides.
+        policy: The policy.
 
     >>> enforcer = PermissionEnforcer(
     ...     PermissionPolicy([RolePermissionConfig("clerk", PermissionMode.READ_ONLY, ["look"])])
@@ -276,17 +284,20 @@ class PermissionEnforcer:
     def check(
         self, role: str | None, tool_name: str, *, tenant: str | None = None
     ) -> PermissionOutcome:
-        """Return what is decided about a capability, with the reason."""
+        """Return the decision about a capability, with its reason."""
         return self.policy.authorize(role, tool_name, tenant=tenant)
 
     def is_allowed(self, role: str | None, tool_name: str, *, tenant: str | None = None) -> bool:
-        """Tell whether a role may use a capability."""
+        """Return whether a role may use a capability."""
         return self.check(role, tool_name, tenant=tenant).allowed
 
     def filter_tools(
         self, role: str | None, tools: Iterable[ToolT], *, tenant: str | None = None
     ) -> list[ToolT]:
-        """Return those that a role may use: names, functions, tools or capabilities."""
+        """Return the tools that a role may use.
+
+        Names, functions, tools, and capabilities are accepted.
+        """
         return [tool for tool in tools if self.is_allowed(role, _name_of(tool), tenant=tenant)]
 
 

@@ -1,4 +1,4 @@
-"""A careful profile for a first use: what is not allowed is denied, and everything is bounded."""
+"""Restrictive profile for pilot projects: deny by default, with limits on everything."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from capgraph.governance.usage_limits import (
 
 @dataclass(frozen=True, slots=True)
 class PilotRuntimeProfile:
-    """What :func:`build_pilot_profile` puts together.
+    """Permissions, guardrails, and limits from :func:`build_pilot_profile`.
 
     Attributes:
-        permissions: Who may use what.
-        guardrails: What is looked at, and where.
-        governance: The bounds of a session.
-        max_iterations: How many turns a session may have.
+        permissions: Permissions of the role.
+        guardrails: Guardrails for tool calls and results.
+        governance: Limits of a session.
+        max_iterations: Maximum number of turns per session.
     """
 
     permissions: PermissionEnforcer
@@ -43,7 +43,10 @@ class PilotRuntimeProfile:
     max_iterations: int
 
     def agent_session_kwargs(self) -> dict[str, Any]:
-        """Return what an ``AgentSession`` is given; the bounds count anew for each."""
+        """Return keyword arguments for an ``AgentSession``.
+
+        The limits count from zero in each session.
+        """
         return {
             "permissions": self.permissions,
             "guardrails": list(self.guardrails),
@@ -52,7 +55,7 @@ class PilotRuntimeProfile:
         }
 
     def graph_options(self) -> dict[str, Any]:
-        """Return what ``build_graph`` or ``bind`` is given."""
+        """Return keyword arguments for ``build_graph`` or ``bind``."""
         return {
             "permissions": self.permissions.policy,
             "behaviors": [GuardrailBehavior(guardrails=list(self.guardrails))],
@@ -74,24 +77,24 @@ def build_pilot_profile(
     extra_prompt_injection_patterns: Sequence[str] = (),
     tool_deny_patterns: Sequence[str] = (),
 ) -> PilotRuntimeProfile:
-    """Put a careful profile together: role, tools and budget have to be said.
+    """Build a restrictive profile. The role, its tools, and the budget are required.
 
     Args:
-        role: Who uses it.
-        allowed_tools: The only capabilities that the role may use.
-        budget_usd: The most that a session may cost.
-        permission_mode: How much the role may do.
-        denied_tools: What it may not use whatever else is said.
-        tool_requirements: The least mode for a capability.
-        max_iterations: How many turns a session may have.
-        max_tool_calls: How many calls of capabilities.
-        max_consecutive_failures: How many failures in a row.
-        prompt_injection_stages: Where injected instructions are looked for.
-        extra_prompt_injection_patterns: Further patterns of them.
-        tool_deny_patterns: What the arguments of a call may not hold.
+        role: Name of the role.
+        allowed_tools: Capabilities that the role may use.
+        budget_usd: Maximum cost of a session in US dollars.
+        permission_mode: Permission mode of the role.
+        denied_tools: Capabilities that the role may not use. This list takes precedence.
+        tool_requirements: Minimum mode by capability.
+        max_iterations: Maximum number of turns per session.
+        max_tool_calls: Maximum number of capability calls per session.
+        max_consecutive_failures: Maximum number of consecutive failures.
+        prompt_injection_stages: Stages at which to search for injected instructions.
+        extra_prompt_injection_patterns: Additional patterns of injected instructions.
+        tool_deny_patterns: Patterns that tool arguments must not contain.
 
     Raises:
-        ValueError: A name is empty or doubled, a bound is not above 0, or there is no tool.
+        ValueError: A name is empty or repeated, a limit is not above 0, or no tool is allowed.
 
     >>> pilot = build_pilot_profile(role="clerk", allowed_tools=["look"], budget_usd=1.0)
     >>> [pilot.permissions.is_allowed("clerk", name) for name in ("look", "pay")]
@@ -101,17 +104,19 @@ def build_pilot_profile(
     bounds = (budget_usd, max_iterations, max_tool_calls, max_consecutive_failures)
     if isinstance(allowed_tools, str) or not names or len({*names}) < len(names):
         raise ValueError(
-            f"allowed_tools is {allowed_tools!r}. Fix: name at least one capability, each once."
+            f"allowed_tools is {allowed_tools!r}: expected unique capability names. Fix: pass a list of"
+            " at least one name."
         )
     if not all(bound > 0 for bound in bounds):
-        raise ValueError(f"The bounds are {bounds}. Fix: give numbers above 0.")
+        raise ValueError(f"The limits are {bounds}: expected positive numbers. Fix: raise them.")
     config = RolePermissionConfig(
         role, PermissionMode.of(permission_mode), list(allowed_tools), list(denied_tools)
     )
     looked_at: frozenset[Any] = frozenset(prompt_injection_stages)
     if not looked_at or not looked_at <= {"pre", "post"}:
         raise ValueError(
-            f"prompt_injection_stages is {prompt_injection_stages!r}. Fix: use 'pre', 'post' or both."
+            f"Invalid prompt_injection_stages {prompt_injection_stages!r}. Fix: use 'pre', 'post', or"
+            " both."
         )
     guardrails: list[PatternGuardrail] = [
         PromptInjectionGuardrail(extra_prompt_injection_patterns, stages=looked_at)

@@ -1,4 +1,4 @@
-"""What a plan will need, before it runs: by what its capabilities declare and used before."""
+"""Cost estimates for plans, from declared costs and past usage."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from capgraph.base.spec import CapabilitySpec
 
 
 class PlanEstimate(NamedTuple):
-    """What a plan will need if each step needs what it needed on average.
+    """Estimated usage of a plan, based on the average usage of its capabilities.
 
     Attributes:
-        steps: Steps.
-        tool_calls: The same; each step calls its capability once.
-        requests: Calls of models.
-        tokens: Tokens of prompts and answers.
-        cost_usd: US dollars, of models and of what capabilities declare.
-        unknown: Capabilities that nobody knows the use of, or the price; they count as nothing.
+        steps: Number of steps.
+        tool_calls: Number of capability calls, which equals the number of steps.
+        requests: Number of model calls.
+        tokens: Prompt and output tokens.
+        cost_usd: Cost in US dollars, of model calls and as declared by capabilities.
+        unknown: Capabilities without known usage or price. They count as zero.
     """
 
     steps: int = 0
@@ -29,7 +29,7 @@ class PlanEstimate(NamedTuple):
     unknown: tuple[str, ...] = ()
 
     def to_limits(self) -> dict[str, float]:
-        """Return it by the names of the limits of a budget."""
+        """Return the estimate as amounts by limit name."""
         names = ("steps", "tool_calls", "requests", "tokens", "cost_usd")
         return {name: getattr(self, name) for name in names}
 
@@ -39,12 +39,13 @@ def estimate_plan(
     specs: Mapping[str, CapabilitySpec],
     history: Mapping[str, tuple[float, float, float | None]],
 ) -> PlanEstimate:
-    """Price a plan.
+    """Estimate the usage of a plan.
 
     Args:
-        capabilities: The capability of each step that has to run.
-        specs: What they declare.
-        history: Capability to the calls, tokens and US dollars (``None`` for unknown) of one step.
+        capabilities: Capability of each step that has to run.
+        specs: Specifications of the capabilities.
+        history: By capability: requests, tokens, and cost in US dollars (``None`` if unknown) per
+            step.
 
     >>> spec = CapabilitySpec("ask", "Asks.", cost_usd=0.01)
     >>> found = estimate_plan(["ask", "ask"], {"ask": spec}, {"ask": (1.5, 400.0, 0.02)})

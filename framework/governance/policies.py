@@ -1,4 +1,4 @@
-"""Policies: rules that look at how a turn stands and say what is to be done about it."""
+"""Policy engine: rules with conditions on the state of a turn and actions to take."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ Matched = bool | Awaitable[bool]
 
 @dataclass(slots=True)
 class PhaseContext:
-    """How a phase, such as a turn, stands.
+    """State of a phase, such as a turn.
 
     Attributes:
-        phase: What it is about.
-        quality_level: The lowest level that was observed; ``None`` for nothing observed.
-        gate_score: The same as a number, or any other score of a gate.
-        gate_threshold: What a gate asks for.
-        completed_roles: Who has done the work: in a graph, capabilities.
-        failed_roles: Whose work failed.
-        all_roles: Who has work to do.
-        elapsed_seconds: How long it has taken.
-        retry_exhausted_scenarios: Kinds of failures for which no try is left.
-        phase_completed: Whether all is done.
-        total_cost_usd: What it cost; ``None`` for a cost that is not known.
+        phase: Name of the phase.
+        quality_level: Lowest observed quality level; ``None`` if none was observed.
+        gate_score: The quality level as a number, or another score of a gate.
+        gate_threshold: Score that the gate requires.
+        completed_roles: Roles that completed their work; in a graph, capabilities.
+        failed_roles: Roles whose work failed.
+        all_roles: All roles with work to do.
+        elapsed_seconds: Seconds since the phase started.
+        retry_exhausted_scenarios: Failure scenarios without remaining retries.
+        phase_completed: True if the phase is complete.
+        total_cost_usd: Cost in US dollars; ``None`` if unknown.
 
     Raises:
-        ValueError: A number is negative or none.
+        ValueError: A number is negative or not a number.
     """
 
     phase: str = ""
@@ -63,16 +63,16 @@ class PhaseContext:
 
 
 class PolicyCondition(ABC):
-    """Says whether a rule applies."""
+    """Condition of a policy rule."""
 
     @abstractmethod
     def matches(self, ctx: PhaseContext) -> Matched:
-        """Tell whether it does; may be a coroutine function."""
+        """Return whether the condition holds. The method may be asynchronous."""
 
 
 @dataclass(frozen=True)
 class And(PolicyCondition):
-    """All of several conditions; true for none.
+    """Condition that holds if all conditions hold. It holds for an empty sequence.
 
     Attributes:
         conditions: The conditions.
@@ -81,13 +81,13 @@ class And(PolicyCondition):
     conditions: Sequence[PolicyCondition]
 
     def matches(self, ctx: PhaseContext) -> Matched:
-        """Ask them in their order, up to the first that does not match."""
+        """Evaluate the conditions in order, up to the first that does not hold."""
         return _in_turn(iter(self.conditions), ctx, until=False)
 
 
 @dataclass(frozen=True)
 class Or(PolicyCondition):
-    """Any of several conditions; false for none.
+    """Condition that holds if any condition holds. It does not hold for an empty sequence.
 
     Attributes:
         conditions: The conditions.
@@ -96,7 +96,7 @@ class Or(PolicyCondition):
     conditions: Sequence[PolicyCondition]
 
     def matches(self, ctx: PhaseContext) -> Matched:
-        """Ask them in their order, up to the first that matches."""
+        """Evaluate the conditions in order, up to the first that holds."""
         return _in_turn(iter(self.conditions), ctx, until=True)
 
 
@@ -121,79 +121,79 @@ async def _later(
 
 @dataclass(frozen=True)
 class QualityAt(PolicyCondition):
-    """The observed level is at least this one; never where nothing was observed.
+    """Condition that holds if the observed quality level is at least ``level``.
 
     Attributes:
-        level: The level.
+        level: Minimum level.
     """
 
     level: QualityLevel
 
     def matches(self, ctx: PhaseContext) -> bool:
-        """Hold what was observed against it."""
+        """Return whether a level was observed and suffices."""
         return ctx.quality_level is not None and ctx.quality_level >= self.level
 
 
 class PhaseCompleted(PolicyCondition):
-    """All is done."""
+    """Condition that holds if the phase is complete."""
 
     def matches(self, ctx: PhaseContext) -> bool:
-        """Look at the phase."""
+        """Return whether the phase is complete."""
         return ctx.phase_completed
 
 
 @dataclass(frozen=True)
 class AgentFailed(PolicyCondition):
-    """Somebody's work failed.
+    """Condition that holds if the work of a role failed.
 
     Attributes:
-        role: Whose; ``None`` for anybody's.
+        role: The role; ``None`` for any role.
     """
 
     role: str | None = None
 
     def matches(self, ctx: PhaseContext) -> bool:
-        """Look who failed."""
+        """Return whether the role, or any role, failed."""
         return self.role in ctx.failed_roles if self.role else bool(ctx.failed_roles)
 
 
 @dataclass(frozen=True)
 class GateBelow(PolicyCondition):
-    """The score of a gate is below this.
+    """Condition that holds if the gate's score is below a threshold.
 
     Attributes:
-        threshold: The least score that is enough.
+        threshold: Minimum sufficient score.
     """
 
     threshold: float
 
     def matches(self, ctx: PhaseContext) -> bool:
-        """Hold the score against it."""
+        """Return whether the score is below the threshold."""
         return ctx.gate_score < self.threshold
 
 
 @dataclass(frozen=True)
 class RetryExhausted(PolicyCondition):
-    """No try is left.
+    """Condition that holds if no retries remain.
 
     Attributes:
-        scenario: For this kind of failure; ``None`` for any.
+        scenario: Failure scenario; ``None`` for any scenario.
     """
 
     scenario: str | None = None
 
     def matches(self, ctx: PhaseContext) -> bool:
-        """Look for which kinds no try is left."""
+        """Return whether the scenario, or any scenario, has no retries left."""
         known = ctx.retry_exhausted_scenarios
         return self.scenario in known if self.scenario else bool(known)
 
 
 @dataclass(frozen=True)
 class TimedOut(PolicyCondition):
-    """It takes longer than this.
+    """Condition that holds if the phase takes longer than a limit.
 
     Attributes:
-        seconds: How long it may take.
+        seconds: Time limit.
     """
 
     seconds: float
@@ -202,24 +202,27 @@ class TimedOut(PolicyCondition):
         check_number("seconds", self.seconds)
 
     def matches(self, ctx: PhaseContext) -> bool:
-        """Look at the time."""
+        """Return whether the elapsed time exceeds the limit."""
         return ctx.elapsed_seconds > self.seconds
 
 
 class AllAgentsComplete(PolicyCondition):
-    """Everybody who has work to do is through with it, well or not; never where nobody has."""
+    """Condition that holds if all roles have completed or failed.
+
+    It does not hold without roles.
+    """
 
     def matches(self, ctx: PhaseContext) -> bool:
-        """Look whose work is over."""
+        """Return whether all roles have completed or failed."""
         return bool(ctx.all_roles) and ctx.completed_roles | ctx.failed_roles >= ctx.all_roles
 
 
 @dataclass(frozen=True)
 class CostExceeded(PolicyCondition):
-    """It costs more than this; a cost that is not known counts as too much.
+    """Condition that holds if the cost exceeds a budget. An unknown cost counts as exceeding it.
 
     Attributes:
-        budget_usd: What it may cost.
+        budget_usd: Budget in US dollars.
     """
 
     budget_usd: float
@@ -228,44 +231,44 @@ class CostExceeded(PolicyCondition):
         check_number("budget_usd", self.budget_usd)
 
     def matches(self, ctx: PhaseContext) -> bool:
-        """Look at the cost."""
+        """Return whether the cost is unknown or exceeds the budget."""
         return ctx.total_cost_usd is None or ctx.total_cost_usd > self.budget_usd
 
 
 class PolicyAction(StrEnum):
-    """What a rule can have done."""
+    """Action of a policy rule."""
 
     ADVANCE_PHASE = "advance_phase"
-    """Go on without the step that failed, and what needs it."""
+    """Continue without the failed step and the steps that depend on it."""
     RETRY_AGENT = "retry_agent"
-    """Try what failed again, once more than its own policy says."""
+    """Retry the failed step once more than its retry policy allows."""
     RETRY_PHASE = "retry_phase"
-    """Write another plan."""
+    """Create a new plan."""
     RECOVER_ONCE = "recover_once"
-    """Do what the recipe for the failure says, then try again."""
+    """Run the recovery recipe of the failure, then retry."""
     ESCALATE = "escalate"
-    """Have a person look at the plan before it goes on."""
+    """Ask a person to review the plan before it continues."""
     STORE_GATE_FEEDBACK = "store_gate_feedback"
-    """Tell the next plan what was not good enough."""
+    """Pass the gate's feedback to the next plan."""
     GENERATE_HANDOFF = "generate_handoff"
-    """Tell whoever takes over what is done and what is not."""
+    """Report finished and open work to whoever takes over."""
     NOTIFY = "notify"
-    """Tell the sinks."""
+    """Send an event to the sinks."""
     ABORT_PHASE = "abort_phase"
     """Stop the turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyActionData:
-    """An action with what it is given.
+    """Action with its parameters.
 
     Attributes:
         action: The action.
-        params: In a graph: ``switch_model`` and ``smaller_context`` (with a new try: the next model
-            of the engine, a shorter conversation), ``message``.
+        params: Parameters. In a graph: ``message``, and for actions that retry, ``switch_model``
+            (use the engine's next model) and ``smaller_context`` (shorten the conversation).
 
     Raises:
-        ValueError: There is no such action.
+        ValueError: The action is unknown.
     """
 
     action: PolicyAction
@@ -273,7 +276,7 @@ class PolicyActionData:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "action", PolicyAction(self.action))
-        # A copy of one's own: nobody changes a rule by changing what it was made of.
+        # A copy, so that later changes by the caller have no effect.
         object.__setattr__(self, "params", copy.deepcopy(self.params))
 
     def to_dict(self) -> dict[str, Any]:
@@ -284,16 +287,16 @@ class PolicyActionData:
 
 @dataclass(frozen=True, slots=True)
 class PolicyRule:
-    """What is to be done under a condition.
+    """Rule with a condition and actions.
 
     Attributes:
-        name: Names it, in logs and events.
-        condition: When it applies.
-        actions: What is done, in order.
-        priority: Rules with a lower number come first.
+        name: Name of the rule, for logs and events.
+        condition: The condition.
+        actions: Actions, in order.
+        priority: Rules with lower numbers apply first.
 
     Raises:
-        ValueError: It has no name, no action, or no condition that could match.
+        ValueError: The name or the actions are empty, or the condition has no ``matches`` method.
     """
 
     name: str
@@ -307,24 +310,24 @@ class PolicyRule:
         can_match = callable(getattr(self.condition, "matches", None))
         if not self.name.strip() or not self.actions or not right or not can_match:
             raise ValueError(
-                f"The rule {self.name!r} has the condition {self.condition!r} and the actions"
-                f" {self.actions!r}. Fix: give a name, a condition and PolicyActionData."
+                f"Invalid rule {self.name!r} with the condition {self.condition!r} and the actions"
+                f" {self.actions!r}. Fix: pass a name, a PolicyCondition, and PolicyActionData."
             )
 
 
 class PolicyEngine:
-    """Holds rules against how a phase stands: all that match apply, by priority.
+    """Engine that applies all matching rules, by priority.
 
-    Among the ``policies`` of a graph its actions act; each rule at most ``max_uses_per_turn`` times a turn.
+    Among the ``policies`` of a graph, the engine also executes the actions.
 
     Args:
         rules: The rules.
-        models: In a graph: what ``switch_model`` goes on with, one after the other: chat models or
+        models: Models for ``switch_model`` in a graph, in order: chat models or
             ``"provider:name"``.
-        max_uses_per_turn: In a graph: how often one rule may act in a turn.
+        max_uses_per_turn: Maximum number of times that each rule acts in a turn of a graph.
 
     Raises:
-        ValueError: Two rules have one name, or none may ever act.
+        ValueError: Two rules have the same name, or ``max_uses_per_turn`` is below 1.
 
     >>> engine = PolicyEngine(
     ...     [
@@ -345,20 +348,20 @@ class PolicyEngine:
         if len({*names}) < len(names) or max_uses_per_turn < 1:
             raise ValueError(
                 f"The rules are called {names}, and each may act {max_uses_per_turn} times."
-                " Fix: give each a name of its own, and at least one time."
+                " Fix: use unique names and a number of at least 1."
             )
         self.models: tuple[Any, ...] = tuple(models)
         self.max_uses_per_turn = max_uses_per_turn
 
     @property
     def rules(self) -> list[PolicyRule]:
-        """The rules, in the order in which they apply."""
+        """The rules in the order in which they apply."""
         return list(self._rules)
 
     def evaluate(self, ctx: PhaseContext) -> Any:
-        """Return the actions of all rules that match; awaitable where a condition is asynchronous.
+        """Return the actions of all matching rules, or an awaitable if a condition is asynchronous.
 
-        A condition that raises does not match; its rule is named in the log.
+        A condition that raises does not match. The failure is logged with the name of the rule.
         """
         found = self.matching(ctx)
         if inspect.isawaitable(found):
@@ -366,12 +369,12 @@ class PolicyEngine:
         return _actions(found)
 
     async def evaluate_async(self, ctx: PhaseContext) -> list[PolicyActionData]:
-        """Return the actions of all rules that match."""
+        """Return the actions of all matching rules."""
         actions: list[PolicyActionData] = await maybe_await(self.evaluate(ctx))
         return actions
 
     def matching(self, ctx: PhaseContext) -> Any:
-        """Return the rules that match; awaitable where a condition is asynchronous."""
+        """Return the matching rules, or an awaitable if a condition is asynchronous."""
         found = [(rule, _asked(rule, ctx)) for rule in self._rules]
         if any(inspect.isawaitable(matched) for _, matched in found):
             return _matching_later(found)
@@ -388,7 +391,7 @@ def _asked(rule: PolicyRule, ctx: PhaseContext) -> Any:
 
 def _log(rule: PolicyRule) -> None:
     get_logger("framework", "policy").exception(
-        "the condition of the rule %r failed, and the rule does not apply", rule.name
+        "The condition of the rule %r raised an error, so the rule does not apply", rule.name
     )
 
 
@@ -404,7 +407,7 @@ async def _matching_later(found: Sequence[tuple[PolicyRule, Any]]) -> list[Polic
 
 
 def _actions(rules: Iterable[PolicyRule]) -> list[PolicyActionData]:
-    # A copy of each: who gets the actions may change what they are given.
+    # Copies, because the caller may change the parameters.
     return [PolicyActionData(a.action, a.params) for rule in rules for a in rule.actions]
 
 

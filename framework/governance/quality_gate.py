@@ -1,4 +1,4 @@
-"""Quality gates: how good a result has to be, and what happens when it is not."""
+"""Quality gates: required quality levels of results, and the reactions to a lower level."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _SEVERITY = {
 
 
 class QualityGateError(PolicyError):
-    """A result is not as good as its gate asks for; the severity is that of ``below``."""
+    """Error for a result below the required level. Its severity follows ``below``."""
 
     code = "CG-QUALITY"
     severity: ErrorSeverity = ErrorSeverity.CRITICAL
 
 
 class QualityLevel(IntEnum):
-    """How good something is; more is stricter.
+    """Quality level of a result, in ascending order.
 
     >>> QualityLevel.STRICT >= QualityLevel.STANDARD, QualityLevel.STRICT.label
     (True, 'Strict')
@@ -43,29 +43,29 @@ class QualityLevel(IntEnum):
 
     @property
     def label(self) -> str:
-        """The name as a word."""
+        """Name of the level in title case."""
         return self.name.title()
 
     @classmethod
     def of(cls, value: Any) -> QualityLevel:
-        """Return the level that is given as itself or by its number.
+        """Return a quality level from a level or its number.
 
         Raises:
-            ValueError: It is neither.
+            ValueError: The value is neither.
         """
         if type(value) not in (int, cls):
-            raise ValueError(f"{value!r} is no quality level. Fix: give a QualityLevel.")
+            raise ValueError(f"{value!r} is not a quality level. Fix: pass a QualityLevel.")
         return cls(value)
 
 
 @dataclass(frozen=True, slots=True)
 class QualityGateOutcome:
-    """What a gate says about an observed level.
+    """Comparison of an observed level with the required one.
 
     Attributes:
-        satisfied: Whether it is enough.
-        required_level: What is asked for.
-        observed_level: What there is; ``None`` for nothing that could be judged.
+        satisfied: True if the observed level suffices.
+        required_level: The required level.
+        observed_level: The observed level; ``None`` if no level could be determined.
     """
 
     satisfied: bool
@@ -73,7 +73,7 @@ class QualityGateOutcome:
     observed_level: QualityLevel | None
 
     def is_satisfied(self) -> bool:
-        """Tell whether it is enough."""
+        """Return whether the observed level suffices."""
         return self.satisfied
 
     def to_dict(self) -> dict[str, Any]:
@@ -87,21 +87,21 @@ class QualityGateOutcome:
 
 @dataclass(frozen=True, slots=True)
 class QualityGate:
-    """Asks for a level of quality.
+    """Gate that requires a quality level.
 
-    As ``gate`` of a capability it stands on each result; among ``policies`` of a graph on each plan;
-    as ``answer_gate`` of a graph on the answer.
+    As ``gate`` of a capability, it checks each result. Among the ``policies`` of a graph, it checks
+    each plan. As ``answer_gate`` of a graph, it checks the answer.
 
     Attributes:
-        required_level: The least level that is enough.
-        check: Gives the level of a result: a function (also an async one, such as a model that
-            judges) that returns a ``QualityLevel``, or ``None`` for nothing that is good at all; what
-            it asserts in vain counts as that. Or a pydantic model that the result has to fit.
-        below: What happens below the level: ``retry`` (a plan, or an answer, is written again),
-            ``replan``, ``approval_reason`` a person, or ``fail``.
+        required_level: Minimum level.
+        check: Function that returns the ``QualityLevel`` of a result, or ``None`` for a useless
+            result. It may be asynchronous, for example a call to a judge model. A failed assertion
+            counts as ``None``. Alternatively, a pydantic model that the result must match.
+        below: Reaction to a lower level: ``retry`` (plans and answers are written again),
+            ``replan``, ``ask`` a person, or ``fail``.
 
     Raises:
-        ValueError: The level or ``below`` makes no sense.
+        ValueError: The level or ``below`` is invalid.
 
     >>> gate = QualityGate(QualityLevel.STANDARD)
     >>> gate.evaluate(QualityLevel.STRICT).satisfied, gate.evaluate(None).satisfied
@@ -115,23 +115,25 @@ class QualityGate:
     def __post_init__(self) -> None:
         object.__setattr__(self, "required_level", QualityLevel.of(self.required_level))
         if self.below not in get_args(Below):
-            raise ValueError(f"below={self.below!r}. Fix: use one of {', '.join(get_args(Below))}.")
+            raise ValueError(
+                f"Invalid below {self.below!r}. Fix: use one of {', '.join(get_args(Below))}."
+            )
 
     def evaluate(self, observed: QualityLevel | int | None) -> QualityGateOutcome:
-        """Hold an observed level against what is asked for; nothing observed is not enough."""
+        """Compare an observed level with the required one. ``None`` never suffices."""
         level = None if observed is None else QualityLevel.of(observed)
         satisfied = level is not None and level >= self.required_level
         return QualityGateOutcome(satisfied, self.required_level, level)
 
     def is_satisfied_by(self, observed: QualityLevel | int | None) -> bool:
-        """Tell whether an observed level is enough."""
+        """Return whether an observed level suffices."""
         return self.evaluate(observed).satisfied
 
     async def evaluate_result(self, result: Any, subject: str) -> GateResult:
-        """Let a result pass; see :class:`capgraph.base.ports.ResultGate`.
+        """Check a result; see :class:`capgraph.base.ports.ResultGate`.
 
         Raises:
-            QualityGateError: It is not good enough, or the check itself failed.
+            QualityGateError: The result is below the required level, or the check itself failed.
         """
         fault = ""
         try:
@@ -141,31 +143,33 @@ class QualityGate:
         except CapgraphError:
             raise
         except Exception as exc:
-            # Nobody knows how good it is: what cannot be judged does not pass.
+            # A result that cannot be checked must not pass.
             raise QualityGateError(
                 f"The check of {subject} failed: {type(exc).__name__}: {exc}.",
-                fix="Mend the check.",
+                fix="Correct the check.",
             ) from exc
         if outcome.satisfied:
             return GateResult(outcome.observed_level)
-        seen = outcome.observed_level.label if outcome.observed_level else "nothing"
-        told = f"The gate on {subject} asks for {self.required_level.label} and observed {seen}{fault}."
+        seen = outcome.observed_level.label if outcome.observed_level else "not rated"
+        told = f"The gate on {subject} requires {self.required_level.label}, but the result is {seen}{fault}."
         if self.below == "ask":
             return GateResult(outcome.observed_level, told)
         raise QualityGateError(
-            told, fix="Give a better result, or lower the gate.", severity=_SEVERITY[self.below]
+            told,
+            fix="Improve the result, or lower the required level.",
+            severity=_SEVERITY[self.below],
         )
 
     async def review(self, plan: ExecutionPlan, view: TurnSnapshot) -> Verdict:
-        """Look at a plan before it is accepted, as a policy does.
+        """Check a plan before it is accepted.
 
         Raises:
-            QualityGateError: It is not good enough.
+            QualityGateError: The plan is below the required level.
         """
         try:
             seen = await self.evaluate_result(plan, "the plan")
         except QualityGateError as exc:
-            if exc.severity is ErrorSeverity.RETRIABLE:  # to try a plan again is to plan again
+            if exc.severity is ErrorSeverity.RETRIABLE:  # retrying a plan means planning again
                 exc.severity = ErrorSeverity.REPLANNING
             raise
         return Verdict("ask", [seen.approval_reason]) if seen.approval_reason else Verdict("allow")

@@ -1,4 +1,4 @@
-"""Recovery: recipes for kinds of failures that run, and a report of what ran."""
+"""Recovery recipes for failure scenarios, with a report of the steps that ran."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KEPT_EVENTS = 1000
 
 
 class FailureScenario(StrEnum):
-    """Kinds of failures for which there is a recipe."""
+    """Failure scenario with a recovery recipe."""
 
     LLM_TIMEOUT = "llm_timeout"
     LLM_ERROR = "llm_error"
@@ -38,7 +38,7 @@ RecoveryScenario = FailureScenario
 
 
 class RecoveryStep(StrEnum):
-    """What can be done about a failure."""
+    """Step of a recovery recipe."""
 
     RETRY_WITH_BACKOFF = "retry_with_backoff"
     RETRY_WITH_SMALLER_CONTEXT = "retry_with_smaller_context"
@@ -50,7 +50,7 @@ class RecoveryStep(StrEnum):
 
 
 class EscalationPolicy(StrEnum):
-    """What to do when nothing is left to try."""
+    """Reaction when recovery attempts are exhausted."""
 
     ALERT_HUMAN = "alert_human"
     LOG_AND_CONTINUE = "log_and_continue"
@@ -59,17 +59,17 @@ class EscalationPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RecoveryRecipe:
-    """What is done about a kind of failure, in order.
+    """Recovery steps for a failure scenario.
 
     Attributes:
-        scenario: The kind.
-        steps: What is done.
-        max_attempts: How often, until it has helped.
-        escalation_policy: What to do then.
-        step_retries: How often a step is tried; once where it is not named.
+        scenario: The failure scenario.
+        steps: Recovery steps, in order.
+        max_attempts: Maximum number of attempts until one succeeds.
+        escalation_policy: Reaction when the attempts are exhausted.
+        step_retries: Maximum number of tries per step; 1 for steps without an entry.
 
     Raises:
-        ValueError: There is no step, or no attempt.
+        ValueError: There are no steps or attempts, or ``step_retries`` names an unknown step.
     """
 
     scenario: FailureScenario
@@ -83,8 +83,8 @@ class RecoveryRecipe:
         if not self.steps or self.max_attempts < 1 or not {*self.step_retries} <= {*self.steps}:
             raise ValueError(
                 f"The recipe for {self.scenario} has {len(self.steps)} steps, {self.max_attempts}"
-                f" attempts and tries of {list(self.step_retries)}."
-                " Fix: give steps, at least one attempt, and tries of these steps."
+                f" attempts, and step_retries for {list(self.step_retries)}."
+                " Fix: pass steps, at least one attempt, and step_retries for these steps only."
             )
 
 
@@ -110,7 +110,7 @@ _RECIPES: Mapping[FailureScenario, RecoveryRecipe] = MappingProxyType(
 
 
 def recipe_for(scenario: FailureScenario | str) -> RecoveryRecipe:
-    """Return what is done about a kind of failure.
+    """Return the default recipe for a failure scenario.
 
     >>> [step.value for step in recipe_for("llm_error").steps]
     ['retry_with_backoff', 'switch_provider']
@@ -120,16 +120,16 @@ def recipe_for(scenario: FailureScenario | str) -> RecoveryRecipe:
 
 @dataclass(slots=True)
 class RecoveryResult:
-    """What an attempt at recovery did.
+    """Result of a recovery attempt.
 
     Attributes:
-        outcome: ``recovered`` when every step of the recipe ran and succeeded,
-            ``partial_recovery`` when only some did, or the first one failed;
-            ``escalation_required`` when nothing was there to run, or the attempts are used up.
-        steps_taken: How many succeeded.
-        recovered_steps: Which.
-        remaining_steps: Those that failed, were not reached, or that nothing is there to run for.
-        reason: Why it is not recovered.
+        outcome: ``recovered`` if all steps of the recipe succeeded. ``partial_recovery`` if only
+            some did, or the first one failed. ``escalation_required`` if no step has an action, or
+            the attempts are exhausted.
+        steps_taken: Number of successful steps.
+        recovered_steps: Successful steps.
+        remaining_steps: Steps that failed, were not reached, or have no action.
+        reason: Reason why recovery is incomplete.
     """
 
     outcome: Literal["recovered", "partial_recovery", "escalation_required"]
@@ -145,14 +145,14 @@ class RecoveryResult:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryEvent:
-    """An attempt at recovery, for the record.
+    """Record of a recovery attempt.
 
     Attributes:
-        event_type: ``succeeded``, ``failed`` or ``escalated``.
-        scenario: The kind of failure.
-        recipe_steps: What was to be done.
-        result: What was done.
-        timestamp: When, as ISO text.
+        event_type: ``succeeded``, ``failed``, or ``escalated``.
+        scenario: The failure scenario.
+        recipe_steps: Steps of the recipe.
+        result: Result of the attempt.
+        timestamp: Time as ISO text.
     """
 
     event_type: str
@@ -167,12 +167,12 @@ class RecoveryEvent:
 
 
 class RecoveryContext:
-    """What attempts at recovery can do, and how often they did it.
+    """Actions for recovery steps, and a count of the attempts.
 
     Args:
-        actions: What runs for a step of a recipe: a function of no arguments, also an async one. It
-            has failed when it raises or returns ``False``.
-        recipes: Recipes in place of those that come along.
+        actions: Function for each step, without parameters. It may be asynchronous. A step fails if
+            its function raises or returns ``False``.
+        recipes: Recipes that replace the default ones.
     """
 
     def __init__(
@@ -190,16 +190,16 @@ class RecoveryContext:
         self._lock = threading.Lock()
 
     def attempt_count(self, scenario: FailureScenario | str) -> int:
-        """Return how often recovery was attempted since it last succeeded."""
+        """Return the number of attempts since the last successful one."""
         return self._attempts.get(FailureScenario(scenario), 0)
 
     def recipe(self, scenario: FailureScenario | str) -> RecoveryRecipe:
-        """Return what is done here about a kind of failure."""
+        """Return the recipe for a failure scenario in this context."""
         return self._recipes[FailureScenario(scenario)]
 
     @property
     def events(self) -> list[RecoveryEvent]:
-        """The last attempts, oldest first."""
+        """Most recent attempts, oldest first."""
         return list(self._events)
 
     def _begin(self, recipe: RecoveryRecipe) -> bool:
@@ -225,7 +225,7 @@ class RecoveryContext:
 
 
 def attempt_recovery(scenario: FailureScenario | str, ctx: RecoveryContext) -> RecoveryResult:
-    """Run the recipe for a kind of failure, from code that is not asynchronous.
+    """Run the recovery recipe for a failure scenario from synchronous code.
 
     >>> ctx = RecoveryContext({"retry_with_backoff": lambda: True})
     >>> attempt_recovery("llm_timeout", ctx).outcome
@@ -235,20 +235,20 @@ def attempt_recovery(scenario: FailureScenario | str, ctx: RecoveryContext) -> R
     """
     work = _attempt(scenario, ctx, _blocking)
     try:
-        work.send(None)  # it waits for nothing that does not block, so this is all of it
+        work.send(None)  # it never suspends, so one send completes it
     except StopIteration as done:
         found: RecoveryResult = done.value
         return found
-    raise RuntimeError("The recovery did not come to its end.")
+    raise RuntimeError("The recovery suspended unexpectedly.")
 
 
 async def aattempt_recovery(
     scenario: FailureScenario | str, ctx: RecoveryContext
 ) -> RecoveryResult:
-    """Run the recipe for a kind of failure.
+    """Run the recovery recipe for a failure scenario.
 
     Returns:
-        What ran, and what did not.
+        The result, with the steps that succeeded and those that remain.
     """
     return await _attempt(scenario, ctx, maybe_await)
 
@@ -261,7 +261,7 @@ async def _attempt(
     recipe = ctx.recipe(scenario)
     steps = [step.value for step in recipe.steps]
     if not ctx._begin(recipe):
-        told = f"{recipe.max_attempts} attempts for {recipe.scenario} are used up"
+        told = f"{recipe.max_attempts} attempts for {recipe.scenario} are exhausted"
         return ctx._end(recipe, RecoveryResult("escalation_required", 0, [], steps, told))
     ran = False
     done: list[str] = []
@@ -269,12 +269,12 @@ async def _attempt(
     for place, step in enumerate(recipe.steps):
         action = ctx.actions.get(step)
         if action is None:
-            reasons.append(f"nothing is there to run for {step.value}")
+            reasons.append(f"{step.value} has no action")
             continue
         ran = True
         fault = await _tried(step, action, recipe.step_retries.get(step, 1), wait)
         if fault:
-            # What comes after it was meant for when it had succeeded.
+            # Later steps assume that this one succeeded.
             reasons += [
                 fault,
                 *(f"{left.value} was not reached" for left in recipe.steps[place + 1 :]),
@@ -293,7 +293,7 @@ async def _tried(
     tries: int,
     wait: Callable[[Awaitable[Any]], Awaitable[Any]],
 ) -> str:
-    fault = f"{step.value} may not be tried"
+    fault = f"{step.value} has no tries"
     for _ in range(tries):
         try:
             found = action()
@@ -310,7 +310,7 @@ async def _tried(
 
 
 async def _blocking(found: Awaitable[Any]) -> Any:
-    """Wait without ever suspending."""
+    """Wait for an awaitable without suspending the coroutine."""
     return run_sync(maybe_await(found))
 
 
@@ -325,7 +325,7 @@ _BY_CATEGORY: Mapping[Category, FailureScenario] = MappingProxyType(
         "programming_error": FailureScenario.TOOL_EXECUTION_ERROR,
     }
 )
-# A number is a status only where the text says so: 4012 rows are no failed login.
+# A number is a status only after such a word: "4012 rows" does not mean HTTP 401.
 _STATUS = r"(?:^|\b(?:http|status|code|error)\b\W{0,3}(?:code\W{0,3})?)(?:%s)\b"
 _BY_TEXT: tuple[tuple[str, FailureScenario], ...] = (
     (r"\btime[d]?[ -]?out\b", FailureScenario.LLM_TIMEOUT),
@@ -353,7 +353,9 @@ _BY_TEXT: tuple[tuple[str, FailureScenario], ...] = (
 
 
 def classify_exception(error: BaseException) -> FailureScenario:
-    """Say which kind of failure an exception is: by types along its chain, then by what it says.
+    """Return the failure scenario of an exception.
+
+    The types in its cause chain are checked first, then its text.
 
     >>> classify_exception(RuntimeError("processed 4012 rows")).value
     'llm_error'
@@ -372,7 +374,7 @@ def classify_exception(error: BaseException) -> FailureScenario:
 
 
 def classify_failure(failure: Failure) -> FailureScenario:
-    """Say which kind a failure is that was read before."""
+    """Return the failure scenario of a recorded failure."""
     category: Any = failure.metadata.get("category")
     found = _BY_CATEGORY.get(category)
     if found is not None:
@@ -397,28 +399,30 @@ def _by_type(error: BaseException) -> FailureScenario | None:
 
 
 def next_provider(available_providers: Sequence[str], current_provider: str) -> str | None:
-    """Return the first provider that is another one, or ``None``.
+    """Return the first provider other than the current one, or ``None``.
 
     >>> next_provider(["a", "b", "c"], "a")
     'b'
     """
     if isinstance(available_providers, str):
-        raise TypeError(f"{available_providers!r} is one text. Fix: give a list of names.")
+        raise TypeError(
+            f"available_providers is the string {available_providers!r}. Fix: pass a list of names."
+        )
     return next((name for name in available_providers if name != current_provider), None)
 
 
 def smaller_context_budget(current_chars: int, reduction: float = 0.75) -> int:
-    """Return how many characters of a context are kept at the next try.
+    """Return the number of context characters to keep for the next attempt.
 
     Raises:
-        ValueError: There is less than nothing, or more would be kept than there is.
+        ValueError: The number of characters is negative, or the factor is not between 0 and 1.
 
     >>> smaller_context_budget(1000)
     750
     """
     if current_chars < 0 or not 0.0 <= reduction <= 1.0:
         raise ValueError(
-            f"{reduction!r} of {current_chars!r} characters cannot be kept."
-            " Fix: give a part between 0 and 1 of 0 or more."
+            f"Invalid reduction {reduction!r} of {current_chars!r} characters."
+            " Fix: pass a factor between 0 and 1, and a nonnegative number of characters."
         )
     return int(current_chars * reduction)

@@ -1,4 +1,4 @@
-"""Limits of one session: what it may use, and when it must end."""
+"""Limits of a session: usage limits, and limits that end the session."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from capgraph.telemetry.usage import UsageTracker
 
 
 class UsageLimitExceededError(LimitError):
-    """A session used more than it may.
+    """Error for a session that exceeded a usage limit.
 
     Attributes:
         limit_name: Name of the limit.
-        observed: What was used; ``None`` for a cost that nobody knows.
-        ceiling: What the limit allows.
+        observed: Amount used; ``None`` for an unknown cost.
+        ceiling: Value of the limit.
     """
 
     limit_name: str = ""
@@ -27,12 +27,12 @@ class UsageLimitExceededError(LimitError):
 
 
 class GovernanceBreachError(LimitError):
-    """A limit of a session was passed; the session ends, and nothing recovers it.
+    """Error for a breached limit that ends the session. It is not recoverable.
 
     Attributes:
         limit_name: Name of the limit.
-        observed: What was counted.
-        ceiling: What the limit allows.
+        observed: Amount counted.
+        ceiling: Value of the limit.
     """
 
     limit_name: str = ""
@@ -42,17 +42,17 @@ class GovernanceBreachError(LimitError):
 
 @dataclass(frozen=True, slots=True)
 class UsageLimits:
-    """What a session may use; what is ``None`` has no limit.
+    """Usage limits of a session. ``None`` means no limit.
 
     Attributes:
-        request_tokens_max: Tokens of all prompts.
-        response_tokens_max: Tokens of all answers.
-        total_tokens_max: Both together.
-        tool_calls_max: Calls of tools.
-        cost_usd_max: US dollars; a cost that nobody knows counts as past it.
+        request_tokens_max: Maximum number of prompt tokens.
+        response_tokens_max: Maximum number of output tokens.
+        total_tokens_max: Maximum number of prompt and output tokens.
+        tool_calls_max: Maximum number of tool calls.
+        cost_usd_max: Maximum cost in US dollars. An unknown cost exceeds it.
 
     Raises:
-        ValidationError: A limit is negative or no number.
+        ValidationError: A limit is negative or not a number.
 
     >>> from capgraph.telemetry import UsageSnapshot, UsageTracker
     >>> tracker = UsageTracker()
@@ -72,10 +72,10 @@ class UsageLimits:
                 check_number(name, value)
 
     def check(self, tracker: UsageTracker) -> None:
-        """Compare with what a session used.
+        """Raise if a session's usage exceeds a limit.
 
         Raises:
-            UsageLimitExceededError: It is past a limit.
+            UsageLimitExceededError: A limit is exceeded.
         """
         prompts, answers = tracker.total_input_tokens, tracker.total_output_tokens
         seen: dict[str, float | None] = {
@@ -90,12 +90,12 @@ class UsageLimits:
             ceiling = getattr(self, name)
             if ceiling is None or (observed is not None and observed <= ceiling):
                 continue
-            told = "a cost that nobody knows" if observed is None else f"{observed:g}"
+            amount = "an unknown amount" if observed is None else f"{observed:g}"
             raise UsageLimitExceededError(
-                f"The session used {told}, and {name} is {ceiling:g}.",
-                fix=f"Raise {name}, or register_pricing(…) for its models."
+                f"The session used {amount}, but {name} is {ceiling:g}.",
+                fix=f"Raise {name}, or call register_pricing(…) for its models."
                 if observed is None
-                else f"Raise {name}, or ask for less.",
+                else f"Raise {name}, or use less.",
                 limit_name=name,
                 observed=observed,
                 ceiling=ceiling,
@@ -104,13 +104,13 @@ class UsageLimits:
 
 @dataclass(slots=True)
 class GovernanceState:
-    """What a session has come to.
+    """Counters of a session.
 
     Attributes:
-        turns: Turns begun.
-        tool_calls: Tools called.
+        turns: Turns started.
+        tool_calls: Tool calls.
         consecutive_failures: Failures since the last success.
-        cost_usd: What it cost; a cost that nobody knows makes it endless.
+        cost_usd: Cost in US dollars; infinite if a cost is unknown.
     """
 
     turns: int = 0
@@ -123,7 +123,7 @@ class GovernanceState:
         self.turns += 1
 
     def record_tool_call(self) -> None:
-        """Count a call of a tool."""
+        """Count a tool call."""
         self.tool_calls += 1
 
     def record_failure(self) -> None:
@@ -131,26 +131,26 @@ class GovernanceState:
         self.consecutive_failures += 1
 
     def record_success(self) -> None:
-        """Begin to count failures anew."""
+        """Reset the count of consecutive failures."""
         self.consecutive_failures = 0
 
     def record_cost(self, cost_usd: float | None) -> None:
-        """Add a cost; ``None`` for one that nobody knows."""
+        """Add a cost; ``None`` if it is unknown."""
         self.cost_usd += math.inf if cost_usd is None else cost_usd
 
 
 @dataclass(frozen=True, slots=True)
 class SessionLimit:
-    """A limit of a session; passed when more than ``value`` was counted.
+    """Limit of a session, breached if the count exceeds ``value``.
 
     Attributes:
-        value: The most that is allowed.
-        scope: Of what; there is only the session.
-        on_breach: ``terminate`` ends the session, ``alert`` only tells.
-        name: What it is called.
+        value: Maximum count.
+        scope: Scope of the limit; always ``session``.
+        on_breach: ``terminate`` ends the session; ``alert`` only sends an event.
+        name: Name of the limit.
 
     Raises:
-        ValidationError: The value is negative or no number, or a word is unknown.
+        ValidationError: The value is negative or not a number, or another field is invalid.
     """
 
     value: float
@@ -165,37 +165,38 @@ class SessionLimit:
         check_number(self.name, self.value)
         if self.scope != "session":
             raise ValidationError(
-                f"scope is {self.scope!r}.", fix="Use 'session', or a Budget for other scopes."
+                f"Invalid scope {self.scope!r}.",
+                fix="Use 'session', or a Budget for other scopes.",
             )
         if self.on_breach not in ("terminate", "alert"):
             raise ValidationError(
-                f"on_breach is {self.on_breach!r}.", fix="Use 'terminate' or 'alert'."
+                f"Invalid on_breach {self.on_breach!r}.", fix="Use 'terminate' or 'alert'."
             )
 
 
 class MaxIterationsLimit(SessionLimit):
-    """The most turns of a session."""
+    """Maximum number of turns per session."""
 
     counter: ClassVar[str] = "turns"
     default_name: ClassVar[str] = "max_iterations"
 
 
 class MaxBudgetLimit(SessionLimit):
-    """The most that a session may cost, in US dollars."""
+    """Maximum cost of a session in US dollars."""
 
     counter: ClassVar[str] = "cost_usd"
     default_name: ClassVar[str] = "max_budget_usd"
 
 
 class MaxConsecutiveFailuresLimit(SessionLimit):
-    """The most failures in a row."""
+    """Maximum number of consecutive failures."""
 
     counter: ClassVar[str] = "consecutive_failures"
     default_name: ClassVar[str] = "max_consecutive_failures"
 
 
 class MaxToolCallsLimit(SessionLimit):
-    """The most calls of tools."""
+    """Maximum number of tool calls."""
 
     counter: ClassVar[str] = "tool_calls"
     default_name: ClassVar[str] = "max_tool_calls"
@@ -203,15 +204,15 @@ class MaxToolCallsLimit(SessionLimit):
 
 @dataclass(frozen=True, slots=True)
 class LimitOutcome:
-    """How a session stands to a limit.
+    """Comparison of a session's count with a limit.
 
     Attributes:
-        breached: Whether it was passed.
+        breached: True if the count exceeds the limit.
         limit_name: Name of the limit.
-        observed: What was counted.
-        ceiling: What the limit allows.
-        scope: Of what it is a limit.
-        on_breach: What then happens.
+        observed: The count.
+        ceiling: Value of the limit.
+        scope: Scope of the limit.
+        on_breach: Reaction to a breach.
     """
 
     breached: bool
@@ -224,11 +225,11 @@ class LimitOutcome:
 
 @dataclass(slots=True)
 class GovernancePlane:
-    """Limits of sessions. Each session counts for itself: :meth:`for_session`.
+    """Limits of sessions. Use :meth:`for_session` so that each session counts separately.
 
     Attributes:
         limits: The limits.
-        state: What the session has come to.
+        state: Counters of the session.
 
     >>> plane = GovernancePlane([MaxToolCallsLimit(1)]).for_session()
     >>> plane.state.record_tool_call()
@@ -243,11 +244,11 @@ class GovernancePlane:
         self.limits = tuple(self.limits)
 
     def for_session(self) -> GovernancePlane:
-        """Return the same limits with nothing counted."""
+        """Return the same limits with new counters."""
         return GovernancePlane(self.limits)
 
     def evaluate(self) -> list[LimitOutcome]:
-        """Return how the session stands to each limit."""
+        """Return the outcome of each limit."""
         return [
             LimitOutcome(
                 breached=(observed := getattr(self.state, limit.counter)) > limit.value,
@@ -261,18 +262,18 @@ class GovernancePlane:
         ]
 
     def enforce(self) -> list[LimitOutcome]:
-        """Return how the session stands to each limit, those passed that only tell included.
+        """Return the outcome of each limit, including breached limits that only alert.
 
         Raises:
-            GovernanceBreachError: One was passed that ends the session.
+            GovernanceBreachError: A limit that ends the session was breached.
         """
         found = self.evaluate()
         for outcome in found:
             if outcome.breached and outcome.on_breach == "terminate":
                 raise GovernanceBreachError(
-                    f"The session came to {outcome.observed:g}, and {outcome.limit_name} is"
+                    f"The session reached {outcome.observed:g}, but {outcome.limit_name} is"
                     f" {outcome.ceiling:g}.",
-                    fix="Begin a new session, or raise the limit.",
+                    fix="Start a new session, or raise the limit.",
                     limit_name=outcome.limit_name,
                     observed=outcome.observed,
                     ceiling=outcome.ceiling,

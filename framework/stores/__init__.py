@@ -1,4 +1,4 @@
-"""Where threads, journals, leases, standing rules and state of one's own are kept."""
+"""Persistence: savers and stores, thread management, leases, state stores, and approval rules."""
 
 from typing import TYPE_CHECKING
 

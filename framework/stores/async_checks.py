@@ -1,4 +1,4 @@
-"""Refusals of savers and stores that work only synchronously."""
+"""Checks that reject synchronous savers and stores."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from capgraph.configs.errors import ConfigurationError
 
 
 def require_async_saver(saver: Any) -> None:
-    """Refuse a saver that a turn cannot use.
+    """Raise if a saver supports only synchronous calls.
 
     Args:
-        saver: Anything; what is no saver passes.
+        saver: Any object. Objects other than savers are accepted.
 
     Raises:
         ConfigurationError: The saver is synchronous.
@@ -28,10 +28,10 @@ def require_async_saver(saver: Any) -> None:
 
 
 def require_async_store(store: Any) -> None:
-    """Refuse a store that a turn cannot use.
+    """Raise if a store supports only synchronous calls.
 
     Args:
-        store: Anything; what is no store passes.
+        store: Any object. Objects other than stores are accepted.
 
     Raises:
         ConfigurationError: The store is synchronous.
@@ -46,8 +46,7 @@ def require_async_store(store: Any) -> None:
 
 def _refusal(role: str, given: object, ours: str, theirs: str) -> ConfigurationError:
     return ConfigurationError(
-        f"The {role} is a {type(given).__name__}, which is synchronous, but turns run"
-        " asynchronously.",
+        f"The {role} must be asynchronous: {type(given).__name__} supports only synchronous calls.",
         fix="Use 'async with open_graph(..., \"sqlite:///file.db\") as graph' (or a postgresql://"
         f" URL), or pass an asynchronous {role}: {ours}, or LangGraph's {theirs} or"
         f" {theirs.replace('Sqlite', 'Postgres')}.",

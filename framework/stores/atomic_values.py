@@ -1,8 +1,8 @@
-"""Small values under a name, each changed as a whole: in memory, or in a database that processes share.
+"""Atomic read-modify-write of small JSON values, in memory or in a shared database.
 
-A change is a function of the value and the moment. Two changes of one value never overlap, whoever
-makes them: in memory a lock is held for the function alone, in a database a change that another one
-overtook is made again.
+A change is a function of the current value and the current time. Changes of the same value never
+overlap. In memory, a lock is held while the function runs. In a database, a change that loses a
+race with another one is computed again.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ T = TypeVar("T")
 
 FOREVER = float("inf")
 ChangeFunction = Callable[[Any, float], tuple[Any, float, T]]
-"""Takes a value (``None`` for an empty cell) and the moment in seconds; gives the new value, for how
-many seconds it says more than an empty cell, and what the caller gets."""
+"""Function of the value (``None`` if not set) and the time in seconds. It returns the new value,
+its time to live in seconds, and the result for the caller.
+"""
 
 UndoFunction = Callable[[T], ChangeFunction[Any]]
-"""Gives the change that takes back what a caller got and never heard of."""
+"""Function that takes the result of a change and returns the change that reverts it."""
 
-_Steps = Generator[tuple[str, tuple[Any, ...]], StatementResult, tuple[T, float]]
+_Statements = Generator[tuple[str, tuple[Any, ...]], StatementResult, tuple[T, float]]
 
 _READ = (
     "SELECT {now} AS moment, value, stamp FROM (SELECT 1 AS one) AS always"
@@ -52,25 +53,25 @@ _INSERT = (
 _UPDATE = "UPDATE capgraph_cells SET value = ?, stamp = ?, expires = ? WHERE name = ? AND stamp = ?"
 _DELETE = "DELETE FROM capgraph_cells WHERE name = ? AND stamp = ?"
 _SWEEP = "DELETE FROM capgraph_cells WHERE expires < ?"
-_LAST = "\U0010ffff"  # sorts after whatever a name goes on with
-_SWEEP_SHARE = 0.005  # of changes that clear away what expired
+_LAST = "\U0010ffff"  # sorts after all names with the same prefix
+_SWEEP_SHARE = 0.005  # share of changes that also delete expired values
 _SWEEP_SIZE = 1024
 
 
 class AtomicValueStore(ABC):
-    """Values under names."""
+    """Key-value store whose values are changed atomically."""
 
     @abstractmethod
     def change(self, name: str, change: ChangeFunction[T], clock: Clock) -> T:
-        """Change a value, in a thread that may wait.
+        """Change a value. This method blocks the calling thread.
 
         Args:
-            name: Name of the cell.
-            change: What is done with its value; it may be called more than once.
-            clock: Tells the moment.
+            name: Name of the value.
+            change: Function that computes the new value. It may be called more than once.
+            clock: Source of the current time.
 
         Raises:
-            PersistenceError: The database refused, or is away.
+            PersistenceError: The database rejected the statement or is unavailable.
         """
 
     @abstractmethod
@@ -84,64 +85,64 @@ class AtomicValueStore(ABC):
         """Change a value without blocking the event loop.
 
         Args:
-            name: Name of the cell.
-            change: What is done with its value; it may be called more than once.
-            clock: Tells the moment.
-            undo: Makes the change that takes this one back, for a caller that was cancelled while
-                it was written and never hears of it.
+            name: Name of the value.
+            change: Function that computes the new value. It may be called more than once.
+            clock: Source of the current time.
+            undo: Function that returns the reverting change. It is applied if the caller is
+                cancelled while the change is being written.
 
         Raises:
-            PersistenceError: The database refused, or is away.
+            PersistenceError: The database rejected the statement or is unavailable.
         """
 
     @abstractmethod
     async def aread(self, prefix: str, clock: Clock) -> tuple[dict[str, Any], float]:
-        """Return the values whose names begin with a prefix, and the moment.
+        """Return all values whose names start with a prefix, and the current time.
 
         Raises:
-            PersistenceError: The database refused, or is away.
+            PersistenceError: The database rejected the statement or is unavailable.
         """
 
     @abstractmethod
     async def aclear(self, prefix: str) -> None:
-        """Empty the cells whose names begin with a prefix.
+        """Delete all values whose names start with a prefix.
 
         Raises:
-            PersistenceError: The database refused, or is away.
+            PersistenceError: The database rejected the statement or is unavailable.
         """
 
-    def close(self) -> None:  # noqa: B027 - not all hold something
-        """Let go of what is held open; it is opened again when it is needed."""
+    def close(self) -> None:  # noqa: B027 - optional to override
+        """Close open connections. The next operation reopens them."""
 
 
 class MemoryValues(AtomicValueStore):
-    """AtomicValueStore of this process.
+    """Value store of this process.
 
     Args:
-        max_entries: How many there are at most; the one that was changed first goes.
+        max_entries: Maximum number of values. The least recently changed value is evicted first.
 
-    >>> cells = MemoryValues()
+    >>> values = MemoryValues()
     >>> def count(value, now):
     ...     return (value or 0) + 1, FOREVER, value
-    >>> [cells.change("calls", count, SystemClock()) for _ in range(2)]
+    >>> [values.change("calls", count, SystemClock()) for _ in range(2)]
     [None, 1]
     """
 
     def __init__(self, max_entries: float = FOREVER) -> None:
-        self._most = max_entries
+        self._max_entries = max_entries
         self._lock = threading.Lock()
         self._values: dict[str, tuple[Any, float]] = {}
         self._sweep_at = _SWEEP_SIZE
 
     def change(self, name: str, change: ChangeFunction[T], clock: Clock) -> T:
-        """Change a value."""
+        """Change a value under the store's lock."""
         now = clock.monotonic()
         with self._lock:
-            value, kept, result = change(self._values.get(name, (None,))[0], now)
+            value, ttl, result = change(self._values.get(name, (None,))[0], now)
             self._values.pop(name, None)
-            if value is not None and kept > 0:
-                self._values[name] = (value, now + kept)
-            if len(self._values) > self._most:
+            if value is not None and ttl > 0:
+                self._values[name] = (value, now + ttl)
+            if len(self._values) > self._max_entries:
                 del self._values[next(iter(self._values))]
             if len(self._values) > self._sweep_at:
                 self._values = {n: v for n, v in self._values.items() if v[1] > now}
@@ -155,26 +156,29 @@ class MemoryValues(AtomicValueStore):
         clock: Clock,
         undo: UndoFunction[T] | None = None,
     ) -> T:
-        """Change a value; it does not wait."""
+        """Change a value under the store's lock. This never waits for I/O."""
         return self.change(name, change, clock)
 
     async def aread(self, prefix: str, clock: Clock) -> tuple[dict[str, Any], float]:
-        """Return the values whose names begin with a prefix, and the moment."""
+        """Return all values whose names start with a prefix, and the current time."""
         with self._lock:
             found = {n: value for n, (value, _) in self._values.items() if n.startswith(prefix)}
         return found, clock.monotonic()
 
     async def aclear(self, prefix: str) -> None:
-        """Empty the cells whose names begin with a prefix."""
+        """Delete all values whose names start with a prefix."""
         with self._lock:
             self._values = {n: v for n, v in self._values.items() if not n.startswith(prefix)}
 
 
 class TableValues(AtomicValueStore):
-    """AtomicValueStore of a database; the moment is the database's, unless the clock is one of the caller's own.
+    """Value store in a SQL table.
+
+    The current time is the database's, unless the caller passes a clock other than the system
+    clock.
 
     Args:
-        tables: Runs statements, or returns what does in the run that asks.
+        tables: Tables to use, or a function that returns the tables of the current run.
     """
 
     def __init__(self, tables: SqlTables | Callable[[], SqlTables]) -> None:
@@ -184,14 +188,14 @@ class TableValues(AtomicValueStore):
         )
 
     def change(self, name: str, change: ChangeFunction[T], clock: Clock) -> T:
-        """Change a value, in a thread that may wait."""
-        rows = self._rows()
+        """Change a value. This method blocks the calling thread."""
+        rows = self._resolve_tables()
         if rows.run_blocking("SELECT 1") is None:
             raise PersistenceError(
-                "What lies in a database in memory cannot be reached from a thread.",
-                fix="Name a file.",
+                "A database in memory is not accessible from another thread.",
+                fix="Use a SQLite file.",
             )
-        return _in_thread(rows, _steps(name, change, clock))[0]
+        return _run_in_thread(rows, _change_statements(name, change, clock))[0]
 
     async def achange(
         self,
@@ -201,31 +205,31 @@ class TableValues(AtomicValueStore):
         undo: UndoFunction[T] | None = None,
     ) -> T:
         """Change a value without blocking the event loop."""
-        rows = self._rows()
-        # Those of one loop go one after the other instead of overtaking each other in the database.
+        rows = self._resolve_tables()
+        # Changes on the same loop take turns instead of racing in the database.
         async with self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
             return await write_with_undo(
-                lambda change: _write(rows, _steps(name, change, clock)), change, undo
+                lambda change: _write(rows, _change_statements(name, change, clock)), change, undo
             )
 
     async def aread(self, prefix: str, clock: Clock) -> tuple[dict[str, Any], float]:
-        """Return the values whose names begin with a prefix, and the moment."""
-        rows = self._rows()
+        """Return all values whose names start with a prefix, and the current time."""
+        rows = self._resolve_tables()
         _, found = await rows.run(_LIST, (prefix, prefix + _LAST))
         named = {name: json.loads(value) for _, name, value in found if name is not None}
-        return named, _moment(found[0][0], clock)
+        return named, _current_time(found[0][0], clock)
 
     async def aclear(self, prefix: str) -> None:
-        """Empty the cells whose names begin with a prefix."""
-        rows = self._rows()
+        """Delete all values whose names start with a prefix."""
+        rows = self._resolve_tables()
         await rows.run(_CLEAR, (prefix, prefix + _LAST))
 
     def close(self) -> None:
-        """Close a connection of its own; what a saver has open is the saver's."""
+        """Close the store's own connection. A connection that belongs to a saver stays open."""
         if not callable(self._tables):
             self._tables.close()
 
-    def _rows(self) -> SqlTables:
+    def _resolve_tables(self) -> SqlTables:
         return self._tables() if callable(self._tables) else self._tables
 
 
@@ -234,36 +238,36 @@ async def write_with_undo(
     change: ChangeFunction[T],
     undo: UndoFunction[T] | None,
 ) -> T:
-    """Write a change to its end; one whose caller was cancelled meanwhile is taken back."""
+    """Complete a write even if the caller is cancelled, and then revert it with ``undo``."""
 
-    async def take_back(result: T) -> None:
+    async def revert(result: T) -> None:
         if undo is not None:
             await write(undo(result))
 
-    return cast("T", await shielded(write(change), take_back))
+    return cast("T", await shielded(write(change), revert))
 
 
-def _steps(name: str, change: ChangeFunction[T], clock: Clock) -> _Steps[T]:
-    """Read a cell and write it, again when another one was first; yields the statements."""
+def _change_statements(name: str, change: ChangeFunction[T], clock: Clock) -> _Statements[T]:
+    """Yield the statements that change a value. Retry if another change interferes."""
     while True:
-        ((told, text, stamp),) = (yield _READ, (name,))[1]
-        now = _moment(told, clock)
-        new, kept, result = change(None if text is None else json.loads(text), now)
-        gone = new is None or kept <= 0
-        written = None if gone else json.dumps(new)
+        ((database_time, text, stamp),) = (yield _READ, (name,))[1]
+        now = _current_time(database_time, clock)
+        new_value, ttl, result = change(None if text is None else json.loads(text), now)
+        is_deleted = new_value is None or ttl <= 0
+        written = None if is_deleted else json.dumps(new_value)
         if written == text:
             return result, now
-        expires = None if kept == FOREVER else now + kept
+        expires = None if ttl == FOREVER else now + ttl
         values = (written, uuid.uuid4().hex, expires, name)
         statement = (_UPDATE, (*values, stamp)) if text is not None else (_INSERT, values)
-        touched, _ = yield (_DELETE, (name, stamp)) if gone else statement
-        if touched:
+        changed_rows, _ = yield (_DELETE, (name, stamp)) if is_deleted else statement
+        if changed_rows:
             return result, now
 
 
-async def _write(rows: SqlTables, steps: _Steps[T]) -> T:
-    if rows.runs_in_thread:  # both statements in one visit to another thread
-        result, moment = await asyncio.to_thread(_in_thread, rows, steps)
+async def _write(rows: SqlTables, steps: _Statements[T]) -> T:
+    if rows.runs_in_thread:  # both statements in one thread switch
+        result, moment = await asyncio.to_thread(_run_in_thread, rows, steps)
     else:
         statement = next(steps)
         while True:
@@ -273,12 +277,12 @@ async def _write(rows: SqlTables, steps: _Steps[T]) -> T:
             except StopIteration as end:
                 result, moment = end.value
                 break
-    if random.random() < _SWEEP_SHARE:  # noqa: S311 - no secret
+    if random.random() < _SWEEP_SHARE:  # noqa: S311 - not a secret
         await rows.run(_SWEEP, (moment,))
     return result
 
 
-def _in_thread(rows: SqlTables, steps: _Steps[T]) -> tuple[T, float]:
+def _run_in_thread(rows: SqlTables, steps: _Statements[T]) -> tuple[T, float]:
     statement = next(steps)
     while True:
         found = rows.run_blocking(*statement)
@@ -288,14 +292,14 @@ def _in_thread(rows: SqlTables, steps: _Steps[T]) -> tuple[T, float]:
             return cast("tuple[T, float]", end.value)
 
 
-def _moment(told: Any, clock: Clock) -> float:
-    return float(told) if isinstance(clock, SystemClock) else clock.now()
+def _current_time(database_time: Any, clock: Clock) -> float:
+    return float(database_time) if isinstance(clock, SystemClock) else clock.now()
 
 
 @contextmanager
 def log_and_suppress(operation: str) -> Iterator[None]:
-    """Let the rest go on when something cannot be written down, and say so in the log."""
+    """Context manager: log a ``PersistenceError`` as a warning instead of raising it."""
     try:
         yield
     except PersistenceError as exc:
-        get_logger("framework", "limits").warning("%s is not written down: %s", operation, exc)
+        get_logger("framework", "limits").warning("%s was not recorded: %s", operation, exc)

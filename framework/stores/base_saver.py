@@ -1,4 +1,4 @@
-"""What every saver of ours does around each operation of LangGraph's saver below it."""
+"""Base class of capgraph's savers: leases, error translation, and checkpoint validation."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from capgraph.stores.serialization import validate_checkpoint, wrap_read_errors
 
 T = TypeVar("T")
 PAGE_SIZE = 100
-"""So many checkpoints are read at once."""
-_ASKED = (
+"""Number of checkpoints read at a time."""
+_IS_INTERRUPTED = (
     "EXISTS (SELECT 1 FROM {writes} AS w WHERE w.thread_id = known.thread_id"
     f" AND w.checkpoint_ns = '' AND w.checkpoint_id = latest AND w.channel = '{INTERRUPT}')"
 )
 
 
 class BaseSaver(BaseCheckpointSaver[Any]):
-    """Hands every operation to :meth:`guarded`, and checks what is read.
+    """Mixin for LangGraph savers that runs each operation through :meth:`guarded`.
 
-    It precedes LangGraph's own saver in the bases of a class.
+    List it before LangGraph's saver in the bases of a class.
 
     Attributes:
-        persistence: The tables beside the checkpoints; LangGraph's copies of the saver share it.
+        persistence: Tables stored beside the checkpoints. LangGraph's copies of the saver share it.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -52,7 +52,7 @@ class BaseSaver(BaseCheckpointSaver[Any]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Write a checkpoint."""
+        """Store a checkpoint."""
         put = super().aput
 
         async def write() -> RunnableConfig:
@@ -60,7 +60,7 @@ class BaseSaver(BaseCheckpointSaver[Any]):
                 await self._confirm(config)
             return await put(config, checkpoint, metadata, new_versions)
 
-        return await self.guarded("written", write)
+        return await self.run_operation("written", write)
 
     async def aput_writes(
         self,
@@ -69,47 +69,47 @@ class BaseSaver(BaseCheckpointSaver[Any]):
         task_id: str,
         task_path: str = "",
     ) -> None:
-        """Write what a task gave."""
+        """Store the writes of a task."""
         put = super().aput_writes
 
         async def write() -> None:
             await self._confirm(config)
             await put(config, writes, task_id, task_path)
 
-        await self.guarded("written", write)
+        await self.run_operation("written", write)
 
     async def _confirm(self, config: RunnableConfig) -> None:
-        # Whoever was frozen, or cut off, must not write over what the next one did.
+        # A process that was frozen or disconnected must not overwrite its successor's checkpoints.
         await self.persistence.leases.confirm(str(_thread(config)), force_query=False)
 
     async def adelete_thread(self, thread_id: str) -> None:
-        """Drop a thread, with what its steps left on other workers."""
+        """Delete a thread and the results of its remote steps."""
         drop = super().adelete_thread
-        await self.guarded("written", lambda: drop(thread_id))
+        await self.run_operation("written", lambda: drop(thread_id))
         self.persistence.history_cache.pop(thread_id, None)
         await self.persistence.step_results.drop_thread(thread_id)
 
     @abstractmethod
-    async def guarded(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Do an operation; what the database raises becomes an error of the project.
+    async def run_operation(self, verb: str, operation: Callable[[], Awaitable[T]]) -> T:
+        """Run a database operation and translate its errors.
 
         Args:
-            what: What is done to the database, for the message: ``read``, ``written``.
-            call: Does it; rows are found by their keys, so doing it twice is doing it once.
+            what: Verb for the error message, such as ``read`` or ``written``.
+            call: The operation. It must be idempotent, because it may be retried.
 
         Raises:
-            PersistenceError: The database refused, or is away.
+            PersistenceError: The database rejected the operation or is unavailable.
         """
 
     def unseal(self, found: CheckpointTuple | None) -> CheckpointTuple | None:
-        """Return what was read in its own form."""
+        """Return a loaded checkpoint with its encoded values restored."""
         return found
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Read a checkpoint."""
+        """Load a checkpoint."""
         read = super().aget_tuple
         with wrap_read_errors(_thread(config)):
-            found = await self.guarded("read", lambda: read(config))
+            found = await self.run_operation("read", lambda: read(config))
             return validate_checkpoint(self.unseal(found))
 
     async def alist(
@@ -120,14 +120,14 @@ class BaseSaver(BaseCheckpointSaver[Any]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
-        """List checkpoints, newest first, holding neither the database nor all of them."""
+        """Yield checkpoints, newest first. They are loaded page by page."""
         listed = super().alist
-        place = (config or {}).get("configurable", {})
-        # Only one graph of one thread has an order that pages can follow.
-        ordered = "thread_id" in place and "checkpoint_ns" in place
-        left = limit
-        while left is None or left > 0:
-            size = left if not ordered else PAGE_SIZE if left is None else min(left, PAGE_SIZE)
+        configurable = (config or {}).get("configurable", {})
+        # Pages need a total order, which exists only within one namespace of one thread.
+        ordered = "thread_id" in configurable and "checkpoint_ns" in configurable
+        remaining = limit
+        while remaining is None or remaining > 0:
+            size = remaining if not ordered else PAGE_SIZE if remaining is None else min(remaining, PAGE_SIZE)
 
             async def read(
                 start: RunnableConfig | None = before, size: int | None = size
@@ -136,26 +136,26 @@ class BaseSaver(BaseCheckpointSaver[Any]):
                 return [item async for item in found]
 
             with wrap_read_errors(_thread(config)):
-                page = [self.unseal(item) for item in await self.guarded("read", read)]
+                page = [self.unseal(item) for item in await self.run_operation("read", read)]
             for item in page:
                 if item is not None:
                     yield item
             if not ordered or size is None or len(page) < size or page[-1] is None:
                 return
-            before, left = page[-1].config, None if left is None else left - size
+            before, remaining = page[-1].config, None if remaining is None else remaining - size
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        """Read what was written to channels since they were last saved as a whole."""
+        """Load the writes to channels since the last snapshot of each."""
         read = super().aget_delta_channel_history
-        at = config["configurable"]
-        place = (str(at["thread_id"]), at.get("checkpoint_ns", ""), at.get("checkpoint_id") or "")
+        configurable = config["configurable"]
+        position = (str(configurable["thread_id"]), configurable.get("checkpoint_ns", ""), configurable.get("checkpoint_id") or "")
         with wrap_read_errors(_thread(config)):
-            found = await load_deltas_since_snapshot(self.persistence, place, channels)
+            found = await load_deltas_since_snapshot(self.persistence, position, channels)
             if found is not None:
                 return found
-            return await self.guarded("read", lambda: read(config=config, channels=channels))
+            return await self.run_operation("read", lambda: read(config=config, channels=channels))
 
     async def thread_ids(
         self,
@@ -166,52 +166,53 @@ class BaseSaver(BaseCheckpointSaver[Any]):
         prefix: str = "",
         interrupted_only: bool = False,
     ) -> list[tuple[str, str]]:
-        """Name threads with their latest checkpoint, the one that was saved last first.
+        """Return the ID and latest checkpoint ID of each thread, most recently saved first.
 
         Args:
-            limit: At most so many.
-            before: What the last page ended with.
-            older_than: Only those whose latest checkpoint comes before this one.
-            prefix: Only those whose name begins so.
-            interrupted_only: Only those whose latest checkpoint was interrupted.
+            limit: Maximum number of results.
+            before: Last entry of the previous page.
+            older_than: Return only threads whose latest checkpoint precedes this checkpoint ID.
+            prefix: Return only threads whose ID starts with this prefix.
+            interrupted_only: Return only threads whose latest checkpoint has an interrupt.
         """
-        # Checkpoint ids begin with the time.
-        only, values = [_ASKED if interrupted_only else "1 = 1"], list[Any]()
+        # Checkpoint IDs start with the time.
+        conditions, values = [_IS_INTERRUPTED if interrupted_only else "1 = 1"], list[Any]()
         if before is not None:
-            only.append("(latest, thread_id) < (?, ?)")
+            conditions.append("(latest, thread_id) < (?, ?)")
             values += before[::-1]
         if older_than is not None:
-            only.append("latest < ?")
+            conditions.append("latest < ?")
             values.append(older_than)
         _, found = await self._rows.run(
             "SELECT thread_id, latest FROM (SELECT thread_id, MAX(checkpoint_id) AS latest"
             " FROM checkpoints WHERE checkpoint_ns = '' AND substr(thread_id, 1, ?) = ?"
-            f" GROUP BY thread_id) AS known WHERE {' AND '.join(only)}"
+            f" GROUP BY thread_id) AS known WHERE {' AND '.join(conditions)}"
             " ORDER BY latest DESC, thread_id DESC LIMIT ?",
             (len(prefix), prefix, *values, 2**62 if limit is None else limit),
         )
         return [(str(thread), str(latest)) for thread, latest in found]
 
     async def is_interrupted(self, thread_id: str) -> bool:
-        """Tell whether a thread's latest checkpoint was interrupted, without reading what it holds.
+        """Return whether a thread's latest checkpoint has an interrupt.
 
         Args:
-            thread_id: The thread.
+            thread_id: ID of the thread.
         """
         _, found = await self._rows.run(
             "SELECT 1 FROM (SELECT CAST(? AS TEXT) AS thread_id, (SELECT MAX(checkpoint_id)"
             " FROM checkpoints WHERE checkpoint_ns = '' AND thread_id = ?) AS latest) AS known"
-            f" WHERE {_ASKED}",
+            f" WHERE {_IS_INTERRUPTED}",
             (thread_id, thread_id),
         )
         return bool(found)
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Keep only the latest checkpoint of each namespace of threads, or nothing.
+        """Delete the history of threads, or the threads themselves.
 
         Args:
-            thread_ids: The threads.
-            strategy: ``keep_latest`` or ``delete``.
+            thread_ids: IDs of the threads.
+            strategy: ``keep_latest`` keeps the latest checkpoint of each namespace. ``delete``
+                deletes the threads.
         """
         for thread in thread_ids:
             if strategy == "delete":
@@ -220,24 +221,24 @@ class BaseSaver(BaseCheckpointSaver[Any]):
                 await History(self.persistence, thread).prune(checkpoints=1)
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Copy a thread with its history and its records.
+        """Copy a thread with its history and records.
 
         Args:
-            source_thread_id: The thread.
-            target_thread_id: Name of the copy; no thread may have it.
+            source_thread_id: ID of the thread to copy.
+            target_thread_id: ID of the copy. It must not exist yet.
 
         Raises:
-            PersistenceError: The source does not exist, or the target does, or its name is not
-                usable.
+            PersistenceError: The source does not exist, the target exists, or the target ID is
+                invalid.
             ThreadBusyError: A run or another copy uses the target.
         """
         await History(self.persistence, source_thread_id).copy(target_thread_id)
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Drop what runs have saved; what followed them keeps what it holds.
+        """Delete the checkpoints of runs. Later checkpoints keep their values.
 
         Args:
-            run_ids: Ids that were given to the runs (``run_id`` in their metadata).
+            run_ids: Run IDs, as in ``run_id`` of the checkpoint metadata.
         """
         for run in run_ids:
             _, threads = await self._rows.run(

@@ -1,4 +1,4 @@
-"""Notifications between processes: LISTEN/NOTIFY where the database has it, polling elsewhere."""
+"""Notifications between processes: LISTEN/NOTIFY if the database supports it, polling otherwise."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _RECONNECT_SECONDS = 1.0
 
 
 class ChannelListener:
-    """Listener on the channel of a database, which names the runs, threads and steps that changed.
+    """Listener for notifications about changed runs, threads, and steps.
 
     Attributes:
-        is_connected: True while notifications arrive; otherwise waiting tasks must poll.
+        is_connected: True while notifications arrive. Otherwise, waiting tasks must poll.
 
     Args:
-        tables: Tables of the database; not every database can notify.
+        tables: Tables of the database. Databases without notifications are supported.
     """
 
     def __init__(self, tables: SqlTables | None) -> None:
         self.is_connected: bool = False
         self._tables = tables if tables is not None and tables.can_notify else None
-        # An event lives as long as a task waits for it.
+        # An event exists as long as a task waits for it.
         self._events: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
         self._listening: asyncio.Task[None] | None = None
 
@@ -36,7 +36,7 @@ class ChannelListener:
         return self._tables is not None
 
     def event(self, name: str) -> asyncio.Event:
-        """Return an event that is set at the next notification with this name."""
+        """Return an event that is set by the next notification with this name."""
         if self._tables is not None and (self._listening is None or self._listening.done()):
             self._listening = asyncio.create_task(self._listen(self._tables))
         return self._events.setdefault(name, asyncio.Event())
@@ -52,7 +52,7 @@ class ChannelListener:
             await asyncio.sleep(_RECONNECT_SECONDS)
 
     def close(self) -> None:
-        """Set every event, and stop listening."""
+        """Set all events and stop listening."""
         for event in self._events.values():
             event.set()
         self._events.clear()

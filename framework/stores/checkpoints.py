@@ -1,7 +1,7 @@
-"""Snapshots of agents, in a state store, in a LangGraph store or beside a saver's threads.
+"""Agent snapshots in a state store, a LangGraph store, or a saver.
 
-In a store each snapshot is an entry of its own, and so is its place in each index: nothing is read
-in order to be written, so saves at the same time lose nothing, and all of it expires together.
+In a store, each snapshot and each of its index entries is a separate key. Saving needs no
+read-modify-write, so concurrent saves are safe, and all keys of a snapshot expire together.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _PAGE = 1000
 @validate_arguments
 @dataclass
 class Checkpoint(DictSerializable):
-    """What an agent had come to at one moment.
+    """Snapshot of an agent's state.
 
     Attributes:
-        checkpoint_id: Names it; of two, the one that was saved later has the greater name.
-        agent_id: Whose it is.
-        state: What the agent keeps of itself.
-        timestamp: When it was saved.
-        metadata: What else is known of it.
-        execution_id: The run that it belongs to; of a saver, the thread.
+        checkpoint_id: Unique ID. IDs sort by the time of saving.
+        agent_id: ID of the agent.
+        state: State of the agent.
+        timestamp: Time of saving.
+        metadata: Additional data.
+        execution_id: ID of the execution; in a saver, the thread ID.
     """
 
     checkpoint_id: str
@@ -55,21 +55,21 @@ class Checkpoint(DictSerializable):
 
 
 class CheckpointManager:
-    """Saves snapshots of agents and finds them again.
+    """Manager that saves and loads snapshots of agents.
 
-    With a saver, the snapshots of an execution are the checkpoints of the thread of that name: what
-    a compiled agent saves there by itself. It resumes from those, so nothing is kept twice.
+    With a saver, the snapshots of an execution are the checkpoints of the thread with that ID. A
+    compiled agent saves these itself and resumes from them, so nothing is stored twice.
 
     Args:
-        store: A state store, a LangGraph store or a saver.
-        default_ttl: For how many seconds snapshots are kept; for ever when not given.
-        clock: Tells the time to expiry in a LangGraph store, in tests.
+        store: A state store, a LangGraph store, or a saver.
+        default_ttl: Time to live of snapshots in seconds; ``None`` for no expiry.
+        clock: Clock for expiry in a LangGraph store, for tests.
 
     Attributes:
-        saver: The saver to compile an agent with; ``None`` with a store.
+        saver: Saver to compile an agent with; ``None`` if the manager uses a store.
 
     Raises:
-        ConfigurationError: The store is none of these, or a saver is to forget by itself.
+        ConfigurationError: The store has an unsupported type, or a saver is combined with a TTL.
 
     >>> import asyncio
     >>> from capgraph.stores import InMemoryStateStore
@@ -111,21 +111,22 @@ class CheckpointManager:
         metadata: dict[str, Any] | None = None,
         ttl: float | None = None,
     ) -> str:
-        """Save a snapshot.
+        """Save a snapshot and return its ID.
 
         Args:
-            agent_id: Whose it is.
-            state: Plain data.
-            execution_id: The run that it belongs to.
-            metadata: What else is to be known of it; plain data.
-            ttl: For how many seconds it is kept, in place of ``default_ttl``.
+            agent_id: ID of the agent.
+            state: State of the agent, as plain JSON data.
+            execution_id: ID of the execution that the snapshot belongs to.
+            metadata: Additional data, as plain JSON data.
+            ttl: Time to live in seconds; overrides ``default_ttl``.
 
         Returns:
-            The name of the snapshot.
+            The checkpoint ID.
 
         Raises:
-            ValidationError: The state or the metadata are no plain data; names the place.
-            ConfigurationError: A saver is to forget by itself.
+            ValidationError: The state or the metadata is not plain data. The message names the
+                path.
+            ConfigurationError: A TTL is used with a saver.
         """
         to_json_text(state, "state")
         to_json_text(metadata or {}, "metadata")
@@ -136,52 +137,53 @@ class CheckpointManager:
 
     @validate_arguments
     async def load(self, checkpoint_id: str) -> Checkpoint | None:
-        """Return a snapshot; ``None`` when there is none, or its time is over."""
+        """Return a snapshot, or ``None`` if it does not exist or has expired."""
         return await self._kept.get(checkpoint_id)
 
     @validate_arguments
     async def list(self, agent_id: str) -> builtins.list[Checkpoint]:
-        """Return the snapshots of an agent, the oldest first.
+        """Return the snapshots of an agent, oldest first.
 
-        Of a saver, also those of graphs that ran with ``agent_id`` in the metadata of their
-        configuration.
+        With a saver, the list includes graph checkpoints whose metadata contains this ``agent_id``.
         """
         return await self._kept.of("agent", agent_id)
 
     @validate_arguments
     async def list_by_execution(self, execution_id: str) -> builtins.list[Checkpoint]:
-        """Return the snapshots of a run, the oldest first."""
+        """Return the snapshots of an execution, oldest first."""
         return await self._kept.of("execution", execution_id)
 
     @validate_arguments
     async def load_latest_for_execution(self, execution_id: str) -> Checkpoint | None:
-        """Return the newest snapshot of a run, without loading the others.
+        """Return the newest snapshot of an execution without loading the others.
 
-        Of a thread in which a graph ran, the graph's own newest checkpoint.
+        For a thread in which a graph ran, this is the graph's latest checkpoint.
         """
         return await self._kept.latest(execution_id)
 
     @validate_arguments
     async def delete(self, checkpoint_id: str, agent_id: str) -> None:
-        """Take a snapshot away, from all indices; nothing happens when there is none.
+        """Delete a snapshot from the data and all indexes.
+
+        Deleting a missing snapshot has no effect.
 
         Raises:
-            ValidationError: It is another agent's.
-            PersistenceError: It is part of a thread's history.
+            ValidationError: The snapshot belongs to another agent.
+            PersistenceError: The snapshot is part of a thread's history.
         """
         found = await self.load(checkpoint_id)
         if found is None:
             return
         if found.agent_id != agent_id:
             raise ValidationError(
-                f"The checkpoint {checkpoint_id!r} is not of agent {agent_id!r}.",
-                fix=f"Name its agent, {found.agent_id!r}.",
+                f"The checkpoint {checkpoint_id!r} does not belong to agent {agent_id!r}.",
+                fix=f"Pass agent_id={found.agent_id!r}.",
             )
         await self._kept.drop(found)
 
 
 class _InStore:
-    """Snapshots in entries of a store: one with the data, and one in each index."""
+    """Snapshots in a store: one entry with the data, and one entry per index."""
 
     def __init__(self, store: BaseStateStore | _OfLangGraph) -> None:
         self._store = store
@@ -227,7 +229,10 @@ def _indices(checkpoint: Checkpoint) -> list[str]:
 
 
 class _OfLangGraph:
-    """A store of LangGraph with keys that name places; it gives what has expired, so each says when."""
+    """Adapter from a LangGraph store to string keys.
+
+    LangGraph stores may return expired items, so each value carries its expiry time.
+    """
 
     def __init__(self, store: BaseStore, clock: Clock) -> None:
         self._store, self._clock = store, clock
@@ -242,7 +247,7 @@ class _OfLangGraph:
 
     async def get(self, key: str) -> Any:
         found = await self._store.aget(*_namespaced(key), refresh_ttl=False)
-        # LangGraph's store in memory gives what it holds itself.
+        # LangGraph's store in memory returns its own objects.
         return copy_plain(found.value["value"]) if found and self._lasts(found.value) else None
 
     async def entries(self, prefix: str) -> list[str]:
@@ -264,13 +269,13 @@ class _OfLangGraph:
 
 
 def _namespaced(key: str) -> tuple[tuple[str, ...], str]:
-    # LangGraph takes no empty names, and none with a full stop.
+    # LangGraph does not allow empty names or periods in namespaces.
     first, *parts, name = key.split("/")
     return ("capgraph", first, *(f"_{part}".replace(".", "%2E") for part in parts)), name
 
 
 class _InSaver:
-    """Snapshots as checkpoints of threads: a graph's own, and those saved by hand beside them."""
+    """Snapshots in a saver: checkpoints of graphs, and records for manual snapshots."""
 
     def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
         self._saver = saver
@@ -278,8 +283,8 @@ class _InSaver:
     async def put(self, checkpoint: Checkpoint, ttl: float | None) -> str:
         if ttl is not None:
             raise ConfigurationError(
-                f"A saver does not forget by itself after {ttl:g} seconds.",
-                fix="Leave the time out, and drop threads by prune_threads.",
+                f"A snapshot in a saver cannot have ttl={ttl:g}: savers do not expire checkpoints.",
+                fix="Omit the TTL and delete old threads with prune_threads.",
             )
         run, row = checkpoint.execution_id, checkpoint.checkpoint_id
         thread = f"agent:{checkpoint.agent_id}" if run is None else run
@@ -307,7 +312,7 @@ class _InSaver:
         found = await self._at(execution_id, "") or await self._at(
             execution_id, RECORD_PREFIX + _KEY
         )
-        if found is None:  # the newest may be one that was taken away
+        if found is None:  # the newest one may have been deleted
             found = next(reversed(await self.of("execution", execution_id)), None)
         return found
 
@@ -316,9 +321,9 @@ class _InSaver:
         if await self._at(thread, "", checkpoint_id=row) is not None:
             raise PersistenceError(
                 f"The checkpoint {checkpoint.checkpoint_id!r} is part of the history of its thread.",
-                fix="Cut the history by prune_threads.",
+                fix="Prune the history with prune_threads.",
             )
-        # No saver can drop a single one; this leaves nothing of it but its place.
+        # Savers cannot delete a single checkpoint, so its content is cleared.
         await write_record(self._saver, thread, _KEY, {}, record_id=row)
 
     async def _at(self, thread: str, namespace: str, **named: str) -> Checkpoint | None:
@@ -332,7 +337,7 @@ class _InSaver:
             record = record_from_checkpoint(self._saver, found)
             return Checkpoint.from_dict(record) if record else None
         if place["checkpoint_ns"]:
-            return None  # of a graph inside a step, or a record of another kind
+            return None  # a nested graph's checkpoint, or another record
         values = plain_values(await load_full_checkpoint(Persistence.of(self._saver), found))
         return Checkpoint(
             f"{found.checkpoint['id']}@{place['thread_id']}",

@@ -1,4 +1,4 @@
-"""A conversation with an agent, as data of one's own beside or without a graph."""
+"""Conversation data that can be stored without a graph."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def _now() -> datetime:
 @validate_arguments
 @dataclass
 class ConversationMessage(DictSerializable):
-    """One message.
+    """Message of a conversation.
 
     Attributes:
-        role: Whose it is, such as ``user`` or ``assistant``.
-        content: Its text.
-        timestamp: When it was added.
-        metadata: What else is known of it.
+        role: Role of the sender, such as ``user`` or ``assistant``.
+        content: Text of the message.
+        timestamp: Time at which the message was added.
+        metadata: Additional data.
     """
 
     role: str
@@ -35,14 +35,14 @@ class ConversationMessage(DictSerializable):
 @validate_arguments
 @dataclass
 class ConversationState(DictSerializable):
-    """A conversation.
+    """Conversation of a session.
 
     Attributes:
-        session_id: Names it.
-        messages: Its messages, the oldest first.
-        agent_metadata: What the agent notes down about it.
-        created_at: When it began.
-        updated_at: When the last message was added.
+        session_id: ID of the session.
+        messages: Messages, oldest first.
+        agent_metadata: Data that the agent stores with the conversation.
+        created_at: Time of creation.
+        updated_at: Time of the last message.
 
     >>> state = ConversationState("7")
     >>> state.add_message("user", "How full is the tank?", channel="web")
@@ -57,6 +57,6 @@ class ConversationState(DictSerializable):
     updated_at: datetime = field(default_factory=_now)
 
     def add_message(self, role: str, content: str, **metadata: Any) -> None:
-        """Add a message."""
+        """Append a message."""
         self.messages.append(ConversationMessage(role, content, metadata=metadata))
         self.updated_at = self.messages[-1].timestamp

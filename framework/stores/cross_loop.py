@@ -1,4 +1,8 @@
-"""What LangGraph's savers and stores lack for synchronous calls: each has an event loop of its own."""
+"""Lock and store base class that work from several event loops.
+
+Synchronous calls run in event loops of their own, which LangGraph's savers and stores do not
+support.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,10 @@ from langgraph.store.base import BaseStore, Op, Result
 
 
 class CrossLoopLock:
-    """A lock for several event loops, fair among those who wait in one."""
+    """Lock that tasks of several event loops can share.
+
+    Tasks of the same loop acquire it in FIFO order.
+    """
 
     def __init__(self) -> None:
         self._of_loops: WeakKeyDictionary[Any, asyncio.Lock] = WeakKeyDictionary()
@@ -24,7 +31,7 @@ class CrossLoopLock:
         await own.acquire()
         try:
             while not self._of_all.acquire(blocking=False):  # noqa: ASYNC110
-                await asyncio.sleep(0.001)  # nobody in another loop could wake this one
+                await asyncio.sleep(0.001)  # no other loop can wake this task
         except BaseException:
             own.release()
             raise
@@ -35,9 +42,10 @@ class CrossLoopLock:
 
 
 class CrossLoopStore(BaseStore):
-    """Stands before LangGraph's own store, which gathers calls on the loop where it was opened.
+    """Base class that lets LangGraph's stores be used from any event loop.
 
-    Each call stands for itself here, on the loop that makes it.
+    LangGraph's stores batch calls on the loop that opened them. This class runs each call
+    separately, on the loop of the caller.
     """
 
     get, search, put = BaseStore.get, BaseStore.search, BaseStore.put
@@ -51,11 +59,11 @@ class CrossLoopStore(BaseStore):
         self._abroad = CrossLoopLock()
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
-        """Do operations from a thread without an event loop."""
+        """Run operations from a thread that has no event loop."""
         return asyncio.run(self.abatch(ops))
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
-        """Do operations."""
+        """Run operations on the current event loop."""
         own: Any = self
         theirs: Any = super()
         away = asyncio.get_running_loop() is not own.loop

@@ -1,8 +1,8 @@
-"""The SQL layer: tables of capgraph in a database, and savers and stores opened by URL.
+"""The SQL layer: capgraph's tables in a database, and savers and stores opened by URL.
 
-Each kind of database is one module with four functions and one line in :data:`DATABASES`:
-``open_saver(location, serde)`` and ``open_store(location, options)``, which are asynchronous context
-managers, ``open_tables(location)``, and ``tables_of(saver)`` for LangGraph's own saver.
+Each kind of database is one module with four functions and one entry in :data:`DATABASES`:
+``open_saver(location, serde)`` and ``open_store(location, options)``, which are asynchronous
+context managers, ``open_tables(location)``, and ``tables_of(saver)`` for LangGraph's own saver.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ MEMORY_URL = "sqlite://:memory:"
 
 
 class DatabaseKind(NamedTuple):
-    """One kind of database.
+    """Entry of :data:`DATABASES`.
 
     Attributes:
-        module: Holds the four functions.
-        schemes: Schemes of its URLs.
-        saver: Module of LangGraph's own saver for it.
-        store: Module of LangGraph's own store.
-        driver: Module that tables need.
-        is_file: True if a URL names a file; otherwise the URL itself is the target.
+        module: Module with the four functions.
+        schemes: URL schemes.
+        saver: Module of LangGraph's saver for this database.
+        store: Module of LangGraph's store for this database.
+        driver: Module of the database driver.
+        is_file: True if the URL contains a file path; otherwise the URL itself is the target.
     """
 
     module: str
@@ -76,15 +76,15 @@ DATABASES: dict[str, DatabaseKind] = {
         "psycopg",
     ),
 }
-"""Kinds of databases; the name of a kind is that of the extra that installs it, too."""
+"""Supported databases. The name of each is also the name of the extra that installs it."""
 
 
 class Location(NamedTuple):
-    """A database.
+    """Location of a database.
 
     Attributes:
         kind: ``sqlite`` or ``postgres``.
-        target: Path of the file (or ``:memory:``), or the connection string.
+        target: File path (or ``:memory:``), or connection string.
     """
 
     kind: str
@@ -95,14 +95,14 @@ class Location(NamedTuple):
 
 
 def parse_url(url: str) -> Location:
-    """Return the database that a URL names.
+    """Return the location of the database that a URL refers to.
 
     Args:
         url: ``sqlite:///relative.db``, ``sqlite:////absolute.db``, ``sqlite://:memory:`` or
             ``postgresql://user@host/database``.
 
     Raises:
-        ConfigurationError: It is none of these.
+        ConfigurationError: The URL is invalid or its scheme is unsupported.
 
     >>> parse_url("sqlite:///threads.db")
     Location(kind='sqlite', target='threads.db')
@@ -121,9 +121,8 @@ def parse_url(url: str) -> Location:
         if database.is_file and path.startswith("/") and len(path) > 1:
             return Location(kind, path[1:])
     raise ConfigurationError(
-        f"{mask_secrets(url)!r} names no database that can be used. Fix: write"
-        " sqlite:///file.db, sqlite:////absolute/file.db, sqlite://:memory: or"
-        " postgresql://user@host/database."
+        f"Invalid database URL {mask_secrets(url)!r}. Fix: use sqlite:///file.db,"
+        " sqlite:////absolute/file.db, sqlite://:memory:, or postgresql://user@host/database."
     )
 
 
@@ -144,21 +143,22 @@ def open_saver(
     url: str | None, *, encryption_key: str | bytes | None = None
 ) -> AbstractAsyncContextManager[BaseCheckpointSaver[Any] | None]: ...
 def open_saver(url: str | None, *, encryption_key: str | bytes | None = None) -> Any:
-    """Open the saver that a URL names; the tables beside its checkpoints are brought up to date.
+    """Open a saver by URL and migrate capgraph's tables in its database.
 
     Args:
         url: ``sqlite:///file.db``, ``sqlite://:memory:``, ``postgresql://…``, or ``None`` for no
             saver.
-        encryption_key: 16, 24 or 32 bytes (or such text) that encrypt what is saved.
+        encryption_key: Key of 16, 24, or 32 bytes, or text that encodes to as many. Checkpoint
+            values are encrypted with it.
 
     Yields:
-        A saver for ``build_graph``; it is closed at the end of the block.
+        A saver for ``build_graph``. It is closed at the end of the block.
 
     Raises:
-        ConfigurationError: The URL or the key cannot be used.
+        ConfigurationError: The URL or the key is invalid.
         MissingExtraError: The extra of the database is not installed.
-        PersistenceError: The database cannot be reached, or its schema cannot be brought up to
-            date. There is no other database to fall back to.
+        PersistenceError: The database cannot be reached, or its schema cannot be migrated. There is
+            no fallback to another database.
 
     >>> import asyncio
     >>> async def main():
@@ -187,14 +187,14 @@ async def _open_saver(
 
 @asynccontextmanager
 async def open_store(url: str | None, **options: Any) -> AsyncIterator[BaseStore]:
-    """Open the LangGraph store that a URL names.
+    """Open a LangGraph store by URL.
 
     Args:
-        url: As for :func:`open_saver`; ``None`` keeps the store in memory.
-        **options: Passed on to the store: ``index``, ``ttl``.
+        url: Database URL, as for :func:`open_saver`; ``None`` for a store in memory.
+        **options: Options of LangGraph's store: ``index``, ``ttl``.
 
     Raises:
-        ConfigurationError: The URL cannot be used.
+        ConfigurationError: The URL is invalid.
         MissingExtraError: The extra of the database is not installed.
         PersistenceError: The database cannot be reached.
 
@@ -218,13 +218,13 @@ async def open_store(url: str | None, **options: Any) -> AsyncIterator[BaseStore
 
 
 def open_tables(url: str) -> SqlTables:
-    """Return the tables of a database that no saver has open; connected when first used.
+    """Return the tables of a database without a saver. The connection opens on first use.
 
     Args:
-        url: As for :func:`open_saver`.
+        url: Database URL, as for :func:`open_saver`.
 
     Raises:
-        ConfigurationError: It is no such URL.
+        ConfigurationError: The URL is invalid.
         MissingExtraError: The extra of the database is not installed.
     """
     location = parse_url(url)
@@ -233,7 +233,7 @@ def open_tables(url: str) -> SqlTables:
 
 
 def tables_of(saver: BaseCheckpointSaver[Any]) -> SqlTables | None:
-    """Return the tables in the database of a saver; ``None`` for a saver of an unknown database."""
+    """Return the tables in the database of a saver, or ``None`` if the database is unknown."""
     modules = {cls.__module__ for cls in type(saver).__mro__}
     for database in DATABASES.values():
         if database.saver in modules:
@@ -248,32 +248,36 @@ def _module(location: Location, library: str) -> Any:
 
 
 class SqlTables(SqlExecutor, ABC):
-    """Tables of capgraph in a database.
+    """Capgraph's tables in a database.
 
-    Beside ``?``, ``{now}`` and ``{name}`` (text that sorts by its characters), a statement may name
-    the tables of LangGraph's saver: ``{writes}`` with ``{value}`` for what was written; and
-    ``{join}``, which joins in the order of the text.
+    Besides ``?``, ``{now}``, and ``{name}`` (a text type that sorts by code point), a statement may
+    use ``{writes}`` and ``{value}`` for the table and column of LangGraph's pending writes, and
+    ``{join}`` for a join in textual order.
     """
 
     checkpoint_tables: ClassVar[dict[str, str]]
-    """The saver's tables and their columns beside ``thread_id``: checkpoints, writes, values."""
+    """LangGraph's tables and their columns other than ``thread_id``: checkpoints, writes, and
+    blobs.
+    """
     placeholders: ClassVar[dict[str, str]]
-    """What stands for the words of a statement."""
+    """SQL text for the placeholders of a statement."""
     snapshot_query: ClassVar[str]
-    """Reads checkpoint, channel (empty: all of them), type and bytes of what is saved along a chain."""
+    """Query for the checkpoint ID, channel (empty for all), type, and bytes of snapshots along a
+    chain.
+    """
     sweep_statement: ClassVar[str] = ""
-    """Drops the values of a thread that no checkpoint of it has."""
+    """Statement that deletes values of a thread that no checkpoint refers to."""
     migrations_table_query: ClassVar[str]
-    """Counts the tables named ``capgraph_migrations``."""
+    """Query that counts the tables named ``capgraph_migrations``."""
     can_notify: ClassVar[bool] = False
-    """True if statements can notify listeners of other processes (``pg_notify``)."""
+    """True if statements can notify listeners in other processes (``pg_notify``)."""
     runs_in_thread: ClassVar[bool] = False
-    """True if each statement changes to another thread."""
+    """True if each statement runs in a worker thread."""
 
     _is_prepared = False
 
     async def prepare(self) -> None:
-        """Bring the schema up to date, once; :meth:`run` does so too.
+        """Migrate the schema once. :meth:`run` calls this method itself.
 
         Raises:
             PersistenceError: A newer release wrote the database, or the user may not change it.
@@ -286,19 +290,19 @@ class SqlTables(SqlExecutor, ABC):
         await asyncio.to_thread(self.run_blocking, "SELECT 1")
 
     async def run(self, statement: str, values: tuple[Any, ...] = ()) -> StatementResult:
-        """Run one statement in a transaction of its own.
+        """Run one statement in its own transaction.
 
         Returns:
-            How many rows it changed, and the rows that it returned.
+            Number of changed rows, and the rows that the statement returned.
 
         Raises:
-            PersistenceError: The database refused, or cannot be reached.
+            PersistenceError: The database rejected the statement or cannot be reached.
         """
         await self.prepare()
         return await self._run(statement, values)
 
     def run_blocking(self, statement: str, values: tuple[Any, ...] = ()) -> StatementResult | None:
-        """Run one statement on a connection of its own; ``None`` for a database in memory."""
+        """Run one statement on a new connection; return ``None`` for a database in memory."""
         try:
             conn = self._connect()
             if conn is None:
@@ -310,18 +314,18 @@ class SqlTables(SqlExecutor, ABC):
             raise database_error(exc) from exc
 
     async def relaxed_durability(self) -> SqlTables:
-        """Return tables of the same database for what is written often and may be lost with power.
+        """Return tables of the same database for frequent writes that a power failure may lose.
 
-        What they commit outlives the process all the same.
+        Committed writes still survive the end of the process.
         """
         return self
 
     def is_at(self, url: str) -> bool:
-        """Return whether a URL names this database, if that can be known."""
+        """Return whether a URL refers to this database, as far as this can be determined."""
         return False
 
     def listen(self, channel: str) -> AsyncIterator[str]:
-        """Yield what is notified on a channel, after an empty name once it is connected.
+        """Yield the payloads of notifications on a channel, after one empty string once connected.
 
         Raises:
             PersistenceError: The database cannot be reached.
@@ -329,14 +333,14 @@ class SqlTables(SqlExecutor, ABC):
         raise NotImplementedError
 
     async def end_stale_connections(self, idle_seconds: float) -> None:
-        """End connections whose process left a transaction open, with its locks.
+        """Terminate connections whose process left a transaction open, which releases their locks.
 
         Args:
-            idle_seconds: How long nothing was heard of the process.
+            idle_seconds: Minimum age of the transaction.
         """
 
     def close(self) -> None:
-        """Close a connection of its own; it is opened again when it is needed."""
+        """Close the connection. The next statement reopens it."""
 
     def _migrate(self, conn: Any) -> None:
         if self._is_prepared:
@@ -359,35 +363,35 @@ class SqlTables(SqlExecutor, ABC):
     def _execute(self, conn: Any, statement: str, values: tuple[Any, ...]) -> StatementResult:
         cursor = conn.execute(*self._format(statement, values))
         rows = cursor.fetchall() if cursor.description else []
-        return cursor.rowcount, rows  # SQLite has counted when all of them are read
+        return cursor.rowcount, rows  # SQLite counts only after all rows are read
 
     @abstractmethod
     async def _run(self, statement: str, values: tuple[Any, ...]) -> StatementResult:
-        """Run one statement in a transaction of its own, with the schema up to date."""
+        """Run one statement in its own transaction, with the schema migrated."""
 
     @abstractmethod
     def metadata(self, name: str) -> str:
-        """Return the expression that reads a checkpoint's metadata as text."""
+        """Return the SQL expression for a metadata field of a checkpoint, as text."""
 
     @abstractmethod
     def _format(self, statement: str, values: tuple[Any, ...]) -> tuple[Any, Any]:
-        """Return a statement with the words and marks of the database."""
+        """Return the statement and its values in the database's dialect."""
 
     @abstractmethod
     def _connect(self) -> Any:
-        """Open a connection; ``None`` for a database in memory."""
+        """Open a connection; return ``None`` for a database in memory."""
 
     @abstractmethod
     def _exclusively(self, conn: Any) -> AbstractContextManager[Any]:
-        """Open a transaction that no other migration overlaps."""
+        """Open a transaction that excludes other migrations."""
 
     @abstractmethod
     def _errors(self) -> type[Exception]:
-        """Return the class of the errors of the database."""
+        """Return the driver's base exception class."""
 
 
 class SingleConnectionTables(SqlTables):
-    """Tables through one connection of the process, made when it is first needed."""
+    """Tables that use one lazily opened connection of the process."""
 
     runs_in_thread = True
 
@@ -396,14 +400,14 @@ class SingleConnectionTables(SqlTables):
         self._open: tuple[int, Any] | None = None
 
     async def prepare(self) -> None:
-        """Do nothing: the connection brings the schema up to date when it is made."""
+        """Do nothing: the schema is migrated when the connection opens."""
 
     async def _run(self, statement: str, values: tuple[Any, ...]) -> StatementResult:
-        # A pool's threads do not survive a fork; those of the loop are its own.
+        # Threads of a shared pool do not survive a fork.
         return await asyncio.to_thread(self.run_blocking, statement, values)
 
     def run_blocking(self, statement: str, values: tuple[Any, ...] = ()) -> StatementResult:
-        """Run one statement in a transaction of its own."""
+        """Run one statement in its own transaction."""
         try:
             with self._lock:
                 conn = self._connection()
@@ -413,7 +417,7 @@ class SingleConnectionTables(SqlTables):
             raise database_error(exc) from exc
 
     def close(self) -> None:
-        """Close the connection; it is opened again when it is needed."""
+        """Close the connection. The next statement reopens it."""
         with self._lock:
             # A forked process must not use the connection of its parent.
             if self._open is not None and self._open[0] == os.getpid():
@@ -429,8 +433,8 @@ class SingleConnectionTables(SqlTables):
 
 
 def database_error(exc: Exception) -> PersistenceError:
-    """Return the error for a statement that the database refused."""
+    """Return the error for a statement that the database rejected."""
     return PersistenceError(
-        f"The database refused: {str(exc).strip()}.",
-        fix="Look at the database; then try again.",
+        f"The database rejected the statement: {str(exc).strip()}.",
+        fix="Check the database, then try again.",
     )

@@ -1,8 +1,7 @@
-"""Checkpoints as a whole, and histories cut short.
+"""Thread histories: complete checkpoints, copies, and pruning.
 
-What a thread keeps is saved write by write (``DeltaChannel``), so a checkpoint alone does not say
-what it holds: its value follows from those before it. Whoever drops those has to make it whole
-first.
+Growing state keys are stored as deltas (``DeltaChannel``), so the value of a key depends on earlier
+checkpoints. Before those are deleted, the first remaining checkpoint must be made complete.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from capgraph.stores.history_cache import EMPTY_HISTORY, CachedHistory
 from capgraph.stores.persistence import Persistence
 from capgraph.stores.records import RECORD_PREFIX, RUN_END
 
-# Sorts after every checkpoint id, in whatever language a database sorts.
+# Sorts after every checkpoint ID in any database collation.
 _LAST = "g"
 _IS_RECORD = f"substr(checkpoint_ns, 1, {len(RECORD_PREFIX)}) = '{RECORD_PREFIX}'"
 _CHAIN = (
@@ -41,7 +40,7 @@ _CHAIN = (
     " FROM chain {join} checkpoints c ON c.checkpoint_id = chain.parent"
     " WHERE c.thread_id = ? AND c.checkpoint_ns = ? AND depth < ?)"
 )
-# One walk over a range takes half as long as a look-up for each checkpoint.
+# A range scan takes half as long as one lookup per checkpoint.
 _WRITTEN = (
     "SELECT checkpoint_id, channel, type, {value}, task_id, idx, task_path FROM {writes}"
     " WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id"
@@ -49,7 +48,7 @@ _WRITTEN = (
 )
 _DEPTHS = "SELECT id, '', '', NULL, '', depth, '' FROM chain"
 _FAR = 50
-"""What was found further back than so many checkpoints is held for whoever reads next."""
+"""Number of checkpoints back to a snapshot beyond which the value is cached."""
 
 
 async def load_full_checkpoint(
@@ -58,15 +57,15 @@ async def load_full_checkpoint(
     *,
     keys: Sequence[str] | None = None,
 ) -> CheckpointTuple:
-    """Return a checkpoint with everything that it holds.
+    """Return a checkpoint with the values of its delta channels.
 
     Args:
-        persistence: Where it is from.
+        persistence: Persistence that the checkpoint was loaded from.
         checkpoint_tuple: The checkpoint.
-        keys: The keys that matter; all when not given.
+        keys: State keys to load; ``None`` for all.
 
     Raises:
-        PersistenceError: It has keys that grow and that no graph of this saver knows.
+        PersistenceError: A delta channel is unknown to all graphs of this saver.
     """
     ours = {name: key.reducer for name, key in StateSchema.of(AgentState).keys.items()}
     known = {**ours, **persistence.channels}
@@ -78,9 +77,10 @@ async def load_full_checkpoint(
     unknown = sorted(delta_channel_names(checkpoint_tuple) - set(channels)) if keys is None else []
     if unknown:
         raise PersistenceError(
-            f"Nothing says how {', '.join(unknown)} of thread"
-            f" {checkpoint_tuple.config['configurable'].get('thread_id')!r} is put together.",
-            fix="Build the graph that wrote it with this saver first.",
+            f"Cannot restore {', '.join(unknown)} of thread"
+            f" {checkpoint_tuple.config['configurable'].get('thread_id')!r}: no graph with this saver"
+            " defines these channels.",
+            fix="Build the graph that wrote the thread with this saver first.",
         )
     return await materialize_deltas(persistence.saver, checkpoint_tuple, channels)
 
@@ -90,18 +90,18 @@ async def load_deltas_since_snapshot(
     position: tuple[str, str, str],
     channels: Sequence[str],
 ) -> Mapping[str, DeltaChannelHistory] | None:
-    """Read what was written to channels since they were last saved, or held, as a whole.
+    """Return the writes to channels since their last snapshot or cached value.
 
-    LangGraph's savers look through every checkpoint on the way back to find where that was. The
-    newest one says how far back it is.
+    LangGraph's savers search all earlier checkpoints for the snapshot. This function uses the
+    counters in the newest checkpoint, which give its distance.
 
     Args:
-        persistence: Where the thread is stored, in a database that is known.
-        position: Thread, namespace and checkpoint.
+        persistence: Persistence whose database is known.
+        position: Thread ID, namespace, and checkpoint ID.
         channels: Names of the channels.
 
     Returns:
-        ``None`` when the newest one does not say it.
+        ``None`` if the newest checkpoint has no counters.
     """
     thread, namespace, latest = position
     rows, cache = persistence.tables, persistence.history_cache
@@ -121,7 +121,7 @@ async def load_deltas_since_snapshot(
         if name in held.counters
     }
     back = max(steps.values(), default=-1)
-    # Whatever was saved as a whole meanwhile counts from there.
+    # A channel with a newer snapshot starts at that snapshot.
     near = {name for name in channels if back >= 0 and steps.get(name) == back}
     reach = {name: back if name in near else counters[name][1] for name in channels}
     saved = [far for name, far in reach.items() if name not in near] or [-1]
@@ -136,7 +136,9 @@ async def load_deltas_since_snapshot(
     )
     read = persistence.saver.serde.loads_typed
     depths = {row[0]: row[5] for row in found if not row[4] and row[5] >= 0}
-    if near and depths.get(held.checkpoint_id) != back:  # that was on another branch
+    if (
+        near and depths.get(held.checkpoint_id) != back
+    ):  # the cached checkpoint is on another branch
         cache.pop(thread, None)
         return await load_deltas_since_snapshot(persistence, position, channels)
     written = [(depths.get(row[0], 0), *row[1:]) for row in found if row[4]]
@@ -154,7 +156,7 @@ async def load_deltas_since_snapshot(
     for name in channels:
         far = min(reach[name], max(seeds))
         mine = [row for row in written if row[1] == name and 0 < row[0] <= far]
-        # What update_state or another durability leaves is counted in another way.
+        # update_state and other durability modes count differently.
         updates = counters[name][0] - (held.counters[name][0] if name in near else 0)
         if far == reach[name] and len({row[0] for row in mine}) != updates:
             return None
@@ -184,22 +186,22 @@ async def load_deltas_since_snapshot(
 
 
 class History:
-    """The history of one thread, in a saver whose database is known.
+    """History of one thread, in a saver whose database is known.
 
     Args:
-        persistence: That of a SQLite or PostgreSQL saver.
-        thread_id: The thread.
+        persistence: Persistence of a SQLite or PostgreSQL saver.
+        thread_id: ID of the thread.
 
     Raises:
-        PersistenceError: The saver's database is not known.
+        PersistenceError: The saver's database is unknown.
     """
 
     def __init__(self, persistence: Persistence, thread_id: str) -> None:
         rows = persistence.tables
         if rows is None:
             raise PersistenceError(
-                f"{type(persistence.saver).__name__} can neither copy nor drop the history of a thread.",
-                fix="Use SQLite or PostgreSQL through open_saver, or delete threads.",
+                f"{type(persistence.saver).__name__} cannot copy or prune the history of a thread.",
+                fix="Use a SQLite or PostgreSQL saver from open_saver, or delete threads.",
             )
         self._rows = rows
         self._persistence, self._saver = persistence, persistence.saver
@@ -209,21 +211,21 @@ class History:
         """Copy the thread with its records.
 
         Args:
-            target: Name of the copy; no thread may have it.
-            up_to: The last checkpoint to copy; all when not given. Records of its turn are copied,
-                so that the copy does not repeat what that turn did afterwards.
+            target: ID of the copy. No thread may have it.
+            up_to: ID of the last checkpoint to copy; ``None`` for all. All records of its turn are
+                copied, so that the copy does not repeat later effects of that turn.
 
         Raises:
-            PersistenceError: The thread does not exist, or a thread named ``target`` does, or
-                ``target`` is not a usable name.
+            PersistenceError: The thread does not exist, ``target`` exists, or ``target`` is
+                invalid.
             ThreadBusyError: A run or another copy uses ``target``.
         """
         if not isinstance(target, str) or not target.strip() or not target.isprintable():
             raise PersistenceError(
-                f"The thread id {target!r} of the copy cannot be used.",
+                f"Invalid thread ID {target!r} for the copy: expected printable text.",
                 fix="Use printable characters.",
             )
-        # The lease keeps others from writing to the target between the check and the copy.
+        # The lease prevents writes to the target between the check and the copy.
         lease = await self._persistence.leases.acquire(target)
         try:
             await self._check_copy(target)
@@ -236,7 +238,7 @@ class History:
             raise PersistenceError(
                 f"The thread {target!r} already exists: a copy of {self._thread!r} would mix the"
                 " histories of both.",
-                fix=f"Choose another name for the copy, or delete the thread {target!r} first.",
+                fix=f"Choose another ID for the copy, or delete the thread {target!r} first.",
             )
         if not await self._exists():
             raise PersistenceError(
@@ -245,7 +247,7 @@ class History:
             )
 
     async def _exists(self) -> bool:
-        # A thread without a checkpoint may have the writes of a run under way.
+        # The first run of a thread may have stored writes but no checkpoint yet.
         found = [
             (
                 await self._rows.run(
@@ -258,7 +260,7 @@ class History:
 
     async def _copy_rows(self, target: str, up_to: str | None) -> None:
         was, until = "checkpoint_id <= ?", up_to or _LAST
-        # A record stands under an id of its own; what it belongs to is the one that it builds on.
+        # A record has a constant ID; its parent is the checkpoint that it belongs to.
         wanted: dict[str, tuple[str, tuple[str, ...]]] = {
             "checkpoints": (
                 f" AND CASE WHEN {_IS_RECORD} THEN parent_checkpoint_id < ? ELSE {was} END",
@@ -278,14 +280,14 @@ class History:
     async def oldest_checkpoint_id(
         self, *, turns: int | None = None, checkpoints: int | None = None
     ) -> str:
-        """Name the checkpoint with which the last turns, or checkpoints, begin.
+        """Return the ID of the checkpoint at which the last turns or checkpoints start.
 
         Args:
-            turns: So many turns.
-            checkpoints: So many checkpoints.
+            turns: Number of turns.
+            checkpoints: Number of checkpoints.
 
         Returns:
-            The later one of the two; empty when there are fewer.
+            The later of the two IDs; an empty string if there are fewer turns and checkpoints.
         """
         return max(
             await self._newest("", checkpoints) if checkpoints is not None else "",
@@ -293,21 +295,21 @@ class History:
         )
 
     async def prune(self, *, turns: int | None = None, checkpoints: int | None = None) -> bool:
-        """Drop what was saved before the last turns or checkpoints, with the records of the turns.
+        """Delete the history and records before the last turns or checkpoints.
 
-        The latest checkpoint of a graph inside another one stays when its next run needs it.
+        The latest checkpoint of a nested graph is kept if the graph's next run needs it.
 
         Args:
-            turns: So many turns can still be gone back to.
-            checkpoints: So many checkpoints can still be gone back to.
+            turns: Number of turns to keep.
+            checkpoints: Number of checkpoints to keep.
 
         Returns:
-            Whether there was as much.
+            False if the history is shorter than that.
         """
         oldest = await self.oldest_checkpoint_id(turns=turns, checkpoints=checkpoints)
         if not oldest:
             return False
-        # The last turn may go on, and then it must not repeat an effect: its records stay.
+        # The last turn may be resumed and needs its records to not repeat an effect.
         bound = min(oldest, await self._turn_begin(1) or oldest)
         _, namespaces = await self._rows.run(
             "SELECT checkpoint_ns, MIN(CASE WHEN checkpoint_id >= ? THEN checkpoint_id END),"
@@ -318,7 +320,7 @@ class History:
         for namespace, first, latest in namespaces:
             in_step = ":" in namespace.rpartition("|")[2]
             if first is None and in_step and await self._began(namespace, latest):
-                # One call of a graph inside a step: over, and nothing comes back to it.
+                # A finished call of a graph nested in a step is never resumed.
                 await self._drop("checkpoint_ns = ?", namespace)
                 continue
             keep = latest if first is None or checkpoints == 1 else first
@@ -333,7 +335,7 @@ class History:
         return True
 
     async def delete_run(self, run: str) -> None:
-        """Drop the checkpoints of a run."""
+        """Delete the checkpoints of a run."""
         is_run = f"{self._rows.metadata('run_id')} = ?"
         gone = f"SELECT checkpoint_id FROM checkpoints WHERE thread_id = ? AND {is_run}"
         _, following = await self._rows.run(
@@ -357,7 +359,7 @@ class History:
         if delta_channel_names(found):
             found = await load_full_checkpoint(self._persistence, found)
         checkpoint = found.checkpoint
-        # Without a checkpoint's id: nothing stands before it any more.
+        # Without a checkpoint ID, the checkpoint has no parent.
         place: Any = {"thread_id": self._thread, "checkpoint_ns": namespace}
         await self._saver.aput(
             {"configurable": place}, checkpoint, found.metadata, checkpoint["channel_versions"]
@@ -373,8 +375,8 @@ class History:
         return found is not None and bool((found.metadata.get("parents") or {}).get(""))
 
     async def _drop(self, where: str, *values: Any) -> None:
-        # Writes go by the checkpoints that go: those of a run under way may be there before
-        # their checkpoint is.
+        # Writes are deleted by checkpoint, because an active run may store writes before
+        # their checkpoint.
         place = "checkpoint_ns, checkpoint_id"
         gone = f"SELECT {place} FROM checkpoints WHERE thread_id = ? AND {where}"
         await self._rows.run(
@@ -390,7 +392,7 @@ class History:
             await self._rows.run(self._rows.sweep_statement, (self._thread, self._thread))
 
     async def _turn_begin(self, number: int) -> str:
-        # A turn begins where an input is taken.
+        # A turn starts at a checkpoint with an input.
         return await self._newest(f" AND {self._rows.metadata('source')} = 'input'", number)
 
     async def _turn_end(self, checkpoint_id: str) -> str:

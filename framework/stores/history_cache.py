@@ -1,4 +1,4 @@
-"""Cache of the growing keys of long threads, so that the next turn reads only what came since."""
+"""Cache of the delta channels of long threads, so that a turn reads only recent writes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ MAX_BYTES = 32 * 2**20
 
 
 class CachedHistory(NamedTuple):
-    """The keys of a thread that grow, at one of its checkpoints.
+    """Values of a thread's delta channels at one checkpoint.
 
     Attributes:
-        checkpoint_id: The checkpoint.
-        counters: By key: updates and checkpoints since it was saved as a whole.
-        values: By key: the value as the saver writes it, for whoever reads a value may change it.
+        checkpoint_id: ID of the checkpoint.
+        counters: By channel: number of updates and of checkpoints since its last snapshot.
+        values: By channel: the serialized value. It is copied on read, since callers may mutate it.
     """
 
     checkpoint_id: str
@@ -24,19 +24,19 @@ class CachedHistory(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Size of the values in bytes."""
+        """Total size of the values in bytes."""
         return sum(len(data) for _, data in self.values.values())
 
 
 EMPTY_HISTORY = CachedHistory("", {}, {})
-"""Entry of a thread that is not cached."""
+"""Entry for a thread that is not cached."""
 
 
 class HistoryCache(dict[str, CachedHistory]):
-    """Cached histories by thread, of limited size."""
+    """Size-bounded cache of histories by thread ID."""
 
     def __setitem__(self, thread: str, held: CachedHistory) -> None:
-        """Cache a history; it is the last to be evicted."""
+        """Cache a history as the newest entry and evict the oldest entries if necessary."""
         self.pop(thread, None)
         super().__setitem__(thread, held)
         size = sum(one.size for one in [*self.values()])

@@ -1,13 +1,14 @@
-"""Who runs a thread: one row for each thread that is being run, beside the checkpoints.
+"""Leases that allow one run per thread, stored beside the checkpoints.
 
-A lease is taken when a run begins and given back when it ends or waits for a person. On one
-machine it ends with the process that holds it, which no clock is needed for. Any other holder (on
-another machine, or frozen) has lost it when its heartbeat is late by the clock of the database and
-stays so for longer than a beat: after a machine slept, or the database was away, all are late, and
-those that live beat again.
+A run acquires a lease when it starts, and releases it when it ends or waits for a person. A lease
+expires in one of two ways. If its owner was a process on this machine, it expires when that process
+ends; no clock is involved. Otherwise, its heartbeat must be late by the database's clock and stay
+late for another 1.5 heartbeat intervals. After a machine slept or the database was unavailable, all
+heartbeats are late, and live owners get the chance to send one.
 
-Who was frozen and wakes may not know that the lease is lost. So whatever must not happen twice asks
-:meth:`Leases.confirm` first, which trusts its last heartbeat no longer than others wait for one.
+A process that was frozen may not know that it lost its lease. Code must therefore call
+:meth:`Leases.confirm` before an action that must not happen twice. That method trusts the last
+heartbeat for no longer than other processes wait for one.
 """
 
 from __future__ import annotations
@@ -54,25 +55,27 @@ _TOUCH = "UPDATE capgraph_leases SET beat = {now} WHERE thread_id = ? AND owner 
 _BEAT = "UPDATE capgraph_leases SET beat = {now} WHERE owner IN ({marks}) RETURNING owner"
 _DELETE = "DELETE FROM capgraph_leases WHERE thread_id = ? AND owner = ?"
 
-# The leases of every run of this process that is under way, by owner, whichever graph it uses.
+# Leases of all active runs of this process, by owner ID.
 _under_way: dict[str, Lease] = {}
 _LOCK = threading.Lock()
-# By process id: a process that was split off is another one.
+# By process ID, because a forked process is a different one.
 _process: dict[int, tuple[str, str]] = {}
 _MACHINE = "CAPGRAPH_MACHINE"
 _TRUSTED = 1.5
-"""For so many beats a holder goes by its last one; so long whoever takes a late lease has looked, so
-that no clock of the database has to be right for the two to be one after the other."""
+"""Number of heartbeat intervals for which an owner trusts its last heartbeat. A process that takes
+over a late lease observes it for as long, so the two never overlap, even if the database's clock is
+wrong.
+"""
 
 
 class LeaseOwner(NamedTuple):
-    """Who has a lease.
+    """Owner of a lease.
 
     Attributes:
-        owner_id: Identifies the run.
-        machine: Identifies the machine since it was started.
-        process: Process id and the moment it began.
-        heartbeat_at: When its heart beat last, by the clock of the database.
+        owner_id: ID of the run.
+        machine: ID of the machine since its last boot.
+        process: Process ID and start time.
+        heartbeat_at: Time of the last heartbeat, by the database's clock.
         age: Seconds since then, by the same clock.
     """
 
@@ -83,25 +86,25 @@ class LeaseOwner(NamedTuple):
     age: float = 0.0
 
     def describe(self) -> str:
-        """Say where it runs."""
+        """Return a description of the process, for error messages."""
         host = self.machine.partition("|")[0]
         return f"process {self.process.partition('|')[0]} on {host!r}"
 
 
 @dataclass(slots=True)
 class Lease:
-    """A lease that a run of this process holds.
+    """Lease held by a run of this process.
 
     Attributes:
-        thread_id: The thread.
-        owner: Who holds it.
-        leases: Those of the graph that took it.
-        share_key: What tells that two graphs run inside one outer graph's step; they share a lease.
-        share_count: How many graphs share it.
-        is_acquired: Whether it stands in the database.
-        is_lost: Whether another process was found to have taken over.
-        confirmed_at: When it was last asked for in the database and was there, in seconds since the
-            machine was started.
+        thread_id: ID of the thread.
+        owner: Owner of the lease.
+        leases: ``Leases`` object that acquired it.
+        share_key: Key that graphs inside the same step of an outer graph have in common. They share
+            the lease.
+        share_count: Number of graphs that share the lease.
+        is_acquired: True if the lease is stored in the database.
+        is_lost: True if another process was found to have taken over.
+        confirmed_at: Time at which the database last confirmed the lease, in seconds since boot.
     """
 
     thread_id: str
@@ -115,18 +118,18 @@ class Lease:
 
 
 class Leases:
-    """The leases of a saver's threads.
+    """Leases of a saver's threads.
 
-    Heartbeats are given in a thread of their own, on a connection of their own: code that blocks
-    the event loop does not cost a run its lease.
+    Heartbeats are sent from a separate thread and connection, so code that blocks the event loop
+    does not lose its lease.
 
     Attributes:
-        ttl_seconds: After so long without a heartbeat a holder counts as late.
-        heartbeat_seconds: Time between heartbeats.
+        ttl_seconds: Seconds without a heartbeat after which an owner is late.
+        heartbeat_seconds: Seconds between heartbeats.
 
     Args:
-        tables: Tables in the saver's database; ``None`` if that is unknown. Leases then exclude only
-            runs of this process.
+        tables: Tables in the saver's database; ``None`` if it is unknown. In that case, leases
+            exclude only runs of this process.
         saver: The saver.
     """
 
@@ -140,24 +143,24 @@ class Leases:
         self._held: dict[str, Lease] = {}
         self._wake = threading.Event()
         self._heart: threading.Thread | None = None
-        # Machine and process to the beat after which it was found to be silent: all of its leases
-        # beat at once. One that is far from it is of another time, or by another clock.
+        # Last heartbeat of processes that were found silent. A process sends the heartbeats of all
+        # its leases at once, so a very different time belongs to another boot or clock.
         self._silent: dict[tuple[str, str], float] = {}
-        # Owner to the beat at which it was found late, and when.
+        # By owner ID: the late heartbeat, and the time at which it was found.
         self._late: BoundedDict[str, tuple[float, float]] = BoundedDict(256)
 
     def configure(self, settings: ScaleSettings) -> None:
-        """Keep the times that the settings say."""
+        """Apply the lease times of the settings."""
         self.ttl_seconds, self.heartbeat_seconds = (
             settings.lease_seconds,
             settings.heartbeat_interval,
         )
 
     def find_held(self, thread_id: str) -> Lease | None:
-        """Return the lease that this process holds through this saver, if any."""
+        """Return the lease of a thread that this process holds through this saver, or ``None``."""
         if (mine := self._held.get(thread_id)) is not None:
             return mine
-        # Another graph over the same saver may have taken it.
+        # Another graph with the same saver may have acquired it.
         for lease in [*_under_way.values()]:
             if lease.thread_id == thread_id and is_same_saver(lease.leases._saver, self._saver):
                 return lease
@@ -166,16 +169,17 @@ class Leases:
     async def acquire(
         self, thread_id: str, *, share_key: str | None = None, outer_leases: Collection[Lease] = ()
     ) -> Lease:
-        """Take the lease of a thread, or share one.
+        """Acquire the lease of a thread, or share an existing one.
 
         Args:
-            thread_id: The thread.
-            share_key: The step of an outer graph that this run is part of; runs of one step share.
-            outer_leases: Leases of the runs that this one is part of; they are shared.
+            thread_id: ID of the thread.
+            share_key: Key of the outer graph's step that this run is part of. Runs with the same
+                key share the lease.
+            outer_leases: Leases of the surrounding runs. They can be shared too.
 
         Raises:
-            ThreadBusyError: Another run has the thread.
-            PersistenceError: The lease cannot be kept.
+            ThreadBusyError: Another run holds the lease.
+            PersistenceError: The lease cannot be stored.
         """
         machine, process = await self.identity()
         mine = Lease(thread_id, LeaseOwner(uuid.uuid4().hex, machine, process), self, share_key)
@@ -200,15 +204,15 @@ class Leases:
         return mine
 
     async def confirm(self, thread_id: str, *, force_query: bool = True) -> None:
-        """Make sure that this process still has a thread that it runs.
+        """Raise unless this process still holds the lease of a thread that it runs.
 
         Args:
-            thread_id: The thread.
-            force_query: Whether to ask the database in any case; else it is asked where the last heartbeat
-                is late.
+            thread_id: ID of the thread.
+            force_query: True to always query the database. Otherwise, it is queried only if the
+                last heartbeat is late.
 
         Raises:
-            PersistenceError: Another process has taken over, or nobody can say.
+            PersistenceError: Another process took over, or the database cannot be reached.
         """
         lease = self.find_held(thread_id)
         if lease is None or not lease.is_acquired or self._rows is None:
@@ -221,7 +225,7 @@ class Leases:
         if lease.is_lost:
             raise PersistenceError(
                 f"Another process has taken over the thread {thread_id!r}.",
-                fix="Nothing more is run here; look at the thread to see how it goes on.",
+                fix="This run has stopped; follow the thread to see how it continues.",
             )
 
     def _is_sure(self, lease: Lease) -> bool:
@@ -231,12 +235,12 @@ class Leases:
     def _found(lease: Lease, there: bool, asked: float) -> None:
         if there:
             lease.confirmed_at = max(lease.confirmed_at, asked)
-        # A lease that was given back meanwhile is not a lost one.
+        # A lease that was released in the meantime is not lost.
         elif lease.is_acquired:
             lease.is_lost = True
 
     async def release(self, lease: Lease) -> None:
-        """Give a lease back, when its last user does."""
+        """Release a lease when its last user releases it."""
         with _LOCK:
             lease.share_count -= 1
             if lease.share_count:
@@ -250,8 +254,8 @@ class Leases:
             if self._rows is not None:
                 await self._rows.run(_DELETE, (lease.thread_id, owner))
         except CapgraphError as exc:
-            # The row is taken for stale by the next run: its owner is under way no more.
-            _logger().warning("The lease was not given back: %s", exc)
+            # The next run treats the row as stale, because its owner is no longer active.
+            _logger().warning("A lease was not released: %s", exc)
         finally:
             with _LOCK:
                 self._held.pop(lease.thread_id, None)
@@ -291,23 +295,24 @@ class Leases:
                 return None
 
     async def _is_gone(self, holder: LeaseOwner, claim: LeaseOwner) -> bool | None:
-        """Tell whether a holder has lost its lease; ``None`` when it is late, which may pass."""
+        """Return whether an owner has lost its lease, or ``None`` if its heartbeat is only late."""
         if holder.machine == claim.machine:
             if holder.process == claim.process:
                 return holder.owner_id not in _under_way
             if not await self._lives(holder.process):
                 return True
-        # A beat that lies far ahead is one from before the clock was set back.
+        # A heartbeat far in the future is from before the clock was set back.
         return None if abs(holder.age) > self.ttl_seconds else False
 
     async def has_ended(self, owner: LeaseOwner) -> bool:
-        """Tell whether a run that held something has ended without giving it back.
+        """Return whether the run of an owner ended without releasing its lease, or lost its thread.
 
-        It is also over when it has lost its thread. One whose heartbeat is late may beat again, so
-        it has to be found late twice, some beats apart.
+        A late heartbeat may resume. The owner must therefore be late in two calls that are 1.5
+        heartbeat intervals apart.
 
         Args:
-            owner: Its lease, as it was then; without an owner only its process is looked at.
+            owner: Owner of the lease, as it was recorded. If the owner ID is empty, only the
+                process is checked.
         """
         machine, process = await self.identity()
         mine = owner.process == process
@@ -325,7 +330,7 @@ class Leases:
         return first[0] == beat and now - first[1] >= _TRUSTED * self.heartbeat_seconds
 
     async def identity(self) -> tuple[str, str]:
-        """Return which machine and process this is."""
+        """Return the IDs of this machine and process."""
         known = _process.get(os.getpid())
         return known if known is not None else await _off_loop(read_identity)
 
@@ -368,8 +373,8 @@ class Leases:
         try:
             found = self._rows.run_blocking(_BEAT.format(marks=marks, now="{now}"), owners)
         except CapgraphError as exc:
-            # While the database is away nobody else can take over either.
-            _logger().warning("No heartbeat: %s", exc)
+            # While the database is unavailable, no other process can take over either.
+            _logger().warning("A heartbeat was not sent: %s", exc)
             return
         if found is not None:
             there = {owner for (owner,) in found[1]}
@@ -378,15 +383,15 @@ class Leases:
 
 
 def thread_busy_error(thread_id: str, owner: LeaseOwner) -> ThreadBusyError:
-    """Say that another run has a thread."""
+    """Return the error for a thread that another run holds."""
     return ThreadBusyError(
-        f"The thread {thread_id!r} is being run already, by {owner.describe()}.",
-        fix="Wait until that run ends or asks a person, or end its process.",
+        f"The thread {thread_id!r} is already running in {owner.describe()}.",
+        fix="Wait until that run ends or waits for a person, or end its process.",
     )
 
 
 async def _off_loop(call: Callable[[], T]) -> T:
-    """Read a few small files, in no pool that others could fill."""
+    """Run a function that reads small files in a thread outside all shared pools."""
     own = ThreadPoolExecutor(1, thread_name_prefix="capgraph lease")
     try:
         return await asyncio.get_running_loop().run_in_executor(own, call)
@@ -395,11 +400,14 @@ async def _off_loop(call: Callable[[], T]) -> T:
 
 
 def read_identity() -> tuple[str, str]:
-    """Read which machine and process this is; ``CAPGRAPH_MACHINE`` names the machine."""
+    """Return the IDs of this machine and process.
+
+    ``CAPGRAPH_MACHINE`` overrides the machine's name.
+    """
     pid = os.getpid()
     boot = _text("/proc/sys/kernel/random/boot_id")
     with suppress(OSError):
-        # Process ids of another container mean nothing here.
+        # Process IDs are unique only within a container.
         boot += os.readlink("/proc/self/ns/pid")
     name = os.environ.get(_MACHINE) or platform.node()
     _process[pid] = f"{name}|{boot}", f"{pid}|{_started(pid)}"
@@ -407,7 +415,7 @@ def read_identity() -> tuple[str, str]:
 
 
 def seconds_since_boot() -> float:
-    """Return the seconds since the machine was started, those it slept included where it can say."""
+    """Return the seconds since boot, including time asleep if the platform reports it."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
@@ -424,7 +432,7 @@ def _alive(process: str) -> bool:
 
 
 def _started(pid: int) -> str:
-    """Return when a process began, so that its number used again is not taken for it."""
+    """Return the start time of a process, which tells it from a later one with the same ID."""
     line = _text(f"/proc/{pid}/stat")
     fields = line.rpartition(")")[2].split()
     if len(fields) < 20:

@@ -1,4 +1,4 @@
-"""A saver and everything that is stored beside its checkpoints, owned by one object."""
+"""Persistence: one object that owns a saver and all data stored beside its checkpoints."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ if TYPE_CHECKING:
     from capgraph.configs.settings import ScaleSettings
 
 SAVER = "saver"
-"""Names the database of the run's own saver."""
+"""Setting value that selects the database of the run's saver."""
 
 
 class Persistence:
     """A saver and the tables beside its checkpoints.
 
-    A graph makes one for its saver when it is built and hands it down. A saver of ``open_saver``
-    has one of its own, ``saver.persistence``, which all graphs over that saver share. For any
-    other saver each graph has its own object, and all of them read the same rows of the database.
-    Where the database is unknown, stop requests and suspended threads are records of the saver
-    itself, and leases exclude only runs of this process.
+    Each graph creates one when it is built and passes it down. A saver from ``open_saver`` has its
+    own, ``saver.persistence``, which all graphs with that saver share. With any other saver, each
+    graph has a separate object, but all of them use the same database rows. If the database is
+    unknown, stop requests and suspended threads are stored as records in the saver, and leases
+    exclude only runs of this process.
 
     Args:
         saver: An open saver.
-        tables: Tables in the database of the saver; found by the saver's class when not given.
+        tables: Tables in the saver's database; derived from the class of the saver by default.
 
     Attributes:
-        saver: As given.
-        tables: As given; ``None`` if the database is unknown.
-        values: Values that are each changed as a whole.
-        leases: The runs that hold a thread.
-        stops: The stop requests.
-        waits: The suspended threads.
-        listener: Notifications of other processes.
-        history_cache: What long threads held when they were last read.
-        channels: The channels of the graphs of this saver that store changes only; ``None`` for one
-            about which two graphs disagree.
+        saver: The saver.
+        tables: The tables; ``None`` if the database is unknown.
+        values: Atomic values.
+        leases: Leases of running threads.
+        stops: Stop requests.
+        waits: Suspended threads.
+        listener: Listener for notifications from other processes.
+        history_cache: Cache of the delta channels of long threads.
+        channels: Delta channels of the graphs that use this saver; ``None`` for a channel that two
+            graphs define differently.
     """
 
     def __init__(self, saver: BaseCheckpointSaver[Any], tables: SqlTables | None = None) -> None:
@@ -76,7 +76,7 @@ class Persistence:
 
     @classmethod
     def of(cls, saver: BaseCheckpointSaver[Any]) -> Persistence:
-        """Return the persistence that a saver of ``open_saver`` has, or a new one for another saver.
+        """Return the persistence of a saver, or a new one if the saver has none.
 
         >>> Persistence.of(InMemorySaver()).tables is None
         True
@@ -88,11 +88,11 @@ class Persistence:
     def for_run(
         cls, config: Mapping[str, Any], graph_persistence: Persistence | None
     ) -> Persistence | None:
-        """Return where a run stores its thread.
+        """Return the persistence that stores a run's thread.
 
         Args:
-            config: Configuration of the run; an outer graph or a server may lend its saver in it.
-            graph_persistence: The persistence of the graph itself.
+            config: Configuration of the run. It may contain the saver of an outer graph or server.
+            graph_persistence: Persistence of the graph itself.
         """
         lent = inherited_saver(config)
         return (
@@ -103,53 +103,53 @@ class Persistence:
         )
 
     def belongs_to(self, saver: BaseCheckpointSaver[Any]) -> bool:
-        """Return whether this is the persistence of a saver, or of LangGraph's copy of it."""
+        """Return whether this is the persistence of a saver or of LangGraph's copy of it."""
         return is_same_saver(self.saver, saver)
 
     def register_graph(
         self, channels: Mapping[str, Any], settings: ScaleSettings | None = None
     ) -> None:
-        """Record how the growing keys of a graph are put together, and its lease times.
+        """Register the delta channels of a graph and apply its lease settings.
 
         Args:
-            channels: The channels of the graph.
-            settings: Its settings.
+            channels: Channels of the graph.
+            settings: Scale settings of the graph.
         """
         for name, channel in channels.items():
             if isinstance(channel, DeltaChannel):
                 same = self.channels.setdefault(name, channel) == channel
-                # Two graphs disagree, and a thread does not say which of them wrote it.
+                # Two graphs define the channel differently, and a thread may belong to either.
                 self.channels[name] = channel if same else None
         if settings is not None:
             self.leases.configure(settings)
 
     @cached_property
     def step_results(self) -> StepResults:
-        """The steps that run on other workers than their turn.
+        """Results of steps that run on other workers.
 
         Raises:
             ConfigurationError: Other processes cannot reach the database.
         """
         if self.tables is None:
             raise ConfigurationError(
-                "Steps can only run on other workers where the threads lie in a database.",
-                fix="Keep threads in PostgreSQL or SQLite (persistence.url).",
+                "Steps cannot run on other workers: the threads are not in a shared database.",
+                fix="Store threads in PostgreSQL or SQLite (persistence.url).",
             )
         return StepResults(self.tables, self.saver.serde, self.listener)
 
     def open_run_log(self) -> RunLog:
-        """Return a new log of the runs that threads are asked for; its caller closes it."""
+        """Return a new log of the runs of this saver's threads. The caller must close it."""
         return RunLog(self.tables, self.saver.serde, self.listener, self.leases)
 
     def audit_table(self, signing_key: Any = None) -> AuditTable | None:
-        """Return the audit in the database; ``None`` if the database is unknown.
+        """Return the audit log in the database, or ``None`` if the database is unknown.
 
         Args:
-            signing_key: As for :class:`~capgraph.telemetry.AuditLog`.
+            signing_key: Signing key, as for :class:`~capgraph.telemetry.AuditLog`.
         """
         tables: SqlTables | None = self.tables
         if tables is None and isinstance(self.saver, InMemorySaver):
-            tables = open_tables(MEMORY_URL)  # both end with the process
+            tables = open_tables(MEMORY_URL)  # both exist only in this process
         if tables is None:
             return None
         found = self._audits.get(signing_key)
@@ -158,7 +158,7 @@ class Persistence:
         return found
 
     async def record_names(self, thread_id: str) -> list[str]:
-        """Return the names of a thread's records, sorted."""
+        """Return the sorted names of a thread's records."""
         if self.tables is not None:
             _, found = await self.tables.run(
                 "SELECT DISTINCT checkpoint_ns FROM checkpoints WHERE thread_id = ?"
@@ -175,15 +175,15 @@ class Persistence:
 
 
 def open_values(store: str | SqlTables | None) -> AtomicValueStore:
-    """Return the atomic values that a setting names.
+    """Return the atomic value store that a setting selects.
 
     Args:
-        store: ``None`` for this process; ``sqlite:///file.db``, ``postgresql://…`` or ``redis://…``
-            for a database that processes share; ``saver`` for that of the run's own saver; or
+        store: ``None`` for this process; ``sqlite:///file.db``, ``postgresql://…``, or
+            ``redis://…`` for a shared database; ``saver`` for the database of the run's saver; or
             tables.
 
     Raises:
-        ConfigurationError: It is none of these.
+        ConfigurationError: The value is invalid.
         MissingExtraError: The extra of the database is not installed.
 
     >>> type(open_values(None)).__name__
@@ -207,12 +207,12 @@ def _tables_of_run() -> SqlTables:
         saver = inherited_saver(get_config())
     except RuntimeError:
         saver = None
-    journal = run_context().journal  # of a step that runs in another process than its turn
+    journal = run_context().journal  # set in a step that runs in another process than its turn
     lent: SqlTables | None = journal.tables if journal is not None else None
     tables = Persistence.of(saver).tables if saver is not None else lent
     if tables is None:
         raise ConfigurationError(
-            "The limits are to lie in the database of the run's saver, and there is none.",
-            fix="Give the graph a SQLite or PostgreSQL saver, or name a database as store.",
+            "Limits with store='saver' need a saver with a database, and the run has none.",
+            fix="Use a SQLite or PostgreSQL saver, or set store to a database URL.",
         )
     return tables

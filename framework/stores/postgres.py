@@ -41,13 +41,13 @@ from capgraph.stores.database import (
 T = TypeVar("T")
 
 PATIENCE_SECONDS = 30.0
-"""How long an operation is tried again while the database is away."""
+"""Seconds for which an operation is retried while the database is unavailable."""
 CONNECT_SECONDS = 5
 _SETUP_LOCK = 0x6361_7067_7261_7068
 _SEAL = "capgraph:sealed:"
 _SCHEMA_LOCK = 7089056
 OURS = "capgraph"
-"""Name of the connections, unless the URL gives one."""
+"""Application name of the connections, unless the URL sets one."""
 _END_FROZEN = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'ClientRead'"
     f" AND datname = current_database() AND usename = current_user AND application_name = '{OURS}'"
@@ -56,10 +56,10 @@ _END_FROZEN = (
 
 
 class PostgresTables(SqlTables):
-    """Tables beside the checkpoints of a PostgreSQL saver, through its connection or pool.
+    """Tables beside the checkpoints of a PostgreSQL saver. They use the saver's connection or pool.
 
     Args:
-        saver: LangGraph's saver, or one of ours.
+        saver: LangGraph's saver, or a :class:`PostgresSaver`.
     """
 
     checkpoint_tables: ClassVar[dict[str, str]] = {
@@ -88,7 +88,7 @@ class PostgresTables(SqlTables):
         " jsonb_each_text(checkpoint -> 'channel_versions') held WHERE thread_id = ?)"
     )
 
-    # to_regclass would not see what another process created while this one waited for the lock.
+    # to_regclass does not see tables that were created while this process waited for the lock.
     migrations_table_query: ClassVar[str] = (
         "SELECT count(*) FROM pg_class WHERE relname = 'capgraph_migrations'"
         " AND pg_table_is_visible(oid)"
@@ -96,7 +96,7 @@ class PostgresTables(SqlTables):
     can_notify = True
 
     def metadata(self, name: str) -> str:
-        """Return the expression that reads a checkpoint's metadata as text."""
+        """Return the SQL expression for a metadata field of a checkpoint, as text."""
         return f"metadata ->> '{name}'"
 
     def __init__(self, saver: Any) -> None:
@@ -104,15 +104,15 @@ class PostgresTables(SqlTables):
         self._address = _address(saver.conn)
 
     def is_at(self, url: str) -> bool:
-        """Tell whether a URL names this database."""
+        """Return whether a URL refers to this database."""
         mine, other = conninfo_to_dict(self._address), conninfo_to_dict(url)
         return {**mine, "password": ""} == {**other, "password": ""}
 
     async def listen(self, channel: str) -> AsyncIterator[str]:
-        """Yield what is told on a channel, for as long as the database is there; at first an empty name.
+        """Yield the payloads of notifications on a channel, after one empty string once connected.
 
         Raises:
-            PersistenceError: It is away.
+            PersistenceError: The database is unavailable.
         """
         try:
             opened = psycopg.AsyncConnection.connect(self._address, autocommit=True)
@@ -125,12 +125,13 @@ class PostgresTables(SqlTables):
             raise database_error(exc) from exc
 
     async def end_stale_connections(self, idle_seconds: float) -> None:
-        """End connections of ours whose process left a transaction open so long ago, with its locks.
+        """Terminate capgraph's connections that left a transaction open.
 
-        In the middle of a pipeline no time limit of older servers ends them.
+        This releases their locks. No timeout of older servers ends such a connection in the
+        middle of a pipeline.
 
         Args:
-            idle_seconds: So long nothing was heard of the process.
+            idle_seconds: Minimum age of the transaction.
         """
         await self.run(_END_FROZEN, (idle_seconds,))
 
@@ -151,8 +152,8 @@ class PostgresTables(SqlTables):
             return cursor.rowcount, [tuple(row.values()) for row in rows]
 
     def _connect(self) -> Any:
-        # No transaction of a process that is frozen in the middle keeps a row from the next one.
-        # Behind a pooler, what was prepared may be unknown to the next server process.
+        # With autocommit, a frozen process cannot keep rows locked. Behind a pooler, the next
+        # server process may not know prepared statements.
         return psycopg.connect(
             self._address, connect_timeout=5, autocommit=True, prepare_threshold=None
         )
@@ -176,10 +177,10 @@ def _worded(statement: str) -> str:
 
 
 class PostgresServer(SingleConnectionTables, PostgresTables):
-    """Tables in a PostgreSQL database that no saver has open.
+    """Tables in a PostgreSQL database without a saver.
 
     Args:
-        address: Its URL.
+        address: URL of the database.
     """
 
     def __init__(self, address: str) -> None:
@@ -190,7 +191,7 @@ class PostgresServer(SingleConnectionTables, PostgresTables):
         conn = super()._connection()
         try:
             conn.execute("SELECT 1")
-        except psycopg.Error:  # the server ended it meanwhile
+        except psycopg.Error:  # the server closed the connection
             conn.close()
             self._open = None
             conn = super()._connection()
@@ -214,15 +215,15 @@ def open_tables(location: Location) -> SqlTables:
 
 
 class PostgresSaver(BaseSaver, AsyncPostgresSaver):
-    """``AsyncPostgresSaver`` that tries again while the database is away.
+    """``AsyncPostgresSaver`` that retries operations while the database is unavailable.
 
-    Every operation writes or reads rows by their keys, so doing one twice is doing it once.
+    All operations address rows by key, so they are idempotent.
 
     Args:
-        conn: Pool of connections.
+        conn: Connection pool.
         serde: Serializer.
-        name: How messages call the database.
-        patience: Seconds that one operation is tried for.
+        name: Name of the database in error messages.
+        patience: Seconds for which an operation is retried.
     """
 
     def __init__(
@@ -245,17 +246,17 @@ class PostgresSaver(BaseSaver, AsyncPostgresSaver):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Write a checkpoint."""
-        # The base class keeps text channels beside the blobs, as they are.
+        """Store a checkpoint."""
+        # The base class stores text channels unencrypted, outside the blobs.
         sealed = self._sealed(checkpoint)
         written: RunnableConfig = await super().aput(config, sealed, metadata, new_versions)
         return written
 
     async def guarded(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Do an operation, again and again while the database is away.
+        """Run an operation and retry it while the database is unavailable.
 
         Raises:
-            PersistenceError: It refused, or was away for too long.
+            PersistenceError: The database rejected the operation, or was unavailable for too long.
         """
         loop = asyncio.get_running_loop()
         end, delay = loop.time() + self._patience, 0.05
@@ -265,23 +266,23 @@ class PostgresSaver(BaseSaver, AsyncPostgresSaver):
             except (psycopg.OperationalError, psycopg.InterfaceError) as exc:
                 if loop.time() + delay > end:
                     raise PersistenceError(
-                        f"The database {self._name!r} was away for {self._patience:g} s: {exc}.",
-                        fix="Bring it back, then run the thread again; it goes on where it stopped.",
+                        f"The database {self._name!r} was unavailable for {self._patience:g} s: {exc}.",
+                        fix="Restore the database, then resume the thread.",
                         is_unavailable=True,
                     ) from exc
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, 1.0)
             except psycopg.Error as exc:
                 raise PersistenceError(
-                    f"The database {self._name!r} refused: {exc}.",
-                    fix="Look at the cause; the thread goes on from its last saved step.",
+                    f"The database {self._name!r} rejected an operation: {exc}.",
+                    fix="Correct the cause, then resume the thread from its last saved step.",
                 ) from exc
 
     def _sealed(self, checkpoint: Checkpoint) -> Checkpoint:
         secret = isinstance(self.serde, EncryptedSerializer)
         values = {
             name: self._seal(value)
-            # PostgreSQL's JSON has no NUL; and what looks sealed must have been sealed by us.
+            # PostgreSQL's JSON does not allow NUL. Text that starts with the marker must be sealed too.
             if isinstance(value, str) and (secret or "\0" in value or value.startswith(_SEAL))
             else value
             for name, value in checkpoint["channel_values"].items()
@@ -293,7 +294,7 @@ class PostgresSaver(BaseSaver, AsyncPostgresSaver):
         return f"{_SEAL}{kind}:{base64.b64encode(data).decode()}"
 
     def unseal(self, found: CheckpointTuple | None) -> CheckpointTuple | None:
-        """Return what was read with its sealed texts opened."""
+        """Return a loaded checkpoint with its sealed texts decoded."""
         if found is None:
             return found
         values = found.checkpoint["channel_values"]
@@ -308,10 +309,10 @@ class PostgresSaver(BaseSaver, AsyncPostgresSaver):
 async def open_saver(
     location: Location, serde: SerializerProtocol
 ) -> AsyncIterator[BaseCheckpointSaver[Any]]:
-    """Open a PostgreSQL database as saver.
+    """Open a PostgreSQL database as a saver.
 
     Raises:
-        PersistenceError: It cannot be reached or used.
+        PersistenceError: The database cannot be reached or used.
     """
     async with _pool(location) as pool:
         saver = PostgresSaver(pool, serde=serde, name=str(location))
@@ -321,15 +322,15 @@ async def open_saver(
 
 @asynccontextmanager
 async def open_store(location: Location, options: dict[str, Any]) -> AsyncIterator[BaseStore]:
-    """Open a PostgreSQL database as store.
+    """Open a PostgreSQL database as a LangGraph store.
 
     Raises:
-        PersistenceError: It cannot be reached or used.
+        PersistenceError: The database cannot be reached or used.
     """
     from langgraph.store.postgres.aio import AsyncPostgresStore
 
     class PostgresStore(CrossLoopStore, AsyncPostgresStore):
-        """LangGraph's, on any loop."""
+        """LangGraph's store, usable from any event loop."""
 
     async with _pool(location) as pool, PostgresStore(pool, **options) as store:
         await _set_up(location, store.setup)
@@ -355,11 +356,11 @@ async def _pool(location: Location) -> AsyncIterator[AsyncConnectionPool[Any]]:
 
 
 async def _set_up(location: Location, setup: Callable[[], Awaitable[Any]]) -> None:
-    """Let no two processes create the tables at once; the statements do not bear that."""
+    """Create LangGraph's tables under a lock, because concurrent statements conflict."""
     with _reachable(location):
         async with await psycopg.AsyncConnection.connect(location.target, autocommit=True) as conn:
-            # Polled: a statement that waits for the lock would keep the other's indexes from
-            # being built.
+            # Polled, because a statement that waits for the lock would block CREATE INDEX
+            # CONCURRENTLY in the process that holds it.
             while True:
                 cursor = await conn.execute("SELECT pg_try_advisory_lock(%s)", (_SETUP_LOCK,))
                 row = await cursor.fetchone()
@@ -379,6 +380,6 @@ def _reachable(location: Location) -> Iterator[None]:
     except psycopg.Error as exc:
         raise PersistenceError(
             f"The database {str(location)!r} cannot be reached: {str(exc).strip()}.",
-            fix="Start it, and check address, user and rights; nothing is kept in memory instead.",
+            fix="Start the database, and check its address, user, and permissions.",
             is_unavailable=True,
         ) from exc

@@ -1,4 +1,4 @@
-"""Atomic values as records of a saver whose database is unknown."""
+"""Atomic values stored as records of a saver, for databases that are unknown."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ T = TypeVar("T")
 
 _VALUES = "capgraph_values"
 _RECORDS_THREAD = "d791d89e-c7f5-5c51-b1b2-0b552e55fc19"
-"""Thread of the records; some servers take UUIDs only."""
+"""Thread ID of the records. It is a UUID because some servers accept nothing else."""
 _RECORDS = CrossLoopLock()
-"""Excludes changes of records, whichever object makes them."""
+"""Lock for all record changes in this process."""
 
 
 class RecordValues(AtomicValueStore):
-    """Values as records of a saver whose database is unknown; one record for each kind of name.
+    """Value store that uses records of a saver, one record per name prefix.
 
-    Changes exclude each other within this process only.
+    Only changes in the same process exclude each other.
 
     Args:
         saver: An open saver.
@@ -40,13 +40,14 @@ class RecordValues(AtomicValueStore):
         self._saver = saver
 
     def change(self, name: str, change: ChangeFunction[T], clock: Clock) -> T:
-        """Refuse: a saver is asynchronous.
+        """Raise, because savers are asynchronous.
 
         Raises:
             PersistenceError: Always.
         """
         raise PersistenceError(
-            f"{type(self._saver).__name__} cannot be reached from a thread.", fix="Use achange()."
+            f"{type(self._saver).__name__} does not support synchronous changes.",
+            fix="Use achange().",
         )
 
     async def achange(
@@ -72,12 +73,12 @@ class RecordValues(AtomicValueStore):
         return await write_with_undo(write, change, undo)
 
     async def aread(self, prefix: str, clock: Clock) -> tuple[dict[str, Any], float]:
-        """Return the values whose names begin with a prefix, and the moment."""
+        """Return all values whose names start with a prefix, and the current time."""
         found = await self._read(prefix)
         return {n: v for n, v in found.items() if n.startswith(prefix)}, clock.now()
 
     async def aclear(self, prefix: str) -> None:
-        """Remove the values whose names begin with a prefix."""
+        """Delete all values whose names start with a prefix."""
         async with _RECORDS:
             found = await self._read(prefix)
             await self._write(prefix, {n: v for n, v in found.items() if not n.startswith(prefix)})
@@ -91,7 +92,7 @@ class RecordValues(AtomicValueStore):
 
     async def _write(self, name: str, values: dict[str, Any]) -> None:
         place = thread_config(_RECORDS_THREAD, RECORD_PREFIX + _kind(name))
-        # A saver replaces the metadata; it might store every version of a channel.
+        # Metadata is replaced, while a saver may store every version of a channel.
         metadata: Any = {"source": "update", "step": 0, _VALUES: values}
         await self._saver.aput(place, {**empty_checkpoint(), "id": RECORD_ID}, metadata, {})
 

@@ -1,8 +1,8 @@
-"""Records beside the checkpoints of a thread, each under a checkpoint namespace of its own.
+"""Records of a thread, stored as checkpoints in separate namespaces.
 
-They need nothing of a saver but checkpoints, so every saver keeps them, with its own encryption,
-and they go when the thread goes. A record names as its parent the checkpoint that it builds on:
-when the history up to a checkpoint is dropped, the records that build on it go as well.
+Any saver can store them, with its own encryption, and they are deleted with the thread. The parent
+of a record is the checkpoint that it depends on. When the history up to a checkpoint is deleted,
+the records that depend on it are deleted too.
 """
 
 from __future__ import annotations
@@ -21,24 +21,27 @@ from langgraph.checkpoint.base import (
 from capgraph.stores.serialization import deserialize_text, serialize_to_text
 
 RECORD_PREFIX = "capgraph-journal:"
-"""Namespaces of records begin so."""
+"""Prefix of the namespaces of records."""
 RUN_END = "end"
-"""The record in which a run leaves word that it was cancelled or failed."""
+"""Name of the record that tells whether a run was cancelled or failed."""
 NEVER_PRUNED = "ffffffff-ffff-6fff-bfff-ffffffffffff"
-"""Sorts after every checkpoint: what builds on it is no part of history that is cut off."""
+"""Parent ID that sorts after all checkpoints. A record with this parent is never pruned."""
 PAST_LEASE = "past_lease"
-"""Stands in the metadata of what is written also by whoever has lost the thread: it happened."""
+"""Metadata key of writes that are allowed without a lease, because they record what already
+happened.
+"""
 _CHANNEL = "journal"
-# One row for each key: the order of records must not hang on the clock.
 RECORD_ID = "00000000-0000-6000-8000-000000000001"
-"""Id of the checkpoint that is a record."""
+"""Checkpoint ID of a record. It is constant so that the order of records does not depend on the
+clock.
+"""
 
 
 async def read_record(saver: BaseCheckpointSaver[Any], thread_id: str, key: str) -> dict[str, Any]:
-    """Return the last record under a key; empty when there is none.
+    """Return the latest record with a name, or an empty dictionary.
 
     Raises:
-        PersistenceError: It cannot be read.
+        PersistenceError: The record cannot be read.
     """
     return record_from_checkpoint(
         saver, await saver.aget_tuple(thread_config(thread_id, RECORD_PREFIX + key))
@@ -48,17 +51,17 @@ async def read_record(saver: BaseCheckpointSaver[Any], thread_id: str, key: str)
 def record_from_checkpoint(
     saver: BaseCheckpointSaver[Any], checkpoint_tuple: CheckpointTuple | None
 ) -> dict[str, Any]:
-    """Return the record that a checkpoint is; empty for none.
+    """Return the record stored in a checkpoint, or an empty dictionary.
 
     Raises:
-        PersistenceError: It cannot be read.
+        PersistenceError: The record cannot be read.
     """
     record: Any = (
         checkpoint_tuple.checkpoint["channel_values"].get(_CHANNEL) if checkpoint_tuple else None
     )
     if checkpoint_tuple is not None and isinstance(record, str):
         thread = checkpoint_tuple.config["configurable"]["thread_id"]
-        record = deserialize_text(saver.serde, record, f"of the thread {thread!r}")
+        record = deserialize_text(saver.serde, record, f"of thread {thread!r}")
     return record if isinstance(record, dict) else {}
 
 
@@ -72,24 +75,25 @@ async def write_record(
     record_id: str = RECORD_ID,
     **extra_metadata: Any,
 ) -> None:
-    """Put a record under a key; it is durable when this returns.
+    """Store a record. It is durable when this function returns.
 
     Args:
         saver: An open saver.
-        thread_id: The thread.
+        thread_id: ID of the thread.
         key: Name of the record within the thread.
         record: Plain data.
-        parent_checkpoint_id: The checkpoint with whose history it goes; now, when not given.
-        record_id: The checkpoint that it is to be, where a key has several.
-        **extra_metadata: What the checkpoint's metadata are to say besides.
+        parent_checkpoint_id: Checkpoint that the record is pruned with; by default, the current
+            time.
+        record_id: Checkpoint ID of the record, for names with several records.
+        **extra_metadata: Additional metadata of the checkpoint.
 
     Raises:
-        PersistenceError: It cannot be kept.
+        PersistenceError: The record cannot be stored.
     """
     checkpoint: Checkpoint = empty_checkpoint()
     version = uuid.uuid4().hex
     now, checkpoint["id"] = checkpoint["id"], record_id
-    # As text it stands in the row itself: PostgreSQL would keep every version of anything else.
+    # Text is stored in the row itself. PostgreSQL would keep every version of other values.
     checkpoint["channel_values"] = {_CHANNEL: serialize_to_text(saver.serde, record)}
     checkpoint["channel_versions"] = {_CHANNEL: version}
     place = thread_config(thread_id, RECORD_PREFIX + key, parent_checkpoint_id or now)
@@ -100,7 +104,7 @@ async def write_record(
 def thread_config(
     thread_id: str, namespace: str = "", checkpoint_id: str | None = None
 ) -> RunnableConfig:
-    """Return the configuration by which a saver finds a thread, now or at one of its checkpoints.
+    """Return the configuration of a thread, or of one of its checkpoints, for a saver.
 
     >>> thread_config("t")
     {'configurable': {'thread_id': 't', 'checkpoint_ns': ''}}

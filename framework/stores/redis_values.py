@@ -22,18 +22,18 @@ from capgraph.stores.atomic_values import (
 T = TypeVar("T")
 
 _KEYS = "capgraph:"
-_AGES = 1e10  # seconds; Redis counts no further than some millions of centuries
+_AGES = 1e10  # seconds; Redis does not support a longer time to live
 
 
 class RedisValues(AtomicValueStore):
-    """AtomicValueStore of a Redis server; what says no more than an empty cell expires.
+    """Value store in a Redis server. Values expire with their time to live.
 
     Args:
-        url: ``redis://…``, ``rediss://…`` or ``unix://…``.
-        key_prefix: What the server's keys begin with.
+        url: ``redis://…``, ``rediss://…``, or ``unix://…``.
+        key_prefix: Prefix of the keys on the server.
 
     Raises:
-        ConfigurationError: The URL cannot be used.
+        ConfigurationError: The URL is invalid.
         MissingExtraError: The extra ``redis`` is not installed.
     """
 
@@ -43,10 +43,13 @@ class RedisValues(AtomicValueStore):
         try:
             self._client = self._redis.Redis.from_url(url, decode_responses=True)
         except ValueError as exc:
-            raise ConfigurationError(f"{mask_secrets(url)!r} names no Redis: {exc}.") from exc
+            raise ConfigurationError(
+                f"Invalid Redis URL {mask_secrets(url)!r}: {exc}.",
+                fix="Use redis://host:port/number, rediss://…, or unix://….",
+            ) from exc
 
     def change(self, name: str, change: ChangeFunction[T], clock: Clock) -> T:
-        """Change a value, in a thread that may wait."""
+        """Change a value. This method blocks the calling thread."""
 
         def work(pipe: Any) -> T:
             now = self._now(pipe, clock)
@@ -57,7 +60,7 @@ class RedisValues(AtomicValueStore):
             if new is None or kept <= 0:
                 pipe.delete(key)
             elif (written := json.dumps(new)) != text:
-                # A clock of the caller's own is not Redis's.
+                # Redis cannot expire keys by the caller's clock.
                 lasts = kept > _AGES or not isinstance(clock, SystemClock)
                 pipe.set(key, written, px=None if lasts else math.ceil(kept * 1000))
             return result
@@ -78,7 +81,7 @@ class RedisValues(AtomicValueStore):
         )
 
     async def aread(self, prefix: str, clock: Clock) -> tuple[dict[str, Any], float]:
-        """Return the values whose names begin with a prefix, and the moment."""
+        """Return all values whose names start with a prefix, and the current time."""
 
         def read() -> tuple[dict[str, Any], float]:
             keys = self._scan(prefix)
@@ -90,7 +93,7 @@ class RedisValues(AtomicValueStore):
         return await asyncio.to_thread(self._asked, read)
 
     async def aclear(self, prefix: str) -> None:
-        """Empty the cells whose names begin with a prefix."""
+        """Delete all values whose names start with a prefix."""
 
         def clear() -> None:
             if keys := self._scan(prefix):
@@ -118,5 +121,6 @@ class RedisValues(AtomicValueStore):
             return ask(*args, **kwargs)
         except self._redis.RedisError as exc:
             raise PersistenceError(
-                f"Redis refused: {str(exc).strip()}.", fix="Look at the server; then try again."
+                f"Redis rejected the command: {str(exc).strip()}.",
+                fix="Check the server, then try again.",
             ) from exc

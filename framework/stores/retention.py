@@ -1,4 +1,4 @@
-"""What the settings say to keep of threads, applied as turns end."""
+"""Deletion of old history and threads, as the persistence settings require."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _AT_ONCE = 100
 
 
 class Retention:
-    """Drops what ``keep_turns``, ``keep_checkpoints`` and ``keep_days`` do not keep.
+    """Applies ``keep_turns``, ``keep_checkpoints``, and ``keep_days``.
 
-    The history of a thread is cut when a turn of it has ended. Cutting saves what the thread holds
-    as a whole once more, so up to a tenth more than is asked for stays until it goes together.
-    Threads that nobody uses go a hundred at a time, once an hour at most.
+    A thread's history is pruned at the end of a turn. Pruning stores a complete checkpoint, so it
+    waits until the history is a tenth longer than required. Unused threads are deleted at most once
+    an hour, up to a hundred at a time.
 
     Args:
-        settings: What the settings say.
+        settings: Persistence settings.
     """
 
     def __init__(self, settings: PersistenceSettings) -> None:
@@ -35,11 +35,11 @@ class Retention:
         self._next = 0.0
 
     async def prune_after_turn(self, persistence: Persistence, thread_id: str) -> None:
-        """Drop what is not to be kept; a failure is logged, for the turn is done.
+        """Prune a thread whose turn ended. Failures are logged, since the turn is already complete.
 
         Args:
-            persistence: Where the thread is stored.
-            thread_id: The thread, whose lease the caller has.
+            persistence: Persistence that stores the thread.
+            thread_id: ID of the thread. The caller must hold its lease.
         """
         kept = self._kept
         bounds = {"turns": kept.keep_turns, "checkpoints": kept.keep_checkpoints}
@@ -56,4 +56,4 @@ class Retention:
                     persistence.saver, policy="older_than", older_than=age, limit=_AT_ONCE
                 )
         except CapgraphError as exc:
-            get_logger("framework", "retention").warning("Nothing was dropped: %s", exc)
+            get_logger("framework", "retention").warning("Old history was not deleted: %s", exc)

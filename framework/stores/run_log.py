@@ -1,9 +1,9 @@
-"""What threads are asked for, run by run, and what the runs told: kept beside the threads.
+"""Log of runs and their events, stored beside the threads.
 
-It is the truth about what was asked: a run stands here before anybody works on it, and until it has
-ended somebody goes on with it. A run outlives whoever listens to it, so what it tells is written
-down first and read from here. Events of all runs are written together, what a run has told within a
-moment in one row: a listener sees none that a restart could lose.
+A run is logged before a worker starts it, and stays open until it ends, so another worker can take
+it over. Events are written to the log first and delivered to listeners from there. A listener
+therefore never sees an event that a restart could lose. Events of all runs are written in batches,
+with one row per run and batch.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from capgraph.stores.leases import Leases
 from capgraph.stores.serialization import deserialize_text, serialize_to_text
 
 STOPPING = "stopping"
-"""Status of a run that is to be stopped, wherever it runs."""
+"""Status of a run for which a stop was requested."""
 OPEN_STATUSES = ("queued", "running", STOPPING)
-"""What a run's status says until it has ended."""
+"""Statuses of a run that has not ended."""
 
 _TELL = (
     "INSERT INTO capgraph_run_events (run_id, seq, data) SELECT column1, column2, column3"
@@ -67,36 +67,36 @@ _PAGE = 200
 _MOST = 10_000
 _AT_ONCE = 500
 _TAIL = 256
-"""Events of a run that are kept at hand for listeners who are up to date."""
+"""Number of recent events per run that are cached for listeners."""
 _LOOK_SECONDS = 1.0
-"""How often a listener looks for what another process wrote."""
+"""Seconds between polls for events of other processes."""
 _LONGEST = 1_000_000
-"""Characters of an event past which it is shortened."""
+"""Maximum length of an event in characters. Longer events are shortened."""
 TERMINAL_EVENTS = frozenset({"RUN_FINISHED", "RUN_ERROR"})
 """Types of the event that ends a run."""
 _LAST = tuple(f'{{"type":"{name}"' for name in TERMINAL_EVENTS)
-"""What the event begins with that ends a run."""
+"""Prefixes of the serialized events that end a run."""
 _GATHER_SECONDS = 0.05
-"""So long an event waits for others that are written with it, unless somebody waits for it."""
+"""Maximum seconds that an event waits for its batch, if no listener waits for it."""
 _QUIET_SECONDS = 5.0
-"""How often a listener is given nothing, so that it is seen whether it is still there."""
+"""Seconds between empty pages, which reveal whether a listener is still connected."""
 _LAST_ENDED = "SELECT run_id FROM capgraph_runs WHERE ended > 0 ORDER BY ended DESC LIMIT ?"
 _IN_MEMORY = 1000
-"""Ended runs that are kept where there is no database."""
+"""Number of ended runs kept if there is no database."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedRun:
-    """A run as it is kept.
+    """Run in the log.
 
     Attributes:
-        run_id: Names it.
-        thread_id: The saver's name of its thread.
-        owner: Whose it is.
-        status: ``queued``, ``running``, ``stopping_run_ids``, or how its turn ended.
-        created_at: When it was asked for, in seconds since the epoch.
-        ended_at: When it ended; 0 while it goes on.
-        request: What was asked for, and by whom; enough to begin it again.
+        run_id: ID of the run.
+        thread_id: ID of its thread in the saver.
+        owner: ID of its owner.
+        status: ``queued``, ``running``, ``stopping``, or the outcome of the turn.
+        created_at: Time of the request, in seconds since the epoch.
+        ended_at: Time of its end; 0 while the run is open.
+        request: Input and caller of the run. They suffice to start it again.
     """
 
     run_id: str
@@ -109,17 +109,17 @@ class LoggedRun:
 
     @property
     def is_open(self) -> bool:
-        """Whether it has not ended."""
+        """True if the run has not ended."""
         return self.status in OPEN_STATUSES
 
     @property
     def is_new_turn(self) -> bool:
-        """Whether it begins a turn; otherwise it goes on with one."""
+        """True if the run starts a turn; otherwise it resumes one."""
         return "message" in self.request or "plan" in self.request
 
 
 class _Live:
-    """A run of this process: its last events, and who waits for the next one."""
+    """Run of this process, with its recent events and waiting listeners."""
 
     def __init__(self, thread: str, seq: int = 0) -> None:
         self.thread = thread
@@ -142,11 +142,11 @@ class _Live:
             self.quiet.cancel()
             self.quiet = None
         if self.heard and not self.left:
-            # One timer of the run: each listener's own would be made anew for every event.
+            # One timer per run. A timer per listener would be recreated for every event.
             self.quiet = asyncio.get_running_loop().call_later(_QUIET_SECONDS, self.wake)
 
     def after(self, seq: int) -> list[tuple[int, str]] | None:
-        """Return what is at hand after a number; ``None`` where it is further back."""
+        """Return the cached events after a number, or ``None`` if they are no longer cached."""
         first = self.written - len(self.tail)
         if seq < first:
             return None
@@ -157,13 +157,13 @@ class _Live:
 
 
 class RunLog:
-    """The runs of a saver's threads and what they told.
+    """Log of the runs of a saver's threads and their events.
 
     Args:
-        tables: Tables beside the threads; ``None`` keeps the runs in memory, the last that ended.
+        tables: Tables beside the threads; ``None`` for a log in memory that keeps the latest runs.
         serde: Serializer of the threads.
-        listener: Notified of what other processes write.
-        leases: The runs that hold a thread.
+        listener: Listener for notifications from other processes.
+        leases: Leases of running threads.
     """
 
     def __init__(
@@ -188,11 +188,11 @@ class RunLog:
     # --- runs -----------------------------------------------------------------------------
 
     async def create(self, run: LoggedRun, *, is_local: bool = True) -> bool:
-        """Keep a new run; tells whether it is new.
+        """Add a run to the log. Return False if it already exists.
 
         Args:
             run: The run.
-            is_local: Whether this process is the one that tells of it.
+            is_local: True if this process writes its events.
         """
         values = (run.run_id, run.thread_id, run.owner, run.status, run.created_at, run.ended_at)
         found = await self._run(
@@ -209,13 +209,12 @@ class RunLog:
         return True
 
     async def claim(self, run: LoggedRun) -> tuple[list[dict[str, Any]], bool]:
-        """Tell of a run in this process from now on, and say that it goes on.
+        """Make this process the writer of a run's events and set the status to ``running``.
 
-        The first who does gives its events their place among those of the thread, whose runs
-        follow each other.
+        The first claim also assigns the run's position among the events of its thread.
 
         Returns:
-            What it has told so far, and whether it may go on: nobody has stopped it.
+            The events so far, and False if a stop was requested.
         """
         told: list[dict[str, Any]] = []
         teller, may = await self._place(run)
@@ -231,10 +230,10 @@ class RunLog:
         return told, may
 
     async def _place(self, run: LoggedRun) -> tuple[str, bool]:
-        # Where nothing is known of earlier runs, numbers go on from the clock: those that were
-        # given before what was told has been forgotten are behind it.
+        # Without earlier runs, numbers start at the clock, so they exceed the numbers of runs
+        # that were deleted.
         at = int(1000 * time.time())
-        # Whoever has lost the thread tells nothing more: its successor tells of the same.
+        # A process that lost the thread must not write events; its successor writes them.
         lease = self._leases.find_held(run.thread_id)
         teller = lease.owner.owner_id if lease is not None and self._saver_rows is not None else ""
         held = "EXISTS (SELECT 1 FROM capgraph_leases WHERE owner = ?)" if teller else "? = ''"
@@ -246,40 +245,40 @@ class RunLog:
         if not is_ours:
             raise PersistenceError(
                 f"Another process has taken over the thread {run.thread_id!r}.",
-                fix="Nothing more is run here; look at the thread to see how it goes on.",
+                fix="This run has stopped; follow the thread to see how it continues.",
             )
         return teller, may
 
     async def get(self, run_id: str) -> LoggedRun | None:
-        """Return a run; ``None`` when there is none."""
+        """Return a run, or ``None`` if it does not exist."""
         return next(iter(await self._where("run_id = ?", run_id)), None)
 
     async def unfinished_runs(self) -> list[LoggedRun]:
-        """Return the runs that have not ended, the latest first."""
+        """Return all open runs, newest first."""
         return await self._where("ended = 0")
 
     async def open_runs(self, thread_id: str) -> list[LoggedRun]:
-        """Return the runs of a thread that have not ended, in the order in which they were asked."""
+        """Return the open runs of a thread, oldest first."""
         return (await self._where(f"thread_id = ? AND status IN {OPEN_STATUSES}", thread_id))[::-1]
 
     async def thread_runs(self, thread_id: str, limit: int = 20) -> list[LoggedRun]:
-        """Return the last runs of a thread, the latest first."""
+        """Return the latest runs of a thread, newest first."""
         return await self._where("thread_id = ?", thread_id, limit=limit)
 
     async def owner_runs(self, owner: str, limit: int = _MOST) -> list[LoggedRun]:
-        """Return the last runs of an owner, the latest first."""
+        """Return the latest runs of an owner, newest first."""
         return await self._where("owner = ?", owner, limit=limit)
 
     async def waiting_threads(self, owner: str | None = None) -> list[str]:
-        """Name the threads whose last run ended with a question, the latest first.
+        """Return the IDs of threads whose last run ended with a question, newest first.
 
         Args:
-            owner: Only threads of this one.
+            owner: Return only threads of this owner.
         """
         return [run.thread_id for run in await self.waiting_runs(owner)]
 
     async def waiting_runs(self, owner: str | None = None) -> list[LoggedRun]:
-        """Return the runs that ended with a question and are their threads' last; see :meth:`waiting`."""
+        """Return the runs that ended with a question and are the last of their thread."""
         return await self._where(
             "status = 'waiting' AND opened = (SELECT MAX(opened) FROM capgraph_runs AS other"
             " WHERE other.thread_id = capgraph_runs.thread_id)"
@@ -288,8 +287,8 @@ class RunLog:
         )
 
     async def finish(self, run_id: str, status: str) -> None:
-        """Say how a run ended; it tells nothing more."""
-        # Written with the last events: whoever hears of the end finds the run ended.
+        """Record the final status of a run. No further events are accepted."""
+        # Written with the last events, so that a listener who sees the end finds the run ended.
         written = asyncio.get_running_loop().create_future()
         self._ending[run_id] = status, time.time(), written
         self._hurry.set()
@@ -302,7 +301,7 @@ class RunLog:
         self.release(run_id)
 
     async def request_stop(self, thread_id: str, run_id: str | None = None) -> list[str]:
-        """Say that the open runs of a thread, or one of them, are to be stopped; names them."""
+        """Mark the open runs of a thread, or one of them, as stopping. Return their IDs."""
         found = await self._run(
             "UPDATE capgraph_runs SET status = ?"
             f" WHERE thread_id = ? AND status IN {OPEN_STATUSES}"
@@ -312,21 +311,21 @@ class RunLog:
         return [run for (run,) in found]
 
     async def stopping_run_ids(self) -> list[str]:
-        """Name the runs that are to be stopped."""
+        """Return the IDs of the runs for which a stop was requested."""
         return [run.run_id for run in await self._where("ended = 0 AND status = ?", STOPPING)]
 
     def release(self, run_id: str) -> None:
-        """Tell no more of a run in this process: it has ended, or another one goes on with it."""
+        """Stop writing events of a run, because it ended or another process took it over."""
         if (live := self._live.pop(run_id, None)) is not None:
             live.left = True
             live.wake()
 
     async def drop_thread(self, thread_id: str) -> None:
-        """Forget the runs of a thread."""
+        """Delete the runs of a thread."""
         await self._drop("thread_id = ?", thread_id)
 
     async def prune(self, seconds: float) -> None:
-        """Forget the runs that ended longer ago."""
+        """Delete the runs that ended more than this many seconds ago."""
         await self._drop("ended > 0 AND ended < ?", time.time() - seconds)
 
     # --- events ---------------------------------------------------------------------------
@@ -337,12 +336,12 @@ class RunLog:
         events: Sequence[Mapping[str, Any]],
         shorten_event: Callable[[Any], Any] | None = None,
     ) -> None:
-        """Number events of a run; they are written soon, and listeners have them then.
+        """Number events of a run and queue them to be written. Listeners receive them afterwards.
 
         Args:
-            run_id: The run.
-            events: What it tells.
-            shorten_event: Makes of an event that is too long one that is not.
+            run_id: ID of the run.
+            events: The events.
+            shorten_event: Function that shortens an event that is too long.
         """
         live = self._live[run_id]
         for event in events:
@@ -357,7 +356,7 @@ class RunLog:
             self._keep_writing()
 
     async def flush(self) -> None:
-        """Wait until everything that was told is written."""
+        """Wait until all queued events are written."""
         if self._writer is not None:
             self._hurry.set()
             await asyncio.shield(self._writer)
@@ -388,7 +387,9 @@ class RunLog:
             try:
                 await self._all(*parts, tell=names)
             except PersistenceError as exc:
-                get_logger("framework", "run_log").warning("Events wait to be written: %s", exc)
+                get_logger("framework", "run_log").warning(
+                    "Events could not be written yet: %s", exc
+                )
                 await asyncio.sleep(_LOOK_SECONDS)
                 continue
             for run_id, _, text, _ in batch:
@@ -401,7 +402,7 @@ class RunLog:
                     written.set_result(None)
 
     def _telling(self, told: Mapping[tuple[str, str], tuple[int, list[str]]]) -> Statement:
-        # Few lengths are few statements, which the database need not read anew.
+        # Rounding the number of rows up keeps the number of distinct statements small.
         rows = 1 << (len(told) - 1).bit_length()
         values: list[Any] = [
             part
@@ -414,13 +415,13 @@ class RunLog:
     # --- listeners of other processes -----------------------------------------------------
 
     async def follow(self, run_id: str, after: int = 0) -> AsyncIterator[list[tuple[int, str]]]:
-        """Yield the events of a run with their numbers, as JSON, until the run has told its last.
+        """Yield pages of a run's numbered events as JSON, until the run ends.
 
-        They come as many at a time as there are; none at all now and then, where nothing happens.
+        A page contains all events available. Empty pages are yielded while nothing happens.
 
         Args:
-            run_id: The run.
-            after: The number of the last event that the listener has.
+            run_id: ID of the run.
+            after: Number of the last event that the listener has received.
         """
         live: _Live | None = None
         while not self.closing.is_set():
@@ -436,7 +437,7 @@ class RunLog:
             if page is None:
                 page = await self._page(run_id, after)
             if page and not over and page[-1][1].startswith(_LAST):
-                page.pop()  # whoever hears of the end finds the run ended
+                page.pop()  # yield the last event only when the run has ended
             if page:
                 yield page
                 after = page[-1][0]
@@ -457,13 +458,13 @@ class RunLog:
     async def follow_thread(
         self, thread_id: str, after: int = 0
     ) -> AsyncIterator[list[tuple[int, str, str]]]:
-        """Yield the events of a thread's runs with their numbers and runs, as JSON, for ever.
+        """Yield pages of the events of a thread's runs, with numbers and run IDs, without end.
 
-        They come as many at a time as there are; none at all now and then, where nothing happens.
+        A page contains all events available. Empty pages are yielded while nothing happens.
 
         Args:
-            thread_id: The thread.
-            after: The number of the last event that the listener has.
+            thread_id: ID of the thread.
+            after: Number of the last event that the listener has received.
         """
         while not self.closing.is_set():
             changed = self._listener.event(thread_id)
@@ -478,7 +479,7 @@ class RunLog:
                     await changed.wait()
 
     def close(self) -> None:
-        """Let all listeners go: the process ends, and they come again."""
+        """Disconnect all listeners, which may reconnect to another process."""
         self.closing.set()
         for live in self._live.values():
             live.wake()
@@ -501,7 +502,10 @@ class RunLog:
         return [(seq, text) for _, seq, text in self._told(found, after)]
 
     def _told(self, rows: list[tuple[Any, ...]], after: int) -> Iterator[tuple[str, int, str]]:
-        """Yield run, number and text of the events behind a number; a row has that of its last one."""
+        """Yield run ID, number, and text of the events after a number.
+
+        A row has the number of its last event.
+        """
         for run_id, last, data in rows:
             texts = self._events(data)
             for number, text in enumerate(texts, int(last) - len(texts) + 1):
@@ -518,11 +522,11 @@ class RunLog:
         return [self._read(row) for row in found]
 
     async def _all(self, *parts: Statement, tell: Collection[str] = ()) -> list[bool]:
-        """Run statements that return what they changed, on PostgreSQL as one; tells which changed something.
+        """Run statements, on PostgreSQL as one, and return which of them changed rows.
 
         Args:
-            *parts: The statements and their values.
-            tell: Names that listeners of other processes hear.
+            *parts: Statements with their values. Each must return the rows that it changed.
+            tell: Names to notify listeners of other processes about.
         """
         if not self._listener.can_notify:
             return [bool(await self._run(*part)) for part in parts]
@@ -530,7 +534,7 @@ class RunLog:
         found = ", ".join(f"(SELECT count(*) FROM part{n}) > 0 AS is{n}" for n in range(len(parts)))
         values = [value for _, given in parts for value in given]
         if tell:
-            # One value, so that few statements are read anew by the database.
+            # One value keeps the number of distinct statements small.
             found += f", (SELECT count(pg_notify('{CHANNEL}', name)) FROM unnest(?::text[]) name)"
             values.append(list(tell))
         rows = await self._run(f"WITH {named} SELECT {found}", tuple(values))
@@ -554,7 +558,7 @@ class RunLog:
         try:
             asked = self._unpacked(request)
         except PersistenceError as exc:
-            asked = {"caller": {}, "unreadable": [exc.message, exc.fix]}  # it hides no other run
+            asked = {"caller": {}, "unreadable": [exc.message, exc.fix]}  # must not hide other runs
         return LoggedRun(run_id, thread_id, owner, status, opened, ended, asked)
 
     def _events(self, text: str) -> list[str]:
@@ -568,7 +572,7 @@ class RunLog:
         return serialize_to_text(self._serde, value)
 
     def _unpacked(self, text: str) -> Any:
-        return deserialize_text(self._serde, text, "of the runs")
+        return deserialize_text(self._serde, text, "of a run")
 
 
 _text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=str).encode

@@ -1,6 +1,6 @@
-"""Tables beside the checkpoints of every database, and the migrations that create and change them.
+"""Schema of capgraph's tables, as a list of migrations.
 
-A migration is never edited once it is released: a change of a table is one more migration.
+A released migration is never edited. Each later change of a table is a new migration.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ _FIRST = (
     )""",
 )
 MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST,)
-"""Statements by version, from version 1. The first creates what earlier releases created one by one."""
+"""Statements by version, starting with version 1, which includes the tables of earlier releases."""
 
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS capgraph_migrations"
@@ -116,11 +116,11 @@ _VERSION = "SELECT COALESCE(MAX(version), 0) FROM capgraph_migrations"
 _APPLIED = "INSERT INTO capgraph_migrations (version, applied) VALUES (?, {now})"
 
 Execute = Callable[..., list[tuple[Any, ...]]]
-"""Runs a statement with its values, and returns the rows."""
+"""Function that runs a statement with values and returns its rows."""
 
 
 def migration_steps(version: int) -> list[tuple[str, tuple[Any, ...]]]:
-    """Return the statements, with their values, that bring a schema of a version up to date.
+    """Return the statements and values that migrate a schema from a version to the latest.
 
     >>> migration_steps(len(MIGRATIONS))
     []
@@ -135,11 +135,11 @@ def migration_steps(version: int) -> list[tuple[str, tuple[Any, ...]]]:
 
 
 def schema_version(execute: Execute, is_migrated: str) -> int:
-    """Return the version of a database's schema; 0 before the first migration.
+    """Return the schema version of a database; 0 before the first migration.
 
     Args:
-        execute: Runs a statement in the database.
-        is_migrated: Statement that counts the tables of migrations.
+        execute: Function that runs a statement in the database.
+        is_migrated: Query that counts the migration tables.
 
     Raises:
         PersistenceError: A newer release wrote the database.
@@ -147,17 +147,17 @@ def schema_version(execute: Execute, is_migrated: str) -> int:
     found = int(execute(_VERSION)[0][0]) if execute(is_migrated)[0][0] else 0
     if found > len(MIGRATIONS):
         raise PersistenceError(
-            f"The schema of the database has version {found}, and this release knows versions up to"
+            f"The database schema has version {found}, but this release supports versions up to"
             f" {len(MIGRATIONS)}.",
-            fix="Install the release of capgraph that wrote the database.",
+            fix="Install the release of capgraph that wrote the database, or a newer one.",
         )
     return found
 
 
 def migration_error(version: int, cause: Exception) -> PersistenceError:
-    """Return the error for a schema that could not be brought up to date."""
+    """Return the error for a failed migration."""
     return PersistenceError(
-        f"The schema of the database has version {version}, and version {len(MIGRATIONS)} is"
-        f" needed: {str(cause).strip()}.",
+        f"The database schema cannot be migrated from version {version} to {len(MIGRATIONS)}:"
+        f" {str(cause).strip()}.",
         fix="Run 'capgraph db upgrade' as a user who may create tables.",
     )

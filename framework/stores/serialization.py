@@ -1,4 +1,4 @@
-"""What every saver of ours makes sure of when it reads and writes."""
+"""Serialization of state: strict types, checksums, encryption, and checkpoint validation."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _FIELDS = {
 
 
 class StrictSerializer(JsonPlusSerializer):
-    """Rebuilds only known safe types, and notices bytes that changed on the disk.
+    """Serializer that restores only known safe types and detects changed bytes.
 
     Args:
-        checksum: Whether to add one; what is encrypted has a stronger one already.
+        checksum: True to add a checksum. Encrypted data has a stronger one already.
     """
 
     def __init__(self, *, checksum: bool = True) -> None:
@@ -38,55 +38,56 @@ class StrictSerializer(JsonPlusSerializer):
         self._checksum = checksum
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
-        """Turn a value into bytes.
+        """Serialize a value.
 
         Raises:
-            PersistenceError: It cannot be saved.
+            PersistenceError: The value has a type that cannot be serialized.
         """
         try:
             kind, data = super().dumps_typed(obj)
         except (TypeError, ValueError, RecursionError) as exc:
             raise PersistenceError(
-                f"A value of the state cannot be saved: {exc}.",
-                fix="Keep to plain JSON: text, numbers of 64 bits, lists and dictionaries.",
+                f"A state value cannot be serialized: {exc}.",
+                fix="Use plain JSON values: text, 64-bit numbers, lists, and dictionaries.",
             ) from exc
         if not self._checksum:
             return kind, data
         return f"{kind}{_CHECKED}", zlib.crc32(data).to_bytes(4) + data
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
-        """Turn bytes into a value; those of LangGraph's own serializer are read as well.
+        """Deserialize a value. Data of LangGraph's own serializer is supported.
 
         Raises:
-            ValueError: The bytes are not those that were written.
+            ValueError: The checksum does not match.
         """
         kind, content = data
         if kind.endswith(_CHECKED):
             kind, sum_, content = kind.removesuffix(_CHECKED), content[:4], bytes(content[4:])
             if zlib.crc32(content).to_bytes(4) != bytes(sum_):
-                raise ValueError("the checksum does not fit")
+                raise ValueError("the checksum does not match")
         if kind == "msgpack":
             return unpack_checkpoint(content, self._unpack_ext_hook)
         return super().loads_typed((kind, content))
 
 
 def make_serializer(encryption_key: str | bytes | None) -> SerializerProtocol:
-    """Return the strict serializer: only known safe types are rebuilt from a database.
+    """Return the serializer for checkpoints. It restores only known safe types.
 
     Args:
-        encryption_key: 16, 24 or 32 bytes, or text that encodes to as many; ``None`` for plain.
+        encryption_key: Key of 16, 24, or 32 bytes, or text that encodes to as many; ``None`` for no
+            encryption.
 
     Raises:
         ConfigurationError: The key has another length.
-        MissingExtraError: Encryption is asked for and its package is not installed.
+        MissingExtraError: The encryption package is not installed.
     """
     if encryption_key is None:
         return StrictSerializer()
     key = encryption_key.encode() if isinstance(encryption_key, str) else bytes(encryption_key)
     if len(key) not in {16, 24, 32}:
         raise ConfigurationError(
-            f"The encryption key has {len(key)} bytes. Fix: give 16, 24 or 32 bytes, for example"
-            " from 'openssl rand -hex 16'."
+            f"The encryption key has {len(key)} bytes: expected 16, 24, or 32. Fix: generate a key, for"
+            " example with 'openssl rand -hex 16'."
         )
     require_extra("Crypto.Cipher", "encryption")
     return EncryptedSerializer.from_pycryptodome_aes(StrictSerializer(checksum=False), key=key)
@@ -94,10 +95,10 @@ def make_serializer(encryption_key: str | bytes | None) -> SerializerProtocol:
 
 @contextmanager
 def wrap_read_errors(thread: Any, what: str = "") -> Iterator[None]:
-    """Turn what a serializer raises over foreign bytes into one clear error.
+    """Context manager: raise errors of the serializer as a ``PersistenceError``.
 
     Raises:
-        PersistenceError: The bytes cannot be read.
+        PersistenceError: The data cannot be deserialized.
     """
     try:
         yield
@@ -107,38 +108,40 @@ def wrap_read_errors(thread: Any, what: str = "") -> Iterator[None]:
         raise PersistenceError(
             f"{what or f'A checkpoint of thread {thread!r}'} cannot be read"
             f" ({type(exc).__name__}: {exc}).",
-            fix="Give the encryption key that it was written with; if it is damaged, restore the"
-            " database, or delete the thread.",
+            fix="Use the encryption key that it was written with. If it is damaged, restore the"
+            " database or delete the thread.",
             is_unreadable=True,
         ) from exc
 
 
 def serialize_to_text(serde: Any, value: Any) -> str:
-    """Return a value as text of a saver's own serializer: encrypted where checkpoints are."""
+    """Serialize a value to text with a saver's serializer.
+
+    The text is encrypted if checkpoints are.
+    """
     kind, data = serde.dumps_typed(value)
     return f"{kind}:{base64.b64encode(data).decode()}"
 
 
 def deserialize_text(serde: Any, text: str, description: str) -> Any:
-    """Read what :func:`as_text` wrote.
+    """Return the value that :func:`serialize_to_text` serialized.
 
     Raises:
-        PersistenceError: It cannot be read.
+        PersistenceError: The text cannot be deserialized.
     """
     kind, _, data = text.partition(":")
-    with wrap_read_errors(None, f"What is kept {description}"):
+    with wrap_read_errors(None, f"The data {description}"):
         return serde.loads_typed((kind, base64.b64decode(data)))
 
 
 def validate_checkpoint(checkpoint_tuple: CheckpointTuple | None) -> CheckpointTuple | None:
-    """Check the form of a checkpoint, and keep the identities of new ones after it.
+    """Validate the fields of a checkpoint and keep new checkpoint IDs ahead of its ID.
 
-    Checkpoints are put in order by identities that begin with the time. After the clock was set
-    back (or on a machine whose clock is behind), a new checkpoint would sort before the one it
-    follows and never be found again.
+    Checkpoints are ordered by IDs that start with the time. Without this function, a checkpoint
+    created after the clock was set back would sort before its parent and never be found.
 
     Raises:
-        PersistenceError: It is no checkpoint.
+        PersistenceError: A field is missing or has the wrong type.
     """
     if checkpoint_tuple is None:
         return None
@@ -149,7 +152,7 @@ def validate_checkpoint(checkpoint_tuple: CheckpointTuple | None) -> CheckpointT
     if not good:
         thread = checkpoint_tuple.config["configurable"].get("thread_id")
         raise PersistenceError(
-            f"A checkpoint of thread {thread!r} has not the form of one.",
+            f"A checkpoint of thread {thread!r} is damaged: a field is missing or has the wrong type.",
             fix="Restore the database, or delete the thread.",
             is_unreadable=True,
         )

@@ -1,4 +1,4 @@
-"""SQLite: tables, a saver that reports errors and leaves no half transaction behind, and a store."""
+"""SQLite: tables, a saver that reports errors and rolls back failed operations, and a store."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LOCK_SECONDS = 30.0
-"""Seconds to wait for another connection that has a SQLite file locked."""
+"""Seconds to wait for a database file that another connection has locked."""
 
 
 class SqliteTables(SqlTables):
-    """Tables beside the checkpoints of a SQLite saver, through its connection.
+    """Tables beside the checkpoints of a SQLite saver. They use the saver's connection.
 
     Args:
-        saver: LangGraph's saver, or one of ours.
+        saver: LangGraph's saver, or a :class:`SqliteSaver`.
     """
 
     checkpoint_tables: ClassVar[dict[str, str]] = {
@@ -68,11 +68,11 @@ class SqliteTables(SqlTables):
         self._saver = saver
 
     def metadata(self, name: str) -> str:
-        """Return the expression that reads a checkpoint's metadata as text."""
+        """Return the SQL expression for a metadata field of a checkpoint, as text."""
         return f"json_extract(CAST(metadata AS TEXT), '$.{name}')"
 
     async def relaxed_durability(self) -> SqlTables:
-        """Return tables through a connection of their own, which does not wait for the disk."""
+        """Return tables on a separate connection that does not wait for the disk."""
         await self.prepare()
         if not self._path:
             return self
@@ -87,12 +87,12 @@ class SqliteTables(SqlTables):
         if self._path:
             await super()._prepare()
         else:
-            for step in migration_steps(0):  # a new database in memory
+            for step in migration_steps(0):  # a database in memory is always new
                 await self._run(*step)
 
     async def _run(self, statement: str, values: tuple[Any, ...]) -> StatementResult:
         conn = self._saver.conn
-        # The lock keeps this apart from the saver's own transactions.
+        # The lock separates this statement from the saver's transactions.
         async with self._saver.lock:
             before = conn.total_changes
             try:
@@ -125,7 +125,7 @@ class SqliteTables(SqlTables):
 
     @classmethod
     def _format(cls, statement: str, values: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
-        # The moment is a value, so that a statement is prepared once and not each time.
+        # The time is passed as a value, so that the statement is prepared only once.
         now, given = time.time(), iter(values)
         marks = re.findall(r"\?|{now}", statement) if "{now}" in statement else ()
         placed = [next(given) if mark == "?" else now for mark in marks]
@@ -133,10 +133,10 @@ class SqliteTables(SqlTables):
 
 
 class SqliteFile(SingleConnectionTables, SqliteTables):
-    """Tables in a SQLite file, which processes may share.
+    """Tables in a SQLite file that processes can share.
 
     Args:
-        path: The file, or ``:memory:``.
+        path: Path of the file, or ``:memory:``.
     """
 
     def __init__(self, path: str) -> None:
@@ -147,7 +147,7 @@ class SqliteFile(SingleConnectionTables, SqliteTables):
         conn = sqlite3.connect(
             self._path, timeout=60.0, isolation_level=None, check_same_thread=False
         )
-        with suppress(sqlite3.OperationalError):  # a file that may only be read
+        with suppress(sqlite3.OperationalError):  # a read-only file
             use_wal(conn, 60.0)
         conn.execute("PRAGMA synchronous = NORMAL")
         return conn
@@ -164,10 +164,10 @@ def open_tables(location: Location) -> SqlTables:
 
 
 class _Connection(sqlite3.Connection):
-    """Commits what one call changes before it returns.
+    """Connection that commits the changes of a call before the call returns.
 
-    LangGraph's saver commits with a further call, for which a busy loop lets the other connections
-    of the process wait with the file locked.
+    LangGraph's saver commits with a separate call. While a busy event loop delays that call, the
+    file stays locked for the other connections of the process.
     """
 
     def cursor(self, factory: Any = None) -> Any:
@@ -182,12 +182,12 @@ class _Cursor(sqlite3.Cursor):
 
 
 class SqliteSaver(BaseSaver):
-    """What is ours of a saver; LangGraph's ``AsyncSqliteSaver`` follows it in the bases.
+    """Mixin for LangGraph's ``AsyncSqliteSaver``, which must follow it in the bases.
 
     Args:
         conn: Open connection.
         serde: Serializer.
-        name: How messages call the database.
+        name: Name of the database in error messages.
     """
 
     def __init__(self, conn: aiosqlite.Connection, *, serde: SerializerProtocol, name: str) -> None:
@@ -196,12 +196,15 @@ class SqliteSaver(BaseSaver):
         self._name = name
 
     async def adelete_thread(self, thread_id: str) -> None:
-        """Drop a thread; it is there until nothing else is left of it."""
+        """Delete a thread.
+
+        The checkpoints are deleted last, so an interrupted call can be repeated.
+        """
         await self._rows.run("DELETE FROM writes WHERE thread_id = ?", (str(thread_id),))
         await super().adelete_thread(thread_id)
 
     async def guarded(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Do an operation; one that failed leaves nothing behind."""
+        """Run an operation and translate its errors. A failed operation is rolled back."""
         try:
             return await call()
         except sqlite3.Error as exc:
@@ -209,15 +212,15 @@ class SqliteSaver(BaseSaver):
 
 
 def unusable(name: str, what: str, exc: Exception) -> PersistenceError:
-    """Describe a database that refused."""
+    """Return the error for an operation that SQLite rejected."""
     text = str(exc)
-    fix = "Look at the cause; the thread goes on from its last saved step when it is run again."
+    fix = "Correct the cause, then resume the thread from its last saved step."
     if "full" in text or "disk I/O" in text:
-        fix = "Make room on the disk, then run the thread again; it goes on where it stopped."
+        fix = "Free disk space, then resume the thread."
     elif "locked" in text:
-        fix = "End the process that keeps it locked, then run the thread again."
+        fix = "End the process that locks it, then resume the thread."
     elif "not a database" in text or "malformed" in text:
-        fix = "Name a SQLite file, or restore it from a copy."
+        fix = "Use a SQLite file, or restore it from a backup."
     return PersistenceError(f"The database {name!r} could not be {what}: {text}.", fix=fix)
 
 
@@ -226,7 +229,7 @@ def _saver_class() -> Any:
     from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
     class Saver(SqliteSaver, AsyncSqliteSaver):
-        """LangGraph's saver whose errors are the project's and which checks what it reads."""
+        """LangGraph's saver with capgraph's errors and checkpoint validation."""
 
     return Saver
 
@@ -235,10 +238,10 @@ def _saver_class() -> Any:
 async def open_saver(
     location: Location, serde: SerializerProtocol
 ) -> AsyncIterator[BaseCheckpointSaver[Any]]:
-    """Open a SQLite file as saver.
+    """Open a SQLite file as a saver.
 
     Raises:
-        PersistenceError: It cannot be opened, read or written.
+        PersistenceError: The file cannot be opened, read, or written.
     """
     path = location.target
     async with _connected(path, isolation_level=None, factory=_Connection) as conn:
@@ -252,15 +255,15 @@ async def open_saver(
 
 @asynccontextmanager
 async def open_store(location: Location, options: dict[str, Any]) -> AsyncIterator[BaseStore]:
-    """Open a SQLite file as store.
+    """Open a SQLite file as a LangGraph store.
 
     Raises:
-        PersistenceError: It cannot be opened, read or written.
+        PersistenceError: The file cannot be opened, read, or written.
     """
     from langgraph.store.sqlite.aio import AsyncSqliteStore
 
     class Connection(sqlite3.Connection):
-        """Takes the write lock first where a batch writes, and runs migrations as one transaction."""
+        """Connection that locks early for writes and runs migrations in one transaction."""
 
         writes = False
 
@@ -278,7 +281,7 @@ async def open_store(location: Location, options: dict[str, Any]) -> AsyncIterat
             return self.execute(statement)
 
     class SqliteStore(CrossLoopStore, AsyncSqliteStore):
-        """LangGraph's store, on any event loop and beside other writers."""
+        """LangGraph's store, usable from any event loop and with concurrent writers."""
 
         _batches: ClassVar[CrossLoopLock] = CrossLoopLock()
 
@@ -303,10 +306,10 @@ async def open_store(location: Location, options: dict[str, Any]) -> AsyncIterat
 
 @asynccontextmanager
 async def _immediate(conn: aiosqlite.Connection) -> AsyncIterator[None]:
-    """Run a transaction that takes the write lock first.
+    """Run a transaction that acquires the write lock at its start.
 
-    SQLite waits for the lock at the start of a transaction only. A transaction that has read and
-    then writes fails at once if another connection is writing.
+    SQLite waits for the lock only at the start of a transaction. A transaction that reads first and
+    writes later fails at once if another connection is writing.
     """
     try:
         await conn.execute("BEGIN IMMEDIATE")
@@ -330,14 +333,14 @@ async def _connected(path: str, **options: Any) -> AsyncIterator[aiosqlite.Conne
     import aiosqlite
 
     try:
-        # When aiosqlite cannot open a file, its thread outlives the call and may report to a loop
-        # that is closed by then, so whether the file opens is found out without it.
+        # If aiosqlite cannot open a file, its thread outlives the call and may report to a
+        # closed loop. The file is therefore opened without it first.
         await asyncio.to_thread(lambda: sqlite3.connect(path, timeout=LOCK_SECONDS).close())
         conn = await aiosqlite.connect(path, timeout=LOCK_SECONDS, **options)
     except sqlite3.Error as exc:
         raise PersistenceError(
             f"The database {path!r} cannot be opened: {exc}.",
-            fix="Check that its folder exists and may be written.",
+            fix="Check that its folder exists and is writable.",
         ) from exc
     try:
         with _usable(path):

@@ -1,7 +1,7 @@
-"""State of one's own under keys: in memory, in SQLite, in PostgreSQL or in Redis, with one meaning.
+"""State stores: JSON values under keys, in memory, SQLite, PostgreSQL, or Redis.
 
-What is kept is JSON and comes back as exactly what was given: what JSON would change is refused.
-Every operation changes one value as a whole, whoever else is at it.
+All stores have the same semantics. A value is returned exactly as it was stored; a value that JSON
+would change is rejected. Each operation is atomic for one value.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from urllib.parse import quote
 from typing_extensions import TypedDict, Unpack
 
 from capgraph.base.errors import ConfigurationError, ValidationError
+from capgraph.configs.logger import mask_secrets
 from capgraph.helpers.argument_validation import validate_arguments
 from capgraph.helpers.clock import Clock, SystemClock, as_clock
 from capgraph.helpers.plain_data import to_json_text
@@ -28,7 +29,7 @@ T = TypeVar("T")
 
 
 class _Word:
-    """A value like no other, with a name."""
+    """Sentinel value with a readable name."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -38,30 +39,30 @@ class _Word:
 
 
 MISSING: Final = _Word("ABSENT")
-"""What is expected of a key that is not there, not even with the value ``None``."""
+"""Expected value of a key that is not set. ``None`` is a value, and differs from ``MISSING``."""
 
 _SAME: Final = _Word("SAME")
 _PREFIX = "state:"
-_LONGEST = 2000  # bytes; PostgreSQL finds no longer ones
+_LONGEST = 2000  # bytes; PostgreSQL does not index longer names
 _Work = Callable[[str | None], tuple[str | _Word | None, T]]
-"""Takes the text of a value, gives the new one (``None`` for no value) and what the caller gets."""
+"""Function of the current text. It returns the new text (``None`` to delete) and the result."""
 
 
 class _Options(TypedDict, total=False):
-    """What every store takes beside the place of its values."""
+    """Options that all stores accept."""
 
     key_prefix: str
     clock: Clock | Callable[[], float] | None
 
 
 class BaseStateStore(ABC):
-    """Values under keys, each changed as a whole.
+    """Base class of state stores.
 
     Args:
-        values: Where they lie.
-        key_prefix: What the names of the keys begin with where they lie. Stores of one database
-            whose prefixes differ know nothing of each other.
-        clock: Tells the time, in tests; the database's own, or the machine's, when not given.
+        values: Storage backend.
+        key_prefix: Prefix of the stored keys. Stores of one database with different prefixes are
+            independent.
+        clock: Clock for tests; by default, that of the database or machine.
 
     Raises:
         ConfigurationError: The prefix is empty.
@@ -78,8 +79,8 @@ class BaseStateStore(ABC):
     ) -> None:
         if not key_prefix:
             raise ConfigurationError(
-                "A state store without a prefix would clear what is not its own.",
-                fix="Give key_prefix='my_app:', or leave it out.",
+                "key_prefix must not be empty: clear() would delete values of other stores.",
+                fix="Pass key_prefix='my_app:', or omit it.",
             )
         self._cells, self._prefix = values, key_prefix
         self._clock = SystemClock() if clock is None else as_clock(clock)
@@ -89,47 +90,49 @@ class BaseStateStore(ABC):
 
         Args:
             key: The key.
-            default: What to return when there is none, or its time is over.
+            default: Value to return if the key is not set or has expired.
         """
         text = await self._change(key, lambda text: (_SAME, text))
         return default if text is None else json.loads(text)
 
     async def exists(self, key: str) -> bool:
-        """Tell whether there is a value, which may be ``None``."""
+        """Return whether a key is set, possibly to ``None``."""
         return await self._change(key, lambda text: (_SAME, text is not None))
 
     async def set(self, key: str, value: Any, ttl: float | None = None) -> None:
-        """Keep a value in place of whatever there was.
+        """Store a value and replace the previous one.
 
         Args:
             key: The key.
-            value: Dictionaries with names of text, lists, text, finite numbers, booleans, ``None``.
-            ttl: For how many seconds; ``None`` for ever. After 0 seconds or less it is gone at once.
+            value: A JSON value: dictionaries with string keys, lists, strings, finite numbers,
+                booleans, or ``None``.
+            ttl: Time to live in seconds; ``None`` for no expiry. With 0 or less, the value expires
+                immediately.
 
         Raises:
-            ValidationError: The value is none of these, or the key or the time cannot be used.
+            ValidationError: The value is not JSON, or the key or the TTL is invalid.
         """
         text = to_json_text(value, key)
         await self._change(key, lambda _: (text, None), ttl, anew=True)
 
     async def delete(self, key: str) -> None:
-        """Take a value away; nothing happens when there is none."""
+        """Delete a value. Deleting a missing key has no effect."""
         await self._change(key, lambda _: (None, None))
 
     async def compare_and_set(
         self, key: str, expected: Any, value: Any, ttl: float | None = None
     ) -> bool:
-        """Set a value only if nobody has changed it.
+        """Set a value only if the current value equals ``expected``.
 
         Args:
             key: The key.
-            expected: What ``get`` gave. ``None`` also stands for a key that is not there;
-                ``MISSING`` stands for nothing else.
+            expected: Value that ``get`` returned. ``None`` also matches a missing key; ``MISSING``
+                matches only a missing key.
             value: The new value.
-            ttl: For how many seconds from now; when not given, it ends when the old one would.
+            ttl: Time to live in seconds; ``None`` to keep the current expiry.
 
         Returns:
-            Whether it was set.
+            True if the value was set.
         """
         text = to_json_text(value, key)
 
@@ -144,10 +147,10 @@ class BaseStateStore(ABC):
         return await self._change(key, swap, ttl)
 
     async def append(self, key: str, item: Any) -> int:
-        """Add an item to a list; what is no list becomes the first item of one.
+        """Append an item to a list. A value that is not a list becomes the first item of a new one.
 
         Returns:
-            How many items there are now.
+            Length of the list.
         """
         to_json_text(item, key)
 
@@ -159,23 +162,23 @@ class BaseStateStore(ABC):
         return await self._change(key, add)
 
     async def increment(self, key: str, by: float = 1) -> int | float:
-        """Add to a number, which is 0 when there is none.
+        """Add to a number. A missing key counts as 0.
 
         Returns:
             The sum.
 
         Raises:
-            ValidationError: There is something else than a number, or the sum is none.
+            ValidationError: The value is not a number, or the sum is not finite.
         """
         if type(by) not in (int, float):
-            raise ValidationError(f"{by!r} cannot be added.", fix="Give a number.")
+            raise ValidationError(f"by is {by!r}: expected a number.", fix="Pass a number.")
 
         def add(found: str | None) -> tuple[str, int | float]:
             there = 0 if found is None else json.loads(found)
             if type(there) not in (int, float):
                 raise ValidationError(
-                    f"{key!r} holds {type(there).__name__}, to which nothing can be added.",
-                    fix="Use a key of its own for a number.",
+                    f"The value of {key!r} has type {type(there).__name__}: expected a number.",
+                    fix="Use a separate key for the number.",
                 )
             total: int | float = there + by
             return to_json_text(total, key), total
@@ -183,7 +186,7 @@ class BaseStateStore(ABC):
         return await self._change(key, add)
 
     async def entries(self, prefix: str = "") -> dict[str, Any]:
-        """Return copies of all values whose keys begin with a prefix, by key."""
+        """Return copies of all values whose keys start with a prefix, by key."""
         cells, now = await self._cells.aread(self._name(prefix), self._clock)
         return {
             name.removeprefix(self._prefix): json.loads(text)
@@ -192,19 +195,19 @@ class BaseStateStore(ABC):
         }
 
     async def clear(self, prefix: str = "") -> None:
-        """Take away the values whose keys begin with a prefix: all of this store, and no others."""
+        """Delete all values of this store whose keys start with a prefix."""
         await self._cells.aclear(self._name(prefix))
 
     async def setup(self) -> None:
-        """Make sure that the database can be used; the first operation does so too.
+        """Connect to the database. This is optional, because the first operation connects too.
 
         Raises:
-            PersistenceError: It cannot.
+            PersistenceError: The database is unavailable.
         """
         await self.exists("")
 
     async def close(self) -> None:
-        """Let go of what is held open; it is opened again when it is needed."""
+        """Close open connections. The next operation reopens them."""
         await asyncio.to_thread(self._cells.close)
 
     async def __aenter__(self) -> Self:
@@ -217,9 +220,12 @@ class BaseStateStore(ABC):
     async def _change(
         self, key: str, work: _Work[T], ttl: float | None = None, *, anew: bool = False
     ) -> T:
-        """Change the text of a value, and how long it stays."""
+        """Change the text of a value and its expiry."""
         if ttl is not None and (type(ttl) not in (int, float) or not math.isfinite(ttl)):
-            raise ValidationError(f"ttl is {ttl!r}.", fix="Give seconds, or None for ever.")
+            raise ValidationError(
+                f"ttl is {ttl!r}: expected a finite number of seconds or None.",
+                fix="Pass seconds, or None for no expiry.",
+            )
 
         def change(cell: Any, now: float) -> tuple[Any, float, T]:
             text, until = cell or (None, None)
@@ -239,8 +245,8 @@ class BaseStateStore(ABC):
         name = self._prefix + key if isinstance(key, str) else ""
         if not name or "\0" in name or len(name.encode(errors="replace")) > _LONGEST:
             raise ValidationError(
-                f"{key!r:.80} is no key.",
-                fix=f"Give text of at most {_LONGEST} bytes without the character of code 0.",
+                f"Invalid key {key!r:.80}: expected text without NUL of at most {_LONGEST} bytes.",
+                fix="Use a shorter text without NUL characters.",
             )
         to_json_text(key, "key")
         return name
@@ -251,11 +257,11 @@ def _sorted(value: Any) -> str:
 
 
 class InMemoryStateStore(BaseStateStore):
-    """State of this process. What nobody reads goes too when its time is over.
+    """State store of this process. Expired values are removed even if they are never read.
 
     Args:
-        key_prefix: What the names of its keys begin with.
-        clock: Tells the time, in tests.
+        key_prefix: Prefix of the stored keys.
+        clock: Clock for tests.
 
     >>> async def main():
     ...     store = InMemoryStateStore()
@@ -271,12 +277,12 @@ class InMemoryStateStore(BaseStateStore):
 
 
 class SqliteStateStore(BaseStateStore):
-    """State in a SQLite file that processes may share.
+    """State store in a SQLite file, which processes can share.
 
     Args:
-        path: The file; it is made when it is first used.
-        key_prefix: What the names of its keys begin with.
-        clock: Tells the time, in tests.
+        path: Path of the file. It is created on first use.
+        key_prefix: Prefix of the stored keys.
+        clock: Clock for tests.
     """
 
     @validate_arguments
@@ -287,15 +293,15 @@ class SqliteStateStore(BaseStateStore):
 
 
 class PostgresStateStore(BaseStateStore):
-    """State in a PostgreSQL database.
+    """State store in a PostgreSQL database.
 
     Args:
         url: ``postgresql://user@host/database``.
-        key_prefix: What the names of its keys begin with.
-        clock: Tells the time, in tests.
+        key_prefix: Prefix of the stored keys.
+        clock: Clock for tests.
 
     Raises:
-        ConfigurationError: It is no such URL.
+        ConfigurationError: The URL is not a PostgreSQL URL.
         MissingExtraError: The extra ``postgres`` is not installed.
     """
 
@@ -303,21 +309,22 @@ class PostgresStateStore(BaseStateStore):
     def __init__(self, url: str, **options: Unpack[_Options]) -> None:
         if parse_url(url).kind != "postgres":
             raise ConfigurationError(
-                f"{url!r} is no PostgreSQL.", fix="Write postgresql://user@host/database."
+                f"{mask_secrets(url)!r} is not a PostgreSQL URL.",
+                fix="Use postgresql://user@host/database.",
             )
         super().__init__(TableValues(open_tables(url)), **options)
 
 
 class RedisStateStore(BaseStateStore):
-    """State in a Redis server.
+    """State store in a Redis server.
 
     Args:
-        url: ``redis://…``, ``rediss://…`` or ``unix://…``.
-        key_prefix: What its keys begin with on the server.
-        clock: Tells the time, in tests.
+        url: ``redis://…``, ``rediss://…``, or ``unix://…``.
+        key_prefix: Prefix of the keys on the server.
+        clock: Clock for tests.
 
     Raises:
-        ConfigurationError: It is no such URL.
+        ConfigurationError: The URL is not a Redis URL.
         MissingExtraError: The extra ``redis`` is not installed.
     """
 
@@ -338,26 +345,26 @@ _BACKENDS: dict[str, Callable[..., BaseStateStore]] = {
 
 
 class StateStoreFactory:
-    """Makes state stores by the name of what they lie in."""
+    """Factory that creates state stores by backend name."""
 
     @staticmethod
     @validate_arguments
     def create(backend: str = "memory", **kw: Any) -> BaseStateStore:
-        """Make a store.
+        """Create a state store.
 
         Args:
-            backend: ``memory``, ``sqlite``, ``redis`` or ``postgres``.
-            **kw: Arguments of its class.
+            backend: ``memory``, ``sqlite``, ``redis``, or ``postgres``.
+            **kw: Arguments of the store's class.
 
         Raises:
-            ConfigurationError: There is no such backend; it is a ``ValueError``.
-            TypeError: The class takes no such argument, or needs another one.
+            ConfigurationError: The backend is unknown. The error is also a ``ValueError``.
+            TypeError: An argument is unknown or missing.
 
         >>> type(StateStoreFactory.create("memory")).__name__
         'InMemoryStateStore'
         """
         if backend not in _BACKENDS:
             raise ConfigurationError(
-                f"There is no state store {backend!r}.", fix=f"Use {', '.join(_BACKENDS)}."
+                f"Unknown state store backend {backend!r}.", fix=f"Use {', '.join(_BACKENDS)}."
             )
         return _BACKENDS[backend](**kw)

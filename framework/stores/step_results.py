@@ -1,13 +1,11 @@
-"""Steps that run on another worker than their turn: what they need, and what came of them.
+"""Requests, events, and results of steps that run on other workers.
 
-An order that passes an engine names such a step and holds nothing of it. What was asked for and what
-came of it lie here, in the database of the thread, written by the saver's own serializer: encrypted
-where checkpoints are. So a step that ended while nobody waited for it is not run again, and one that
-still runs is found by whoever goes on with its turn.
+A job in a queue contains only the ID of such a step. The request and the result are stored here, in
+the database of the thread, with the saver's serializer: encrypted if checkpoints are. A finished
+step is therefore not run again, and a resumed turn finds a step that is still running.
 
-Who runs a step holds a lease (:func:`lease_of`), like who runs a thread. Who waits for it stands in
-its row as the owner of the thread's lease: what runs the step makes sure that this owner still has
-the thread before it acts.
+The worker of a step holds a lease (:func:`step_lease_name`). The row of the step contains the lease
+owner of its thread. Before the worker acts, it verifies that this owner still holds the thread.
 """
 
 from __future__ import annotations
@@ -56,13 +54,14 @@ _MANY = 10_000
 
 @dataclass(frozen=True, slots=True)
 class StepStatus:
-    """What is to be seen of a step.
+    """Progress of a remote step.
 
     Attributes:
-        attempts: How often a worker began it.
-        event_count: How many events it has told.
-        result: What came of it; ``None`` before it has ended.
-        silent_seconds: Seconds since the worker that runs it gave a sign of life; ``None`` for no worker.
+        attempts: Number of times that a worker started the step.
+        event_count: Number of events that the step has emitted.
+        result: Result of the step; ``None`` until it ends.
+        silent_seconds: Seconds since the last heartbeat of the worker; ``None`` if it has no
+            worker.
     """
 
     attempts: int
@@ -73,13 +72,13 @@ class StepStatus:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedStep:
-    """A step that a worker begins.
+    """Step that a worker has claimed.
 
     Attributes:
-        thread_id: The thread.
-        request: What is asked for.
-        timeout_seconds: How long it may take; ``None`` for no bound.
-        event_count: How many events an earlier worker told of it.
+        thread_id: ID of the thread.
+        request: Request of the step.
+        timeout_seconds: Remaining time; ``None`` for no limit.
+        event_count: Number of events that earlier workers emitted.
     """
 
     thread_id: str
@@ -89,20 +88,20 @@ class ClaimedStep:
 
 
 def step_lease_name(step_id: str) -> str:
-    """Return the name of the lease of a step."""
+    """Return the name of a step's lease."""
     return _LEASE + step_id
 
 
 class StepResults:
-    """The steps beside a saver's threads.
+    """Remote steps of a saver's threads.
 
     Args:
-        tables: The saver's rows.
-        serde: Its serializer.
-        listener: Notified of steps.
+        tables: Tables of the saver's database.
+        serde: Serializer of the saver.
+        listener: Listener for notifications about steps.
 
     Attributes:
-        listener: As given.
+        listener: The listener.
     """
 
     def __init__(self, tables: SqlExecutor, serde: Any, listener: ChannelListener) -> None:
@@ -124,19 +123,19 @@ class StepResults:
         request: Mapping[str, Any],
         timeout_seconds: float | None,
     ) -> None:
-        """Keep what is asked for, or wait from now on for what somebody asked for before.
+        """Store the request of a step, or start waiting for a request that is already stored.
 
         Args:
-            step_id: Names the step.
-            thread_id: The thread.
-            namespace: Which graph of the thread asks.
-            turn_id: Its turn; what is kept of its earlier ones goes.
-            lease_owner: Owner of the thread's lease.
+            step_id: ID of the step.
+            thread_id: ID of the thread.
+            namespace: Graph of the thread that requests the step.
+            turn_id: Turn of the request. Steps of earlier turns in the namespace are deleted.
+            lease_owner: Lease owner of the thread.
             request: Plain data.
-            timeout_seconds: How long it may take; ``None`` for no bound.
+            timeout_seconds: Time limit; ``None`` for no limit.
 
         Raises:
-            PersistenceError: Another process has the thread.
+            PersistenceError: Another process holds the thread.
         """
         if self._turns.get((thread_id, namespace)) != turn_id:
             await self._drop(
@@ -145,7 +144,7 @@ class StepResults:
             if len(self._turns) >= _MANY:
                 self._turns.clear()
             self._turns[thread_id, namespace] = turn_id
-        if random.random() < _SWEEP_SHARE:  # noqa: S311 - no secret
+        if random.random() < _SWEEP_SHARE:  # noqa: S311 - not a secret
             await self._drop("ended > 0 AND ended < {now} - ?", (_KEPT_SECONDS,))
         values = (
             step_id,
@@ -160,34 +159,34 @@ class StepResults:
         if not count:
             raise PersistenceError(
                 f"Another process has taken over the thread {thread_id!r}.",
-                fix="Nothing more is run here; look at the thread to see how it goes on.",
+                fix="This run has stopped; follow the thread to see how it continues.",
                 stops_run=True,
             )
 
     async def exists(self, step_id: str) -> bool:
-        """Tell whether anything is kept of a step."""
+        """Return whether a step is stored."""
         statement = "SELECT 1 FROM capgraph_steps WHERE step_id = ?"
         return bool((await self._rows.run(statement, (step_id,)))[1])
 
     async def get_status(self, step_id: str) -> StepStatus:
-        """Return how far a step is.
+        """Return the progress of a step.
 
         Raises:
-            PersistenceError: Nothing is kept of it any more: its thread was dropped, or another
-                process that waits for it has forgotten it.
+            PersistenceError: The step is no longer stored, because its thread or another process
+                deleted it.
         """
         _, found = await self._rows.run(_LOOK, (step_lease_name(step_id), step_id))
         if not found:
             raise PersistenceError(
-                f"What was kept of the step {step_id} is gone.",
-                fix="Look at its thread: another process goes on with it, or it was dropped.",
+                f"The step {step_id} is no longer stored: its thread was deleted or taken over.",
+                fix="Follow the thread to see how it continues.",
                 stops_run=True,
             )
         begun, told, ended, result, silent = found[0]
         return StepStatus(begun, told, self._unpacked(result) if ended else None, silent)
 
     async def events(self, step_id: str, after: int) -> list[tuple[int, dict[str, Any]]]:
-        """Return what a step has told after a number."""
+        """Return the numbered events of a step after a number."""
         _, found = await self._rows.run(
             "SELECT seq, data FROM capgraph_step_events WHERE step_id = ? AND seq > ? ORDER BY seq",
             (step_id, after),
@@ -195,7 +194,7 @@ class StepResults:
         return [(int(seq), self._unpacked(data)) for seq, data in found]
 
     async def withdraw(self, step_id: str, lease_owner: str) -> bool:
-        """Take a step back; tells whether no worker had begun it."""
+        """Delete a step that no worker has started. Return whether it was deleted."""
         count, _ = await self._rows.run(
             "DELETE FROM capgraph_steps WHERE step_id = ? AND token = ? AND begun = 0",
             (step_id, lease_owner),
@@ -203,7 +202,7 @@ class StepResults:
         return bool(count)
 
     async def cancel(self, step_id: str, lease_owner: str) -> None:
-        """Have the worker that runs a step stop it, unless another process goes on with its turn."""
+        """Ask the worker of a step to stop, unless another process took over the turn."""
         await self._rows.run(
             "UPDATE capgraph_steps SET cancelled = 1 WHERE step_id = ? AND token = ? AND NOT EXISTS"
             " (SELECT 1 FROM capgraph_leases l WHERE l.thread_id = capgraph_steps.thread_id"
@@ -212,24 +211,24 @@ class StepResults:
         )
 
     async def cancel_thread(self, thread_id: str) -> None:
-        """Have all steps of a thread stopped, also where nobody waits for them now."""
+        """Request that all running steps of a thread stop."""
         await self._rows.run(
             "UPDATE capgraph_steps SET cancelled = 1 WHERE thread_id = ? AND ended = 0",
             (thread_id,),
         )
 
     async def drop(self, step_id: str, lease_owner: str) -> None:
-        """Forget a step, unless somebody else waits for it: asked for again, it is to run again."""
+        """Delete a step unless another process waits for it. A new request runs it again."""
         await self._drop("step_id = ? AND token = ?", (step_id, lease_owner))
 
     async def drop_thread(self, thread_id: str) -> None:
-        """Forget the steps of a thread."""
+        """Delete the steps of a thread."""
         await self._drop("thread_id = ?", (thread_id,))
 
     # --- who works ------------------------------------------------------------------------
 
     async def claim(self, step_id: str) -> ClaimedStep | None:
-        """Say that a worker begins a step; ``None`` when nobody wants it any more."""
+        """Claim a step for a worker; return ``None`` if it ended or was cancelled."""
         found = await self._told(_BEGIN, (step_id,))
         if not found:
             return None
@@ -237,17 +236,17 @@ class StepResults:
         return ClaimedStep(thread_id, self._unpacked(request), seconds, int(told))
 
     async def unclaim(self, step_id: str) -> None:
-        """Say that a worker has not begun a step after all."""
+        """Undo a claim whose step was not started."""
         statement = "UPDATE capgraph_steps SET begun = begun - 1 WHERE step_id = ?"
         await self._rows.run(statement, (step_id,))
 
     async def has_waiting_turn(self, step_id: str) -> bool:
-        """Tell whether whoever waits for a step still has the thread, and has not cancelled it."""
+        """Return whether a process that holds the thread still waits for the step."""
         _, found = await self._rows.run(_FENCE, (step_id,))
         return bool(found)
 
     async def is_cancelled(self, step_id: str) -> bool:
-        """Tell whether a step is to stop."""
+        """Return whether a step must stop."""
         _, found = await self._rows.run(
             "SELECT 1 FROM capgraph_steps WHERE step_id = ? AND cancelled = 0", (step_id,)
         )
@@ -256,7 +255,7 @@ class StepResults:
     async def append_events(
         self, step_id: str, first_seq: int, events: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Keep what a step tells; the first of the events has this number."""
+        """Store events of a step; ``first_seq`` is the number of the first."""
         values = [
             part
             for place, event in enumerate(events)
@@ -274,11 +273,11 @@ class StepResults:
         )
 
     async def finish(self, step_id: str, owner: str, result: Mapping[str, Any]) -> bool:
-        """Keep what came of a step; tells whether the step's lease was still there.
+        """Store the result of a step. Return False if the worker has lost the step's lease.
 
         Args:
-            step_id: The step.
-            owner: Who holds its lease.
+            step_id: ID of the step.
+            owner: Owner of the step's lease.
             result: Plain data.
         """
         values = (self._packed(result), step_id, step_lease_name(step_id), owner)
@@ -292,7 +291,7 @@ class StepResults:
         await self._rows.run(f"DELETE FROM capgraph_steps WHERE {condition}", values)
 
     async def _told(self, statement: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        """Run a statement that returns a step; whoever waits for it hears of it."""
+        """Run a statement that returns step IDs, and notify processes that wait for them."""
         if self.listener.can_notify:
             told = f"SELECT *, pg_notify('{CHANNEL}', step_id) FROM put"
             statement = f"WITH put AS ({statement}) {told}"
@@ -302,7 +301,7 @@ class StepResults:
         return serialize_to_text(self._serde, value)
 
     def _unpacked(self, text: str) -> Any:
-        return deserialize_text(self._serde, text, "of the steps")
+        return deserialize_text(self._serde, text, "of a step")
 
 
 def _plain(event: Mapping[str, Any]) -> Any:

@@ -1,7 +1,7 @@
-"""The kill switch: which threads, whose runs or all runs are to stop, beside the checkpoints.
+"""Stop requests for a thread, a user, or all runs, stored beside the checkpoints.
 
-Every process looks here at its safe points. What is kept holds until somebody takes it back, so a
-thread that was stopped begins nothing, whoever sends it a message or an answer.
+Every process checks them at safe points. A request stays in force until it is cleared, so a stopped
+thread accepts neither messages nor answers.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _PREFIX = "stop/"
 
 
 class Stop(NamedTuple):
-    """What is to stop.
+    """Request to stop runs.
 
     Attributes:
-        kind: ``thread``, ``user`` or ``all``.
-        name: The thread or the user; empty for ``all``.
-        reason: Why, in the words of whoever stopped it.
-        since: When, in seconds since the epoch.
+        kind: ``thread``, ``user``, or ``all``.
+        name: ID of the thread or user; empty for ``all``.
+        reason: Reason given by the operator.
+        since: Time of the request, in seconds since the epoch.
     """
 
     kind: StopKind
@@ -36,7 +36,7 @@ class Stop(NamedTuple):
     since: float = 0.0
 
     def to_error(self) -> StoppedError:
-        """Return what ends a turn, with how to go on."""
+        """Return the error that ends a stopped turn."""
         what, option = {
             "thread": (f"The thread {self.name!r} was stopped", self.name),
             "user": (f"The runs of user {self.name!r} were stopped", f"--user {self.name}"),
@@ -44,22 +44,22 @@ class Stop(NamedTuple):
         }[self.kind]
         return StoppedError(
             f"{what}: {self.reason}." if self.reason else f"{what}.",
-            fix=f"To go on: 'capgraph stop --clear {option}', then send a new message.",
+            fix=f"To continue, run 'capgraph stop --clear {option}', then send a new message.",
         )
 
 
 class StopRequests:
-    """What is to stop of a saver's threads.
+    """Stop requests for a saver's threads.
 
     Attributes:
-        max_age_seconds: How old what is known may be where no effect is about to begin.
+        max_age_seconds: Maximum age of the cached requests, except before an effect.
 
     Args:
-        values: Where they are stored.
+        values: Store of the requests.
     """
 
     max_age_seconds: float = 0.5
-    _changes = 0  # in this process, by whichever object
+    _changes = 0  # count of changes by all instances in this process
 
     def __init__(self, values: AtomicValueStore) -> None:
         self._values = values
@@ -68,7 +68,7 @@ class StopRequests:
         self._seen = 0
 
     async def put(self, stop: Stop) -> None:
-        """Stop something, in all processes."""
+        """Store a stop request. It applies to all processes."""
 
         def put(found: Any, _: float) -> tuple[Any, float, None]:
             return [stop.reason, found[1] if found else time.time()], FOREVER, None
@@ -78,7 +78,7 @@ class StopRequests:
         await self._look()
 
     async def clear(self, kind: StopKind, name: str = "") -> bool:
-        """Take a stop back; tells whether there was one."""
+        """Delete a stop request. Return whether it existed."""
 
         def take(found: Any, _: float) -> tuple[None, float, bool]:
             return None, 0, found is not None
@@ -89,23 +89,23 @@ class StopRequests:
         return was
 
     async def all(self) -> list[Stop]:
-        """Return what is stopped, the oldest first."""
+        """Return all stop requests, oldest first."""
         await self._look()
         return list(self._known.values())
 
     async def raise_if_stopped(
         self, thread_id: str, users: Collection[str], *, force_read: bool
     ) -> None:
-        """Make sure that a run may go on.
+        """Raise if a stop request applies to a run.
 
         Args:
-            thread_id: Its thread.
-            users: Whose run it is.
-            force_read: Whether an effect is about to begin, so that the database is asked.
+            thread_id: Thread of the run.
+            users: Users of the run.
+            force_read: True to read the database, as is required before an effect.
 
         Raises:
-            StoppedError: It was stopped.
-            PersistenceError: The database cannot be asked.
+            StoppedError: A stop request applies.
+            PersistenceError: The database cannot be read.
         """
         old = time.monotonic() - self._looked > self.max_age_seconds
         if force_read or old or self._seen != StopRequests._changes:
@@ -114,7 +114,7 @@ class StopRequests:
             except PersistenceError as exc:
                 if force_read:
                     raise
-                get_logger("framework", "stop").warning("Nobody can say what is stopped: %s", exc)
+                get_logger("framework", "stop").warning("Stop requests cannot be read: %s", exc)
         if not self._known:
             return
         for key in [("all", ""), *(("user", user) for user in users), ("thread", thread_id)]:
@@ -122,10 +122,8 @@ class StopRequests:
                 raise stop.to_error()
 
     async def _look(self) -> None:
-        self._looked, self._seen = (
-            time.monotonic(),
-            StopRequests._changes,
-        )  # whoever comes meanwhile has not to ask as well
+        # Set before the read, so that concurrent callers do not read as well.
+        self._looked, self._seen = time.monotonic(), StopRequests._changes
         cells, _now = await self._values.aread(_PREFIX, SystemClock())
         self._known = {}
         for cell, (reason, since) in sorted(cells.items(), key=lambda item: item[1][1]):

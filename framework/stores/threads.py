@@ -1,4 +1,4 @@
-"""Threads of a saver: listed, described, copied and pruned."""
+"""Operations on a saver's threads: list, summarize, copy, and prune."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ _PAGE = 200
 
 @dataclass(frozen=True, slots=True)
 class ThreadSummary:
-    """What a thread has come to.
+    """Summary of a thread.
 
     Attributes:
-        thread_id: The thread.
-        status: ``completed``, ``partial``, ``failed``, ``stopped`` or ``cancelled`` for its last
-            turn, ``waiting`` for a person, an event or a moment, ``unfinished`` (the process ended in
-            the middle), or, in a list, ``unreadable``.
-        updated_at: When it was saved last.
-        turns: How many turns it has had.
-        messages: How many messages it holds.
-        last_message: The newest message.
-        task: The task of the last turn.
+        thread_id: ID of the thread.
+        status: Status of the last turn: ``completed``, ``partial``, ``failed``, ``stopped``, or
+            ``cancelled``; ``waiting`` for a person, an event, or a time; ``unfinished`` if the
+            process ended during the turn; in a list also ``unreadable``.
+        updated_at: Time of the last checkpoint.
+        turns: Number of turns.
+        messages: Number of messages.
+        last_message: Text of the newest message.
+        task: Task of the last turn.
         done: Finished steps of the last turn.
-        missing: Its other steps.
-        questions: What a person is asked: interrupt id to question.
-        waits: What its steps wait for, without a person being asked.
-        reason: Why the last turn did not complete.
+        missing: Unfinished steps of the last turn.
+        questions: Open questions to a person, by interrupt ID.
+        waits: Events and times that steps wait for.
+        reason: Reason why the last turn did not complete.
     """
 
     thread_id: str
@@ -66,17 +66,17 @@ class ThreadSummary:
 async def list_threads(
     saver: BaseCheckpointSaver[Any], *, limit: int | None = None, after: str | None = None
 ) -> list[ThreadSummary]:
-    """Describe the threads of a saver, the one that was saved last first.
+    """Return summaries of a saver's threads, most recently saved first.
 
-    One that cannot be read hides no other; its status is ``unreadable``.
+    A thread that cannot be read is listed with the status ``unreadable``.
 
     Args:
         saver: An open saver.
-        limit: At most so many.
-        after: The thread that the last page ended with.
+        limit: Maximum number of results.
+        after: Last thread of the previous page.
 
     Raises:
-        PersistenceError: There is no thread ``after``.
+        PersistenceError: The thread ``after`` does not exist.
     """
     found = []
     async for thread in iter_thread_ids(saver, limit=limit, after=after):
@@ -100,25 +100,25 @@ async def iter_thread_ids(
     prefix: str = "",
     interrupted_only: bool = False,
 ) -> AsyncIterator[str]:
-    """Name the threads of a saver, the one that was saved last first.
+    """Yield the IDs of a saver's threads, most recently saved first.
 
     Args:
         saver: An open saver.
-        limit: At most so many.
-        after: The thread that the last page ended with.
-        older_than: Leave out, where the database can, those that were saved later than so long ago.
-        prefix: Only those whose name begins so.
-        interrupted_only: Leave out, where the database can, those that were not interrupted.
+        limit: Maximum number of results.
+        after: Last thread of the previous page.
+        older_than: Omit threads saved more recently, if the database supports the filter.
+        prefix: Yield only IDs that start with this prefix.
+        interrupted_only: Omit threads without an interrupt, if the database supports the filter.
 
     Raises:
-        PersistenceError: There is no thread ``after``.
+        PersistenceError: The thread ``after`` does not exist.
     """
     before: tuple[str, str] | None = None
     if after is not None:
         last = await saver.aget_tuple(thread_config(after))
         if last is None:
             raise PersistenceError(
-                f"There is no thread {after!r}.", fix="List the threads from the start."
+                f"Thread {after!r} does not exist.", fix="List the threads from the start."
             )
         before = (after, last.checkpoint["id"])
     count = 0
@@ -133,7 +133,7 @@ async def iter_thread_ids(
 
 @validate_arguments
 async def thread_summary(saver: BaseCheckpointSaver[Any], thread_id: str) -> ThreadSummary | None:
-    """Describe one thread; ``None`` when the saver does not know it."""
+    """Return the summary of a thread, or ``None`` if the thread does not exist."""
     found = await saver.aget_tuple(thread_config(thread_id))
     if found is None:
         return None
@@ -145,12 +145,12 @@ async def thread_summary(saver: BaseCheckpointSaver[Any], thread_id: str) -> Thr
     unfinished = not outcome or has_next_node(values)
     status, reason = outcome.get("status", "unfinished"), outcome.get("reason")
     if questions:
-        status, reason = "waiting", "A person is asked."
+        status, reason = "waiting", "A person was asked."
     elif waits:
         told = "; ".join(f"{wait['context_key']} waits {describe_wait(wait)}" for wait in waits)
         status, reason = "waiting", f"{told}."
     elif unfinished:
-        status, reason = "unfinished", "The process ended in the middle of the turn."
+        status, reason = "unfinished", "The process ended during the turn."
         if last_end.get("checkpoint") == found.checkpoint["id"]:
             status, reason = last_end["status"], last_end.get("reason")
     messages = values.get("messages") or []
@@ -174,7 +174,7 @@ async def thread_summary(saver: BaseCheckpointSaver[Any], thread_id: str) -> Thr
 
 @validate_arguments
 async def thread_messages(saver: BaseCheckpointSaver[Any], thread_id: str) -> list[AnyMessage]:
-    """Return the conversation of a thread; empty when the saver does not know it."""
+    """Return the messages of a thread, or an empty list if the thread does not exist."""
     found = await saver.aget_tuple(thread_config(thread_id))
     if found is None:
         return []
@@ -187,7 +187,7 @@ async def thread_messages(saver: BaseCheckpointSaver[Any], thread_id: str) -> li
 
 
 def open_questions(checkpoint_tuple: CheckpointTuple) -> dict[str, Any]:
-    """Return what a person is asked at a checkpoint: interrupt id to question."""
+    """Return the open questions to a person at a checkpoint, by interrupt ID."""
     asked = open_interrupts(checkpoint_tuple.pending_writes)
     return {item.id: item.value for item in asked if not is_wait_interrupt(item.value)}
 
@@ -196,11 +196,11 @@ def open_questions(checkpoint_tuple: CheckpointTuple) -> dict[str, Any]:
 async def waiting_questions(
     saver: BaseCheckpointSaver[Any], *, limit: int = 50
 ) -> dict[str, list[Any]]:
-    """Return what people are asked: thread to its open questions, the one saved last first.
+    """Return open questions by thread, most recently saved thread first.
 
     Args:
         saver: An open saver.
-        limit: At most so many threads.
+        limit: Maximum number of threads.
     """
     found: dict[str, list[Any]] = {}
     async for thread in iter_thread_ids(saver, interrupted_only=True):
@@ -211,7 +211,7 @@ async def waiting_questions(
         except PersistenceError as exc:
             if not exc.is_unreadable:
                 raise
-            get_logger("stores", "threads").warning("%s is left out: %s", thread, exc)
+            get_logger("stores", "threads").warning("Thread %s is omitted: %s", thread, exc)
             continue
         if saved is not None and (questions := open_questions(saved)):
             found[thread] = list(questions.values())
@@ -222,13 +222,13 @@ async def waiting_questions(
 async def list_suspended_threads(
     saver: BaseCheckpointSaver[Any], *, now: float | None = None
 ) -> list[SuspendedThread]:
-    """Return the threads that wait, the soonest first.
+    """Return the suspended threads, in the order in which they are due.
 
-    Whoever serves threads wakes those whose moment has come (:func:`capgraph.graph.wake`).
+    A server wakes threads that are due with :func:`capgraph.graph.wake`.
 
     Args:
         saver: An open saver.
-        now: Only those that are to be woken at this moment; all when not given.
+        now: Return only threads due at this time; ``None`` for all.
 
     >>> import asyncio
     >>> from langgraph.checkpoint.memory import InMemorySaver
@@ -250,30 +250,30 @@ async def prune_threads(
     keep_checkpoints: int | None = None,
     limit: int | None = None,
 ) -> list[str]:
-    """Make a saver smaller.
+    """Delete history or threads.
 
-    Of all threads, those that are being run are left alone.
+    If no threads are named, running threads are skipped.
 
     Args:
         saver: An open saver.
-        thread_ids: Which threads; ``None`` for all.
-        policy: ``keep_latest`` drops the history of each thread, ``keep`` that before the last
-            turns or checkpoints, ``delete`` drops threads, ``older_than`` drops threads that were
-            not saved for so long, and of all threads the record of what calls used that is older.
-            A thread that waits is only dropped by ``delete``.
-        older_than: The age, for ``older_than``.
-        keep_turns: How many turns can still be gone back to, for ``keep``.
-        keep_checkpoints: How many checkpoints can still be gone back to, for ``keep``.
-        limit: Look at so many threads at most; when not given, at all.
+        thread_ids: IDs of the threads; ``None`` for all.
+        policy: ``keep_latest`` deletes the history of each thread. ``keep`` deletes the history
+            before the last turns or checkpoints. ``delete`` deletes threads. ``older_than`` deletes
+            threads that were not saved for that long; applied to all threads, it also deletes usage
+            records of that age. Only ``delete`` deletes threads that wait.
+        older_than: Minimum age, for ``older_than``.
+        keep_turns: Number of turns to keep, for ``keep``.
+        keep_checkpoints: Number of checkpoints to keep, for ``keep``.
+        limit: Maximum number of threads to examine; ``None`` for all.
 
     Returns:
-        The threads that were pruned.
+        IDs of the pruned threads.
 
     Raises:
-        ConfigurationError: There is no such policy, or an argument is of another type.
-        ValueError: What the policy needs is missing, or something else is given.
-        ThreadBusyError: A named thread is being run.
-        PersistenceError: The saver cannot drop histories.
+        ConfigurationError: The policy is unknown, or an argument has the wrong type.
+        ValueError: An argument that the policy needs is missing, or another one is set.
+        ThreadBusyError: A named thread is running.
+        PersistenceError: The saver cannot delete history.
     """
     _check_pruning(policy, older_than, (keep_turns, keep_checkpoints), limit)
     if policy == "keep_latest":
@@ -291,7 +291,7 @@ async def prune_threads(
         await saver.adelete_thread(thread)
         return True
 
-    # Named before anything is dropped: pages are found by what the last one ended with.
+    # Listed before deleting, because paging depends on existing threads.
     chosen = thread_ids
     if chosen is None:
         named = iter_thread_ids(saver, limit=limit, older_than=older_than)
@@ -318,13 +318,20 @@ def _check_pruning(
 ) -> None:
     kept = [number for number in keep if number is not None]
     if (policy == "older_than") != (age is not None):
-        raise ValueError("Give older_than with the policy 'older_than', and only then.")
+        raise ValueError(
+            f"policy={policy!r} with older_than={age!r} is invalid. Fix: pass older_than only with"
+            " policy='older_than', where it is required."
+        )
     if (policy == "keep") != bool(kept):
         raise ValueError(
-            "Give keep_turns or keep_checkpoints with the policy 'keep', and only then."
+            f"policy={policy!r} with {len(kept)} numbers to keep is invalid. Fix: pass keep_turns or"
+            " keep_checkpoints only with policy='keep', where one is required."
         )
     if min(*kept, 1 if limit is None else limit, 1) < 1 or (age or timedelta()) < timedelta():
-        raise ValueError("Count turns, checkpoints and threads from 1 on; an age is not negative.")
+        raise ValueError(
+            "A number of turns, checkpoints, or threads is below 1, or the age is negative. Fix:"
+            " pass positive numbers."
+        )
 
 
 async def _drop_usage(persistence: Persistence, older_than: timedelta | None) -> None:
@@ -348,32 +355,32 @@ async def fork_thread(
     *,
     checkpoint_id: str | None = None,
 ) -> RunnableConfig:
-    """Begin a new thread with the past of another one.
+    """Create a new thread from the history of another.
 
-    The copy goes on where the old thread stood: finished steps are not run again, a ``once`` step
-    that had started is asked about, and open questions are open there too. Idempotency keys hold
-    the thread's name, so those of the copy differ.
+    The fork continues from the state of the original: finished steps are not run again, a started
+    ``once`` step is confirmed with a person, and open questions stay open. Idempotency keys contain
+    the thread ID, so the fork has different keys.
 
     Args:
-        saver: An open saver of SQLite or PostgreSQL.
-        thread_id: The thread to copy.
-        new_thread_id: Name of the copy; it must be free.
-        checkpoint_id: The moment of its history to copy; the latest when not given.
+        saver: An open SQLite or PostgreSQL saver.
+        thread_id: ID of the thread to copy.
+        new_thread_id: ID of the fork. It must not exist yet.
+        checkpoint_id: Checkpoint to fork from; ``None`` for the latest.
 
     Returns:
-        The configuration that runs the copy.
+        The configuration for running the fork.
 
     Raises:
-        PersistenceError: There is no such thread or moment, or the name is taken.
-        ThreadBusyError: A run or another copy uses the name.
+        PersistenceError: The thread or checkpoint does not exist, or the new ID is taken.
+        ThreadBusyError: A run or another copy uses the new ID.
     """
     history = History(Persistence.of(saver), thread_id)
     source = thread_config(thread_id, checkpoint_id=checkpoint_id)
     if await saver.aget_tuple(source) is None:
         raise PersistenceError(
-            f"There is no thread {thread_id!r}"
-            + (f" with a checkpoint {checkpoint_id!r}." if checkpoint_id else "."),
-            fix="List the threads to see which there are.",
+            f"Thread {thread_id!r} does not exist"
+            + (f" or has no checkpoint {checkpoint_id!r}." if checkpoint_id else "."),
+            fix="Call list_threads to see the threads.",
         )
     await history.copy(new_thread_id, up_to=checkpoint_id)
     return {"configurable": {"thread_id": new_thread_id}}

@@ -1,8 +1,8 @@
-"""Threads that wait, and events that came for them: beside the checkpoints.
+"""Suspended threads and the signals sent to them, stored beside the checkpoints.
 
-An event is kept as a record of its thread, so it is encrypted as checkpoints are and goes with the
-thread. Whoever sends and whoever takes write a record each, so neither can undo what the other did:
-a signal has a number, and the taker's record says up to which number a turn has taken.
+A signal is a record of its thread, so it is encrypted like checkpoints and deleted with the thread.
+The sender and the receiver write separate records, so neither can overwrite the other: a signal has
+a number, and the receiver's record contains the last number received.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _SAFE = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 
 
 class SuspendedThread(NamedTuple):
-    """A thread that waits.
+    """Thread that waits for a time or an event.
 
     Attributes:
-        thread_id: The thread.
-        wake_at: When it is to be woken, in seconds since the epoch; 0 for now, because an event came.
-        caller: Whose turn waits.
+        thread_id: ID of the thread.
+        wake_at: Time at which to wake it, in seconds since the epoch; 0 if an event has arrived.
+        caller: Caller of the suspended turn.
     """
 
     thread_id: str
@@ -42,41 +42,41 @@ class SuspendedThread(NamedTuple):
 
 
 class SuspendedThreads:
-    """Which threads of a saver wait, and until when.
+    """Suspended threads of a saver and the times at which to wake them.
 
     Args:
-        values: Where they are stored.
+        values: Store of the entries.
     """
 
     def __init__(self, values: AtomicValueStore) -> None:
         self._values = values
 
     async def put(self, due: SuspendedThread) -> None:
-        """Say that a thread waits."""
+        """Record that a thread is suspended."""
         await self._change(due.thread_id, lambda _: [due.wake_at, asdict(due.caller)])
 
     async def wake_now(self, thread_id: str) -> None:
-        """Say that a thread that waits is to be woken now."""
+        """Make a suspended thread due immediately."""
         await self._change(thread_id, lambda known: known and [0.0, known[1]])
 
     async def postpone(self, thread_id: str) -> None:
-        """Say that a thread that waits could not go on when it was woken: it is tried again later."""
+        """Postpone a suspended thread that could not be resumed."""
         later = time.time() + _LATER_SECONDS
         await self._change(thread_id, lambda known: known and [later, known[1]])
 
     async def drop(self, due: SuspendedThread) -> None:
-        """Say that a thread waits no more, unless it waits anew."""
+        """Remove a thread, unless it was suspended again in the meantime."""
         same = due.wake_at
         await self._change(due.thread_id, lambda k: None if k and k[0] == same else k)
 
     async def all(self) -> list[SuspendedThread]:
-        """Return the threads that wait, the soonest first."""
+        """Return the suspended threads, in the order in which they are due."""
         cells, _now = await self._values.aread(_PREFIX, SystemClock())
         found = [_due(name.removeprefix(_PREFIX), known) for name, known in cells.items()]
         return sorted(found, key=lambda due: (due.wake_at, due.thread_id))
 
     async def get(self, thread_id: str) -> SuspendedThread | None:
-        """Return what is known of one thread; ``None`` when it does not wait."""
+        """Return the entry of a thread, or ``None`` if it is not suspended."""
         known = await self._change(thread_id, lambda known: known)
         return None if known is None else _due(thread_id, known)
 
@@ -92,7 +92,7 @@ def _due(thread_id: str, known: Any) -> SuspendedThread:
 
 
 def open_waits(checkpoint_tuple: CheckpointTuple) -> list[dict[str, Any]]:
-    """Return what the thread of a checkpoint waits for, without a person being asked."""
+    """Return the times and events that a checkpoint's thread waits for."""
     values = [item.value for item in open_interrupts(checkpoint_tuple.pending_writes)]
     return [
         wait for value in values if isinstance(value, Mapping) for wait in value.get("waits") or ()
@@ -103,12 +103,12 @@ RecordReader = Callable[[str], Awaitable[dict[str, Any]]]
 
 
 async def find_signal(read: RecordReader, key: str, turn: str) -> dict[str, Any] | None:
-    """Return the signal that a turn may take, or has taken; ``None`` when there is none.
+    """Return the signal that a turn may receive or has received, or ``None``.
 
     Args:
-        read: Reads a record of the thread.
+        read: Function that reads a record of the thread.
         key: Key of the event.
-        turn: The turn.
+        turn: ID of the turn.
     """
     sent = await read(f"signal/{_named(key)}")
     if not sent:
@@ -118,23 +118,23 @@ async def find_signal(read: RecordReader, key: str, turn: str) -> dict[str, Any]
 
 
 def signal_receipt(key: str, turn: str, sent: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return name and content of the record that a turn took a signal."""
+    """Return the name and content of the record that a turn received a signal."""
     return f"taken/{_named(key)}", {"turn": turn, "number": sent["number"]}
 
 
 async def store_signal(
     saver: BaseCheckpointSaver[Any], thread_id: str, key: str, value: Any, turn: str
 ) -> bool:
-    """Keep a signal until a turn takes it; tells whether it is a new one.
+    """Store a signal for a turn to receive. Return whether the signal is new.
 
-    One that is kept already, or that the thread's turn has taken, is the same one again.
+    A signal that is already stored, or that the thread's current turn has received, is not new.
 
     Args:
         saver: An open saver.
-        thread_id: The thread.
+        thread_id: ID of the thread.
         key: Key of the event.
-        value: What comes with it, as plain data.
-        turn: The last turn of the thread.
+        value: Payload, as plain data.
+        turn: ID of the thread's last turn.
     """
 
     async def read(name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Typed events of a run, and the sinks that take them up."""
+"""Telemetry: events, sinks, usage and prices, OpenTelemetry, and the audit log."""
 
 from typing import TYPE_CHECKING
 

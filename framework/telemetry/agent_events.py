@@ -1,4 +1,4 @@
-"""Events under the names of techrevati-runtime: views of ours, for code that was written for it."""
+"""Agent events with the names of techrevati-runtime, for code written for that library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from capgraph.base.ports import utc_now_text
 
 
 class AgentEventName(StrEnum):
-    """What happened.
+    """Name of an agent event.
 
     >>> AgentEventName("agent.failed").name
     'AGENT_FAILED'
@@ -45,7 +45,7 @@ class AgentEventName(StrEnum):
 
 
 class AgentEventStatus(StrEnum):
-    """How things stood when it happened."""
+    """Status of the agent at the time of an event."""
 
     RUNNING = "running"
     READY = "ready"
@@ -58,7 +58,7 @@ class AgentEventStatus(StrEnum):
 
 
 class AgentFailureClass(StrEnum):
-    """What kind of failure it was."""
+    """Kind of failure."""
 
     LLM_TIMEOUT = "llm_timeout"
     LLM_ERROR = "llm_error"
@@ -85,21 +85,23 @@ _ENUMS: dict[str, type[Enum]] = {
 
 @dataclass(frozen=True)
 class AgentEvent:
-    """One event. Its ``data`` is a copy of its own: what the caller changes later is not seen here.
+    """Immutable event of an agent.
+
+    ``data`` is copied, so later changes by the caller have no effect.
 
     Attributes:
-        event: What happened; also as text.
-        status: How things stood.
-        emitted_at: When, as ISO text in UTC.
-        role: Who did it.
-        phase: In which phase of the work.
-        project_id: For which project.
-        failure_class: What kind of failure it was; a failed agent has one.
-        detail: In words; content, so it is on no span unless asked for.
-        data: Further plain data.
+        event: Name of the event; a string is converted.
+        status: Status of the agent.
+        emitted_at: Time as ISO text in UTC.
+        role: Role of the agent.
+        phase: Phase of the work.
+        project_id: ID of the project.
+        failure_class: Kind of failure; required for ``agent.failed``.
+        detail: Description. It counts as content, so spans omit it by default.
+        data: Additional plain data.
 
     Raises:
-        ValueError: A name, a status or a failure class is unknown, or a failed agent has no class.
+        ValueError: A name, status, or failure class is unknown, or a failed agent has no class.
 
     >>> event = AgentEvent.failed("writer", "draft", "llm_timeout").with_detail("no answer")
     >>> event.to_dict()["type"], event.failure_class.value
@@ -125,14 +127,14 @@ class AgentEvent:
                 object.__setattr__(self, name, kind(value))
         object.__setattr__(self, "data", copy.deepcopy(self.data))
         if self.event is AgentEventName.AGENT_FAILED and self.failure_class is None:
-            raise ValueError("An agent.failed event has no failure_class. Fix: say which it was.")
+            raise ValueError("An agent.failed event has no failure_class. Fix: pass failure_class.")
 
     def with_failure_class(self, fc: AgentFailureClass | str) -> AgentEvent:
         """Return a copy with another failure class."""
         return replace(self, failure_class=AgentFailureClass(fc))
 
     def with_detail(self, detail: str) -> AgentEvent:
-        """Return a copy with other words."""
+        """Return a copy with another description."""
         return replace(self, detail=detail)
 
     def with_data(self, data: dict[str, Any]) -> AgentEvent:
@@ -140,17 +142,17 @@ class AgentEvent:
         return replace(self, data=data)
 
     def with_project(self, project_id: int) -> AgentEvent:
-        """Return a copy for a project."""
+        """Return a copy with another project ID."""
         return replace(self, project_id=project_id)
 
     @classmethod
     def started(cls, role: str, phase: str) -> AgentEvent:
-        """An agent began."""
+        """Return the event for an agent that started."""
         return cls(AgentEventName.AGENT_STARTED, AgentEventStatus.RUNNING, role=role, phase=phase)
 
     @classmethod
     def completed(cls, role: str, phase: str, detail: str | None = None) -> AgentEvent:
-        """An agent did its work."""
+        """Return the event for an agent that completed its work."""
         name, status = AgentEventName.AGENT_COMPLETED, AgentEventStatus.COMPLETED
         return cls(name, status, role=role, phase=phase, detail=detail)
 
@@ -162,7 +164,7 @@ class AgentEvent:
         failure_class: AgentFailureClass | str,
         detail: str | None = None,
     ) -> AgentEvent:
-        """An agent failed."""
+        """Return the event for an agent that failed."""
         kind = AgentFailureClass(failure_class)
         name, status = AgentEventName.AGENT_FAILED, AgentEventStatus.FAILED
         return cls(name, status, role=role, phase=phase, failure_class=kind, detail=detail)
@@ -171,7 +173,7 @@ class AgentEvent:
     def ready(
         cls, role: str, phase: str, detail: str | None = None, data: dict[str, Any] | None = None
     ) -> AgentEvent:
-        """An agent may begin."""
+        """Return the event for an agent that is ready to start."""
         status = AgentEventStatus.READY
         return cls(AgentEventName.AGENT_READY, status, **_of(role, phase, detail, data))
 
@@ -179,13 +181,13 @@ class AgentEvent:
     def blocked(
         cls, role: str, phase: str, detail: str | None = None, data: dict[str, Any] | None = None
     ) -> AgentEvent:
-        """An agent waits for something."""
+        """Return the event for an agent that is waiting."""
         status = AgentEventStatus.BLOCKED
         return cls(AgentEventName.AGENT_BLOCKED, status, **_of(role, phase, detail, data))
 
     @classmethod
     def tool_called(cls, role: str, phase: str, tool: str) -> AgentEvent:
-        """An agent calls a tool."""
+        """Return the event for the start of a tool call."""
         status = AgentEventStatus.RUNNING
         return cls(
             AgentEventName.AGENT_TOOL_CALLED, status, **_of(role, phase, None, {"tool": tool})
@@ -193,30 +195,30 @@ class AgentEvent:
 
     @classmethod
     def tool_completed(cls, role: str, phase: str, tool: str) -> AgentEvent:
-        """A tool gave its result."""
+        """Return the event for the end of a tool call."""
         name, status = AgentEventName.AGENT_TOOL_COMPLETED, AgentEventStatus.COMPLETED
         return cls(name, status, **_of(role, phase, None, {"tool": tool}))
 
     @classmethod
     def phase_started(cls, phase: str) -> AgentEvent:
-        """A phase began."""
+        """Return the event for the start of a phase."""
         return cls(AgentEventName.PHASE_STARTED, AgentEventStatus.RUNNING, phase=phase)
 
     @classmethod
     def gate_passed(cls, phase: str, detail: str | None = None) -> AgentEvent:
-        """A phase is good enough."""
+        """Return the event for a phase that passed its quality gate."""
         name, status = AgentEventName.PHASE_GATE_PASSED, AgentEventStatus.GREEN
         return cls(name, status, phase=phase, detail=detail)
 
     @classmethod
     def gate_failed(cls, phase: str, detail: str | None = None) -> AgentEvent:
-        """A phase is not good enough."""
+        """Return the event for a phase that failed its quality gate."""
         name, status = AgentEventName.PHASE_GATE_FAILED, AgentEventStatus.RED
         return cls(name, status, phase=phase, detail=detail)
 
     @classmethod
     def recovery_attempted(cls, role: str, phase: str, detail: str | None = None) -> AgentEvent:
-        """It is tried to recover from a failure."""
+        """Return the event for the start of a recovery attempt."""
         name, status = AgentEventName.RECOVERY_ATTEMPTED, AgentEventStatus.RUNNING
         return cls(name, status, role=role, phase=phase, detail=detail)
 
@@ -224,7 +226,7 @@ class AgentEvent:
     def recovery_succeeded(
         cls, role: str, phase: str, detail: str | None = None, data: dict[str, Any] | None = None
     ) -> AgentEvent:
-        """It recovered."""
+        """Return the event for a successful recovery attempt."""
         status = AgentEventStatus.RUNNING
         return cls(AgentEventName.RECOVERY_SUCCEEDED, status, **_of(role, phase, detail, data))
 
@@ -232,7 +234,7 @@ class AgentEvent:
     def recovery_failed(
         cls, role: str, phase: str, detail: str | None = None, data: dict[str, Any] | None = None
     ) -> AgentEvent:
-        """It did not recover."""
+        """Return the event for a failed recovery attempt."""
         status = AgentEventStatus.FAILED
         return cls(AgentEventName.RECOVERY_FAILED, status, **_of(role, phase, detail, data))
 
@@ -240,20 +242,32 @@ class AgentEvent:
     def recovery_escalated(
         cls, role: str, phase: str, detail: str | None = None, data: dict[str, Any] | None = None
     ) -> AgentEvent:
-        """Somebody else has to see to it."""
+        """Return the event for a failure that needs a person."""
         status = AgentEventStatus.FAILED
         return cls(AgentEventName.RECOVERY_ESCALATED, status, **_of(role, phase, detail, data))
 
     @classmethod
     def governance_breach(cls, role: str, phase: str, **limit: Any) -> AgentEvent:
-        """A limit ends the work: ``limit_name``, ``observed``, ``ceiling`` and ``scope``."""
+        """Return the event for a limit that ends the session.
+
+        Args:
+            role: Role of the agent.
+            phase: Phase of the work.
+            **limit: ``limit_name``, ``observed``, ``ceiling``, and ``scope``.
+        """
         name, kind = AgentEventName.GOVERNANCE_BREACH, AgentFailureClass.GOVERNANCE_BREACH
         about = _of(role, phase, _passed(**limit), limit)
         return cls(name, AgentEventStatus.FAILED, failure_class=kind, **about)
 
     @classmethod
     def governance_alert(cls, role: str, phase: str, **limit: Any) -> AgentEvent:
-        """A limit was passed that only tells; see :meth:`governance_breach`."""
+        """Return the event for a limit that was exceeded without ending the session.
+
+        Args:
+            role: Role of the agent.
+            phase: Phase of the work.
+            **limit: As for :meth:`governance_breach`.
+        """
         about = _of(role, phase, _passed(**limit), limit)
         return cls(AgentEventName.GOVERNANCE_ALERT, AgentEventStatus.RUNNING, **about)
 
@@ -261,7 +275,7 @@ class AgentEvent:
     def oversight_review_requested(
         cls, role: str, phase: str, *, decision_id: str, reviewer_id: str | None = None
     ) -> AgentEvent:
-        """A person has to look at a decision."""
+        """Return the event for a decision that a person must review."""
         data = {"decision_id": decision_id} | ({"reviewer_id": reviewer_id} if reviewer_id else {})
         about = _of(role, phase, f"review requested: {decision_id}", data)
         return cls(AgentEventName.OVERSIGHT_REVIEW_REQUESTED, AgentEventStatus.BLOCKED, **about)
@@ -276,14 +290,14 @@ class AgentEvent:
         decision: str,
         reviewer_id: str | None = None,
     ) -> AgentEvent:
-        """A person has looked at it."""
+        """Return the event for a decision that a person has reviewed."""
         data = {"decision_id": decision_id, "decision": decision}
         data |= {"reviewer_id": reviewer_id} if reviewer_id else {}
         about = _of(role, phase, f"review {decision}: {decision_id}", data)
         return cls(AgentEventName.OVERSIGHT_REVIEW_RESOLVED, AgentEventStatus.RUNNING, **about)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data; what is ``None`` is left out."""
+        """Return plain data without ``None`` values."""
         named = {f.name: getattr(self, f.name) for f in fields(self)}
         plain = {
             name: value.value if isinstance(value, Enum) else copy.deepcopy(value)
@@ -298,10 +312,10 @@ class AgentEvent:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> AgentEvent:
-        """Read what :meth:`to_dict` wrote.
+        """Create an event from the output of :meth:`to_dict`.
 
         Raises:
-            ValueError: The name, the status or the failure class is unknown or missing.
+            ValueError: The name, status, or failure class is unknown or missing.
         """
         known = {f.name for f in fields(cls)}
         given = {"event": None, "status": None, **data}
@@ -309,14 +323,14 @@ class AgentEvent:
 
     @classmethod
     def from_json(cls, s: str) -> AgentEvent:
-        """Read what :meth:`to_json` wrote."""
+        """Create an event from the output of :meth:`to_json`."""
         return cls.from_dict(json.loads(s))
 
     def to_otel_attributes(self, *, detail: bool = False) -> dict[str, str | int | float | bool]:
-        """Return attributes of OpenTelemetry; single values of ``data`` among them.
+        """Return OpenTelemetry attributes, including scalar values of ``data``.
 
         Args:
-            detail: Whether the words go with them; they are content.
+            detail: True to include texts, which are content.
         """
         named: dict[str, Any] = {
             "event.name": self.event.value,
@@ -369,16 +383,16 @@ _PHASE = "execution"
 
 
 def to_agent_event(event: Mapping[str, Any]) -> AgentEvent | None:
-    """Return an event of ours under the names of techrevati-runtime.
+    """Convert an event of a graph to an agent event.
 
     Args:
-        event: As a sink gets it.
+        event: Event as a sink receives it.
 
     Returns:
-        ``None`` for what has no name there, such as a piece of the answer.
+        ``None`` for events without a counterpart, such as a piece of the answer.
 
-    >>> seen = to_agent_event({"event_type": "step_started", "capability": "read", "seq": 1})
-    >>> seen.event.value, seen.role
+    >>> converted = to_agent_event({"event_type": "step_started", "capability": "read", "seq": 1})
+    >>> converted.event.value, converted.role
     ('agent.tool_called', 'read')
     """
     kind = str(event.get("event_type"))

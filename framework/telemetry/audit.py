@@ -1,8 +1,9 @@
-"""The audit: who did what, and what was decided, in a chain of records that shows any change.
+"""Audit records of runs: requests, decisions, and effects.
 
-An effect is written down before it begins, and what cannot be written stops it. All other records
-wait for the next effect or the end of the run, in their order, and never break a run. Records hold
-names, numbers and digests, not content. Where they lie is :mod:`capgraph.telemetry.audit_log`.
+The record of an effect is written before the effect starts; if that fails, the effect does not
+start. All other records are buffered until the next effect or the end of the run, and a failure to
+write them never breaks a run. Records contain names, numbers, and digests, but no content. They are
+stored by :mod:`capgraph.telemetry.audit_log`.
 """
 
 from __future__ import annotations
@@ -26,38 +27,38 @@ from capgraph.telemetry.event_dispatcher import current_event_ids
 
 AuditEntry = tuple[str, Mapping[str, Any]]
 RETENTION = timedelta(days=183)
-"""How long records are kept when nobody says otherwise."""
+"""Default retention period of records."""
 _NOT_KEPT = ("parent_id", "turn_trace")
 _WAITING = 10_000
 _REFUSALS = (LimitError, PolicyError, StoppedError)
 _FACTS = frozenset({"limit", "value", "used", "asked", "name", "key", "retry_after"})
-"""What a refusal may say about itself, besides its code: names and numbers."""
+"""Attributes of an error that its record includes in addition to the code."""
 
 
 class AuditWriter(Protocol):
-    """A chain of records, wherever it lies."""
+    """Protocol of a writer that appends records to a chain."""
 
     async def awrite(self, entries: Sequence[AuditEntry]) -> None:
-        """Put records at the end; they are durable when this returns.
+        """Append records. They are durable when this method returns.
 
         Raises:
-            PersistenceError: They cannot be kept.
+            PersistenceError: The records cannot be stored.
         """
 
     async def aprune(self, older_than: timedelta = RETENTION) -> int:
-        """Drop the beginning, and seal it; return how many records went."""
+        """Delete and seal the oldest records. Return the number of deleted records."""
         ...
 
 
 class Audit:
-    """The audit of one run: whose it is, and what waits to be written.
+    """Audit of one run, with a buffer of unwritten records.
 
     Args:
-        writer: Where records go.
-        caller: Who asks.
+        writer: Writer of the records.
+        caller: Caller of the run.
 
     Attributes:
-        recorded_refusals: The errors that are on record.
+        recorded_refusals: Errors that are already on record.
     """
 
     def __init__(self, writer: AuditWriter, caller: Caller | None = None) -> None:
@@ -68,7 +69,7 @@ class Audit:
         self.recorded_refusals: WeakSet[BaseException] = WeakSet()
 
     def record_later(self, kind: str, **data: Any) -> None:
-        """Have a record written before the next effect begins, at the latest when the run ends."""
+        """Buffer a record. It is written before the next effect or at the end of the run."""
         if len(self._waiting) >= _WAITING:
             self._lost += 1
             return
@@ -78,26 +79,31 @@ class Audit:
         self._waiting.append((kind, mask_data({**about, **who, **known})))
 
     async def record_now(self, kind: str, **data: Any) -> None:
-        """Write a record and all that wait, now.
+        """Write a record and all buffered records.
 
         Raises:
-            PersistenceError: They cannot be kept.
+            PersistenceError: The records cannot be stored.
         """
         self.record_later(kind, **data)
         await self._flush()
 
     async def record_soon(self, kind: str, **data: Any) -> None:
-        """Write a record and all that wait; what cannot be written is logged, and waits."""
+        """Write a record and all buffered records.
+
+        On failure, log the error and keep them buffered.
+        """
         self.record_later(kind, **data)
         await self.flush()
 
     async def flush(self) -> None:
-        """Write what waits; what cannot be written is logged, and waits on."""
+        """Write all buffered records. On failure, log the error and keep them buffered."""
         try:
             await self._flush()
         except Exception as exc:
             told = mask_secrets(str(exc), MAX_MESSAGE_CHARS)
-            get_logger("framework", "audit").error("Records of the audit wait: %s", told)
+            get_logger("framework", "audit").error(
+                "Audit records could not be written yet: %s", told
+            )
 
     async def _flush(self) -> None:
         entries: list[AuditEntry] = []
@@ -116,20 +122,20 @@ class Audit:
 
 
 def use_audit(audit: Audit | None) -> AbstractContextManager[None]:
-    """Keep an audit of what runs inside, tasks that it starts included."""
+    """Context manager: use an audit for the enclosed code and the tasks that it starts."""
     return override_run_context(audit=audit)
 
 
 def current_audit() -> Audit | None:
-    """Return the audit of the run that calls this; ``None`` where none is kept."""
+    """Return the audit of the current run, or ``None``."""
     audit: Audit | None = run_context().audit
     return audit
 
 
 def record_later(kind: str, **data: Any) -> None:
-    """Have the run's audit hold a record, if one is kept; see :meth:`Audit.note`.
+    """Buffer a record in the current audit, if there is one; see :meth:`Audit.record_later`.
 
-    >>> record_later("policy", decision="allow")  # no run: nothing happens
+    >>> record_later("policy", decision="allow")  # without a run, this has no effect
     """
     audit = current_audit()
     if audit is not None:
@@ -139,14 +145,14 @@ def record_later(kind: str, **data: Any) -> None:
 def record_decision(
     key: str, question: str, decision: str, decided_by: Caller, **details: Any
 ) -> None:
-    """Have the run's audit hold what a person answered.
+    """Record a person's decision in the current audit.
 
     Args:
-        key: What was asked about.
-        question: The kind of the question.
-        decision: What was answered.
-        decided_by: Who did.
-        **details: What else is to be said of it.
+        key: Context key that the question was about.
+        question: Kind of the question.
+        decision: The decision.
+        decided_by: Person who decided.
+        **details: Additional fields of the record.
     """
     record_later(
         "approval", step=key, question=question, decision=decision, by=_named(decided_by), **details
@@ -158,10 +164,10 @@ def _named(caller: Caller) -> dict[str, Any]:
 
 
 def record_refusal(error: BaseException) -> None:
-    """Have the run's audit hold, once, that a limit, a policy, a guard or a person refused something.
+    """Record the refusal of a limit, policy, guard, or person in the current audit, once per error.
 
     Args:
-        error: The refusal; of any other error nothing is kept.
+        error: The refusal. Other errors are not recorded.
     """
     audit = current_audit()
     if audit is None or not isinstance(error, _REFUSALS) or error in audit.recorded_refusals:
@@ -172,10 +178,10 @@ def record_refusal(error: BaseException) -> None:
 
 
 async def record_now(kind: str, **data: Any) -> None:
-    """Have the run's audit hold a record before this returns, if one is kept.
+    """Write a record to the current audit, if there is one, before this function returns.
 
     Raises:
-        PersistenceError: It cannot be written; what it is about must not begin.
+        PersistenceError: The record cannot be stored. The recorded action must not start.
     """
     audit = current_audit()
     if audit is not None:
@@ -183,14 +189,14 @@ async def record_now(kind: str, **data: Any) -> None:
 
 
 async def record_soon(kind: str, **data: Any) -> None:
-    """Have the run's audit hold a record, if one is kept, as soon as it can be written."""
+    """Write a record to the current audit, if there is one, as soon as possible."""
     audit = current_audit()
     if audit is not None:
         await audit.record_soon(kind, **data)
 
 
 def canonical_json(data: Any) -> str:
-    """Return plain data in the one form that is hashed.
+    """Return plain data as canonical JSON, the form that is hashed.
 
     >>> canonical_json({"b": 1, "a": 2})
     '{"a":2,"b":1}'
@@ -199,7 +205,7 @@ def canonical_json(data: Any) -> str:
 
 
 def digest(content: Any) -> str:
-    """Return a short name for content, which does not show it.
+    """Return a short hash that identifies content without revealing it.
 
     >>> digest({"a": 1}) == digest({"a": 2})
     False

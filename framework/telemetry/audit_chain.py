@@ -1,10 +1,10 @@
-"""Records that hold one another: what an audit chain is made of, and how it is checked.
+"""Hash chain of audit records, and its verification.
 
-A record is one line of canonical JSON with its place (``seq``), the hash of the record before it
-(``prev``), its own hash, and, where there is a signing key, an HMAC of that hash. Whoever changes a
-byte, leaves a record out or puts one in changes a hash that a later record holds. What no chain can
-show by itself is that its end was cut off: therefore the head is kept beside it, and printed by
-``capgraph audit anchor`` to be kept elsewhere.
+A record is one line of canonical JSON. It contains its number (``seq``), the hash of the previous
+record (``prev``), its own hash, and, with a signing key, an HMAC of that hash. Changing, removing,
+or inserting a record changes a hash that a later record contains. A chain cannot detect that its
+end was cut off. The head is therefore also stored separately, and ``capgraph audit anchor`` prints
+it so that it can be kept elsewhere.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from capgraph.helpers.plain_data import to_plain
 from capgraph.telemetry.audit import canonical_json
 
 EMPTY_HASH = "0" * 64
-"""The head of a chain without records."""
+"""Hash of the head of an empty chain."""
 SEALED = "sealed"
-"""Kind of the record that says up to where the beginning was dropped."""
+"""Kind of the record that seals deleted records."""
 _FIELDS = {"at", "data", "hash", "kind", "prev", "seq"}
 
 
 class InvalidRecordError(ValueError):
-    """A record is not as it was written."""
+    """Error for a record that was changed or is malformed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainHead:
-    """The last record of a chain.
+    """Last record of a chain.
 
     Attributes:
-        seq: Its place; 0 where there is none.
-        hash: Its hash.
+        seq: Number of the record; 0 for an empty chain.
+        hash: Hash of the record.
     """
 
     seq: int = 0
@@ -49,26 +49,26 @@ class ChainHead:
 
     @classmethod
     def parse(cls, text: str) -> ChainHead:
-        """Read what ``str`` wrote; empty text is no record.
+        """Parse the output of ``str``. An empty text is the head of an empty chain.
 
         Raises:
-            Broken: It is something else.
+            InvalidRecordError: The text has another format.
         """
         seq, _, found = text.strip().partition(" ")
         if seq and not (seq.isdecimal() and len(found) == len(EMPTY_HASH)):
-            raise InvalidRecordError("what keeps the head of the chain cannot be read")
+            raise InvalidRecordError("the stored head is malformed")
         return cls(int(seq), found) if seq else cls()
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What a check of a chain found; true when it holds.
+    """Result of a verification. It is truthy if the chain is valid.
 
     Attributes:
-        valid: Whether every record is as it was written.
-        records: How many records were read.
-        head: Hash of the last one.
-        problem: What is wrong with the first that is not.
+        valid: True if every record is unchanged.
+        records: Number of records read.
+        head: Hash of the last record.
+        problem: Description of the first problem.
     """
 
     valid: bool
@@ -81,7 +81,7 @@ class Verification:
 
 
 def key_bytes(key: Any) -> bytes | None:
-    """Return a signing key as bytes; it may be text, bytes or a secret of the settings."""
+    """Return a signing key as bytes. The key may be text, bytes, or a secret from the settings."""
     found = key.get_secret_value() if hasattr(key, "get_secret_value") else key
     return found.encode() if isinstance(found, str) else found
 
@@ -89,16 +89,16 @@ def key_bytes(key: Any) -> bytes | None:
 def build_record(
     previous: ChainHead, kind: str, data: Mapping[str, Any], key: bytes | None
 ) -> tuple[ChainHead, str]:
-    """Return the next record of a chain as a line, with its head.
+    """Return the new head of a chain and its next record as a line of text.
 
     Args:
-        previous: The record that it follows.
-        kind: What it is about.
+        previous: Head of the chain.
+        kind: Kind of the record.
         data: Plain data.
-        key: Signs it.
+        key: Signing key.
 
     Raises:
-        ValidationError: Something in it has no plain form.
+        ValidationError: The data contains a value that is not plain data.
     """
     body = {
         "at": utc_now_text(),
@@ -117,22 +117,22 @@ def _signature(text: str, key: bytes) -> str:
 
 
 def parse_record(line: str | bytes, key: bytes | None = None) -> dict[str, Any]:
-    """Return the record of a line.
+    """Parse and verify the line of a record.
 
     Raises:
-        Broken: It is not as it was written, or not signed with the key.
+        InvalidRecordError: The record was changed, or is not signed with the key.
     """
     try:
         text = line.decode("ascii") if isinstance(line, bytes) else line
         record: dict[str, Any] = json.loads(text)
         same = isinstance(record, dict) and canonical_json(record) == text
     except (ValueError, RecursionError) as exc:
-        raise InvalidRecordError(f"it is no record ({type(exc).__name__})") from exc
+        raise InvalidRecordError(f"it is not a record ({type(exc).__name__})") from exc
     if not same or not _FIELDS <= record.keys() <= _FIELDS | {"sig"}:
-        raise InvalidRecordError("it is not in the form in which it was written")
+        raise InvalidRecordError("it is not canonical JSON with the fields of a record")
     body = {name: value for name, value in record.items() if name not in ("hash", "sig")}
     if hashlib.sha256(canonical_json(body).encode()).hexdigest() != record["hash"]:
-        raise InvalidRecordError("its hash is another")
+        raise InvalidRecordError("its hash does not match")
     if key is not None and not hmac.compare_digest(
         _signature(record["hash"], key), str(record.get("sig"))
     ):
@@ -141,21 +141,21 @@ def parse_record(line: str | bytes, key: bytes | None = None) -> dict[str, Any]:
 
 
 class ChainVerifier:
-    """Checks a chain record by record, however long it is.
+    """Verifier that reads a chain of any length in batches.
 
     Args:
-        key: Every record must be signed with it.
-        anchor: A head that was kept elsewhere; it must be in the chain.
-        stored_head: What is kept beside the chain of its head, if anything is.
+        key: Signing key that all records must be signed with.
+        anchor: Hash of an earlier head, kept elsewhere. The chain must contain it.
+        stored_head: Head stored beside the chain, as text.
 
     >>> head, line = build_record(ChainHead(), "plan", {"steps": 1}, None)
-    >>> checker = ChainVerifier()
-    >>> checker.feed([line])
-    >>> checker.result().valid
+    >>> verifier = ChainVerifier()
+    >>> verifier.feed([line])
+    >>> verifier.result().valid
     True
-    >>> checker = ChainVerifier()
-    >>> checker.feed([line.replace("1", "2", 1)])
-    >>> checker.result().valid
+    >>> verifier = ChainVerifier()
+    >>> verifier.feed([line.replace("1", "2", 1)])
+    >>> verifier.result().valid
     False
     """
 
@@ -177,15 +177,15 @@ class ChainVerifier:
         try:
             self._last = ChainHead.parse(stored_head)
         except InvalidRecordError as exc:
-            self._problem = f"It was changed: {exc}."
+            self._problem = f"The log was changed: {exc}."
         self._seen_last = self._last.seq == 0
 
     def feed(self, lines: Iterable[str | bytes], sequence_numbers: Iterable[int] = ()) -> None:
-        """Check the next records.
+        """Verify the next records.
 
         Args:
-            lines: The records.
-            sequence_numbers: Under which number each is kept, where there is one.
+            lines: Lines of the records.
+            sequence_numbers: Numbers under which the records are stored, if available.
         """
         for line, place in zip_longest(lines, sequence_numbers):
             if self._problem is not None:
@@ -193,7 +193,7 @@ class ChainVerifier:
             try:
                 record = parse_record(line, self._key)
                 if place not in (None, record["seq"]):
-                    raise InvalidRecordError(f"it is kept in the place {place}")
+                    raise InvalidRecordError(f"it is stored under number {place}")
                 self._one(record)
             except InvalidRecordError as exc:
                 self._problem = f"Record {self._count + 1} from the beginning: {exc}."
@@ -201,7 +201,7 @@ class ChainVerifier:
     def _one(self, record: dict[str, Any]) -> None:
         seq = record["seq"]
         if not self._count and seq != 1:
-            # The beginning was dropped; a record further on has to say so.
+            # The beginning was deleted; a later record must seal it.
             self._head = self._start = ChainHead(seq - 1, record["prev"])
             self._dropped = seq - 1
         if seq != self._head.seq + 1 or record["prev"] != self._head.hash:
@@ -217,15 +217,15 @@ class ChainVerifier:
                 self._start = None
 
     def result(self) -> Verification:
-        """Say what was found."""
+        """Return the result of the verification."""
         problem = self._problem
         if problem is None and self._start is not None:
             problem = f"Records 1 to {self._start.seq} are missing, and no record seals them."
         if problem is None and not self._seen_last:
-            problem = f"The end was cut off: record {self._last.seq} is gone."
+            problem = f"The end was cut off: record {self._last.seq} is missing."
         if problem is None and not self._seen:
             problem = f"The head {self._anchor} is not in the chain."
             if self._dropped:
-                problem += f" Records 1 to {self._dropped} are too old and were dropped (sealed):"
-                problem += " a head from then is gone with them; keep a newer one."
+                problem += f" Records 1 to {self._dropped} were sealed and deleted because of their"
+                problem += " age, and their anchors with them. Keep a newer anchor."
         return Verification(problem is None, self._count, self._head.hash, problem)

@@ -1,4 +1,4 @@
-"""Where an audit lies: a file, or a table beside the threads; in both, one chain for all writers."""
+"""Storage of audit records in a file or a database table. All writers share one chain."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _TRIES = 10_000
 
 
 class AuditLog:
-    """A chain of records in a file, which several threads and processes may write.
+    """Hash chain of records in a file, safe for several threads and processes.
 
-    Called where an event loop runs, the methods give something to await; elsewhere they are done
-    when they return. The last record's hash is kept in ``PATH.head``, which is also the lock.
+    On an event loop, the methods return awaitables; otherwise, they return when done. ``PATH.head``
+    stores the hash of the last record and serves as the lock file.
 
     Args:
-        path: The file: one record on each line.
-        signing_key: Signs each record, so that only who has it can write one that holds.
+        path: Path of the file, which contains one record per line.
+        signing_key: Key to sign records with. Without the key, nobody can write valid records.
 
     >>> import tempfile
     >>> log = AuditLog(Path(tempfile.mkdtemp()) / "audit.jsonl", signing_key="k")
@@ -51,7 +51,7 @@ class AuditLog:
     >>> log.path.write_text(log.path.read_text().replace("begun", "ended")) > 0
     True
     >>> log.verify().problem
-    'Record 1 from the beginning: its hash is another.'
+    'Record 1 from the beginning: its hash does not match.'
     """
 
     def __init__(self, path: str | Path, *, signing_key: Any = None) -> None:
@@ -60,59 +60,59 @@ class AuditLog:
         self._off_loop, self._guard = FileThread(), threading.Lock()
 
     def append(self, kind: str, data: Mapping[str, Any]) -> Any:
-        """Put a record at the end; it is on disk when this is done.
+        """Append a record. It is on disk when the call completes.
 
         Args:
-            kind: What it is about.
+            kind: Kind of the record.
             data: Plain data.
 
         Raises:
-            ValidationError: Something in it has no plain form.
-            PersistenceError: It cannot be kept.
+            ValidationError: The data contains a value that is not plain data.
+            PersistenceError: The record cannot be stored.
         """
         return self._off_loop.run(partial(self._write, [(kind, dict(data))]))
 
     def verify(self, anchor: str | None = None) -> Any:
-        """Check every record, and return a :class:`Verification`.
+        """Verify all records and return a :class:`Verification`.
 
         Args:
-            anchor: A head that was kept elsewhere; it must be in the chain.
+            anchor: Hash of an earlier head, kept elsewhere. The chain must contain it.
         """
         return self._off_loop.run(partial(self._verify, anchor))
 
     def anchor(self) -> Any:
-        """Return the head in hex, to be kept elsewhere."""
+        """Return the hash of the head, which should be kept elsewhere."""
         return self._off_loop.run(lambda: self._verify(None).head)
 
     def records(self) -> Any:
-        """Return all records, as dictionaries.
+        """Return all records as dictionaries.
 
         Raises:
-            ValueError: A record is not as it was written.
+            ValueError: A record was changed.
         """
         return self._off_loop.run(lambda: [parse_record(line) for line in self._lines()])
 
     def prune(self, older_than: timedelta = RETENTION) -> Any:
-        """Drop the records that are older, and seal them: what is left still verifies.
+        """Delete and seal records older than a period. The rest remains verifiable.
 
         Returns:
-            How many went.
+            Number of deleted records.
         """
         return self._off_loop.run(partial(self._prune, older_than))
 
     async def awrite(self, entries: Sequence[AuditEntry]) -> None:
-        """Put records at the end; see :class:`Trail`."""
+        """Append records; see :class:`~capgraph.telemetry.audit.AuditWriter`."""
         await asyncio.to_thread(self._write, entries)
 
     async def aprune(self, older_than: timedelta = RETENTION) -> int:
-        """Drop the beginning; see :meth:`prune`."""
+        """Delete and seal the oldest records; see :meth:`prune`."""
         return await asyncio.to_thread(self._prune, older_than)
 
     # --- the file -------------------------------------------------------------------------
 
     @contextmanager
     def _locked(self, *, alone: bool = True) -> Iterator[int]:
-        """Hold the lock of the file; gives the descriptor of what keeps the head."""
+        """Lock the log and yield the file descriptor of the head file."""
         import fcntl
 
         try:
@@ -124,7 +124,7 @@ class AuditLog:
                 fcntl.flock(beside, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
                 yield beside
         finally:
-            os.close(beside)  # which gives up the lock as well
+            os.close(beside)  # also releases the lock
 
     def _write(self, entries: Sequence[AuditEntry]) -> None:
         with self._locked() as beside:
@@ -147,7 +147,7 @@ class AuditLog:
             raise _not_kept(exc) from exc
 
     def _end(self, file: int, beside: int) -> ChainHead:
-        """Return the last record; what a lost machine left half-written is taken off."""
+        """Return the head and truncate a partial record that a crash left behind."""
         size = os.fstat(file).st_size
         tail, start = b"", size
         while start > 0 and tail.count(b"\n") < 2:
@@ -158,7 +158,7 @@ class AuditLog:
         last = whole.rpartition(b"\n")[2]
         head = _head_of(last) if last else ChainHead()
         if head.seq < kept.seq:
-            raise InvalidRecordError(f"record {kept.seq} was written and is gone")
+            raise InvalidRecordError(f"record {kept.seq} was written and is missing")
         if torn:
             os.ftruncate(file, size - len(torn))
         return head
@@ -173,7 +173,7 @@ class AuditLog:
             checker = ChainVerifier(self._key, anchor, kept)
             lines = self._lines()
             if lines and self.path.stat().st_size and not self._ends_whole():
-                lines[-1] += b" "  # the end of the last line is a byte of its record
+                lines[-1] += b" "  # without its newline, the last record is incomplete
             checker.feed(lines)
         return checker.result()
 
@@ -200,14 +200,14 @@ _ADD = "INSERT INTO capgraph_audit (seq, line) VALUES (?, ?) ON CONFLICT DO NOTH
 
 
 class AuditTable:
-    """The chain of a database, beside the threads; all processes that use it write one chain.
+    """Hash chain of records in a database, shared by all processes that use the database.
 
-    Row 0 keeps the head. A record is added where nobody else added one; who comes second takes the
-    place behind it, so no lock is held while anything waits.
+    Row 0 stores the head. Each writer inserts its record with the next number. If another writer
+    was first, it retries with the number after that, so no lock is held while anything waits.
 
     Args:
-        tables: The database.
-        signing_key: As for :class:`AuditLog`.
+        tables: Tables of the database.
+        signing_key: Signing key, as for :class:`AuditLog`.
     """
 
     def __init__(self, tables: SqlExecutor, *, signing_key: Any = None) -> None:
@@ -218,8 +218,8 @@ class AuditTable:
         )
 
     async def awrite(self, entries: Sequence[AuditEntry]) -> None:
-        """Put records at the end; see :class:`Trail`."""
-        # Tasks of one loop would only get into each other's way.
+        """Append records; see :class:`~capgraph.telemetry.audit.AuditWriter`."""
+        # Tasks of one loop would only race for the same number.
         lock = self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
         async with lock:
             await self._ready()
@@ -245,7 +245,7 @@ class AuditTable:
                 self._head = head
                 return head
             self._head = await self._last()
-        raise _not_kept(RuntimeError("others always came first"))
+        raise _not_kept(RuntimeError(f"other writers were first {_TRIES} times"))
 
     async def _last(self) -> ChainHead:
         _, found = await self._rows.run(
@@ -259,14 +259,14 @@ class AuditTable:
             raise _not_kept(exc) from exc
 
     async def aread_lines(self, after: int = 0) -> list[str]:
-        """Return the next records as they are written, at most a page of them."""
+        """Return up to one page of records after a number, as lines of text."""
         _, found = await self._rows.run(
             "SELECT line FROM capgraph_audit WHERE seq > ? ORDER BY seq LIMIT ?", (after, _PAGE)
         )
         return [line for (line,) in found]
 
     async def averify(self, anchor: str | None = None) -> Verification:
-        """Check every record; see :meth:`AuditLog.verify`."""
+        """Verify all records; see :meth:`AuditLog.verify`."""
         _, kept = await self._rows.run("SELECT line FROM capgraph_audit WHERE seq = 0")
         _, ends = await self._rows.run("SELECT seq FROM capgraph_audit ORDER BY seq")
         checker = ChainVerifier(self._key, anchor, kept[0][0] if kept else "")
@@ -280,7 +280,7 @@ class AuditTable:
         return checker.result()
 
     async def aprune(self, older_than: timedelta = RETENTION) -> int:
-        """Drop the beginning; see :meth:`AuditLog.prune`."""
+        """Delete and seal the oldest records; see :meth:`AuditLog.prune`."""
         gone, head = 0, None
         while True:
             lines = await self.aread_lines(head.seq if head is not None else 0)
@@ -296,17 +296,17 @@ class AuditTable:
 
 
 class UnavailableAuditWriter:
-    """Where an audit was asked for and nothing keeps it: no effect begins, the rest goes on."""
+    """Writer for graphs whose audit has no storage. It rejects records, so no effect starts."""
 
     async def awrite(self, entries: Sequence[AuditEntry]) -> None:
-        """Refuse.
+        """Raise, because no storage is available.
 
         Raises:
             PersistenceError: Always.
         """
         raise PersistenceError(
-            "audit=True was asked for, and the graph has no saver whose database keeps rows.",
-            fix="Give a SQLite or PostgreSQL saver, or audit=AuditLog(path).",
+            "audit=True needs a saver with a known database, and the graph has none.",
+            fix="Use a SQLite or PostgreSQL saver, or pass audit=AuditLog(path).",
         )
 
     async def aprune(self, older_than: timedelta = RETENTION) -> int:
@@ -315,7 +315,7 @@ class UnavailableAuditWriter:
 
 
 def _old(lines: Sequence[str | bytes], older_than: timedelta) -> tuple[int, ChainHead | None]:
-    """Return how many records at the beginning are too old, and the last of them."""
+    """Return the number of expired records, and the head of the last one."""
     before = datetime.now(UTC) - older_than
     count, head = 0, None
     for line in lines:
@@ -342,6 +342,6 @@ def _write_all(file: int, data: bytes) -> None:
 
 def _not_kept(exc: Exception) -> PersistenceError:
     return PersistenceError(
-        f"The audit cannot be written: {exc}.",
-        fix="Look at where it lies ('capgraph audit verify'); then run the thread again.",
+        f"The audit log cannot be written: {exc}.",
+        fix="Check the log with 'capgraph audit verify', then resume the thread.",
     )

@@ -1,8 +1,8 @@
-"""Who pays for the model calls of a turn, and how they are told of each call.
+"""LangChain callback that reserves budget for model calls.
 
-A call on the event loop is reserved by :data:`CASHIER`, a call of a thread by the meter, which waits
-for the loop meanwhile. A call that holds up the loop itself is counted when it ended: nothing could be
-reserved while the loop stands still.
+:data:`BUDGET_CALLBACK` handles calls made on the event loop. For calls made in a worker thread, the
+usage callback reserves the budget and waits for the loop. A synchronous call that blocks the loop
+itself is counted when it ends, because nothing can be reserved while the loop is blocked.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from capgraph.configs.run_context import override_run_context, run_context
 from capgraph.telemetry.usage import UsageSnapshot
 
 _CAPS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "num_predict")
-_TOKENS_OF_A_BLOCK = 1000  # an image or a file; none of them says how many
+_TOKENS_OF_A_BLOCK = 1000  # estimate for an image or a file
 
 
 class ModelCall(NamedTuple):
-    """A call of a model that is about to be sent.
+    """Model call that is about to be sent.
 
     Attributes:
-        run_id: Names it.
-        model: The model.
-        prompt_tokens: About how long the prompt is.
-        max_output_tokens: The most tokens that it may answer; ``None`` when nobody said.
-        task: The task that waits for it; ``None`` for one that a thread makes.
+        run_id: ID of the call.
+        model: Name of the model.
+        prompt_tokens: Estimated number of prompt tokens.
+        max_output_tokens: Maximum number of output tokens; ``None`` if there is no limit.
+        task: Task that awaits the call; ``None`` for a call made in a thread.
     """
 
     run_id: UUID
@@ -42,40 +42,43 @@ class ModelCall(NamedTuple):
 
 
 class Account(Protocol):
-    """Pays for the calls of a turn; lives on the event loop on which the turn does."""
+    """Protocol of an account that model calls of a turn are charged to.
+
+    It belongs to the event loop of the turn.
+    """
 
     loop: asyncio.AbstractEventLoop
 
     def has_reserved(self, run_id: UUID) -> bool:
-        """Tell whether a call was reserved."""
+        """Return whether amounts are reserved for a call."""
 
     async def reserve_call(self, call: ModelCall) -> None:
-        """Reserve for a call; what is raised keeps it from being sent."""
+        """Reserve amounts for a call. An exception prevents the call."""
 
     async def settle_call(
         self, run_id: UUID, model: str, usage: UsageSnapshot | None, *, failed: bool = False
     ) -> None:
-        """Settle a call that was reserved."""
+        """Settle a reserved call."""
 
     def record_call(self, run_id: UUID, model: str, role: str, usage: UsageSnapshot) -> None:
-        """Take up what a call used; one that was not reserved counts now."""
+        """Record the usage of a call, and charge it if it was not reserved."""
 
 
 def charge_to(account: Account | None) -> AbstractContextManager[None]:
-    """Have an account pay for the model calls of what runs inside, beside those around it."""
+    """Context manager: charge model calls to an account and to the surrounding accounts."""
     around = current_accounts()
     return override_run_context(accounts=around if account is None else (account, *around))
 
 
 def current_accounts() -> tuple[Account, ...]:
-    """Return who pays for calls made here, the innermost turn's first."""
+    """Return the accounts that model calls are charged to, innermost turn first."""
     return run_context().accounts
 
 
 def reported_usage(
     response: LLMResult, default_model: str = ""
 ) -> tuple[str, UsageSnapshot | None]:
-    """Return the model and what it used, as it says itself."""
+    """Return the model name and the usage that a response reports."""
     for generation in (item for row in response.generations for item in row):
         if isinstance(generation, ChatGeneration):
             message = generation.message
@@ -85,7 +88,7 @@ def reported_usage(
 
 
 class BudgetCallback(AsyncCallbackHandler):
-    """Pays for the calls that the event loop waits for."""
+    """Callback that reserves and settles model calls awaited by the event loop."""
 
     raise_error = True
     run_inline = True  # in the task that makes the call
@@ -99,7 +102,7 @@ class BudgetCallback(AsyncCallbackHandler):
         run_id: UUID,
         **more: Any,
     ) -> None:
-        """Reserve for a call before it is sent."""
+        """Reserve a call before it is sent."""
         for account in _here():
             call = estimate_call(run_id, serialized, messages, more)
             await account.reserve_call(call._replace(task=asyncio.current_task()))
@@ -107,7 +110,7 @@ class BudgetCallback(AsyncCallbackHandler):
     async def on_llm_start(
         self, serialized: dict[str, Any] | None, prompts: list[str], **more: Any
     ) -> None:
-        """Reserve for a call of a model without messages."""
+        """Reserve a call of a text-completion model."""
         await self.on_chat_model_start(serialized, [prompts], **more)
 
     async def on_llm_end(self, response: LLMResult, *, run_id: UUID, **_: Any) -> None:
@@ -116,7 +119,7 @@ class BudgetCallback(AsyncCallbackHandler):
             await account.settle_call(run_id, *reported_usage(response))
 
     async def on_llm_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
-        """Settle a call that failed."""
+        """Settle a failed call."""
         for account in _here():
             await account.settle_call(run_id, "", None, failed=True)
 
@@ -130,7 +133,7 @@ def reserve_from_thread(
     messages: Sequence[Sequence[Any]],
     callback_kwargs: Mapping[str, Any],
 ) -> None:
-    """Reserve for a call that a thread without an event loop is about to send."""
+    """Reserve a call made in a thread without an event loop."""
     if not _on_a_loop():
         for account in current_accounts():
             _wait(
@@ -140,7 +143,7 @@ def reserve_from_thread(
 
 
 def record_model_usage(run_id: UUID, model: str, role: str, usage: UsageSnapshot | None) -> None:
-    """Take up what a call used, and settle it where a thread made it."""
+    """Record the usage of a call, and settle the call if it was made in a thread."""
     for account in current_accounts():
         if usage is not None:
             account.record_call(run_id, model, role, usage)
@@ -149,7 +152,7 @@ def record_model_usage(run_id: UUID, model: str, role: str, usage: UsageSnapshot
 
 
 def settle_failed_call(run_id: UUID) -> None:
-    """Settle a call that failed where a thread made it."""
+    """Settle a failed call that was made in a thread."""
     if not _on_a_loop():
         for account in current_accounts():
             _wait(account, account.settle_call(run_id, "", None, failed=True))
@@ -178,7 +181,7 @@ def estimate_call(
     messages: Sequence[Sequence[Any]],
     callback_kwargs: Mapping[str, Any],
 ) -> ModelCall:
-    """Estimate a call: four letters of the Latin alphabet make a token, of others one."""
+    """Estimate the size of a call: one token per four ASCII characters, or per other character."""
     metadata = callback_kwargs.get("metadata") or {}
     name = metadata.get("ls_model_name") or (serialized or {}).get("name") or ""
     options = {
@@ -198,6 +201,6 @@ def estimate_call(
 
 
 def estimate_tokens(text: str) -> int:
-    """Return about how many tokens a text has."""
+    """Return the estimated number of tokens in a text."""
     latin = len(text.encode("ascii", "ignore"))
     return latin // 4 + len(text) - latin

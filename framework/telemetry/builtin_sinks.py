@@ -1,7 +1,7 @@
-"""Sinks that come with the project; anything else with ``emit(event)`` is one as well.
+"""Built-in event sinks. Any object with ``emit(event)`` is a sink too.
 
-Called where an event loop runs, what touches a file goes on in a thread of the sink's own, and what
-is returned can be awaited; called elsewhere, it is done when the call returns.
+On an event loop, methods that access files run in a thread of the sink and return awaitables.
+Otherwise, they return when done.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ from capgraph.telemetry.event_dispatcher import SentEvent
 
 
 class FileThread:
-    """Does work with files, and never on an event loop."""
+    """Thread that runs file operations, so that they never block an event loop."""
 
     def __init__(self) -> None:
         self._executor: ThreadPoolExecutor | None = None
 
     def run(self, work: Callable[[], Any]) -> Any:
-        """Do something now; where a loop runs, in a thread, and return what can be awaited."""
+        """Run a function: immediately, or, on an event loop, in the thread.
+
+        Then an awaitable is returned.
+        """
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -42,7 +45,7 @@ class FileThread:
 
 
 def event_to_dict(event: Any) -> dict[str, Any]:
-    """Return an event of any form as plain data.
+    """Return an event of any type as a dictionary.
 
     >>> event_to_dict({"event_type": "retry"})
     {'event_type': 'retry'}
@@ -55,7 +58,7 @@ def event_to_dict(event: Any) -> dict[str, Any]:
 
 
 class NoopSink:
-    """Takes up events and does nothing with them.
+    """Sink that discards events.
 
     >>> NoopSink().emit({"event_type": "retry"})
     """
@@ -63,7 +66,7 @@ class NoopSink:
     inline = True
 
     def emit(self, event: Any) -> None:
-        """Do nothing."""
+        """Discard an event."""
 
     def flush(self) -> None:
         """Do nothing."""
@@ -73,13 +76,13 @@ class NoopSink:
 
 
 class RingBufferSink(NoopSink):
-    """Keeps the last events in memory.
+    """Sink that keeps the latest events in memory.
 
     Args:
-        capacity: How many; when there are more, the oldest go.
+        capacity: Maximum number of events. The oldest event is dropped first.
 
     Raises:
-        ValueError: It could keep none.
+        ValueError: The capacity is below 1.
 
     >>> sink = RingBufferSink(capacity=2)
     >>> for number in (1, 2, 3):
@@ -90,41 +93,46 @@ class RingBufferSink(NoopSink):
 
     def __init__(self, capacity: int = 1000) -> None:
         if capacity < 1:
-            raise ValueError(f"capacity is {capacity}. Fix: keep at least one event.")
+            raise ValueError(
+                f"capacity is {capacity}: expected at least 1. Fix: pass a positive number."
+            )
         self._events: deque[Any] = deque(maxlen=capacity)
 
     def emit(self, event: Any) -> None:
-        """Keep an event."""
+        """Append an event."""
         self._events.append(event)
 
     @property
     def events(self) -> list[Any]:
-        """The events, the oldest first."""
+        """Events in the buffer, oldest first."""
         return list(self._events.copy())
 
     def clear(self) -> None:
-        """Forget them."""
+        """Remove all events."""
         self._events.clear()
 
 
 class FlushableSink:
-    """What sinks share that have something to flush: they know what feeds them."""
+    """Base class of sinks with something to flush.
+
+    Flushing first drains the queues in front of the sink.
+    """
 
     def __init__(self) -> None:
         self._off_loop, self._guard = FileThread(), threading.Lock()
         self._feeds: list[Callable[[], None]] = []
 
     def set_upstream_drain(self, drain: Callable[[], None]) -> None:
-        """Know what waits until the events of a graph have come here."""
+        """Register a function that waits until all emitted events have reached this sink."""
         self._feeds.append(drain)
 
     def flush(self) -> Awaitable[None] | None:
-        """Wait until what was sent so far is where it belongs."""
+        """Wait until all events so far have been written."""
         done: Awaitable[None] | None = self._off_loop.run(self._flush_now)
         return done
 
     def close(self) -> Awaitable[None] | None:
-        """Do the same and give back what the sink holds; the next event opens it again."""
+        """Flush and release resources. The next event acquires them again."""
         done: Awaitable[None] | None = self._off_loop.run(self._close_now)
         return done
 
@@ -142,11 +150,11 @@ class FlushableSink:
         raise NotImplementedError
 
     def _close(self) -> None:
-        """Give back what is held; most hold nothing."""
+        """Release resources, if there are any."""
 
 
 class FileSink(FlushableSink):
-    """What sinks on files share: one thread, nothing on the loop, batches, a bound."""
+    """Base class of sinks that write batches of events to a file, with a bounded queue."""
 
     def __init__(self, path: str | Path, *, capacity: int = 10_000) -> None:
         super().__init__()
@@ -156,11 +164,11 @@ class FileSink(FlushableSink):
         self._waiting: deque[dict[str, Any]] = deque()
 
     def emit(self, event: Any) -> Any:
-        """Write one event; on an event loop it is written soon, and can be awaited."""
+        """Write an event. On an event loop, this returns an awaitable."""
         return self.emit_many([event])
 
     def emit_many(self, events: Sequence[Any]) -> Any:
-        """Write several events at once."""
+        """Write several events in one batch."""
         room = self._capacity - len(self._waiting)
         self.lost += max(0, len(events) - room)
         self._waiting.extend(event_to_dict(event) for event in events[:room])
@@ -181,10 +189,10 @@ class FileSink(FlushableSink):
 
 
 class JsonLinesSink(FileSink):
-    """Writes each event as a line of JSON at the end of a file.
+    """Sink that appends each event to a file as a line of JSON.
 
     Args:
-        path: The file; it is made when the first event comes.
+        path: Path of the file. It is created with the first event.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "events.jsonl"
@@ -217,10 +225,10 @@ _EVENTS = """CREATE TABLE IF NOT EXISTS events (
 
 
 class SqliteEventSink(FileSink):
-    """Keeps events in a SQLite file, from which they can be replayed.
+    """Sink that stores events in a SQLite file and can replay them.
 
     Args:
-        path: The file; it is made when the first event comes.
+        path: Path of the file. It is created with the first event.
 
     >>> import tempfile
     >>> sink = SqliteEventSink(Path(tempfile.mkdtemp()) / "events.db")
@@ -241,22 +249,22 @@ class SqliteEventSink(FileSink):
         thread_id: str | None = None,
         limit: int | None = None,
     ) -> list[SentEvent]:
-        """Return the events as they came.
+        """Return stored events in their original order.
 
         Args:
-            run_id: Only those of a run.
-            thread_id: Only those of a thread.
-            limit: The first so many at most; ``None`` for all.
+            run_id: Return only events of this run.
+            thread_id: Return only events of this thread.
+            limit: Maximum number of events; ``None`` for all.
 
         Raises:
-            ValidationError: ``limit`` is no number of events.
+            ValidationError: ``limit`` is not a nonnegative integer.
         """
         if limit is not None:
             check_number("limit", limit, integer=True)
         self._flush_now()
         if not self.path.exists():
             return []
-        # A connection of its own: reading does not hold up what writes.
+        # A separate connection, so that reading does not block writing.
         with closing(sqlite3.connect(self.path)) as conn:
             rows = conn.execute(
                 "SELECT event FROM events WHERE (? IS NULL OR run_id = ?)"
@@ -284,10 +292,10 @@ class SqliteEventSink(FileSink):
 
 
 class FanoutSink:
-    """Hands each event to several sinks, to all of them whatever one of them raises.
+    """Sink that forwards each event to several sinks, even if one of them raises.
 
     Args:
-        sinks: The sinks, in their order.
+        sinks: The sinks, in order.
 
     >>> first, second = RingBufferSink(), RingBufferSink()
     >>> FanoutSink([first, second]).emit({"event_type": "retry"})
@@ -299,29 +307,29 @@ class FanoutSink:
         self.sinks: tuple[Sink, ...] = tuple(sinks)
 
     def set_upstream_drain(self, drain: Callable[[], None]) -> None:
-        """Tell the sinks what waits until the events of a graph have come here."""
+        """Pass a function that drains the queue of this sink to the sinks that accept one."""
         for sink in self.sinks:
             if (set_upstream_drain := getattr(sink, "set_upstream_drain", None)) is not None:
                 set_upstream_drain(drain)
 
     def emit(self, event: Any) -> Any:
-        """Hand an event to all of them; what the first one raised is raised at the end."""
+        """Forward an event to all sinks, then raise the first error."""
         return self._all("emit", event)
 
     def run_began(self, run_id: str) -> Any:
-        """Tell those that want to know of the beginning of a run."""
+        """Notify the sinks with a ``run_began`` method of the start of a run."""
         return self._all("run_began", run_id)
 
     def run_ended(self, event: Any) -> Any:
-        """Tell those that want to know of the end of a run."""
+        """Notify the sinks with a ``run_ended`` method of the end of a run."""
         return self._all("run_ended", event)
 
     def flush(self) -> Any:
-        """Flush those that can be flushed."""
+        """Flush the sinks that have a ``flush`` method."""
         return self._all("flush")
 
     def close(self) -> Any:
-        """Close those that can be closed."""
+        """Close the sinks that have a ``close`` method."""
         return self._all("close")
 
     def _all(self, name: str, *given: Any) -> Any:

@@ -1,13 +1,17 @@
-"""Hands the events of a graph's runs to its sinks, off the runs' path.
+"""Delivery of a graph's events to its sinks, outside the path of the run.
 
-A sink never slows or breaks a run: each has a bounded queue and a thread of its own. What does not
-fit into the queue is counted as lost, and the sink is told how much before the next event.
+A sink never slows or breaks a run: each has a bounded queue and a thread. Events that do not fit
+into the queue are dropped, and the sink is notified of their number before the next event.
 
-Beside ``emit``, a sink may have ``emit_many(events)`` for those that waited together, ``run_ended``
-for the end of a run (with an event of its own, which is on no stream), ``run_began(run_id)``, called
-on the run's own path, which may return the run's trace, by its id or as ``traceparent``, and ``set_upstream_drain(drain)``, which hands it what waits until all that was sent so far
-has reached it. One with ``inline = True`` takes no
-time and is told at once, on the run's own path.
+Besides ``emit``, a sink may have:
+
+- ``emit_many(events)``, to receive queued events as a batch,
+- ``run_began(run_id)``, called synchronously, which may return the trace of the run as its ID or as
+  ``traceparent``,
+- ``run_ended(event)``, called with an event that is not part of the stream,
+- ``set_upstream_drain(drain)``, to receive a function that waits until all emitted events have
+  reached the sink,
+- ``inline = True``, if ``emit`` is fast enough to be called synchronously.
 """
 
 from __future__ import annotations
@@ -35,13 +39,14 @@ EVENT_IDS = (
     *("run_id", "thread_id", "turn_id", "plan_id", "step_id", "attempt_id", "parent_id"),
     *("trace_id", "turn_trace"),
 )
-"""What an event may be about; ``parent_id`` is the attempt inside which all this goes on, and
-``turn_trace`` the span (``traceparent``) of the run in which the turn began."""
+"""IDs that an event may carry. ``parent_id`` is the ID of the enclosing attempt. ``turn_trace`` is
+the ``traceparent`` of the run in which the turn started.
+"""
 _IDS = frozenset(EVENT_IDS)
 
 
 class SentEvent(dict[str, Any]):
-    """An event as a sink gets it: the plain dictionary, with what it is about as attributes.
+    """Event as a sink receives it: a dictionary with properties for the IDs.
 
     >>> event = SentEvent(event_type="retry", run_id="r", step_id="a", seq=3)
     >>> event.run_id, event.step, event.seq, event["event_type"]
@@ -52,22 +57,22 @@ class SentEvent(dict[str, Any]):
 
     @property
     def run_id(self) -> str | None:
-        """The run."""
+        """ID of the run."""
         return self.get("run_id")
 
     @property
     def thread_id(self) -> str | None:
-        """The thread; ``None`` when nothing is kept."""
+        """ID of the thread; ``None`` without a saver."""
         return self.get("thread_id")
 
     @property
     def turn(self) -> str | None:
-        """What opened the turn: the id of a message or of a brought plan."""
+        """ID of the turn: that of the message or plan that started it."""
         return self.get("turn_id")
 
     @property
     def plan_id(self) -> str | None:
-        """The plan in force."""
+        """ID of the current plan."""
         return self.get("plan_id")
 
     @property
@@ -77,29 +82,29 @@ class SentEvent(dict[str, Any]):
 
     @property
     def attempt(self) -> int | None:
-        """Which try of the step it is about, from 1."""
+        """Number of the attempt at the step, from 1."""
         number = str(self.get("attempt_id") or self.get("attempt") or "").rpartition("/")[2]
         return int(number) if number.isdecimal() else None
 
     @property
     def seq(self) -> int | None:
-        """Place among the events of the run, from 1."""
+        """Number of the event in its run, from 1."""
         return self.get("seq")
 
     @property
     def data(self) -> dict[str, Any]:
-        """All of it, as a plain dictionary of one's own."""
+        """Copy of the event as a plain dictionary."""
         return dict(self)
 
 
 def event_context(**ids: str | None) -> AbstractContextManager[None]:
-    """Put ids on the events of what runs inside, tasks that it starts included.
+    """Context manager: add IDs to the events of the enclosed code and the tasks that it starts.
 
     Args:
-        **ids: Some of :data:`IDS`; ``None`` takes one away.
+        **ids: IDs by name, see :data:`EVENT_IDS`; ``None`` removes an ID.
 
     >>> with event_context(plan_id="p1"), event_context(step_id="a"):
-    ...     pass  # events here carry both
+    ...     pass  # events emitted here carry both IDs
     """
     if unknown := ids.keys() - _IDS:
         raise TypeError(
@@ -113,14 +118,14 @@ def _merged(ids: dict[str, str | None]) -> dict[str, str]:
     if "attempt_id" in known and any(
         name in ids and ids[name] != known.get(name) for name in ("plan_id", "step_id")
     ):
-        # Another plan or step begins inside the body of an attempt.
+        # Another plan or step starts inside an attempt.
         known = {n: value for n, value in known.items() if n not in ("step_id", "attempt_id")}
         ids = {"parent_id": run_context().ids["attempt_id"], **ids}
     return {name: value for name, value in {**known, **ids}.items() if value is not None}
 
 
 def current_event_ids() -> Mapping[str, str]:
-    """Return what events are about that are sent from here.
+    """Return the IDs that events emitted here carry.
 
     >>> with event_context(plan_id="p1"):
     ...     dict(current_event_ids())
@@ -130,16 +135,16 @@ def current_event_ids() -> Mapping[str, str]:
 
 
 class EventDispatcher:
-    """Stamps the events of a graph's runs and hands them to its sinks.
+    """Dispatcher that adds IDs and numbers to the events of a graph and delivers them to its sinks.
 
     Args:
-        sinks: Objects with ``emit(event)``, a function or a coroutine function. It is given the
-            event as a :class:`SentEvent`, which it must not change, one at a time and in order. A
-            coroutine runs on an event loop of the sink's own.
-        capacity: Events that may wait for one sink.
+        sinks: Objects with ``emit(event)``, which may be asynchronous. The method receives one
+            :class:`SentEvent` at a time, in order, and must not modify it. A coroutine runs on an
+            event loop of the sink.
+        capacity: Maximum number of queued events per sink.
 
     Raises:
-        ConfigurationError: A sink has no ``emit``.
+        ConfigurationError: A sink has no ``emit`` method.
     """
 
     def __init__(self, sinks: Sequence[Sink] = (), *, capacity: int = 10_000) -> None:
@@ -151,22 +156,22 @@ class EventDispatcher:
     def subscribe(
         self, sink: Sink, event_types: Collection[str | type[Any]] | None = None
     ) -> Callable[[], None]:
-        """Hand events to one more sink from now on.
+        """Add a sink. It receives all later events.
 
         Args:
-            sink: See the class.
-            event_types: The kinds that it wants, as ``event_type`` or as classes of this room; all of
-                them when not given.
+            sink: The sink, as described in the class.
+            event_types: Types of events to deliver, as ``event_type`` or as event classes; all by
+                default.
 
         Returns:
-            A function that takes the sink away again; what waits for it still reaches it.
+            A function that removes the sink. Events already queued are still delivered.
 
         Raises:
-            ConfigurationError: The sink has no ``emit``.
+            ConfigurationError: The sink has no ``emit`` method.
         """
         if isinstance(sink, type) or not callable(getattr(sink, "emit", None)):
             raise ConfigurationError(
-                f"The sink {sink!r} cannot take events.", fix="Give an object with emit(event)."
+                f"The sink {sink!r} has no emit method.", fix="Pass an object with emit(event)."
             )
         kinds = None if event_types is None else frozenset(map(_kind, event_types))
         outlet = SinkQueue(sink, self._capacity, kinds)
@@ -179,24 +184,25 @@ class EventDispatcher:
 
     @property
     def has_sinks(self) -> bool:
-        """Whether anybody takes up events."""
+        """True if there are sinks."""
         return bool(self._outlets)
 
     def dispatch_run(self, **ids: str | None) -> AbstractContextManager[None]:
-        """Stamp the events of what runs inside, and hand them on.
+        """Context manager: dispatch the events of a run.
 
-        Inside the run of another one, both hand them on; ``seq`` counts the events of both.
+        Inside another run, the dispatchers of both runs deliver the events, and ``seq`` counts the
+        events of both.
 
         Args:
-            **ids: See :func:`about`.
+            **ids: IDs of the run; see :func:`event_context`.
         """
         return override_run_context(**self.run_context_fields(**ids))
 
     def run_context_fields(self, **ids: str | None) -> dict[str, Any]:
-        """Return the fields of the run context that :meth:`run` sets.
+        """Return the fields of the run context that :meth:`dispatch_run` sets.
 
         Args:
-            **ids: See :func:`about`.
+            **ids: IDs of the run; see :func:`event_context`.
         """
         seq, dispatchers = _running() or (itertools.count(1), ())
         if not dispatchers and (name := ids.get("run_id")):
@@ -228,12 +234,13 @@ class EventDispatcher:
         return any(outlet.sink is sink for outlet in self._outlets)
 
     def end_run(self, error: BaseException | None = None) -> None:
-        """Tell the sinks that want to know that the run ended, however it did.
+        """Notify the sinks with a ``run_ended`` method of the end of a run.
 
-        One that takes up the events of a run around this one is told at the end of that.
+        A sink that also receives the events of the surrounding run is notified at the end of that
+        run.
 
         Args:
-            error: What it was ended by.
+            error: Exception that ended the run.
         """
         ended = {"event_type": "run_ended", "timestamp": utc_now_text(), **run_context().ids}
         if error is not None:
@@ -245,12 +252,12 @@ class EventDispatcher:
                 outlet.put(SentEvent(ended))
 
     async def flush(self) -> None:
-        """Wait until the sinks have taken, lost or refused every event so far."""
+        """Wait until the sinks have processed or dropped all events so far."""
         for outlet in self._outlets:
             await asyncio.wrap_future(outlet.executor.submit(lambda: None))
 
     async def flush_briefly(self) -> None:
-        """Give the sinks a moment to take what a run sent; a slow one is not waited for."""
+        """Wait a fraction of a second for the sinks to process the events of a run."""
         if any(outlet.busy for outlet in self._outlets):
             with suppress(TimeoutError):
                 async with asyncio.timeout(_FLUSH_SECONDS):
@@ -267,7 +274,7 @@ def _kind(wanted: str | type[Any]) -> str:
 
 
 class SinkQueue:
-    """The queue and the thread of one sink. Nothing here takes a lock that a run could wait for."""
+    """Queue and thread of one sink. A run never waits for a lock here."""
 
     def __init__(self, sink: Sink, capacity: int, kinds: frozenset[str] | None = None) -> None:
         self.sink, self.capacity, self.kinds = sink, capacity, kinds
@@ -279,15 +286,15 @@ class SinkQueue:
         self.busy = False
         self.lost = self.reported_lost = 0
         self.failed = False
-        # Its thread starts with the first event, ends with this object, and at the end of the
-        # process first delivers what waits.
+        # The thread starts with the first event and ends with this object. When the process
+        # ends, it first delivers the queued events.
         self.executor = ThreadPoolExecutor(1, thread_name_prefix="capgraph sink")
         if (set_upstream_drain := getattr(sink, "set_upstream_drain", None)) is not None:
             here = weakref.ref(self)
             set_upstream_drain(lambda: outlet.drain() if (outlet := here()) is not None else None)
 
     def drain(self) -> None:
-        """Wait until the sink has taken, lost or refused every event so far."""
+        """Wait until the sink has processed or dropped all events so far."""
         if self.busy:
             self.executor.submit(lambda: None).result()
 
@@ -297,7 +304,7 @@ class SinkQueue:
             self._send([event])
             return
         if len(self.waiting) >= self.capacity:
-            self._warn_once("is too slow, so events are lost", first=not self.lost)
+            self._warn_once("is too slow and misses events", first=not self.lost)
             self.lost += 1
             return
         self.waiting.append((event, self.lost))
@@ -323,7 +330,7 @@ class SinkQueue:
             self.busy = False
             if not self.waiting:
                 return
-            self.busy = True  # one came between the two lines above
+            self.busy = True  # an event arrived between the two lines above
 
     def _send(self, events: list[dict[str, Any]]) -> None:
         if self.emit_many is not None:
@@ -354,7 +361,9 @@ class SinkQueue:
     def _warn_once(self, problem: str, *, first: bool) -> None:
         if first:
             name = type(self.sink).__name__
-            get_logger("framework", "sinks").warning("The sink %s %s; said once.", name, problem)
+            get_logger("framework", "sinks").warning(
+                "The sink %s %s. Further warnings are suppressed.", name, problem
+            )
 
 
 async def _wait_for(result: Any) -> Any:

@@ -1,8 +1,8 @@
-"""The one union of typed events that a run writes to LangGraph's custom stream.
+"""Typed events of a run, as written to LangGraph's custom stream.
 
-An event travels as a plain dictionary with ``event_type`` as discriminator, so any client can
-read it; :func:`parse_event` gives it its type back. Events of a graph carry the ids of what they
-are about, as far as there is one, and ``seq``, which counts the events of a run, from 1.
+An event is a plain dictionary with the discriminator ``event_type``, so any client can read it.
+:func:`parse_event` restores its type. Events of a graph also carry the IDs of their run, thread,
+turn, plan, step, and attempt, if any, and ``seq``, the number of the event in its run, from 1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from capgraph.configs.streaming import has_listener
 
 
 class _Event(BaseModel):
-    # Schemas are built on first use, which keeps the import short.
+    # Schemas are built on first use, which keeps the import fast.
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", defer_build=True)
 
     timestamp: str = Field(default_factory=utc_now_text)
@@ -45,7 +45,7 @@ class _StepEvent(_Event):
 
 
 class Status(_Event):
-    """A line of progress from any component; what ``get_streamer`` sends."""
+    """Progress message of a component, as sent by ``get_streamer``."""
 
     event_type: Literal["status"] = "status"
     message: str = ""
@@ -54,7 +54,7 @@ class Status(_Event):
 
 
 class CapabilitiesSelected(_Event):
-    """The classifier chose capabilities."""
+    """The classifier selected capabilities."""
 
     event_type: Literal["capabilities_selected"] = "capabilities_selected"
     capabilities: list[str]
@@ -63,7 +63,7 @@ class CapabilitiesSelected(_Event):
 
 
 class PlanMade(_Event):
-    """The orchestrator has a checked plan."""
+    """The orchestrator accepted a plan."""
 
     event_type: Literal["plan_made"] = "plan_made"
     plan: dict[str, Any]
@@ -72,7 +72,7 @@ class PlanMade(_Event):
 
 
 class ReplyRepaired(_Event):
-    """A model's reply was read after repairs; ``repairs`` counts each by its name in the table."""
+    """A malformed model reply was repaired. ``repairs`` counts the repairs by name."""
 
     event_type: Literal["reply_repaired"] = "reply_repaired"
     role: str
@@ -80,14 +80,14 @@ class ReplyRepaired(_Event):
 
 
 class StepStarted(_StepEvent):
-    """An attempt at a step began."""
+    """A step attempt started."""
 
     event_type: Literal["step_started"] = "step_started"
     task_objective: str = ""
 
 
 class StepProgress(_StepEvent):
-    """A running step says how far it is."""
+    """A running step reported progress."""
 
     event_type: Literal["step_progress"] = "step_progress"
     message: str
@@ -103,7 +103,7 @@ class StepFinished(_StepEvent):
 
 
 class StepFailed(_StepEvent):
-    """An attempt at a step failed."""
+    """A step attempt failed."""
 
     event_type: Literal["step_failed"] = "step_failed"
     duration: float
@@ -113,7 +113,7 @@ class StepFailed(_StepEvent):
 
 
 class StepSkipped(_StepEvent):
-    """Nobody will run a step; ``not_needed`` when the plan has it so: a condition does not hold."""
+    """A step was skipped. ``not_needed`` is True if a condition of the plan did not hold."""
 
     event_type: Literal["step_skipped"] = "step_skipped"
     reason: str
@@ -121,7 +121,7 @@ class StepSkipped(_StepEvent):
 
 
 class Retry(_Event):
-    """A step or node will be tried again."""
+    """A step or node will be retried."""
 
     event_type: Literal["retry"] = "retry"
     name: str
@@ -133,7 +133,7 @@ class Retry(_Event):
 
 
 class Replan(_Event):
-    """A new plan is asked for."""
+    """A new plan was requested."""
 
     event_type: Literal["replan"] = "replan"
     reason: str
@@ -141,21 +141,21 @@ class Replan(_Event):
 
 
 class Reclassify(_Event):
-    """Capabilities are chosen again."""
+    """A new selection of capabilities was requested."""
 
     event_type: Literal["reclassify"] = "reclassify"
     reason: str
 
 
 class TurnSuspended(_Event):
-    """A turn ends its run, because all that is left waits for a moment or for an event."""
+    """A run ended because the remaining steps wait for a time or an event."""
 
     event_type: Literal["waiting"] = "waiting"
     waits: list[dict[str, Any]]
 
 
 class StepResumed(_StepEvent):
-    """A step that waited goes on: its moment has come (``time``) or its event (``signal``)."""
+    """A waiting step resumed, by ``time`` or by ``signal``."""
 
     event_type: Literal["wait_over"] = "wait_over"
     by: str
@@ -163,7 +163,7 @@ class StepResumed(_StepEvent):
 
 
 class ApprovalRequested(_Event):
-    """A person is asked before steps run."""
+    """A person was asked to approve steps."""
 
     event_type: Literal["approval_asked"] = "approval_asked"
     steps: list[dict[str, Any]]
@@ -175,19 +175,19 @@ class _OpenQuestion(_Event):
 
 
 class QuestionDropped(_OpenQuestion):
-    """A new message dropped questions that were open; ``steps`` maps keys to capabilities."""
+    """A new message dropped open questions. ``steps`` maps keys to capabilities."""
 
     event_type: Literal["question_dropped"] = "question_dropped"
 
 
 class QuestionKept(_OpenQuestion):
-    """A new message was refused, because questions are open; ``steps`` as in QuestionDropped."""
+    """A new message was refused because of open questions. ``steps`` maps keys to capabilities."""
 
     event_type: Literal["question_kept"] = "question_kept"
 
 
 class ApprovalDecided(_Event):
-    """Somebody decided about a step; ``refused`` says why it does not count."""
+    """A person decided about a step. ``refused`` is the reason why the decision does not count."""
 
     event_type: Literal["approval_given"] = "approval_given"
     context_key: str
@@ -200,7 +200,10 @@ class ApprovalDecided(_Event):
 
 
 class AnswerToken(_Event):
-    """A piece of the answer; with ``resets`` what came before it is no part of the answer."""
+    """Piece of the answer.
+
+    If ``resets`` is True, earlier pieces are no longer part of the answer.
+    """
 
     event_type: Literal["answer_token"] = "answer_token"
     text: str
@@ -208,14 +211,14 @@ class AnswerToken(_Event):
 
 
 class AnswerPart(_Event):
-    """What there is so far of an answer with a form of its own; ``value`` grows."""
+    """Incomplete structured answer. ``value`` grows with each event."""
 
     event_type: Literal["answer_part"] = "answer_part"
     value: dict[str, Any]
 
 
 class Usage(_Event):
-    """Tokens of a model call.
+    """Token usage of a model call.
 
     Attributes:
         estimated: True if the model reported no usage and the tokens are an estimate.
@@ -233,12 +236,12 @@ class Usage(_Event):
 
 
 class ModelFallback(_Event):
-    """A model call failed, and the role's next model is asked.
+    """A model call failed, and the role's next model is called.
 
     Attributes:
         role: Role of the call.
         model: The model that failed.
-        fallback: The model that is asked next.
+        fallback: The model that is called next.
         reason: Kind of the failure: ``network``, ``rate_limit``, ``refused``, ``malformed``, …
         message: The error.
     """
@@ -252,13 +255,13 @@ class ModelFallback(_Event):
 
 
 class PromptShortened(_Event):
-    """A prompt exceeded the model's context, and is sent again with fewer earlier messages.
+    """A prompt exceeded the model's context and is sent again with fewer earlier messages.
 
     Attributes:
         role: Role of the call.
         model: The model.
-        messages_kept: Earlier messages that are sent again.
-        messages_dropped: Earlier messages that are left out.
+        messages_kept: Number of earlier messages that are sent again.
+        messages_dropped: Number of earlier messages that are omitted.
     """
 
     event_type: Literal["prompt_shortened"] = "prompt_shortened"
@@ -269,10 +272,10 @@ class PromptShortened(_Event):
 
 
 class ModelCalled(_Event):
-    """A call of a chat model failed, or ended without an answer.
+    """A model call failed or ended without an answer.
 
     Attributes:
-        error: Type of what was raised.
+        error: Type of the exception.
     """
 
     event_type: Literal["model_called"] = "model_called"
@@ -284,7 +287,7 @@ class ModelCalled(_Event):
 
 
 class ToolCalled(_Event):
-    """A tool was called inside a step or a model's loop, and ended."""
+    """A tool call in a step or a model's tool loop ended."""
 
     event_type: Literal["tool_called"] = "tool_called"
     name: str
@@ -293,7 +296,7 @@ class ToolCalled(_Event):
 
 
 class CircuitChanged(_Event):
-    """A circuit breaker opened, lets probes in, or closed."""
+    """A circuit breaker opened, half-opened, or closed."""
 
     event_type: Literal["circuit_changed"] = "circuit_changed"
     name: str
@@ -303,14 +306,14 @@ class CircuitChanged(_Event):
 
 
 class EventsDropped(_Event):
-    """A sink was too slow: events before this one never reached it. On no stream, only there."""
+    """A slow sink missed events before this one. Only that sink receives this event."""
 
     event_type: Literal["events_lost"] = "events_lost"
     count: int
 
 
 class PolicyActionApplied(_Event):
-    """A rule of a policy engine applied; ``done`` says what came of its action."""
+    """A rule of a policy engine matched. ``done`` tells whether its action was executed."""
 
     event_type: Literal["policy_acted"] = "policy_acted"
     rule: str
@@ -321,7 +324,7 @@ class PolicyActionApplied(_Event):
 
 
 class TurnFinished(_Event):
-    """The turn ended; ``outcome`` says how."""
+    """A turn ended with an ``outcome``."""
 
     event_type: Literal["turn_finished"] = "turn_finished"
     outcome: dict[str, Any]
@@ -362,7 +365,7 @@ Event = Annotated[
 
 
 def emit(event: _Event) -> None:
-    """Send an event to the stream of the current run; nothing happens outside of one.
+    """Emit an event to the stream of the current run. Outside a run, this has no effect.
 
     >>> emit(Reclassify(reason="wrong tools"))
     """
@@ -374,22 +377,22 @@ def emit(event: _Event) -> None:
 
 
 def buffer_answer_events(events: list[_Event]) -> AbstractContextManager[None]:
-    """Keep what is said of the answer inside a ``with`` block, instead of sending it.
+    """Context manager: buffer events about the answer instead of emitting them.
 
-    >>> kept = []
-    >>> with buffer_answer_events(kept):
+    >>> buffered = []
+    >>> with buffer_answer_events(buffered):
     ...     emit(AnswerToken(text="Hello"))
-    >>> [event.text for event in kept]
+    >>> [event.text for event in buffered]
     ['Hello']
     """
     return override_run_context(withheld=events)
 
 
 def parse_event(data: dict[str, Any]) -> Event:
-    """Give an event of the custom stream its type back.
+    """Parse an event of the custom stream into its type.
 
     Raises:
-        pydantic.ValidationError: The data is no event of this project.
+        pydantic.ValidationError: The data is not an event of this package.
 
     >>> parse_event({"event_type": "reclassify", "reason": "x"}).reason
     'x'

@@ -1,12 +1,11 @@
-"""Spans and metrics of OpenTelemetry, made of the events of runs, with the GenAI conventions.
+"""OpenTelemetry spans and metrics of runs, with the GenAI semantic conventions.
 
-A run is a trace with one root span; called inside a span of the application's, it stands below that
-one. Below it stand the plan, its steps, the tries of each, and the
-calls of models and tools; an attempt inside another one stands below that one. Parents come from the
-ids that events carry, never from what happens to be current, so they are right whatever runs side by
-side. A resumed run is a trace of its own that links to the run before it, and in another process to
-the one in which the turn began (of a graph of one's own, which keeps no turns, it has no link there);
-``gen_ai.conversation.id`` and ``capgraph.turn.id`` are the same on both, in whichever process they ran.
+Each run is a trace with one root span, or a child of the application's current span. Its
+descendants are the plan, the steps, their attempts, and the calls of models and tools. The parents
+follow from the IDs in events rather than from the current context, so they are correct for
+concurrent runs. A resumed run is a separate trace that links to the previous run, or, in another
+process, to the run in which the turn started. (A custom graph without turns has no such link.) Both
+traces have the same ``gen_ai.conversation.id`` and ``capgraph.turn.id``.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _STATES = {"closed": 0, "half_open": 1, "open": 2}
 
 @dataclass(slots=True)
 class _Open:
-    """A span, and when it began and was last heard of, in nanoseconds."""
+    """Open span, with its start time and the time of its last event in nanoseconds."""
 
     span: Span
     began: int
@@ -50,25 +49,25 @@ class _Open:
 
 @dataclass(slots=True)
 class _Run:
-    """The spans of a run that is under way."""
+    """Open spans of a run."""
 
     spans: dict[_Key, _Open] = field(default_factory=dict)
     turn: tuple[str | None, str] | None = None
 
 
 class OpenTelemetrySink(FlushableSink):
-    """Makes spans and metrics of the events of a graph.
+    """Sink that converts the events of a graph to spans and metrics.
 
     Args:
-        tracer_provider: Where spans go; the global one when not given.
-        meter_provider: Where metrics go; the global one when not given.
-        content: Whether spans hold objectives and messages, which are content of the user's.
-        prices: What models cost; the process's own table, and ``genai-prices``, when not given.
-        endpoint: Address of a collector that spans are sent to over OTLP/HTTP, such as
-            ``http://localhost:4318``; in place of a provider of spans.
+        tracer_provider: Provider of spans; by default, the global one.
+        meter_provider: Provider of metrics; by default, the global one.
+        content: True to include objectives and messages, which are user content.
+        prices: Prices of models; by default, the process's table and ``genai-prices``.
+        endpoint: OTLP/HTTP endpoint of a collector, such as ``http://localhost:4318``; replaces
+            ``tracer_provider``.
 
     Raises:
-        MissingExtraError: OpenTelemetry, or with an endpoint its exporter, is not installed.
+        MissingExtraError: OpenTelemetry or, with an endpoint, its exporter is not installed.
 
     >>> from capgraph import build_graph
     >>> graph = build_graph([], sinks=[OpenTelemetrySink()])
@@ -94,25 +93,28 @@ class OpenTelemetrySink(FlushableSink):
         self._tracer = self._trace.get_tracer(_NAME, tracer_provider=tracer_provider)
         meter = metrics.get_meter(_NAME, meter_provider=meter_provider)
         self._tokens = meter.create_histogram(
-            "gen_ai.client.token.usage", "{token}", "Tokens of a model call."
+            "gen_ai.client.token.usage", "{token}", "Tokens per model call."
         )
         self._seconds = meter.create_histogram(
-            "gen_ai.client.operation.duration", "s", "How long a model call took."
+            "gen_ai.client.operation.duration", "s", "Duration of model calls."
         )
         self._of_steps = meter.create_histogram(
-            "capgraph.step.duration", "s", "How long a try of a step took."
+            "capgraph.step.duration", "s", "Duration of step attempts."
         )
-        self._of_runs = meter.create_histogram("capgraph.run.duration", "s", "How long a run took.")
-        self._cost = meter.create_counter("capgraph.cost", "{USD}", "What model calls cost.")
-        self._retries = meter.create_counter("capgraph.retries", "{retry}", "Further tries.")
+        self._of_runs = meter.create_histogram("capgraph.run.duration", "s", "Duration of runs.")
+        self._cost = meter.create_counter("capgraph.cost", "{USD}", "Cost of model calls.")
+        self._retries = meter.create_counter("capgraph.retries", "{retry}", "Retries.")
         self._breakers = meter.create_gauge(
-            "capgraph.breaker.state", "1", "0 closed, 1 half open, 2 open."
+            "capgraph.breaker.state", "1", "Circuit breaker state: 0 closed, 1 half open, 2 open."
         )
         self._runs: OrderedDict[str, _Run] = OrderedDict()
         self._over: BoundedDict[Any, SpanContext] = BoundedDict(2 * _RUNS)
 
     def run_began(self, run_id: str) -> str | None:
-        """Begin a run below the span that is current where it is called; returns its span."""
+        """Start the root span of a run as a child of the current span.
+
+        Return its ``traceparent``.
+        """
         around = self._trace.get_current_span().get_span_context()
         with self._guard:
             run = self._run(
@@ -125,7 +127,7 @@ class OpenTelemetrySink(FlushableSink):
         return f"00-{trace}-{span}-{found.trace_flags:02x}"
 
     def emit(self, event: Mapping[str, Any] | AgentEvent) -> None:
-        """Take up one event."""
+        """Record an event."""
         with self._guard:
             if isinstance(event, AgentEvent):
                 self._of_agent(event)
@@ -142,7 +144,10 @@ class OpenTelemetrySink(FlushableSink):
                 self._end(run, str(event["run_id"]), _nanoseconds(event), event.get("error"))
 
     def _of_agent(self, event: AgentEvent) -> None:
-        """Make a span of an event of a session; ``data["run_id"]`` says which belong together."""
+        """Create a span for an event of a session.
+
+        ``data["run_id"]`` groups events of the same run.
+        """
         told: dict[str, Any] = {"timestamp": event.emitted_at, **(event.data or {})}
         now, run = _nanoseconds(told), None
         if told.get("run_id"):
@@ -198,7 +203,7 @@ class OpenTelemetrySink(FlushableSink):
                 "gen_ai.conversation.id": event.get("thread_id"),
                 "capgraph.run.id": name,
             }
-            # A graph of one's own may come back to the same run.
+            # A custom graph may continue the same run.
             above = self._over.get(name) or around
             self._open(run, _ROOT, "invoke_agent", attributes, above, now)
             if len(self._runs) > _RUNS:
@@ -215,7 +220,7 @@ class OpenTelemetrySink(FlushableSink):
         return run
 
     def _elsewhere(self, parent: str | None) -> SpanContext | None:
-        """Read the span of the run in which a turn began, maybe in another process."""
+        """Parse the span of the run in which a turn started, possibly in another process."""
         if parent is None:
             return None
         _, trace, span, flags = parent.split("-")
@@ -224,7 +229,7 @@ class OpenTelemetrySink(FlushableSink):
         return found
 
     def _path(self, run: _Run, event: Mapping[str, Any], now: int) -> list[_Open]:
-        """Return the spans that an event is about, the outermost first; open those that are new."""
+        """Return the spans that an event belongs to, outermost first, and open missing ones."""
         path = [run.spans[_ROOT]]
         outer = event.get("parent_id")
         if outer and (around := run.spans.get(("attempt", outer))) is not None:
@@ -248,7 +253,7 @@ class OpenTelemetrySink(FlushableSink):
             if known is None:
                 parent = path[-1].span.get_span_context()
                 known = self._open(run, place, name, attributes, parent, now)
-            elif not known.ended:  # the first event of a step says less of it than the next
+            elif not known.ended:  # the first event of a step may have fewer attributes
                 known.span.set_attributes({n: v for n, v in attributes.items() if v is not None})
             path.append(known)
         return path
@@ -313,7 +318,7 @@ class OpenTelemetrySink(FlushableSink):
         last = path[-1]
         if failed and self._content:
             last.span.set_attribute("capgraph.message", str(event.get("message")))
-        # A step that failed may be tried again; it ends when it succeeds, or with the run.
+        # A failed step may be retried; it ends when it succeeds or with the run.
         ending = [last] if failed and keys.get(id(last)) == "attempt" else []
         if not failed:
             ending = [o for o in path[-2:] if keys.get(id(o)) in ("step", "attempt")]
@@ -411,7 +416,7 @@ def _sending_to(endpoint: str) -> TracerProvider:
     resources = require_extra("opentelemetry.sdk.resources", "otel")
     otlp = require_extra("opentelemetry.exporter.otlp.proto.http.trace_exporter", "otel")
     named = {"service.name": os.environ.get("OTEL_SERVICE_NAME", _NAME)}
-    # What is left when the process ends is sent then: the provider sees to it.
+    # The provider sends the remaining spans when the process ends.
     provider: TracerProvider = sdk.TracerProvider(resource=resources.Resource.create(named))
     exporter = otlp.OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces")
     provider.add_span_processor(export.BatchSpanProcessor(exporter))  # type: ignore[attr-defined]
@@ -419,7 +424,7 @@ def _sending_to(endpoint: str) -> TracerProvider:
 
 
 def _model(event: Mapping[str, Any]) -> dict[str, Any]:
-    # The conventions know reported tokens only.
+    # The conventions cover only reported tokens.
     used = {} if event.get("estimated") else event
     return {
         "gen_ai.operation.name": "chat",

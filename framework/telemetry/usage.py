@@ -1,6 +1,6 @@
-"""What model calls used and what that cost: counts, prices, and who takes them up.
+"""Usage and cost of model calls: counts, prices, and totals.
 
-A price that nobody knows is unknown, never nothing: costs are ``None`` then.
+An unknown price never counts as zero: the cost is ``None``.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _TTL = {"5m": "cache_write_5min_per_million", "1h": "cache_write_1h_per_million"
 
 @dataclass(frozen=True, slots=True)
 class UsageSnapshot:
-    """What one call of a model used.
+    """Token usage of a model call.
 
     Attributes:
-        input_tokens: Tokens of the prompt that no cache held.
-        output_tokens: Tokens of the answer.
-        cache_write_tokens: Tokens of the prompt that were put into a cache.
-        cache_read_tokens: Tokens of the prompt that came out of a cache.
-        cache_ttl: How long they stay there: ``5m`` or ``1h``, where the provider tells them apart.
-        tool_calls: Calls of tools that the answer asked for.
+        input_tokens: Prompt tokens that were not cached.
+        output_tokens: Output tokens.
+        cache_write_tokens: Prompt tokens written to a cache.
+        cache_read_tokens: Prompt tokens read from a cache.
+        cache_ttl: Lifetime of cached tokens, ``5m`` or ``1h``, if the provider distinguishes them.
+        tool_calls: Number of tool calls that the answer requested.
 
     Raises:
-        ValidationError: A number is negative, or no whole number.
+        ValidationError: A number is negative or not an integer.
 
     >>> UsageSnapshot(input_tokens=90, output_tokens=10).total_tokens
     100
@@ -56,12 +56,12 @@ class UsageSnapshot:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the whole prompt."""
+        """Total number of prompt tokens."""
         return self.input_tokens + self.cache_write_tokens + self.cache_read_tokens
 
     @property
     def total_tokens(self) -> int:
-        """Tokens of prompt and answer."""
+        """Total number of prompt and output tokens."""
         return self.prompt_tokens + self.output_tokens
 
     def to_dict(self) -> dict[str, Any]:
@@ -70,22 +70,22 @@ class UsageSnapshot:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> UsageSnapshot:
-        """Read what :meth:`to_dict` wrote; unknown names are passed over."""
+        """Create a snapshot from the output of :meth:`to_dict`. Unknown keys are ignored."""
         known = {item.name for item in fields(cls)}
         return cls(**{name: value for name, value in data.items() if name in known})
 
     def to_json(self) -> str:
-        """Return what :meth:`from_json` reads."""
+        """Return JSON."""
         return json.dumps(self.to_dict())
 
     @classmethod
     def from_json(cls, s: str) -> UsageSnapshot:
-        """Read what :meth:`to_json` wrote."""
+        """Create a snapshot from the output of :meth:`to_json`."""
         return cls.from_dict(json.loads(s))
 
     @classmethod
     def of_message(cls, message: Any) -> UsageSnapshot | None:
-        """Read what a LangChain message says of its call; ``None`` when it says nothing.
+        """Return the usage that a LangChain message reports, or ``None``.
 
         >>> from langchain_core.messages import AIMessage
         >>> used = {"input_tokens": 9, "output_tokens": 1, "total_tokens": 10}
@@ -108,18 +108,18 @@ class UsageSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ModelPricing:
-    """What a model costs, in US dollars for a million tokens.
+    """Prices of a model in US dollars per million tokens.
 
     Attributes:
-        input_per_million: Tokens of the prompt.
-        output_per_million: Tokens of the answer.
-        cache_write_per_million: Tokens put into a cache.
-        cache_read_per_million: Tokens out of a cache.
-        cache_write_5min_per_million: Tokens put there for five minutes; 0 for the general price.
-        cache_write_1h_per_million: Tokens put there for an hour; 0 for the general price.
+        input_per_million: Prompt tokens.
+        output_per_million: Output tokens.
+        cache_write_per_million: Tokens written to a cache.
+        cache_read_per_million: Tokens read from a cache.
+        cache_write_5min_per_million: Tokens cached for five minutes; 0 for the general price.
+        cache_write_1h_per_million: Tokens cached for an hour; 0 for the general price.
 
     Raises:
-        ValidationError: A price is negative, or no number.
+        ValidationError: A price is negative or not a number.
 
     >>> ModelPricing(1.0, 4.0).cost(UsageSnapshot(input_tokens=1000, output_tokens=250))
     0.002
@@ -137,7 +137,7 @@ class ModelPricing:
             check_number(name, value)
 
     def cost(self, usage: UsageSnapshot) -> float:
-        """Return what a call costs, in US dollars."""
+        """Return the cost of a call in US dollars."""
         own = getattr(self, _TTL.get(usage.cache_ttl or "", ""), 0.0)
         return (
             usage.input_tokens * self.input_per_million
@@ -148,18 +148,18 @@ class ModelPricing:
 
 
 class PricingAlreadyRegisteredError(ValidationError):
-    """A model has a price already."""
+    """Error for a model that already has a price."""
 
 
 class PriceTable:
-    """Prices of models: one's own, and for all others those of ``genai-prices`` (extra ``costs``).
+    """Prices of models, with those of ``genai-prices`` (extra ``costs``) as a fallback.
 
-    A name is looked up without regard to case, then by the longest name that it begins with, up to
-    a mark such as a dash: ``gpt-5-mini`` stands for ``gpt-5-mini-2026-01-01``.
+    Names are matched without regard to case, first exactly, then by the longest registered prefix
+    that ends at a separator: ``gpt-5-mini`` matches ``gpt-5-mini-2026-01-01``.
 
     Args:
-        prices: Model to its price.
-        use_genai_prices: Whether ``genai-prices`` is asked for models that are not here.
+        prices: Prices by model name.
+        use_genai_prices: True to use ``genai-prices`` for other models.
 
     >>> table = PriceTable({"house-model": ModelPricing(1.0, 2.0)})
     >>> table.cost("House-Model-v2", UsageSnapshot(input_tokens=1_000_000))
@@ -178,7 +178,7 @@ class PriceTable:
     @staticmethod
     @cache
     def of_process() -> PriceTable:
-        """Return the one of this process, which those use that are given none."""
+        """Return the default table of this process."""
         return PriceTable()
 
     def register(
@@ -188,22 +188,25 @@ class PriceTable:
         *,
         on_conflict: Literal["overwrite", "error", "keep"] = "overwrite",
     ) -> None:
-        """Put in the price of a model; see :func:`register_pricing`."""
+        """Add the price of a model; see :func:`register_pricing`."""
         if not model.strip() or on_conflict not in ("overwrite", "error", "keep"):
-            told = f"The model {model!r} with on_conflict={on_conflict!r} cannot be priced."
-            raise ValidationError(told, fix="Give a name, and 'overwrite', 'error' or 'keep'.")
+            raise ValidationError(
+                f"Invalid model name {model!r} or on_conflict={on_conflict!r}.",
+                fix="Pass a model name, and 'overwrite', 'error', or 'keep'.",
+            )
         name = model.strip().lower()
         with self._lock:
             if name in self._prices and on_conflict != "overwrite":
                 if on_conflict == "error":
                     raise PricingAlreadyRegisteredError(
-                        f"The model {model!r} has a price.", fix="Give on_conflict='overwrite'."
+                        f"The model {model!r} already has a price.",
+                        fix="Pass on_conflict='overwrite'.",
                     )
                 return
             self._prices[name] = pricing
 
     def find(self, model: str) -> ModelPricing | None:
-        """Return one's own price of a model."""
+        """Return the registered price of a model, or ``None``."""
         name = model.strip().lower()
         with self._lock:
             if name in self._prices:
@@ -212,7 +215,7 @@ class PriceTable:
             return self._prices[max(begins, key=len)] if begins else None
 
     def cost(self, model: str, usage: UsageSnapshot) -> float | None:
-        """Return what a call costs, in US dollars; ``None`` when nobody knows its price."""
+        """Return the cost of a call in US dollars, or ``None`` if the price is unknown."""
         own = self.find(model)
         if own is not None:
             return own.cost(usage)
@@ -231,7 +234,7 @@ def _known_elsewhere(model: str, usage: UsageSnapshot) -> float | None:
         cache_read_tokens=usage.cache_read_tokens,
     )
     provider, _, name = model.partition(":")
-    # A colon is part of some names; before others it names the provider.
+    # A colon is part of some names; in others, it separates the provider.
     for ref, by in ((model, None), (name, provider)):
         with suppress(LookupError):
             if ref:
@@ -246,17 +249,17 @@ def register_pricing(
     on_conflict: Literal["overwrite", "error", "keep"] = "overwrite",
     table: PriceTable | None = None,
 ) -> None:
-    """Say what a model costs.
+    """Register the price of a model.
 
     Args:
-        model: Its name, or what its name begins with.
+        model: Name of the model, or a prefix of it.
         pricing: The price.
-        on_conflict: What happens when it has one: ``overwrite``, ``error`` or ``keep``.
-        table: Where; the table of this process, which everything uses that is given none of its
-            own. A graph or tracker with a table of its own never sees what is put in there.
+        on_conflict: Behavior if the model has a price: ``overwrite``, ``error``, or ``keep``.
+        table: Table to change; by default, the table of the process. Graphs and trackers with their
+            own table do not use the default one.
 
     Raises:
-        PricingAlreadyRegisteredError: It has a price, and ``on_conflict`` is ``error``.
+        PricingAlreadyRegisteredError: The model has a price, and ``on_conflict`` is ``error``.
 
     >>> register_pricing("house-model", ModelPricing(1.0, 2.0), table=PriceTable())
     """
@@ -264,30 +267,30 @@ def register_pricing(
 
 
 def load_pricing_from_file(path: str | Path, *, table: PriceTable | None = None) -> None:
-    """Say what the models of a JSON file cost: ``{"models": {name: prices}}``.
+    """Register the prices in a JSON file: ``{"models": {name: prices}}``.
 
     Args:
-        path: The file; prices have the names of :class:`ModelPricing`.
-        table: As for :func:`register_pricing`.
+        path: Path of the file. Prices have the field names of :class:`ModelPricing`.
+        table: Table to change, as for :func:`register_pricing`.
 
     Raises:
-        ValidationError: It holds something else; nothing of it is taken then.
+        ValidationError: The file has another format. No price was registered.
     """
     try:
         models = json.loads(Path(path).read_text("utf-8"))["models"]
         found = {model: ModelPricing(**prices) for model, prices in models.items()}
     except (LookupError, TypeError, AttributeError, ValueError) as exc:
-        cause = f"no {exc}" if isinstance(exc, KeyError) else getattr(exc, "message", exc)
+        cause = f"{exc} is missing" if isinstance(exc, KeyError) else getattr(exc, "message", exc)
         raise ValidationError(
-            f"The file {str(path)!r} cannot be read as prices of models: {cause}",
-            fix='Write {"models": {"name": {"input_per_million": 1, "output_per_million": 2}}}.',
+            f"The price file {str(path)!r} is invalid: {cause}",
+            fix='Use the format {"models": {"name": {"input_per_million": 1, "output_per_million": 2}}}.',
         ) from exc
     for model, pricing in found.items():
         register_pricing(model, pricing, table=table)
 
 
 def has_pricing(model: str, *, table: PriceTable | None = None) -> bool:
-    """Tell whether anybody knows what a model costs.
+    """Return whether the price of a model is known.
 
     >>> has_pricing("nobody-knows")
     False
@@ -296,7 +299,7 @@ def has_pricing(model: str, *, table: PriceTable | None = None) -> bool:
 
 
 def format_cost(cost: float | None) -> str:
-    """Write down an amount: four decimals below a cent, else two; ``unknown`` for ``None``.
+    """Format a cost: four decimals below a cent, otherwise two; ``unknown`` for ``None``.
 
     >>> format_cost(0.0042), format_cost(1.5), format_cost(None)
     ('$0.0042', '$1.50', 'unknown')
@@ -312,11 +315,11 @@ class _Limits(Protocol):
 
 @dataclass
 class UsageTracker:
-    """Adds up calls; may be used by several threads at once.
+    """Thread-safe total of the usage of several calls.
 
     Attributes:
-        turns: Model and usage of each call so far.
-        prices: Where prices come from.
+        turns: Model and usage of each call.
+        prices: Prices of models.
 
     >>> tracker = UsageTracker(prices=PriceTable({"m": ModelPricing(1.0, 1.0)}))
     >>> tracker.record_turn("m", UsageSnapshot(input_tokens=500_000))
@@ -342,44 +345,44 @@ class UsageTracker:
 
     @property
     def total_input_tokens(self) -> int:
-        """Tokens of all prompts."""
+        """Total number of prompt tokens."""
         return self._sum("prompt_tokens")
 
     @property
     def total_output_tokens(self) -> int:
-        """Tokens of all answers."""
+        """Total number of output tokens."""
         return self._sum("output_tokens")
 
     @property
     def total_tool_calls(self) -> int:
-        """Tool calls that were asked for."""
+        """Total number of requested tool calls."""
         return self._sum("tool_calls")
 
     def cost_for_turn(self, model: str, usage: UsageSnapshot) -> float | None:
-        """Return what a call costs; ``None`` when its price is unknown."""
+        """Return the cost of a call, or ``None`` if the price is unknown."""
         return self.prices.cost(model, usage)
 
     def total_cost(self) -> float | None:
-        """Return what all calls cost; ``None`` when the price of one is unknown."""
+        """Return the cost of all calls, or ``None`` if any price is unknown."""
         costs = [self.cost_for_turn(*turn) for turn in self._so_far()]
         return None if None in costs else math.fsum(c for c in costs if c is not None)
 
     def format_cost(self) -> str:
-        """Return what all calls cost as text."""
+        """Return the cost of all calls as text."""
         return format_cost(self.total_cost())
 
     def budget_remaining(self, budget_usd: float) -> float | None:
-        """Return what is left of an amount; ``None`` when the cost is unknown."""
+        """Return the remaining part of a budget, or ``None`` if the cost is unknown."""
         cost = self.total_cost()
         return None if cost is None else budget_usd - cost
 
     def is_over_budget(self, budget_usd: float) -> bool:
-        """Tell whether more than an amount was spent; an unknown cost may be any, so it is over."""
+        """Return whether the cost exceeds a budget. An unknown cost counts as exceeding it."""
         cost = self.total_cost()
         return cost is None or cost > budget_usd
 
     def per_model_summary(self) -> dict[str, float | None]:
-        """Return what each model cost; ``None`` where that is unknown."""
+        """Return the cost by model; ``None`` if unknown."""
         found: dict[str, float | None] = {}
         for model, usage in self._so_far():
             cost, before = self.cost_for_turn(model, usage), found.get(model, 0.0)
@@ -387,7 +390,7 @@ class UsageTracker:
         return found
 
     def summary(self) -> dict[str, Any]:
-        """Return the sums as plain data."""
+        """Return the totals as plain data."""
         return {
             "turns": len(self._so_far()),
             "total_input_tokens": self.total_input_tokens,
@@ -398,5 +401,5 @@ class UsageTracker:
         }
 
     def check_limits(self, limits: _Limits) -> None:
-        """Compare with a ``UsageLimits``, which raises what is past it."""
+        """Check the usage against a ``UsageLimits``, which raises if a limit is exceeded."""
         limits.check(self)

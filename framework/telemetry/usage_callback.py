@@ -1,9 +1,9 @@
-"""Every call of a chat model in a turn is seen here: counted, bounded, its tokens reported.
+"""LangChain callback that counts, limits, and reports the model calls of a turn.
 
-LangChain tells callbacks of a call before it is sent, and hands a run's callbacks on to what is
-called inside it. So one handler sees the framework's own calls, those of a capability with
-``self.chat_model()``, and those of an agent or a graph nested in one. It does not see a call that
-is given ``callbacks`` of its own, or one that goes past LangChain.
+LangChain notifies callbacks before each call, and passes a run's callbacks to nested runs. One
+handler therefore covers the framework's calls, calls through ``self.chat_model()``, and calls of
+nested agents and graphs. It does not cover calls with their own ``callbacks`` or calls that bypass
+LangChain.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ _OTHER = "capability"
 
 @dataclass(slots=True)
 class _Turn:
-    """A turn whose calls are counted, and the one that it runs in."""
+    """Turn whose calls are counted, and the turn that contains it."""
 
     budget: TurnBudget
     limit: int
     write: Callable[[Any], None] | None
     outer: _Turn | None
-    calls: dict[UUID, _Call] = field(default_factory=dict)  # of models and tools, under way
+    calls: dict[UUID, _Call] = field(default_factory=dict)  # calls of models and tools in progress
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call that is under way."""
+    """Call in progress."""
 
     name: str
     provider: str = ""
-    prompt: str | None = None  # its digest, where an audit is kept
+    prompt: str | None = None  # digest, if the run has an audit
     prompt_tokens: int = 0  # an estimate
     began: float = field(default_factory=time.perf_counter)
 
@@ -64,18 +64,18 @@ class _Call:
         return time.perf_counter() - self.began
 
 
-_lock = Lock()  # calls come from several threads; what it guards takes no time
+_lock = Lock()  # calls come from several threads; the guarded code does not block
 
 
 def count_model_calls(budget: TurnBudget, max_model_calls: int) -> AbstractContextManager[None]:
-    """Count the model calls of what runs inside, tasks and threads that it starts included.
+    """Context manager: count the model calls of the enclosed code, its tasks, and its threads.
 
-    A turn inside another's capability counts for both. Usage is reported on the stream of the
-    outermost, which is the one that people read.
+    Calls of a turn nested in another turn's capability count for both turns. Usage is reported on
+    the stream of the outermost turn, which is the one that users see.
 
     Args:
-        budget: Where the calls are counted.
-        max_model_calls: The most calls of the turn, those counted in ``budget`` included.
+        budget: Counters of the turn.
+        max_model_calls: Maximum number of calls in the turn, including those already counted.
 
     >>> budget = TurnBudget()
     >>> with count_model_calls(budget, max_model_calls=100):
@@ -87,13 +87,13 @@ def count_model_calls(budget: TurnBudget, max_model_calls: int) -> AbstractConte
 
 
 def current_turn_budget() -> TurnBudget | None:
-    """Return where the calls of the innermost running turn are counted; ``None`` outside of one."""
+    """Return the counters of the innermost running turn, or ``None`` outside a turn."""
     turn = _turn()
     return turn.budget if turn is not None else None
 
 
 def add_remote_model_calls(calls: int) -> None:
-    """Count calls that were made for the running turn in another process."""
+    """Count model calls that another process made for the current turn."""
     with _lock:
         turn = _turn()
         while turn is not None:
@@ -102,7 +102,7 @@ def add_remote_model_calls(calls: int) -> None:
 
 
 def role_tag(role: str) -> str:
-    """Return the tag by which a call says what it is for.
+    """Return the tag that marks the role of a model call.
 
     >>> role_tag("planning")
     'role:planning'
@@ -111,16 +111,16 @@ def role_tag(role: str) -> str:
 
 
 class UsageCallback(BaseCallbackHandler):
-    """Counts a turn's model calls, refuses those past the bound, reports what the others cost.
+    """Callback that counts model calls, refuses calls beyond the limit, and reports usage.
 
-    It holds nothing: the counters are those of :func:`counting`. Calls outside of any turn are
-    reported to the stream of the run, if there is one, and not bounded.
+    It is stateless; the counters are those of :func:`count_model_calls`. Calls outside a turn are
+    reported to the stream of the run, if any, and are not limited.
     """
 
-    # Not asynchronous: LangChain drops the errors of asynchronous handlers in synchronous calls.
+    # Synchronous, because LangChain drops errors of asynchronous handlers in synchronous calls.
     raise_error = True
     run_inline = True
-    # Every node and step is a chain to LangChain; it is quicker for not being told of them.
+    # LangChain treats every node and step as a chain; ignoring them is faster.
     ignore_chain = True
 
     def on_chat_model_start(
@@ -135,7 +135,7 @@ class UsageCallback(BaseCallbackHandler):
         """Count a call before it is sent.
 
         Raises:
-            LimitError: The turn has made as many calls as it may, or a budget does not hold it.
+            LimitError: The turn has reached its maximum number of calls, or a budget is exceeded.
         """
         known = metadata or {}
         name = known.get("ls_model_name") or (serialized or {}).get("name")
@@ -156,15 +156,15 @@ class UsageCallback(BaseCallbackHandler):
         metadata: dict[str, Any] | None = None,
         **more: Any,
     ) -> None:
-        """Count a call of a model without messages; see :meth:`on_chat_model_start`."""
+        """Count a call of a text-completion model; see :meth:`on_chat_model_start`."""
         self.on_chat_model_start(serialized, [prompts], run_id=run_id, metadata=metadata, **more)
 
     def on_llm_end(
         self, response: LLMResult, *, run_id: UUID, tags: list[str] | None = None, **_: Any
     ) -> None:
-        """Report the tokens of a call."""
+        """Report the usage of a call."""
         turn = _turn()
-        # Several handlers may be told of a call: the first to come reports it.
+        # Several handlers may be notified of a call; the first one reports it.
         if turn is not None and run_id not in turn.calls:
             return
         call = _done(run_id)
@@ -198,7 +198,7 @@ class UsageCallback(BaseCallbackHandler):
     def on_llm_error(
         self, error: BaseException, *, run_id: UUID, tags: list[str] | None = None, **_: Any
     ) -> None:
-        """Report a call that failed; it stays counted."""
+        """Report a failed call. It still counts."""
         settle_failed_call(run_id)
         if (call := _done(run_id)) is not None:
             kind = type(error).__name__
@@ -210,17 +210,17 @@ class UsageCallback(BaseCallbackHandler):
     def on_tool_start(
         self, serialized: dict[str, Any] | None, input_str: str, *, run_id: UUID, **_: Any
     ) -> None:
-        """Remember a call of a tool."""
+        """Register the start of a tool call."""
         if (turn := _turn()) is not None:
             turn.calls[run_id] = _Call(str((serialized or {}).get("name") or "tool"))
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **_: Any) -> None:
-        """Report a call of a tool."""
+        """Report a tool call."""
         if (call := _done(run_id)) is not None:
             _report(telemetry.ToolCalled(name=call.name, duration=call.seconds()))
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
-        """Report a call of a tool that failed; one that asks somebody did not."""
+        """Report a failed tool call. An interrupt is not a failure."""
         call = _done(run_id)
         if call is not None and not isinstance(error, GraphBubbleUp):
             told = {"duration": call.seconds(), "error": type(error).__name__}
@@ -244,8 +244,8 @@ def _count(run_id: UUID, call: _Call) -> None:
         while turn is not None:
             if turn.budget.model_calls >= turn.limit:
                 raise LimitError(
-                    f"The turn has made {turn.budget.model_calls} model calls, as many as it may.",
-                    fix="Raise limits.max_model_calls, or ask for less at once.",
+                    f"The turn has made {turn.budget.model_calls} model calls, which is its limit.",
+                    fix="Raise limits.max_model_calls, or split the request.",
                 )
             turn = turn.outer
         turn = innermost

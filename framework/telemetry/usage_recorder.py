@@ -1,7 +1,7 @@
-"""What calls used, kept in the database of the threads: by model, step, turn, thread, user and tenant.
+"""Usage records of model calls in the database of the threads.
 
-It is written by a thread of its own, many calls at once, and never slows or breaks a run. A call has
-one row, named by its run id, however often it is told of.
+Records are written by a separate thread in batches, and never slow or break a run. A call has one
+row, identified by its run ID, even if several callbacks report it.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _HISTORY_SECONDS = 30 * 86_400
 
 @dataclass(frozen=True, slots=True)
 class UsageTotal:
-    """What calls used together.
+    """Total usage of a group of calls.
 
     Attributes:
-        model: The model.
-        calls: How many.
-        input_tokens: Tokens of their prompts.
-        output_tokens: Tokens of their answers.
-        cached_tokens: Tokens of their prompts that came out of a cache.
-        cost_usd: US dollars; ``None`` when the price of one was unknown.
+        model: Name of the model, or of the group.
+        calls: Number of calls.
+        input_tokens: Prompt tokens.
+        output_tokens: Output tokens.
+        cached_tokens: Prompt tokens read from a cache.
+        cost_usd: Cost in US dollars; ``None`` if a price was unknown.
     """
 
     model: str
@@ -57,11 +57,11 @@ class UsageTotal:
 
 
 class UsageRecorder:
-    """Takes up calls and writes them down soon.
+    """Recorder that writes the usage of calls to a database in the background.
 
     Args:
-        prices: What models cost.
-        capacity: Calls that may wait to be written; what comes beyond is lost, which is logged.
+        prices: Prices of models.
+        capacity: Maximum number of queued calls. Further calls are dropped, which is logged.
     """
 
     def __init__(self, prices: PriceTable | None = None, *, capacity: int = 10_000) -> None:
@@ -76,24 +76,24 @@ class UsageRecorder:
         usage: UsageSnapshot,
         context: Mapping[str, Any],
     ) -> None:
-        """Take up a call.
+        """Queue the usage of a call.
 
         Args:
-            tables: Where it is kept.
-            call_id: Names it.
-            model: The model.
-            usage: What it used.
-            context: ``thread_id``, ``turn_id``, ``step_id``, ``capability``, ``role``, ``user_id`` and
-                ``tenant``, as far as there is one.
+            tables: Tables to write to.
+            call_id: ID of the call.
+            model: Name of the model.
+            usage: Usage of the call.
+            context: ``thread_id``, ``turn_id``, ``step_id``, ``capability``, ``role``, ``user_id``,
+                and ``tenant``, if known.
         """
         self._outlet.put({"rows": tables, "call": (call_id, model, usage), "about": dict(context)})
 
     def emit(self, event: Any) -> None:
-        """Write one call down; called on the book's own thread."""
+        """Write one call. Called on the recorder's thread."""
         self.emit_many([event])
 
     def emit_many(self, events: Sequence[dict[str, Any]]) -> None:
-        """Write calls down; called on the book's own thread."""
+        """Write several calls. Called on the recorder's thread."""
         by_place: dict[int, tuple[SqlExecutor, list[Any]]] = {}
         for event in events:
             if (rows := event.get("rows")) is not None:
@@ -115,11 +115,11 @@ class UsageRecorder:
         ]
 
     async def aflush(self) -> None:
-        """Wait, without holding the loop, until what was taken up so far is written."""
+        """Wait until all queued calls are written, without blocking the event loop."""
         await run_in_thread(self._outlet.drain)
 
     def flush(self) -> None:
-        """Wait until what was taken up so far is written."""
+        """Wait until all queued calls are written."""
         self._outlet.drain()
 
 
@@ -132,16 +132,15 @@ async def usage_totals(
     tenant: str | None = None,
     group_by: str = "model",
 ) -> list[UsageTotal]:
-    """Return what each model used.
+    """Return the total usage by model or another group.
 
     Args:
-        tables: Where it is kept.
-        thread_id: Only calls of this thread.
-        user_id: Only calls for this person.
-        turn_id: Only calls of this turn.
-        tenant: Only calls for people of this tenant; an empty one for people of none.
-        group_by: ``day``, ``user``, ``tenant``, ``thread``, ``turn`` or ``step`` for what each of them
-            used; it stands in the place of the model then.
+        tables: Tables of the database.
+        thread_id: Include only calls of this thread.
+        user_id: Include only calls for this user.
+        turn_id: Include only calls of this turn.
+        tenant: Include only calls for this tenant; empty for users without a tenant.
+        group_by: ``model``, ``day``, ``user``, ``tenant``, ``thread``, ``turn``, or ``step``.
     """
     name = _BY[group_by]
     chosen = {"thread_id": thread_id, "user_id": user_id, "turn_id": turn_id, "tenant": tenant}
@@ -164,7 +163,7 @@ def _told(by: str, value: Any) -> str:
 
 
 async def delete_usage(tables: SqlExecutor, *, older_than: timedelta) -> None:
-    """Drop what calls used longer ago than that."""
+    """Delete usage records older than a period."""
     await tables.run(
         "DELETE FROM capgraph_usage WHERE at < {now} - ?", (older_than.total_seconds(),)
     )
@@ -173,11 +172,11 @@ async def delete_usage(tables: SqlExecutor, *, older_than: timedelta) -> None:
 async def average_capability_usage(
     tables: SqlExecutor, capabilities: Sequence[str]
 ) -> dict[str, tuple[float, float, float | None]]:
-    """Return what one step of each capability used on average in the last thirty days.
+    """Return the average usage per step of capabilities in the last thirty days.
 
     Returns:
-        Name to requests, tokens and US dollars (``None`` when a price was unknown); without those
-        that called no model.
+        By capability: requests, tokens, and cost in US dollars (``None`` if a price was unknown).
+        Capabilities without model calls are omitted.
     """
     _, found = await tables.run(
         "SELECT capability, count(DISTINCT thread_id || '/' || turn_id || '/' || step_id) AS steps,"

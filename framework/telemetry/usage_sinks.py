@@ -1,4 +1,4 @@
-"""Who takes up what calls used: nobody, a bounded list, or a SQLite file."""
+"""Sinks for the usage of model calls: none, in memory, or in a SQLite file."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ _COLUMNS = ("model", "input_tokens", "output_tokens", "tool_calls", "cost_usd")
 
 @runtime_checkable
 class UsageSink(Protocol):
-    """Takes up what calls used."""
+    """Protocol of a sink for the usage of model calls."""
 
     def record(self, model: str, usage: UsageSnapshot, cost_usd: float | None) -> None:
-        """Take up one call; the cost is ``None`` where it is unknown."""
+        """Record a call. The cost is ``None`` if unknown."""
 
 
 class NoopUsageSink:
-    """Takes up nothing."""
+    """Sink that discards usage."""
 
     def record(self, model: str, usage: UsageSnapshot, cost_usd: float | None) -> None:
-        """Do nothing."""
+        """Discard a call."""
 
 
 class RingBufferUsageSink(RingBufferSink):
-    """Keeps the last calls in memory; ``records`` has them, the oldest first.
+    """Sink that keeps the latest calls in memory.
 
     Args:
-        capacity: How many.
+        capacity: Maximum number of calls.
 
     >>> sink = RingBufferUsageSink(capacity=1)
     >>> sink.record("a", UsageSnapshot(), 0.0); sink.record("b", UsageSnapshot(), None)
@@ -44,16 +44,16 @@ class RingBufferUsageSink(RingBufferSink):
 
     @property
     def records(self) -> list[Any]:
-        """The calls, the oldest first."""
+        """Calls in the buffer, oldest first."""
         return self.events
 
     def record(self, model: str, usage: UsageSnapshot, cost_usd: float | None) -> None:
-        """Keep one call; the oldest goes where there is no room."""
+        """Append a call. The oldest call is dropped if the buffer is full."""
         self.emit((model, usage, cost_usd))
 
 
 class FanoutUsageSink(FanoutSink):
-    """Hands each call to several sinks; all are tried, then the first error is raised.
+    """Sink that forwards each call to several sinks, then raises the first error.
 
     Args:
         sinks: The sinks.
@@ -63,25 +63,25 @@ class FanoutUsageSink(FanoutSink):
         super().__init__(sinks)  # type: ignore[arg-type]  # each is asked for what it has
 
     def record(self, model: str, usage: UsageSnapshot, cost_usd: float | None) -> None:
-        """Hand one call on."""
+        """Forward a call."""
         self._all("record", model, usage, cost_usd)
 
 
 class SqliteUsageSink(FileSink):
-    """Keeps calls in a SQLite file, written by a thread of its own so that no event loop waits.
+    """Sink that stores calls in a SQLite file from a separate thread.
 
     Args:
-        path: The file; several processes may share it.
-        capacity: Calls that may wait to be written; what comes beyond is counted as lost.
+        path: Path of the file. Several processes may share it.
+        capacity: Maximum number of queued calls. Further calls are counted as lost.
     """
 
     def record(self, model: str, usage: UsageSnapshot, cost_usd: float | None) -> None:
-        """Take up one call; it is written soon."""
+        """Queue a call to be written."""
         spent = (usage.prompt_tokens, usage.output_tokens, usage.tool_calls, cost_usd)
         self.emit(dict(zip(_COLUMNS, (model, *spent), strict=True)))
 
     def totals(self) -> dict[str, dict[str, Any]]:
-        """Return the sums of each model; ``cost_usd`` is ``None`` where a price was unknown."""
+        """Return the totals by model. ``cost_usd`` is ``None`` if a price was unknown."""
         self._flush_now()
         with closing(self._open()) as conn:
             rows = conn.execute(
@@ -97,10 +97,10 @@ class SqliteUsageSink(FileSink):
         try:
             with closing(self._open()) as conn, conn:
                 conn.executemany("INSERT INTO usage VALUES (?, ?, ?, ?, ?)", rows)
-        except sqlite3.Error as exc:  # whoever records a call does not wait for it
+        except sqlite3.Error as exc:  # the caller does not wait for the write
             self.lost += len(rows)
             get_logger("framework", "usage").warning(
-                "%d calls were not written: %s", len(rows), exc
+                "The usage of %d calls was not written: %s", len(rows), exc
             )
 
     def _open(self) -> sqlite3.Connection:

@@ -77,7 +77,7 @@ async def test_retry_tries_again_and_is_bounded(desk: Any, ran: list[int]) -> No
     ran.clear()
     out = await desk(gate("retry"), [1]).ask()
     assert (status(out), len(ran)) == ("failed", 3)
-    assert "asks for standard and observed minimal" in last_words(out)
+    assert "requires standard" in last_words(out)
     assert "GAUGE" not in out["capability_context_data"]
 
 
@@ -107,7 +107,7 @@ async def test_ask_shows_the_result_and_agreeing_makes_no_other(desk: Any, ran: 
         "result",
         {"GAUGE": {"value": 1, "origin": ""}},
     )
-    assert "observed Minimal" in shown(out)
+    assert "is Minimal" in shown(out)
     assert "GAUGE" not in (out.get("capability_context_data") or {})
     out = await answer(it, "approve")
     assert (status(out), ran) == ("completed", [1]), (
@@ -163,7 +163,7 @@ async def test_what_stands_in_for_a_result_passes_the_gate_too(desk: Any, ran: l
     broken = [CapabilityError("broken")]
     out = await desk(gate("fail"), broken, {"behaviors": [Fallback()]}).ask()
     assert status(out) == "failed"
-    assert "observed minimal" in last_words(out)
+    assert "is minimal" in last_words(out)
 
 
 async def test_a_gate_without_a_check_is_refused_where_results_pass(ran: list[int]) -> None:
@@ -187,7 +187,7 @@ async def test_a_plan_below_its_gate_is_written_again(
     it = desk(None, [3], {"policies": [gate(below, short)]})
     out = await it.ask()
     assert (status(out), ran) == ("completed", [2])
-    assert "observed Minimal" in str(it.planner.calls[1].failure)
+    assert "is Minimal" in str(it.planner.calls[1].failure)
 
 
 async def test_a_plan_below_its_gate_fails_or_is_asked_about(desk: Any, ran: list[int]) -> None:

@@ -469,7 +469,7 @@ async def test_foreign_callers_wake_nothing(tools: list[Any], ran: list[Any]) ->
 async def test_what_comes_with_an_event_is_untrusted(tools: list[Any], ran: list[Any]) -> None:
     it = Agent(tools, policies=InformationFlow(on_violation="deny"))
     out = await it.begin(step("p", "pay", wait_for="paid", parameters=VALUE))
-    assert "labelled 'untrusted', from the event 'paid'" in out["execution_outcome"]["reason"]
+    assert "the label 'untrusted', from the event 'paid'" in out["execution_outcome"]["reason"]
     out = await it.begin(step("p", "pay", wait_for="paid"))  # takes nothing of it
     assert out["execution_outcome"]["status"] == "waiting"
 

@@ -178,7 +178,7 @@ def test_a_thread_that_is_being_run_is_not_run_twice(home):
     home.wait_for("paint began", process)
     code, out, err = home.run("ask", "Look at the sky", "--thread", "t1", "--abandon")
     assert code in {1, 2}
-    assert "is being run already" in out + err
+    assert "is already running" in out + err
     home.gate.touch()
     assert home.end(process)[0] == 0
     assert home.log == ["look", "paint began", "paint ended 10"]

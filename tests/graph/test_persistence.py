@@ -115,7 +115,7 @@ async def saver(url: str) -> AsyncIterator[Any]:
 
 @pytest.mark.parametrize("bad", ["threads.db", "mysql://x", "sqlite:x", "", "sqlite:///"])
 async def test_a_url_that_names_no_database_is_refused(bad: str) -> None:
-    with pytest.raises(ConfigurationError, match="names no database"):
+    with pytest.raises(ConfigurationError, match="Invalid database URL"):
         async with open_saver(bad):
             pass
 
@@ -197,7 +197,7 @@ async def test_a_second_run_of_a_thread_is_told(
         first = asyncio.create_task(made.ask())
         while not log:
             await asyncio.sleep(0.005)
-        with pytest.raises(PersistenceError, match="is being run already"):
+        with pytest.raises(PersistenceError, match="is already running"):
             await made.ask("Something else")
         gate.set()
         assert (await first)["execution_outcome"]["status"] == "completed"

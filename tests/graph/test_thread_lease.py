@@ -80,7 +80,7 @@ async def test_a_graph_for_each_request_is_told(
         first, second = (agent(doing("wait", gate), plans=plan, checkpointer=p) for p in places)
         run = asyncio.create_task(first.ask())
         await gate.reached.wait()
-        with pytest.raises(ThreadBusyError, match="is being run already, by process"):
+        with pytest.raises(ThreadBusyError, match="is already running in process"):
             await second.ask("Something else")
         with pytest.raises(ThreadBusyError):
             await second.graph.aupdate_state(second.config(), {"task_current_task": "x"})

@@ -365,7 +365,7 @@ async def test_a_second_run_of_a_thread_is_told_and_changes_nothing(agent: Any, 
     one, two = await asyncio.gather(bench.ask("One"), bench.ask("Two"), return_exceptions=True)
     told, finished = (one, two) if isinstance(one, BaseException) else (two, one)
     assert isinstance(told, PersistenceError), told
-    assert "'1' is being run already" in str(told)
+    assert "'1' is already running" in str(told)
     assert "Fix:" in str(told)
     assert slow.faults.calls == 1
     state = (await bench.graph.aget_state(bench.config())).values

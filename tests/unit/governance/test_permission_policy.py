@@ -46,11 +46,11 @@ def test_modes_are_ordered_and_known_by_name() -> None:
 
 def test_the_deny_list_comes_first_then_the_mode_then_the_allow_list() -> None:
     asked = policy(READ, ["pay"], ["pay"], {"pay": FULL})
-    assert "denied" in str(asked.authorize("clerk", "pay").reason)
+    assert "denied_tools" in str(asked.authorize("clerk", "pay").reason)
     asked = policy(READ, ["look"], [], {"pay": FULL})
     assert "requires FULL_ACCESS" in str(asked.authorize("clerk", "pay").reason)
     asked = policy(FULL, ["look"], [], {"pay": FULL})
-    assert "not among" in str(asked.authorize("clerk", "pay").reason)
+    assert "allowed_tools" in str(asked.authorize("clerk", "pay").reason)
     found = policy(FULL, ["pay"], [], {"pay": WRITE}).authorize("clerk", "pay")
     assert found == PermissionOutcome(True, None, "FULL_ACCESS", "WORKSPACE_WRITE")
 
@@ -111,9 +111,9 @@ def test_nobody_changes_a_policy_by_changing_what_it_was_made_of() -> None:
 
 
 def test_what_makes_no_sense_is_refused() -> None:
-    with pytest.raises(ValueError, match="twice"):
+    with pytest.raises(ValueError, match="two entries"):
         PermissionPolicy([RolePermissionConfig("a", READ), RolePermissionConfig("a", FULL)])
-    with pytest.raises(ValueError, match="under"):
+    with pytest.raises(ValueError, match="key 'b'"):
         PermissionPolicy({"b": RolePermissionConfig("a", READ)})
     with pytest.raises(TypeError, match="RolePermissionConfig"):
         PermissionPolicy({"a": READ})  # type: ignore[dict-item]
@@ -143,7 +143,7 @@ def test_the_error_says_what_was_decided_also_in_another_process() -> None:
     assert isinstance(error, PolicyError)
     assert isinstance(error, CapgraphError)
     assert (error.outcome, error.severity) == (outcome, ErrorSeverity.CRITICAL)
-    assert "'drop' is denied to the role 'clerk'" in str(error)
+    assert str(outcome.reason) in str(error)
     assert "Fix:" in str(error)
     assert outcome.to_dict()["allowed"] is False
 
@@ -212,9 +212,9 @@ def test_a_cedar_policy_that_fails_denies() -> None:
     found = cedar.authorize("clerk", "look")
     assert not found.allowed
     assert "failed" in str(found.reason)
-    with pytest.raises(ConfigurationError, match="cannot be read"):
+    with pytest.raises(ConfigurationError, match="Cedar"):
         CedarPermissions("permit (")
-    with pytest.raises(ConfigurationError, match="do not fit"):
+    with pytest.raises(ConfigurationError, match="schema"):
         CedarPermissions(CEDAR, schema="entity Nobody;")
 
 

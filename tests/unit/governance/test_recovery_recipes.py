@@ -54,7 +54,7 @@ def test_nothing_to_run_is_not_recovered() -> None:
         assert found.outcome == "escalation_required"
         assert (found.steps_taken, found.recovered_steps) == (0, [])
         assert found.remaining_steps == [step.value for step in recipe_for(scenario).steps]
-        assert "nothing is there to run" in found.reason
+        assert "no action" in found.reason
 
 
 def test_what_ran_is_what_is_told() -> None:
@@ -103,7 +103,7 @@ def test_a_success_sets_the_count_back_and_failures_are_bounded() -> None:
     good[0] = True
     over = attempt_recovery("llm_timeout", ctx)
     assert (over.outcome, over.steps_taken) == ("escalation_required", 0)
-    assert "used up" in over.reason
+    assert "exhausted" in over.reason
     kinds = [event.event_type for event in ctx.events]
     assert kinds == ["failed", *["succeeded"] * 5, "failed", "failed", "escalated"]
     assert ctx.attempt_count("llm_error") == 0, "each kind is counted by itself"

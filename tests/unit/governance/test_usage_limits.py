@@ -36,7 +36,7 @@ def _tracker(**used: int) -> UsageTracker:
 )
 def test_more_than_a_limit_is_past_it(limit: str, used: dict[str, int]) -> None:
     limits = UsageLimits(**{limit: 10})  # type: ignore[arg-type]
-    with pytest.raises(UsageLimitExceededError, match=f"11, and {limit} is 10") as told:
+    with pytest.raises(UsageLimitExceededError, match=f"11, but {limit} is 10") as told:
         _tracker(**used).check_limits(limits)
     assert told.value.limit_name == limit
     UsageLimits(**{limit: 11}).check(_tracker(**used))  # type: ignore[arg-type]
@@ -46,7 +46,7 @@ def test_a_cost_that_nobody_knows_is_past_every_limit() -> None:
     tracker = _tracker()
     UsageLimits(cost_usd_max=1.0).check(tracker)
     tracker.record_turn("nobody-knows", UsageSnapshot(input_tokens=1))
-    with pytest.raises(UsageLimitExceededError, match="nobody knows"):
+    with pytest.raises(UsageLimitExceededError, match="cost_usd_max"):
         UsageLimits(cost_usd_max=1000.0).check(tracker)
     UsageLimits(total_tokens_max=100).check(tracker)
 
@@ -67,7 +67,7 @@ def test_a_session_ends_when_a_limit_is_passed(limit: Any, note: str) -> None:
     getattr(plane.state, note)()
     with pytest.raises(GovernanceBreachError) as told:
         plane.enforce()
-    assert (told.value.limit_name, told.value.observed, told.value.ceiling) == (limit.called, 3, 2)
+    assert (told.value.limit_name, told.value.observed, told.value.ceiling) == (limit.default_name, 3, 2)
     assert not plane.for_session().enforce()[0].breached  # the next session begins anew
 
 

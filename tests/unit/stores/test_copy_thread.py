@@ -112,7 +112,7 @@ async def test_a_saver_that_cannot_copy_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("target", ["", "  ", "a\0b", "a\nb", None, 3])
 async def test_a_copy_without_a_usable_name_is_refused(saver: Any, target: Any) -> None:
-    with pytest.raises(PersistenceError, match="thread id"):
+    with pytest.raises(PersistenceError, match="copy"):
         await saver.acopy_thread("1", target)
     with pytest.raises((PersistenceError, ConfigurationError)):
         await fork_thread(saver, "1", target)

@@ -66,7 +66,7 @@ async def test_a_record_is_encrypted_with_the_key_of_its_saver(path: Path) -> No
 
 async def test_what_cannot_be_saved_is_refused(path: Path) -> None:
     async with open_saver(f"sqlite:///{path}") as saver:
-        with pytest.raises(PersistenceError, match="cannot be saved"):
+        with pytest.raises(PersistenceError, match="cannot be serialized"):
             await write_record(saver, "1", "a", {"what": object()})
 
 

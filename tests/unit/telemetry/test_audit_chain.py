@@ -150,7 +150,7 @@ def test_what_a_lost_machine_left_half_written_is_taken_off(tmp_path: Path) -> N
     assert log.verify().records == 4
     # A record that was acknowledged is not taken off in silence.
     log.path.write_bytes(log.path.read_bytes()[:-1])
-    with pytest.raises(PersistenceError, match="is gone"):
+    with pytest.raises(PersistenceError, match="is missing"):
         log.append("effect", {"number": 4})
     assert not log.verify()
 
@@ -168,7 +168,7 @@ def test_the_old_can_go_and_the_rest_holds(tmp_path: Path, monkeypatch: pytest.M
     first = log.records()[0]["hash"]
     log.append("effect", {"day": "today"})
     assert log.prune() == 6
-    assert "Records 1 to 6 are too old" in log.verify(anchor=first).problem
+    assert "Records 1 to 6 were sealed" in log.verify(anchor=first).problem
     assert log.prune() == 0
     kept = log.records()
     assert [record["data"].get("day") for record in kept] == ["today", None]

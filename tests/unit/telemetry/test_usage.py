@@ -85,7 +85,7 @@ def test_a_price_of_the_process_is_used_where_no_table_is_given(
     assert tracker.total_cost() == pytest.approx(0.002)
     register_pricing("house-y", ModelPricing(5, 5), on_conflict="keep")
     assert tracker.total_cost() == pytest.approx(0.002)
-    with pytest.raises(ValueError, match="has a price"):
+    with pytest.raises(ValueError, match="already has a price"):
         register_pricing("house-y", ModelPricing(5, 5), on_conflict="error")
 
 
@@ -120,7 +120,7 @@ def test_prices_are_read_from_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        ("{}", "no 'models'"),
+        ("{}", "'models'"),
         ("[1]", "list indices"),
         ("prices", "Expecting value"),
         ('{"models": {"m": {"input": 2}}}', "'input'"),
@@ -130,7 +130,7 @@ def test_prices_are_read_from_a_file(tmp_path: Path) -> None:
 def test_a_file_of_something_else_holds_no_prices(tmp_path: Path, text: str, cause: str) -> None:
     file = tmp_path / "prices.json"
     file.write_text(text)
-    with pytest.raises(ValidationError, match=f"prices.json.*{cause}.*Fix: Write"):
+    with pytest.raises(ValidationError, match=f"prices.json.*{cause}.*Fix:"):
         load_pricing_from_file(file)
 
 
